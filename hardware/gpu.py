@@ -1,0 +1,48 @@
+"""What one GPU is: the datasheet facts that time and power laws start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Confidence = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One GPU as sold, in SI units (Hz, bytes, W; FLOP/s at ``reference_clock_hz``).
+
+    Peak rates are dense (no structured sparsity). ``tensor_flops_per_s`` is keyed by dtype
+    (``bf16``, ``fp16``, ``fp8_e4m3``, ``int8``, ...) and holds at ``reference_clock_hz``; the rate at
+    another clock scales with the clock. Link figures are per direction.
+
+    >>> from hardware.catalog import load_gpu
+    >>> gpu = load_gpu("h100-sxm-80gb")
+    >>> gpu.sms, round(gpu.max_clock_hz / 1e6)
+    (132, 1980)
+    """
+
+    id: str
+    name: str
+    architecture: str
+    sms: int
+    reference_clock_hz: float
+    max_clock_hz: float
+    min_clock_hz: float
+    clock_step_hz: float
+    tensor_flops_per_s: Mapping[str, float]
+    memory_bytes: float
+    hbm_bytes_per_s: float
+    l2_bytes: float
+    link: str
+    link_bytes_per_s: float
+    pcie_bytes_per_s: float
+    tdp_w: float
+    idle_w: float
+    sources: Mapping[str, str]
+    confidence: Mapping[str, Confidence]
+
+    def tensor_flops_per_cycle_per_sm(self, dtype: str) -> float:
+        """Dense multiply-add FLOPs one SM retires per clock cycle for ``dtype``."""
+        return self.tensor_flops_per_s[dtype] / (self.reference_clock_hz * self.sms)

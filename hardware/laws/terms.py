@@ -1,0 +1,91 @@
+"""One kernel's cost at any operating point: the single formula that every family fills in.
+
+A family law (``gemm``, ``attention``, ...) turns sizes into :class:`KernelTerms`; :func:`time_s` and
+:func:`dynamic_power_w` evaluate them at the SMs held, the SM clock and the progress rate that the engine
+grants. Nothing else in the product computes a kernel's time or power.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Shrink = Literal["persistent", "waves", "fluid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTerms:
+    """What time and energy of one kernel depend on, apart from SMs, clock and granted bandwidth.
+
+    Time:   ``scale * (floor_s + ((waves * cycles_per_block / clock)**p + transfer**p)**(1/p))`` with
+    ``transfer`` the slowest of HBM, L2 and link transfer. Only the compute and L2 parts follow the clock.
+    Energy: ``core_energy_j`` is at the reference voltage and scales with V(f)^2; HBM and link do not.
+    ``sm_power_w`` is drawn by active SMs at the maximum clock when the whole GPU is held.
+    """
+
+    floor_s: float
+    blocks: int
+    cycles_per_block: float
+    quantised: bool = True
+    sms_per_block: float = 1.0
+    hbm_bytes: float = 0.0
+    hbm_bytes_per_s: float = math.inf
+    hbm_bytes_per_s_per_sm: float = math.inf
+    l2_bytes: float = 0.0
+    l2_bytes_per_cycle: float = math.inf
+    link_bytes: float = 0.0
+    link_bytes_per_s: float = math.inf
+    sharpness: float = math.inf
+    scale: float = 1.0
+    core_energy_j: float = 0.0
+    hbm_energy_j: float = 0.0
+    link_energy_j: float = 0.0
+    sm_power_w: float = 0.0
+    waiting_power_w: float = 0.0
+    hbm_weight_per_sm: float = 1.0
+    shrink: Shrink = "persistent"
+    extrapolated: bool = False
+
+
+def waves(terms: KernelTerms, sms: float) -> float:
+    """Rounds of blocks that ``sms`` SMs need: whole rounds when quantised, else the average."""
+    slots = min(sms / terms.sms_per_block, terms.blocks)
+    return math.ceil(terms.blocks / slots - 1e-9) if terms.quantised else max(1.0, terms.blocks / slots)
+
+
+def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
+    """Seconds the kernel takes alone on ``sms`` SMs at ``sm_clock_hz`` with memory and links to itself."""
+    compute_s = waves(terms, sms) * terms.cycles_per_block / sm_clock_hz
+    active_sms = min(sms, terms.blocks * terms.sms_per_block)
+    hbm_rate = min(terms.hbm_bytes_per_s, active_sms * terms.hbm_bytes_per_s_per_sm)
+    transfer_s = max(
+        terms.hbm_bytes / hbm_rate,
+        terms.l2_bytes / (terms.l2_bytes_per_cycle * sm_clock_hz),
+        terms.link_bytes / terms.link_bytes_per_s,
+    )
+    longer, shorter = max(compute_s, transfer_s), min(compute_s, transfer_s)
+    if longer == 0.0 or math.isinf(terms.sharpness):
+        body_s = longer
+    else:  # p-norm written so that it cannot overflow
+        body_s = longer * float((1.0 + (shorter / longer) ** terms.sharpness) ** (1.0 / terms.sharpness))
+    return terms.scale * (terms.floor_s + body_s)
+
+
+def dynamic_power_w(
+    terms: KernelTerms,
+    *,
+    sms: float,
+    gpu_sms: int,
+    progress_per_s: float,
+    voltage_scale: float,
+    clock_fraction: float,
+) -> float:
+    """Watts the kernel adds to the idle GPU while it completes ``progress_per_s`` of itself a second.
+
+    ``voltage_scale`` is (V(f)/V0)^2, ``clock_fraction`` f/f0. At the rate ``1 / time_s`` the energy of the
+    whole kernel above idle is this power times that time.
+    """
+    per_completion_j = terms.core_energy_j * voltage_scale + terms.hbm_energy_j + terms.link_energy_j
+    active = terms.sm_power_w * (sms / gpu_sms) * voltage_scale * clock_fraction
+    return progress_per_s * per_completion_j + active

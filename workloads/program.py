@@ -1,0 +1,59 @@
+"""What every rank runs, kernel by kernel, before any machine is known.
+
+A :class:`Program` keeps structure (phases, repeated segments, ranks that share one program), so that later
+stages can tile, fold and replay without finding the structure again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.work import Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel of one rank: what a stream executes.
+
+    ``after`` lists indices of earlier kernels of the same segment (on other streams) that must end first;
+    order within a stream is implied. ``flops`` and ``bytes`` are the einsum's own figures, for conservation.
+    """
+
+    name: str
+    work: Work
+    flops: float
+    bytes_moved: float
+    stream: int = 0
+    priority: int = 0
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Kernels that repeat as a unit (a layer, the head); streams join at the end of each repetition."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One pass through the model: a prefill, or one decode step."""
+
+    name: str
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgram:
+    """All phases of one rank, in order."""
+
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program per rank; ranks that do the same work share one object (identity, not equality)."""
+
+    ranks: tuple[RankProgram, ...]

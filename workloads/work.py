@@ -1,0 +1,122 @@
+"""What a kernel does, as sizes only: the vocabulary that meets hardware laws in ``sim.cost``.
+
+Each class is one kernel family. Nothing here knows a GPU; nothing in ``hardware`` knows these classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class DType(StrEnum):
+    """Element types by the names that records and scenarios use."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8_e4m3"
+    FP32 = "fp32"
+    INT8 = "int8"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one element."""
+        return {"bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp32": 4, "int8": 1}[self.value]
+
+
+class Elementwise(StrEnum):
+    """Memory-bound kernels, named as in the measurement records."""
+
+    COPY = "copy"
+    ADD_RMSNORM = "add_rmsnorm"
+    SILU_MUL = "silu_mul"
+    GELU = "gelu"
+    ROPE = "rope"
+    CAST_FP8 = "cast_fp8"
+    GATHER = "gather"
+    INDEX_ADD = "index_add"
+    TOPK_SUM = "topk_sum"
+
+
+class CollectiveOp(StrEnum):
+    """Collectives, named as in the measurement records."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    SEND_RECV = "sendrecv_ring"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmWork:
+    """``m x k`` by ``k x n`` (weights stored n x k), ``count`` independent products in one kernel."""
+
+    m: int
+    n: int
+    k: int
+    dtype: DType = DType.BF16
+    out_dtype: DType = DType.BF16
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWork:
+    """Flash attention: ``q_len`` new tokens per sequence over ``kv_len`` keys (decode: ``q_len`` 1)."""
+
+    batch: int
+    q_len: int
+    kv_len: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    dtype: DType = DType.BF16
+    kv_dtype: DType = DType.BF16
+
+    @property
+    def decode(self) -> bool:
+        """True for the one-query kernel that streams the KV cache."""
+        return self.q_len == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementwiseWork:
+    """A memory-bound kernel over ``rows`` x ``width`` elements that moves ``bytes_moved`` in all."""
+
+    op: Elementwise
+    rows: int
+    width: int
+    bytes_moved: int
+    dtype: DType = DType.BF16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedGemmWork:
+    """Per-expert GEMMs in one kernel: ``rows`` token rows over ``distinct`` of ``experts`` experts hit."""
+
+    experts: int
+    rows: int
+    distinct: int
+    tiles128: int
+    n: int
+    k: int
+    dtype: DType = DType.BF16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveWork:
+    """One collective over ``ranks``; ``buffer_bytes`` is the full buffer as in the measurement records.
+
+    All-gather counts its output, reduce-scatter its input, all-to-all the buffer of one rank, send/recv
+    the bytes one rank sends. ``ctas`` None leaves the number of blocks to the library.
+    """
+
+    op: CollectiveOp
+    ranks: tuple[int, ...]
+    buffer_bytes: int
+    ctas: int | None = None
+
+
+Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | CollectiveWork
