@@ -1,0 +1,414 @@
+"""The state of a run and its rules, without a driver: SM grants, rates, energy, collectives, deadlock.
+
+A driver (SimPy in :mod:`sim.engine.driver`, a plain heap in the tests) calls :meth:`Core.submit` when a
+kernel's turn has come, :meth:`Core.settle` once at the end of every instant in which something changed, and
+:meth:`Core.due` when an armed moment arrives. The core answers through three callbacks. Time is an integer
+number of picoseconds; work left is a fraction of the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from sim.engine.fluid import FluidModel, GpuState
+from sim.engine.graph import KernelGraph
+from sim.engine.record import Recorder
+from sim.errors import DeadlockError, LivelockError
+
+# More settles than this in one instant means that time stands still.
+SETTLES_PER_INSTANT = 64
+
+
+class Driver(Protocol):
+    """What the core asks of whoever keeps the clock."""
+
+    def arm(self, flows: list[Flow], due_ps: int) -> None:
+        """Call ``core.due(flows, now)`` at ``due_ps``; earlier arms of these flows are void."""
+
+    def finished(self, op: int) -> None:
+        """The kernel is done: its queue may go on, its successors lose one predecessor."""
+
+    def want_settle(self) -> None:
+        """Call ``core.settle(now)`` at the end of this instant."""
+
+
+class Flow:
+    """A running kernel: one progress shared by every rank that takes part."""
+
+    __slots__ = ("collective", "due_ps", "entries", "left", "missing", "rate", "release_due_ps", "updated_ps")
+
+    def __init__(self, collective: int, missing: int) -> None:
+        self.collective = collective
+        self.entries: list[Entry] = []
+        self.left = 1.0
+        self.rate = 0.0
+        self.updated_ps = 0
+        self.due_ps = -1
+        self.release_due_ps = -1
+        self.missing = missing
+
+
+class Entry:
+    """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
+
+    __slots__ = (
+        "class_id", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "sms", "start_ps", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
+        self.op = op
+        self.class_id = class_id
+        self.gpu = gpu
+        self.flow = flow
+        self.wanted = wanted
+        self.sms = 0.0  # SMs that set the pace
+        self.held = 0.0  # SMs out of the pool (fewer once the tail has let some go)
+        self.energy_j = 0.0
+        self.power_w = 0.0
+        self.start_ps = now_ps
+        self.key = (0, now_ps, op)
+
+
+class Gpu:
+    """One GPU's run state."""
+
+    __slots__ = ("clock_cap_hz", "free", "index", "integrated_ps", "limit_w", "model", "running", "state", "waiting")
+
+    def __init__(self, index: int, model: FluidModel, limit_w: float, pool_sms: float) -> None:
+        self.index = index
+        self.model = model
+        self.free = pool_sms
+        self.limit_w = limit_w
+        self.clock_cap_hz = model.gpu.max_clock_hz
+        self.running: list[Entry] = []
+        self.waiting: list[Entry] = []
+        self.state: GpuState | None = None
+        self.integrated_ps = 0
+
+
+class Core:
+    """Rules of one run over ``graph``; see the module docstring for the protocol."""
+
+    def __init__(
+        self, graph: KernelGraph, models: list[FluidModel], limits_w: list[float], pool_sms: list[float] | None = None
+    ) -> None:
+        sms = pool_sms or [float(model.gpu.sms) for model in models]
+        self.graph = graph
+        self.gpus = [Gpu(i, models[i], limits_w[i], sms[i]) for i in range(graph.gpus)]
+        self.recorder = Recorder(idle_energy_j=[0.0] * graph.gpus, states=models[0].states)
+        self.left = graph.kernels
+        self.inflight = 0  # armed flows: what can still move without outside help
+        self.scheduled = 0  # launches a driver will still deliver by itself (host issue times)
+        self.driver: Driver | None = None
+        self._dirty: set[int] = set()
+        self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
+        self._wanted = [
+            min(c.terms.blocks * c.terms.sms_per_block, float(models[0].gpu.sms)) for c in graph.classes
+        ]
+        self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
+        self._settled_ps = -1
+        self._settles = 0
+
+    def start(self, driver: Driver) -> None:
+        """Attach the driver and put every GPU on its idle power."""
+        self.driver = driver
+        self._finished = driver.finished
+        for index in range(len(self.gpus)):
+            self._touch(index)
+
+    def submit(self, op: int, now_ps: int) -> None:
+        """The kernel is at the head of its queue and its predecessors are done: it asks for SMs."""
+        graph = self.graph
+        collective = graph.op_collective[op]
+        if collective < 0:
+            flow = Flow(-1, 1)
+        else:
+            known = self._flows.get(collective)
+            if known is None:
+                known = self._flows[collective] = Flow(
+                    collective, len(graph.collective_members[collective])
+                )
+            flow = known
+        class_id = graph.op_class[op]
+        gpu = self.gpus[graph.op_gpu[op]]
+        entry = Entry(op, class_id, gpu, flow, self._wanted[class_id], now_ps)
+        entry.key = (graph.classes[class_id].priority, now_ps, op)
+        gpu.waiting.append(entry)
+        self._touch(gpu.index)
+
+    def change_limit(self, gpu_index: int, limit_w: float, clock_cap_hz: float) -> None:
+        """A governor moves the power target or the clock cap of one GPU."""
+        gpu = self.gpus[gpu_index]
+        if gpu.limit_w != limit_w or gpu.clock_cap_hz != clock_cap_hz:
+            gpu.limit_w = limit_w
+            gpu.clock_cap_hz = clock_cap_hz
+            self._touch(gpu_index)
+
+    def due(self, flows: list[Flow], now_ps: int) -> None:
+        """An armed moment has come: flows end, or their tails let idle SMs go. Void arms are ignored."""
+        for flow in flows:
+            if flow.due_ps == now_ps:
+                self._complete(flow, now_ps)
+            elif flow.release_due_ps == now_ps:
+                flow.release_due_ps = -1
+                for entry in flow.entries:
+                    self._release_tail(entry)
+                    self._touch(entry.gpu.index)
+
+    def settle(self, now_ps: int) -> None:
+        """Resolve everything that changed in this instant: grants, clocks, rates, power."""
+        if now_ps == self._settled_ps:
+            self._settles += 1
+            if self._settles > SETTLES_PER_INSTANT:
+                raise LivelockError(f"time stands still at {now_ps} ps after {self._settles} settles")
+        else:
+            self._settled_ps, self._settles = now_ps, 0
+        for index in sorted(self._dirty):
+            gpu = self.gpus[index]
+            if gpu.waiting or gpu.free > 0.0:
+                self._grant(gpu, now_ps)
+        group = sorted(self._closure())
+        self._dirty.clear()
+        self._solve(group, now_ps)
+        if not self.inflight and not self.scheduled and self.left:
+            raise DeadlockError(self._deadlock_message())
+
+    def finish(self, now_ps: int) -> Recorder:
+        """Integrate up to the last completion and hand over the records."""
+        for gpu in self.gpus:
+            self._integrate(gpu, now_ps)
+        self.recorder.end_ps = now_ps
+        return self.recorder
+
+    # -- parts --------------------------------------------------------------------------------------------
+
+    def _touch(self, gpu_index: int) -> None:
+        if not self._dirty:  # a dirty GPU means that a settle is on its way
+            assert self.driver is not None
+            self.driver.want_settle()
+        self._dirty.add(gpu_index)
+
+    def _closure(self) -> set[int]:
+        """Dirty GPUs and all that running collectives tie to them."""
+        group = set(self._dirty)
+        queue = list(group)
+        while queue:
+            for entry in self.gpus[queue.pop()].running:
+                if entry.flow.collective >= 0 and not entry.flow.missing:
+                    for member in entry.flow.entries:
+                        if member.gpu.index not in group:
+                            group.add(member.gpu.index)
+                            queue.append(member.gpu.index)
+        return group
+
+    def _grant(self, gpu: Gpu, now_ps: int) -> None:
+        """Hand free SMs to waiting kernels by (priority, ready time, kernel); then let running ones grow."""
+        waiting = gpu.waiting
+        if len(waiting) == 1 and waiting[0].wanted <= gpu.free and not waiting[0].held:
+            entry = waiting.pop()
+            entry.held = entry.wanted
+            gpu.free -= entry.wanted
+            self._begin(entry, now_ps)
+        elif waiting:
+            if len(waiting) > 1:
+                waiting.sort(key=_by_key)
+            for entry in list(waiting):
+                unit = self.graph.classes[entry.class_id].terms.sms_per_block
+                collective = entry.flow.collective >= 0
+                want = entry.wanted - entry.held
+                give = min(want, gpu.free)
+                if not collective:
+                    give -= give % unit if give < want else 0.0
+                if give > 0.0:
+                    gpu.free -= give
+                    entry.held += give
+                if entry.held <= 0.0 or (collective and entry.held < entry.wanted):
+                    break  # first come, first served within the GPU: nobody overtakes
+                waiting.remove(entry)
+                self._begin(entry, now_ps)
+            if waiting:
+                self._arm_tails(gpu, now_ps)
+        if gpu.free > 0.0:
+            running = gpu.running
+            for entry in sorted(running, key=_by_key) if len(running) > 1 else running:
+                if entry.held >= entry.wanted:
+                    continue
+                terms = self.graph.classes[entry.class_id].terms
+                grow = min(entry.wanted - entry.held, gpu.free)
+                if grow > 0.0 and entry.held == entry.sms and terms.shrink != "fluid":
+                    gpu.free -= grow
+                    entry.held += grow
+                    entry.sms = entry.held
+
+    def _begin(self, entry: Entry, now_ps: int) -> None:
+        flow = entry.flow
+        self._integrate(entry.gpu, now_ps)
+        entry.sms = entry.held
+        entry.start_ps = now_ps
+        entry.gpu.running.append(entry)
+        flow.entries.append(entry)
+        flow.missing -= 1
+        flow.updated_ps = now_ps
+        if flow.collective >= 0 and not flow.missing:
+            for member in flow.entries:
+                self._dirty.add(member.gpu.index)
+
+    def _arm_tails(self, gpu: Gpu, now_ps: int) -> None:
+        """Somebody waits for SMs: running kernels let go of those that their last wave does not need."""
+        for entry in gpu.running:
+            flow, terms = entry.flow, self.graph.classes[entry.class_id].terms
+            if flow.collective >= 0 or not terms.quantised or flow.rate == 0.0 or entry.held < entry.sms:
+                continue
+            slots = entry.sms / terms.sms_per_block
+            rounds = math.ceil(terms.blocks / slots - 1e-9)
+            if terms.blocks == rounds * slots:
+                continue
+            left = flow.left - flow.rate * (now_ps - flow.updated_ps) - 1.0 / rounds
+            due = now_ps + max(1, math.ceil(left / flow.rate))
+            if due < flow.due_ps:
+                flow.release_due_ps = due
+                assert self.driver is not None
+                self.driver.arm([flow], due)
+
+    def _release_tail(self, entry: Entry) -> None:
+        terms = self.graph.classes[entry.class_id].terms
+        slots = entry.sms / terms.sms_per_block
+        rounds = math.ceil(terms.blocks / slots - 1e-9)
+        needed = (terms.blocks - (rounds - 1) * slots) * terms.sms_per_block
+        entry.gpu.free += entry.held - needed
+        entry.held = needed
+
+    def _solve(self, group: list[int], now_ps: int) -> None:
+        gpus = self.gpus
+        solved: list[tuple[Gpu, GpuState]] = []
+        tied: set[Flow] = set()
+        for index in group:
+            gpu = gpus[index]
+            running = gpu.running
+            if len(running) > 1:
+                running.sort(key=_canonical)
+            key = tuple([(e.class_id, e.sms, e.flow.missing > 0) for e in running])
+            state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
+            solved.append((gpu, state))
+            for entry in running:
+                if entry.flow.collective >= 0 and not entry.flow.missing:
+                    tied.add(entry.flow)
+        paces = self._tie(solved, tied) if tied else {}
+        driver = self.driver
+        assert driver is not None
+        arms: dict[int, list[Flow]] = {}
+        for gpu, state in solved:
+            if gpu.state is not state:
+                self._integrate(gpu, now_ps)
+                gpu.state = state
+                recorder = self.recorder
+                recorder.step_gpu.append(gpu.index)
+                recorder.step_time_ps.append(now_ps)
+                recorder.step_state.append(state.index)
+            for entry, power_w, rate in zip(gpu.running, state.kernel_power_w, state.rates, strict=True):
+                entry.power_w = power_w
+                flow = entry.flow
+                if paces and flow in paces:
+                    rate = paces[flow]
+                if flow.rate != rate and not flow.missing:
+                    if flow.rate:
+                        flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
+                    else:
+                        self.inflight += 1
+                    flow.updated_ps = now_ps
+                    flow.rate = rate
+                    due = now_ps + max(1, math.ceil(flow.left / rate - 1e-6))
+                    if due != flow.due_ps:
+                        flow.due_ps = due
+                        if due in arms:
+                            arms[due].append(flow)
+                        else:
+                            arms[due] = [flow]
+        for due, flows in arms.items():
+            driver.arm(flows, due)
+
+    def _tie(self, solved: list[tuple[Gpu, GpuState]], tied: set[Flow]) -> dict[Flow, float]:
+        """A collective goes at its slowest member's pace; what that frees, its neighbours get.
+
+        Replaces states in ``solved``; paces only fall from round to round, so it ends.
+        """
+        bound = dict.fromkeys(tied, math.inf)
+        for _ in range(8 * len(solved)):
+            slowest = dict(bound)
+            fastest = dict.fromkeys(tied, 0.0)
+            for gpu, state in solved:
+                for entry, rate in zip(gpu.running, state.rates, strict=True):
+                    flow = entry.flow
+                    if flow in tied:
+                        slowest[flow] = min(slowest[flow], rate)
+                        fastest[flow] = max(fastest[flow], rate)
+            if all(fastest[flow] <= slowest[flow] * (1.0 + 1e-9) for flow in tied):
+                return slowest
+            bound = slowest
+            for position, (gpu, _) in enumerate(solved):
+                key = tuple([(e.class_id, e.sms, e.flow.missing > 0) for e in gpu.running])
+                caps = tuple([bound.get(e.flow, math.inf) for e in gpu.running])
+                solved[position] = (gpu, gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz, caps))
+        raise LivelockError(f"collectives {sorted(f.collective for f in tied)} find no common pace")
+
+    def _integrate(self, gpu: Gpu, now_ps: int) -> None:
+        elapsed = now_ps - gpu.integrated_ps
+        if elapsed:
+            seconds = elapsed * 1e-12
+            if gpu.running:
+                for entry in gpu.running:
+                    entry.energy_j += entry.power_w * seconds
+            elif gpu.state is not None:
+                self.recorder.idle_energy_j[gpu.index] += gpu.state.power_w * seconds
+            gpu.integrated_ps = now_ps
+
+    def _complete(self, flow: Flow, now_ps: int) -> None:
+        self.inflight -= 1
+        flow.due_ps = -1
+        recorder, finished = self.recorder, self._finished
+        if flow.collective >= 0:
+            del self._flows[flow.collective]
+        for entry in flow.entries:
+            gpu = entry.gpu
+            if gpu.integrated_ps != now_ps:
+                self._integrate(gpu, now_ps)
+            gpu.running.remove(entry)
+            gpu.free += entry.held
+            start_ps = entry.start_ps + self._gap_ps[entry.class_id]
+            recorder.span_op.append(entry.op)
+            recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)
+            recorder.span_end_ps.append(now_ps)
+            recorder.span_energy_j.append(entry.energy_j)
+            self._touch(gpu.index)
+            finished(entry.op)
+        self.left -= len(flow.entries)
+        flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
+
+    def _deadlock_message(self) -> str:
+        graph = self.graph
+        for collective, flow in sorted(self._flows.items()):
+            if flow.missing:
+                arrived = sorted(e.gpu.index for e in flow.entries)
+                missing = sorted({graph.op_gpu[o] for o in graph.collective_members[collective]} - set(arrived))
+                op = graph.collective_members[collective][0]
+                name = graph.classes[graph.op_class[op]].name
+                queued = sorted(g.index for g in self.gpus for e in g.waiting if e.flow is flow)
+                where = f"; GPUs {queued} wait for SMs" if queued else ""
+                return (
+                    f"deadlock with {self.left} kernels left: collective {collective} ({name}) has GPUs "
+                    f"{arrived}, misses {missing}{where}"
+                )
+        stuck = [e.op for g in self.gpus for e in g.waiting]
+        if stuck:
+            return f"deadlock with {self.left} kernels left: kernel {stuck[0]} waits for SMs nobody returns"
+        return f"deadlock with {self.left} kernels left: every one waits for another (cyclic dependencies)"
+
+
+def _by_key(entry: Entry) -> tuple[int, int, int]:
+    return entry.key
+
+
+def _canonical(entry: Entry) -> tuple[int, float, int]:
+    return (entry.class_id, entry.sms, entry.op)
+

@@ -1,0 +1,180 @@
+"""The arithmetic of sharing one GPU: clock, rates and power of a running set. No driver, no time.
+
+A running set is a tuple of ``(class, SMs, waiting)``; its solution depends on nothing else but the power
+target, so it is memoised as one immutable :class:`GpuState`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hardware.laws.terms import dynamic_power_w, time_s
+from sim.engine.graph import KernelClass
+
+PS_PER_S = 1e12
+Running = tuple[tuple[int, float, bool], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """What the engine needs of one GPU: capacities and two curves of the clock.
+
+    ``idle_w`` maps a clock in Hz to watts with nothing running, ``voltage_scale`` to (V/V0)^2. With
+    ``clock_step_hz`` zero the clock is real-valued: the mean of the dithering that the hardware does.
+    """
+
+    sms: int
+    max_clock_hz: float
+    min_clock_hz: float
+    reference_clock_hz: float
+    clock_step_hz: float
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+    idle_w: Callable[[float], float]
+    voltage_scale: Callable[[float], float]
+
+
+@dataclass(slots=True, eq=False)
+class GpuState:
+    """One solved running set. ``rates`` are fractions of a kernel per picosecond."""
+
+    index: int
+    clock_hz: float
+    power_w: float
+    kernel_power_w: tuple[float, ...]
+    rates: tuple[float, ...]
+    sms_busy: float
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+
+
+def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
+    """Weighted max-min fair shares of ``capacity``, no one above its demand (progressive filling).
+
+    >>> share([10.0, 1.0, 10.0], [1.0, 1.0, 2.0], 13.0)
+    [4.0, 1.0, 8.0]
+    """
+    if math.fsum(demands) <= capacity:
+        return list(demands)
+    granted = list(demands)
+    open_ = [i for i, demand in enumerate(demands) if demand > 0.0]
+    left = capacity
+    while open_:
+        level = left / math.fsum(weights[i] for i in open_)
+        capped = [i for i in open_ if demands[i] <= level * weights[i]]
+        if not capped:
+            for i in open_:
+                granted[i] = level * weights[i]
+            break
+        left -= math.fsum(demands[i] for i in capped)
+        open_ = [i for i in open_ if i not in capped]
+    return granted
+
+
+@dataclass(slots=True)
+class FluidModel:
+    """Solver and memo for one GPU type under one kernel class table."""
+
+    gpu: GpuModel
+    classes: tuple[KernelClass, ...]
+    states: list[GpuState]
+    _memo: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
+
+    def solve(
+        self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None = None
+    ) -> GpuState:
+        """State of ``running`` at the highest clock whose power is at most ``limit_w``.
+
+        ``caps`` bounds each kernel's rate (1/ps): a collective goes at its slowest member's pace.
+        """
+        key = (running, limit_w, clock_cap_hz, caps)
+        state = self._memo.get(key)
+        if state is None:
+            state = self._highest_clock(running, limit_w, clock_cap_hz, caps)
+            self._memo[key] = state
+            self.states.append(state)
+        return state
+
+    def _highest_clock(
+        self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None
+    ) -> GpuState:
+        gpu = self.gpu
+        top = self._at(running, clock_cap_hz, caps)
+        if top.power_w <= limit_w or not running:
+            return top
+        low, high = gpu.min_clock_hz, clock_cap_hz
+        if gpu.clock_step_hz:
+            for step in range(int((high - low) / gpu.clock_step_hz), -1, -1):
+                state = self._at(running, low + step * gpu.clock_step_hz, caps)
+                if state.power_w <= limit_w:
+                    return state
+            return self._at(running, low, caps)
+        if self._at(running, low, caps).power_w >= limit_w:
+            return self._at(running, low, caps)
+        for _ in range(40):  # 1.6 GHz / 2**40: far below a hertz
+            mid = 0.5 * (low + high)
+            if self._at(running, mid, caps).power_w <= limit_w:
+                low = mid
+            else:
+                high = mid
+        return self._at(running, low, caps)
+
+    def _at(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
+        gpu, classes = self.gpu, self.classes
+        voltage = gpu.voltage_scale(clock_hz)
+        fraction = clock_hz / gpu.reference_clock_hz
+        pace: list[float] = []  # completions a picosecond
+        busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
+        for position, (class_id, sms, waiting) in enumerate(running):
+            cls = classes[class_id]
+            if waiting:
+                pace.append(0.0)
+                busy_share.append(0.0)
+                continue
+            work_s = time_s(cls.terms, sms=sms, sm_clock_hz=clock_hz)
+            busy_share.append(work_s / (work_s + cls.gap_s))
+            alone = 1.0 / (work_s + cls.gap_s) / PS_PER_S
+            pace.append(alone if caps is None else min(alone, caps[position]))
+        hbm = [classes[c].terms.hbm_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)]
+        link = [classes[c].terms.link_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)]
+        if len(running) > 1:
+            weights = [max(s, 1e-9) * classes[c].terms.hbm_weight_per_sm for c, s, _ in running]
+            hbm_granted = share(hbm, weights, gpu.hbm_bytes_per_s)
+            link_granted = share(link, [1.0] * len(running), gpu.link_bytes_per_s)
+            for i, rate in enumerate(pace):
+                slow = min(
+                    hbm_granted[i] / hbm[i] if hbm[i] else 1.0, link_granted[i] / link[i] if link[i] else 1.0
+                )
+                if slow < 1.0:
+                    pace[i] = rate * slow
+                    hbm[i] *= slow
+                    link[i] *= slow
+        idle = gpu.idle_w(clock_hz)
+        held = math.fsum(s for _, s, _ in running)
+        powers: list[float] = []
+        for i, (class_id, sms, waiting) in enumerate(running):
+            terms = classes[class_id].terms
+            if waiting:
+                dynamic = terms.waiting_power_w
+            else:
+                dynamic = dynamic_power_w(
+                    terms,
+                    sms=sms * busy_share[i],
+                    gpu_sms=gpu.sms,
+                    progress_per_s=pace[i] * PS_PER_S,
+                    voltage_scale=voltage,
+                    clock_fraction=fraction,
+                )
+            powers.append(dynamic + idle * (sms / held))
+        return GpuState(
+            index=len(self.states),
+            clock_hz=clock_hz,
+            power_w=math.fsum(powers) if running else idle,
+            kernel_power_w=tuple(powers),
+            rates=tuple(pace),
+            sms_busy=min(held, float(gpu.sms)),
+            hbm_bytes_per_s=math.fsum(hbm),
+            link_bytes_per_s=math.fsum(link),
+        )

@@ -1,0 +1,57 @@
+"""The kernel graph: what the engine executes, as columns.
+
+Order within a queue (one stream of one GPU) is implied by ``queue_ops``; other dependencies are edges in CSR
+form. Kernels that cost the same are one class, so that memo keys are small integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hardware.laws.terms import KernelTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelClass:
+    """One kind of kernel: its cost terms and how it queues.
+
+    ``gap_s`` is the pause between the end of its predecessor on the stream and its own start; the engine
+    bills it at idle power and the recorder leaves it blank.
+    """
+
+    name: str
+    family: str
+    terms: KernelTerms
+    gap_s: float = 0.0
+    priority: int = 0
+    collective: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelGraph:
+    """All kernels of all GPUs. ``op_collective`` is -1 for kernels of one rank.
+
+    ``issue_ps`` holds the host's launch time of every kernel in eager mode, and is None for graphs.
+    """
+
+    gpus: int
+    classes: tuple[KernelClass, ...]
+    op_class: list[int]
+    op_gpu: list[int]
+    op_queue: list[int]
+    op_segment: list[int]
+    op_collective: list[int]
+    queue_gpu: tuple[int, ...]
+    queue_stream: tuple[int, ...]
+    queue_ops: tuple[Sequence[int], ...]
+    successors: dict[int, tuple[int, ...]]
+    predecessor_count: dict[int, int]
+    collective_members: list[tuple[int, ...]]
+    segments: tuple[tuple[str, str, int], ...]
+    issue_ps: list[int] | None = None
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernels over all GPUs (a collective counts once a rank)."""
+        return len(self.op_class)

@@ -1,0 +1,19 @@
+"""Everything ``sim`` refuses to do, as exceptions with one-line messages."""
+
+from __future__ import annotations
+
+
+class SimError(Exception):
+    """Base of every error of the root package; the message names the field, the value and the remedy."""
+
+
+class ScenarioError(SimError):
+    """A scenario that cannot be run as written."""
+
+
+class DeadlockError(SimError):
+    """Nothing can progress: names the collective, who arrived and who is missing."""
+
+
+class LivelockError(SimError):
+    """Time stands still: one instant was settled too often."""
