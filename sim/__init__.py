@@ -1,0 +1,29 @@
+"""wattline: where work meets hardware. ``from sim import simulate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+    from sim.simulate import simulate
+    from sim.timeline import Timeline
+
+__all__ = ["Scenario", "Timeline", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that the command line can print its help without importing pandas.
+    if name == "Scenario":
+        from sim.scenario import Scenario
+
+        return Scenario
+    if name == "Timeline":
+        from sim.timeline import Timeline
+
+        return Timeline
+    if name == "simulate":
+        from sim.simulate import simulate
+
+        return simulate
+    raise AttributeError(f"module 'sim' has no attribute '{name}'")

@@ -1,0 +1,80 @@
+"""The ``wattline`` command. Each command is one module; heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+COMMANDS = {
+    "simulate": "Simulate one scenario: latency, energy, power, clock, and a Perfetto timeline.",
+    "validate": "Predict measured records and print the errors.",
+    "gpus": "List the GPU catalog.",
+    "models": "List the model catalog.",
+}
+
+
+class _Lazy(click.Group):
+    """Imports a command's module only when it is asked for, so that ``--help`` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"sim.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"unknown command '{args[0]}': {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="wattline")
+def app() -> None:
+    """Simulate multi-GPU AI inference and see where the time and the joules go."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: bad input is one line on stderr and exit code 2, never a traceback."""
+    try:
+        app(args=argv, standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.UsageError as error:
+        click.echo(f"wattline: {error.format_message()}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        click.echo(f"wattline: {error.format_message()}", err=True)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("wattline: interrupted", err=True)
+        sys.exit(130)
+    except Exception as error:
+        if not _ours(error):
+            raise
+        click.echo(f"wattline: {error}", err=True)
+        sys.exit(2)
+
+
+def _ours(error: Exception) -> bool:
+    from hardware.errors import HardwareError
+    from sim.errors import SimError
+    from traces.errors import TraceError
+    from workloads.errors import WorkloadError
+
+    return isinstance(error, SimError | HardwareError | TraceError | WorkloadError)

@@ -73,7 +73,7 @@ class Entry:
 class Gpu:
     """One GPU's run state."""
 
-    __slots__ = ("clock_cap_hz", "free", "index", "integrated_ps", "limit_w", "model", "running", "state", "waiting")
+    __slots__ = ("clock_cap_hz", "energy_j", "free", "index", "integrated_ps", "limit_w", "model", "running", "state", "waiting")
 
     def __init__(self, index: int, model: FluidModel, limit_w: float, pool_sms: float) -> None:
         self.index = index
@@ -85,6 +85,7 @@ class Gpu:
         self.waiting: list[Entry] = []
         self.state: GpuState | None = None
         self.integrated_ps = 0
+        self.energy_j = 0.0
 
 
 class Core:
@@ -356,12 +357,21 @@ class Core:
         elapsed = now_ps - gpu.integrated_ps
         if elapsed:
             seconds = elapsed * 1e-12
+            assert gpu.state is not None
             if gpu.running:
                 for entry in gpu.running:
                     entry.energy_j += entry.power_w * seconds
-            elif gpu.state is not None:
+                gpu.energy_j += gpu.state.power_w * seconds
+            else:
                 self.recorder.idle_energy_j[gpu.index] += gpu.state.power_w * seconds
+                gpu.energy_j += gpu.state.power_w * seconds
             gpu.integrated_ps = now_ps
+
+    def energy_until_now(self, gpu_index: int, now_ps: int) -> float:
+        """Joules of one GPU from the start of the run to now."""
+        gpu = self.gpus[gpu_index]
+        self._integrate(gpu, now_ps)
+        return gpu.energy_j
 
     def _complete(self, flow: Flow, now_ps: int) -> None:
         self.inflight -= 1

@@ -33,6 +33,17 @@ class Due(Event):  # type: ignore[misc]
         env.schedule(self, NORMAL, delay)
 
 
+class Tick(Event):  # type: ignore[misc]
+    """A governor's pause: wakes after everything else of its instant, before the settle."""
+
+    def __init__(self, env: Environment, delay: int) -> None:
+        self.env = env
+        self.callbacks = []
+        self._ok = True
+        self._value = None
+        env.schedule(self, GOVERNOR, delay)
+
+
 class Governor(Protocol):
     """A power or clock controller: a process beside the streams."""
 

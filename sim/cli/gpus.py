@@ -1,0 +1,58 @@
+"""``wattline gpus``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("gpus")
+@click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
+def command(as_json: bool) -> None:
+    """List the GPU catalog, with what its predictions rest on."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hardware.catalog import list_gpus, load_gpu
+    from hardware.profile import profile_for
+
+    rows = []
+    for gpu in map(load_gpu, list_gpus()):
+        levels = list(gpu.confidence.values())
+        rows.append(
+            {
+                "id": gpu.id,
+                "architecture": gpu.architecture,
+                "sms": gpu.sms,
+                "max_clock_hz": gpu.max_clock_hz,
+                "bf16_flops_per_s": gpu.tensor_flops_per_s.get("bf16"),
+                "memory_bytes": gpu.memory_bytes,
+                "hbm_bytes_per_s": gpu.hbm_bytes_per_s,
+                "link_bytes_per_s": gpu.link_bytes_per_s,
+                "tdp_w": gpu.tdp_w,
+                "datasheet_confidence": min(levels, key=["low", "medium", "high"].index) if levels else None,
+                "prediction": profile_for(gpu).status,
+            }
+        )
+    if as_json:
+        click.echo(json.dumps({"gpus": rows}, allow_nan=False))
+        return
+    table = Table()
+    for name in ("GPU", "SMs", "max MHz", "bf16 TFLOP/s", "memory GB", "HBM TB/s", "link GB/s", "TDP W", "figures", "prediction"):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("GPU", "figures", "prediction") else "right")
+    for row in rows:
+        flops = row["bf16_flops_per_s"]
+        table.add_row(
+            str(row["id"]),
+            str(row["sms"]),
+            f"{row['max_clock_hz'] / 1e6:.0f}",
+            f"{flops / 1e12:.0f}" if flops else "-",
+            f"{row['memory_bytes'] / 1e9:.0f}",
+            f"{row['hbm_bytes_per_s'] / 1e12:.2f}",
+            f"{row['link_bytes_per_s'] / 1e9:.0f}",
+            f"{row['tdp_w']:.0f}",
+            str(row["datasheet_confidence"]),
+            str(row["prediction"]),
+        )
+    Console().print(table)

@@ -1,0 +1,69 @@
+"""Command-line flags made from the scenario's own fields: one definition, two spellings."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from pydantic.fields import FieldInfo
+
+from sim.scenario import Scenario
+
+Decorated = Callable[..., Any]
+
+
+def scenario_options(function: Decorated) -> Decorated:
+    """Add one flag a field of :class:`Scenario`; a flag not given is not in the keyword arguments' values."""
+    for name, field in reversed(Scenario.model_fields.items()):
+        function = _option(name, field)(function)
+    return function
+
+
+def given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Only the fields that the user gave."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def scenario_of(file: Path | None, fields: dict[str, Any]) -> Scenario:
+    """The scenario of an optional file and the flags, which win."""
+    if file is not None:
+        return Scenario.load(file, **given(fields))
+    return Scenario.of(**given(fields))
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
+    kind, choices = _kind(field.annotation)
+    flag = "--" + name.replace("_", "-").replace("-mhz", "-mhz")
+    text = field.description or ""
+    if not field.is_required() and field.default not in (None, False):
+        text = f"{text} [default: {field.default}]".strip()
+    if kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+    if name == "tokens_per_ep_rank":
+        return click.option(flag, name, default=None, help="comma-separated", callback=_integers)
+    return click.option(flag, name, default=None, type=click.Choice(choices) if choices else kind, help=text)
+
+
+def _kind(annotation: Any) -> tuple[Any, list[str]]:
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return str, list(typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        inner = [a for a in typing.get_args(annotation) if a is not type(None)]
+        return _kind(inner[0])
+    if origin is typing.Annotated:
+        return _kind(typing.get_args(annotation)[0])
+    return annotation, []
+
+
+def _integers(_: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
+    if value is None:
+        return None
+    try:
+        return [int(part) for part in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is not a list of whole numbers like 30,34", param=parameter) from None

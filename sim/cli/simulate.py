@@ -1,0 +1,44 @@
+"""``wattline simulate``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.cli.options import scenario_of, scenario_options
+
+
+@click.command("simulate")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@scenario_options
+@click.option("--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json or .json.gz)")
+@click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank")
+@click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
+@click.option("--quiet", is_flag=True, help="no progress on stderr")
+def command(
+    file: Path | None, trace: Path | None, trace_layout: Any, as_json: bool, quiet: bool, **fields: Any
+) -> None:
+    """Simulate one scenario, given as flags, as a FILE (.toml, .json), or both (flags win)."""
+    from rich.console import Console
+
+    from sim.report import print_summary, summary
+    from sim.simulate import simulate
+
+    scenario = scenario_of(file, fields)
+    stderr = Console(file=sys.stderr)
+    if quiet or not sys.stderr.isatty():
+        run = simulate(scenario)
+    else:
+        with stderr.status("building kernels") as status:
+            run = simulate(scenario, progress=status.update)
+    written = run.to_chrome(trace, layout=trace_layout) if trace is not None else None
+    if as_json:
+        click.echo(json.dumps(summary(run) | {"trace": str(written) if written else None}, allow_nan=False))
+        return
+    print_summary(run, Console())
+    if written is not None:
+        click.echo(f"\ntrace: {written}  (open it at ui.perfetto.dev: 'Open trace file')")

@@ -1,0 +1,125 @@
+"""Where work meets hardware: a kernel's sizes become the terms of its time and power law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from hardware.gpu import GpuSpec
+from hardware.laws.attention import attention_decode_terms, attention_prefill_terms
+from hardware.laws.collective import collective_terms
+from hardware.laws.elementwise import elementwise_terms
+from hardware.laws.gemm import gemm_terms
+from hardware.laws.grouped import grouped_gemm_terms
+from hardware.laws.terms import KernelTerms
+from hardware.profile import Profile
+from sim.engine.graph import KernelClass
+from workloads.program import Kernel
+from workloads.work import (
+    AttentionWork,
+    CollectiveWork,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    Work,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricer:
+    """Prices kernels on one GPU type. ``in_graph`` False prices collectives as bare back-to-back loops."""
+
+    profile: Profile
+    gpu: GpuSpec
+    gap_s: float
+    in_graph: bool = True
+
+    def price(self, kernel: Kernel) -> KernelClass:
+        """The engine's class for ``kernel``: its terms, its gap and how it queues."""
+        work = kernel.work
+        return KernelClass(
+            name=kernel.name,
+            family=family(work),
+            terms=self.terms(work),
+            gap_s=self.gap_s,
+            priority=kernel.priority,
+            collective=isinstance(work, CollectiveWork),
+        )
+
+    def terms(self, work: Work) -> KernelTerms:
+        """Time and energy terms of ``work`` on this GPU."""
+        profile, gpu = self.profile, self.gpu
+        match work:
+            case GemmWork():
+                return gemm_terms(
+                    profile, gpu, m=work.m, n=work.n, k=work.k, dtype=work.dtype.value, count=work.count
+                )
+            case AttentionWork() if work.decode:
+                return attention_decode_terms(
+                    profile,
+                    gpu,
+                    batch=work.batch,
+                    kv_len=work.kv_len,
+                    q_heads=work.q_heads,
+                    kv_heads=work.kv_heads,
+                    head_dim=work.head_dim,
+                    dtype=work.dtype.value,
+                )
+            case AttentionWork():
+                return attention_prefill_terms(
+                    profile,
+                    gpu,
+                    batch=work.batch,
+                    q_len=work.q_len,
+                    kv_len=work.kv_len,
+                    q_heads=work.q_heads,
+                    kv_heads=work.kv_heads,
+                    head_dim=work.head_dim,
+                    causal=work.causal,
+                    dtype=work.dtype.value,
+                )
+            case ElementwiseWork():
+                return elementwise_terms(
+                    profile,
+                    gpu,
+                    op=work.op.value,
+                    rows=work.rows,
+                    width=work.width,
+                    bytes_moved=work.bytes_moved,
+                )
+            case GroupedGemmWork():
+                return grouped_gemm_terms(
+                    profile,
+                    gpu,
+                    experts=work.experts,
+                    rows=work.rows,
+                    distinct=work.distinct,
+                    tiles128=work.tiles128,
+                    n=work.n,
+                    k=work.k,
+                )
+            case CollectiveWork():
+                return collective_terms(
+                    profile,
+                    gpu,
+                    op=work.op.value,
+                    world=len(work.ranks),
+                    bytes=work.buffer_bytes,
+                    ctas=work.ctas,
+                    in_graph=self.in_graph,
+                )
+        assert_never(work)
+
+
+def family(work: Work) -> str:
+    """The kernel class under which reports add up ``work``."""
+    match work:
+        case GemmWork() | GroupedGemmWork():
+            return "gemm"
+        case AttentionWork():
+            return "attention"
+        case ElementwiseWork():
+            return "elementwise"
+        case CollectiveWork():
+            return "communication"
+    assert_never(work)

@@ -1,0 +1,188 @@
+"""From rank programs to the kernel graph: tile repeated segments, tie collectives, draw the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.graph import KernelClass, KernelGraph
+from sim.errors import ScenarioError
+from workloads.program import Kernel, Program, RankProgram
+from workloads.work import CollectiveWork
+
+Classify = Callable[[Kernel], KernelClass]
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Columns:
+    """One rank program laid out flat, with indices relative to its first kernel."""
+
+    kernel_class: Ints
+    stream: Ints
+    segment: Ints
+    collectives: list[tuple[Ints, tuple[int, ...]]]  # positions, in order, of the collectives of each group
+    edges: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class _Tables:
+    """Class and segment tables that all programs of a graph share."""
+
+    classify: Classify
+    classes: list[KernelClass] = field(default_factory=list)
+    class_of: dict[Kernel, int] = field(default_factory=dict)
+    segments: list[tuple[str, str, int]] = field(default_factory=list)
+    segment_of: dict[tuple[int, int, str, str], int] = field(default_factory=dict)
+    flops: list[float] = field(default_factory=list)
+
+    def kernel(self, kernel: Kernel) -> int:
+        # Where a kernel stands (stream, edges) does not change what it costs.
+        bare = Kernel(
+            name=kernel.name,
+            work=kernel.work,
+            flops=kernel.flops,
+            bytes_moved=kernel.bytes_moved,
+            priority=kernel.priority,
+        )
+        index = self.class_of.get(bare)
+        if index is None:
+            index = self.class_of[bare] = len(self.classes)
+            self.classes.append(self.classify(bare))
+        return index
+
+    def segment(self, phase_index: int, segment_index: int, phase: str, name: str, repeat: int) -> int:
+        key = (phase_index, segment_index, phase, name)
+        first = self.segment_of.get(key)
+        if first is None:
+            first = self.segment_of[key] = len(self.segments)
+            self.segments.extend((phase, name, repetition) for repetition in range(repeat))
+        return first
+
+
+def lower(program: Program, classify: Classify, *, issue_s: float | None = None) -> KernelGraph:
+    """The kernel graph of ``program``; ``classify`` prices one kernel.
+
+    ``issue_s`` is the host's time per launch in eager mode (kernel i of a rank cannot start before
+    ``(i + 1) * issue_s``), None for graph launches.
+    """
+    tables = _Tables(classify)
+    laid: dict[int, _Columns] = {}
+    for rank_program in program.ranks:
+        if id(rank_program) not in laid:
+            laid[id(rank_program)] = _lay_out(rank_program, tables)
+    columns = [laid[id(rank_program)] for rank_program in program.ranks]
+    sizes = [len(c.kernel_class) for c in columns]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])[:-1].tolist()
+    total = sum(sizes)
+
+    op_collective = np.full(total, -1, dtype=np.int64)
+    members = _tie_collectives(columns, offsets, op_collective)
+    queue_gpu: list[int] = []
+    queue_stream: list[int] = []
+    queue_ops: list[Sequence[int]] = []
+    op_queue = np.empty(total, dtype=np.int64)
+    successors: dict[int, list[int]] = {}
+    predecessors: dict[int, int] = {}
+    for rank, (column, offset) in enumerate(zip(columns, offsets, strict=True)):
+        streams = sorted(set(column.stream.tolist()))
+        for stream in streams:
+            op_queue[offset : offset + len(column.stream)][column.stream == stream] = len(queue_gpu)
+            queue_gpu.append(rank)
+            queue_stream.append(stream)
+            if len(streams) == 1:
+                queue_ops.append(range(offset, offset + len(column.stream)))
+            else:
+                queue_ops.append((np.nonzero(column.stream == stream)[0] + offset).tolist())
+        for before, after in column.edges:
+            successors.setdefault(before + offset, []).append(after + offset)
+            predecessors[after + offset] = predecessors.get(after + offset, 0) + 1
+    issue_ps = None
+    if issue_s is not None:
+        issue_ps = [round((i + 1) * issue_s * 1e12) for size in sizes for i in range(size)]
+    return KernelGraph(
+        gpus=len(columns),
+        classes=tuple(tables.classes),
+        op_class=np.concatenate([c.kernel_class for c in columns]).tolist(),
+        op_gpu=np.repeat(np.arange(len(columns)), sizes).tolist(),
+        op_queue=op_queue.tolist(),
+        op_segment=np.concatenate([c.segment for c in columns]).tolist(),
+        op_collective=op_collective.tolist(),
+        queue_gpu=tuple(queue_gpu),
+        queue_stream=tuple(queue_stream),
+        queue_ops=tuple(queue_ops),
+        successors={op: tuple(after) for op, after in successors.items()},
+        predecessor_count=predecessors,
+        collective_members=members,
+        segments=tuple(tables.segments),
+        issue_ps=issue_ps,
+    )
+
+
+def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
+    classes: list[Ints] = []
+    streams: list[Ints] = []
+    segments: list[Ints] = []
+    edges: list[tuple[int, int]] = []
+    groups: dict[tuple[int, ...], list[Ints]] = {}
+    start = 0
+    last_of: dict[int, int] = {}  # stream -> its last kernel so far
+    for phase_index, phase in enumerate(program.phases):
+        for segment_index, segment in enumerate(phase.segments):
+            kernels, repeat = segment.kernels, segment.repeat
+            size = len(kernels)
+            first = tables.segment(phase_index, segment_index, phase.name, segment.name, repeat)
+            classes.append(np.tile([tables.kernel(k) for k in kernels], repeat))
+            lane = [k.stream for k in kernels]
+            streams.append(np.tile(lane, repeat))
+            segments.append(np.repeat(np.arange(first, first + repeat), size))
+            in_segment: dict[tuple[int, ...], list[int]] = {}
+            for position, kernel in enumerate(kernels):
+                if isinstance(kernel.work, CollectiveWork):
+                    in_segment.setdefault(kernel.work.ranks, []).append(position)
+            for ranks, positions in in_segment.items():
+                repeated = np.add.outer(np.arange(repeat) * size + start, positions).ravel()
+                groups.setdefault(ranks, []).append(repeated)
+            inner = [(p, i) for i, k in enumerate(kernels) for p in k.after]
+            used = sorted(set(lane))
+            joins = len(used) > 1 or any(s not in used for s in last_of)
+            for repetition in range(repeat):
+                base = start + repetition * size
+                if joins:
+                    for stream in used:
+                        head = base + lane.index(stream)
+                        edges.extend((tail, head) for other, tail in last_of.items() if other != stream)
+                edges.extend((base + before, base + after) for before, after in inner)
+                if joins or repetition == repeat - 1:
+                    last_of = {s: base + size - 1 - lane[::-1].index(s) for s in used}
+            start += size * repeat
+    return _Columns(
+        kernel_class=np.concatenate(classes),
+        stream=np.concatenate(streams),
+        segment=np.concatenate(segments),
+        collectives=[(np.sort(np.concatenate(parts)), ranks) for ranks, parts in groups.items()],
+        edges=edges,
+    )
+
+
+def _tie_collectives(columns: list[_Columns], offsets: list[int], op_collective: Ints) -> list[tuple[int, ...]]:
+    """Give the i-th collective of each group the same id on all its ranks; returns the members by id."""
+    members: list[tuple[int, ...]] = []
+    by_group: dict[tuple[int, ...], dict[int, Ints]] = {}
+    for rank, (column, offset) in enumerate(zip(columns, offsets, strict=True)):
+        for positions, ranks in column.collectives:
+            if rank not in ranks:
+                raise ScenarioError(f"rank {rank} runs a collective of ranks {ranks}, to which it does not belong")
+            by_group.setdefault(ranks, {})[rank] = positions + offset
+    for ranks, parts in sorted(by_group.items()):
+        counts = {rank: len(parts[rank]) if rank in parts else 0 for rank in ranks}
+        if len(set(counts.values())) != 1:
+            raise ScenarioError(f"ranks {ranks} run different numbers of collectives of their group: {counts}")
+        table = np.stack([parts[rank] for rank in ranks], axis=1)
+        first = len(members)
+        op_collective[table] = np.arange(first, first + len(table))[:, None]
+        members.extend(map(tuple, table.tolist()))
+    return members

@@ -1,0 +1,80 @@
+"""The hardware side of a scenario, resolved: GPU, profile, power curve, limits and the engine's model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hardware.catalog import load_gpu
+from hardware.clock import ClockLimits
+from hardware.gpu import GpuSpec
+from hardware.power import PowerCurve
+from hardware.profile import Profile, profile_for
+from sim.engine.fluid import GpuModel
+from sim.errors import ScenarioError
+from sim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One GPU type under one power policy, and how many of it."""
+
+    gpu: GpuSpec
+    profile: Profile
+    curve: PowerCurve
+    limits: ClockLimits
+    model: GpuModel
+    world: int
+
+    @property
+    def status(self) -> str:
+        """``calibrated``, ``forecast`` or ``uncalibrated``: what the printed numbers rest on."""
+        return self.profile.status
+
+
+@lru_cache(maxsize=256)
+def machine(
+    gpu_name: str, world: int, power_cap_w: float | None, uncapped: bool, sm_clock_mhz: float | None, stepped: bool
+) -> Machine:
+    """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
+    gpu = load_gpu(gpu_name)
+    profile = profile_for(gpu)
+    curve = profile.power_curve(gpu)
+    limits = profile.clock_limits(gpu, power_cap_w=math.inf if uncapped else power_cap_w)
+    clock_hz = gpu.max_clock_hz
+    if sm_clock_mhz is not None:
+        clock_hz = sm_clock_mhz * 1e6
+        if not gpu.min_clock_hz <= clock_hz <= gpu.max_clock_hz:
+            raise ScenarioError(
+                f"sm_clock_mhz = {sm_clock_mhz:g} is outside what {gpu.id} runs: "
+                f"{gpu.min_clock_hz / 1e6:g} to {gpu.max_clock_hz / 1e6:g} MHz"
+            )
+    if power_cap_w is not None and power_cap_w <= gpu.idle_w:
+        raise ScenarioError(
+            f"power_cap_w = {power_cap_w:g} is not above the idle power of {gpu.id}, {gpu.idle_w:g} W"
+        )
+    model = GpuModel(
+        sms=gpu.sms,
+        max_clock_hz=clock_hz,
+        min_clock_hz=min(gpu.min_clock_hz, clock_hz),
+        reference_clock_hz=gpu.max_clock_hz,
+        clock_step_hz=gpu.clock_step_hz if stepped else 0.0,
+        hbm_bytes_per_s=profile.hbm_bytes_per_s(gpu),
+        link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
+        idle_w=curve.idle_w,
+        voltage_scale=curve.voltage_scale,
+    )
+    return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world)
+
+
+def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:
+    """The machine that ``scenario`` describes; ``stepped`` keeps the clock on its 15 MHz grid."""
+    return machine(
+        scenario.gpu,
+        scenario.world,
+        scenario.power_cap_w,
+        scenario.uncapped,
+        scenario.sm_clock_mhz,
+        stepped,
+    )

@@ -1,0 +1,118 @@
+"""What a run says about itself: one dictionary for machines, one table for people."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.timeline import Timeline
+
+
+def summary(run: Timeline) -> dict[str, Any]:
+    """Headline figures in SI units, energy by kernel class and phase, and what they rest on."""
+    phases = run.energy_by("phase")
+    result: dict[str, Any] = {
+        "scenario": run.scenario.model_dump(),
+        "gpu": run.machine.gpu.id,
+        "status": run.machine.status,
+        "expected_error": run.machine.profile.expected_error(),
+        "latency_s": run.latency_s,
+        "energy_j": run.energy_j,
+        "energy_j_per_gpu": list(run.energy_j_per_gpu),
+        "energy_j_per_token": run.energy_j / run.tokens,
+        "tokens": run.tokens,
+        "power_w_per_gpu": list(run.power_w_per_gpu),
+        "sm_clock_hz_per_gpu": list(run.sm_clock_hz_per_gpu),
+        "power_target_w_per_gpu": [x if x < 1e9 else None for x in run.power_limit_w],
+        "exposed_communication_s": run.exposed_communication_s,
+        "kernels": run.graph.kernels,
+        "extrapolated_kernels": sorted({c.name for c in run.graph.classes if c.terms.extrapolated}),
+        "energy_j_by_class": run.energy_by("family")["energy_j"].to_dict(),
+        "energy_j_by_phase": phases["energy_j"].to_dict(),
+    }
+    if run.scenario.phase == "generate":
+        result |= generation(run)
+    return result
+
+
+def generation(run: Timeline) -> dict[str, float]:
+    """Time and energy to first token, time and energy per output token; the parts sum to the whole."""
+    assert run.scenario.output_len is not None
+    spans = run.kernels
+    prefill = spans[spans["phase"] == "prefill"]
+    ttft_s = float(prefill["end_s"].max())
+    first_j = run.energy_until(ttft_s)
+    steps = run.scenario.output_len - 1
+    sequences = run.scenario.batch
+    return {
+        "ttft_s": ttft_s,
+        "energy_to_first_token_j": first_j,
+        "tpot_s": (run.latency_s - ttft_s) / steps if steps else 0.0,
+        "decode_energy_j": run.energy_j - first_j,
+        "energy_j_per_request": run.energy_j / sequences,
+    }
+
+
+def summary_text(run: Timeline) -> str:
+    """The table of :func:`print_summary` as plain text."""
+    buffer = io.StringIO()
+    print_summary(run, Console(file=buffer, width=100, color_system=None))
+    return buffer.getvalue().rstrip()
+
+
+def print_summary(run: Timeline, console: Console) -> None:
+    """Headline table and energy by kernel class, with units."""
+    scenario, data = run.scenario, summary(run)
+    where = f"{run.graph.gpus} x {run.machine.gpu.id}"
+    sizes = f"batch {scenario.batch}, {scenario.seq_len} tokens"
+    if scenario.output_len:
+        sizes += f" + {scenario.output_len} generated"
+    console.print(f"[bold]{scenario.model}[/bold] {scenario.phase}, {sizes}, {scenario.dtype}, {where}")
+    head = Table(show_header=False, box=None, padding=(0, 2))
+    head.add_row("latency", _time(run.latency_s))
+    if "ttft_s" in data:
+        head.add_row("time to first token", _time(data["ttft_s"]))
+        head.add_row("time per output token", _time(data["tpot_s"]))
+        head.add_row("energy to first token", f"{data['energy_to_first_token_j']:.4g} J")
+        head.add_row("energy per request", f"{data['energy_j_per_request']:.4g} J")
+    head.add_row("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)")
+    head.add_row("mean power per GPU", _range(run.power_w_per_gpu, 1.0, "W"))
+    head.add_row("mean SM clock", _range(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
+    head.add_row("exposed communication", _time(run.exposed_communication_s))
+    head.add_row("kernels", f"{run.graph.kernels:,}")
+    head.add_row("these numbers are", _status(run))
+    console.print(head)
+    table = Table(title="Where the joules go", title_justify="left")
+    for column in ("kernel class", "energy J", "share", "GPU time"):
+        table.add_column(column, justify="left" if column == "kernel class" else "right")
+    for name, row in run.energy_by("family").iterrows():
+        table.add_row(
+            str(name), f"{row['energy_j']:.4g}", f"{100 * row['share']:.1f} %", _time(float(row["duration_s"]))
+        )
+    console.print(table)
+
+
+def _status(run: Timeline) -> str:
+    text = run.machine.status
+    error = run.machine.profile.expected_error()
+    if error:
+        text += f"; {error}"
+    outside = sorted({c.name for c in run.graph.classes if c.terms.extrapolated})
+    if outside:
+        text += f"; outside the measured range: {', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
+    return text
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1.0:
+            return f"{seconds * scale:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} us"
+
+
+def _range(values: tuple[float, ...], scale: float, unit: str) -> str:
+    low, high = min(values) / scale, max(values) / scale
+    return f"{low:.0f} {unit}" if high - low < 0.5 else f"{low:.0f} to {high:.0f} {unit}"

@@ -1,0 +1,149 @@
+"""The scenario: one declarative description of a run, in four spellings (TOML, JSON, keywords, flags)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sim.errors import ScenarioError
+
+Positive = Annotated[int, Field(gt=0, le=100_000_000)]
+Degree = Annotated[int, Field(gt=0, le=4096)]
+
+
+class Scenario(BaseModel):
+    """What to run and on what. Unknown keys are refused with the nearest known one.
+
+    ``seq_len`` is the input length in prefill and generate, the cached length in decode.
+
+    >>> Scenario.of(model="llama3-8b", gpu="h100-sxm-80gb", batch=4).phase
+    'prefill'
+    >>> Scenario.of(model="llama3-8b", bathc=4)
+    Traceback (most recent call last):
+        ...
+    sim.errors.ScenarioError: unknown key 'bathc' in scenario: did you mean 'batch'?
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+    model: str = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
+    gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
+    phase: Literal["prefill", "decode", "generate"] = "prefill"
+    batch: Positive = Field(1, description="sequences")
+    seq_len: Positive = Field(2048, description="input tokens (prefill, generate) or cached tokens (decode)")
+    output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
+    layers: Positive | None = Field(None, description="layers to run; default all of the model")
+    lm_head: bool = True
+    dtype: Literal["bf16", "fp16", "fp8_e4m3"] = "bf16"
+    stack: str = Field("reference-torch", description="what a serving stack makes of the model")
+    tp: Degree = Field(1, description="tensor-parallel degree")
+    ep: Degree = Field(1, description="expert-parallel degree")
+    ep_mode: Literal["all_reduce", "all_to_all"] | None = None
+    sequence_parallel: bool = False
+    expert_skew: Annotated[float, Field(ge=0, le=10)] = 0.0
+    tokens_per_ep_rank: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    overlap_chunks: Annotated[int, Field(gt=0, le=256)] = 1
+    comm_ctas: Annotated[int, Field(gt=0, le=128)] | None = None
+    launch: Literal["graph", "eager"] = "graph"
+    power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None, description="power limit of each GPU; default its TDP; 'inf' is spelled uncapped = true"
+    )
+    uncapped: bool = Field(False, description="no power limit at all: what a cap-blind simulator would say")
+    sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None, description="locked SM clock (the power cap may still lower it)"
+    )
+    regime: Literal["steady", "cold"] = "steady"
+    ignore_memory: bool = Field(False, description="simulate even what does not fit in GPU memory")
+
+    @property
+    def world(self) -> int:
+        """Number of GPUs: tensor-parallel ranks, or expert-parallel ranks where attention is replicated."""
+        return max(self.tp, self.ep)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        if self.phase == "generate" and self.output_len is None:
+            raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
+        if self.phase != "generate" and self.output_len is not None:
+            raise ValueError(f"output_len = {self.output_len} has no meaning in phase '{self.phase}': use 'generate'")
+        if self.overlap_chunks > 1 and not self.sequence_parallel:
+            raise ValueError(
+                f"overlap_chunks = {self.overlap_chunks} needs sequence_parallel = true: "
+                "only its collectives can be cut along tokens"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel = true needs tp of at least 2")
+        if self.sequence_parallel and self.phase != "prefill":
+            raise ValueError(f"sequence_parallel = true is for phase 'prefill', not '{self.phase}'")
+        if self.uncapped and self.power_cap_w is not None:
+            raise ValueError(f"uncapped = true contradicts power_cap_w = {self.power_cap_w:g}: give one of them")
+        if self.ep > 1 and self.ep_mode is None:
+            raise ValueError(f"ep = {self.ep} needs ep_mode: 'all_reduce' or 'all_to_all'")
+        if self.ep == 1 and self.ep_mode is not None:
+            raise ValueError(f"ep_mode = '{self.ep_mode}' needs ep of at least 2")
+        if self.ep > 1 and self.tp not in (1, self.ep):
+            raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep")
+        if self.tokens_per_ep_rank is not None and len(self.tokens_per_ep_rank) != self.ep:
+            raise ValueError(
+                f"tokens_per_ep_rank has {len(self.tokens_per_ep_rank)} entries, ep is {self.ep}: one a rank"
+            )
+        return self
+
+    @classmethod
+    def of(cls, **fields: Any) -> Scenario:
+        """A scenario from keywords; every problem is one :class:`ScenarioError` of one line."""
+        return cls.parse(fields, where="scenario")
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any], *, where: str) -> Scenario:
+        """A scenario from a mapping; ``where`` names its origin in messages."""
+        for key in fields:
+            if key not in cls.model_fields:
+                near = difflib.get_close_matches(key, cls.model_fields, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
+                raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            raise ScenarioError(f"{where}: {_first_problem(error)}") from None
+
+    @classmethod
+    def load(cls, path: Path, **overrides: Any) -> Scenario:
+        """A scenario from a .toml or .json file; ``overrides`` win."""
+        return cls.parse({**read_mapping(path), **overrides}, where=str(path))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The table in a TOML or JSON file, or a :class:`ScenarioError` that says what is wrong with the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError(f"cannot read scenario '{path}': {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"cannot read scenario '{path}': not UTF-8 text (byte {error.start})") from None
+    try:
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except json.JSONDecodeError as error:
+        raise ScenarioError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path}: not valid TOML: {error}") from None
+    if not isinstance(data, dict):
+        raise ScenarioError(f"{path}: a scenario is a table of fields, found {type(data).__name__}")
+    return data
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{field} is missing: give a value"
+    if not field:
+        return message
+    return f"{field} = {problem['input']!r}: {message[0].lower()}{message[1:]}"

@@ -1,0 +1,210 @@
+"""Predict one record from its inputs alone, through the same engine and physics as everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sim.cost import Pricer
+from sim.engine.core import Core
+from sim.engine.driver import Engine
+from sim.engine.fluid import FluidModel
+from sim.lower import lower
+from sim.machine import Machine, machine
+from sim.scenario import Scenario
+from sim.simulate import settled_targets, simulate
+from sim.studies.records import MEASURED_FIELDS
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    DType,
+    Elementwise,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    Work,
+)
+
+Inputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a record measures, predicted: s, J over all GPUs, W and MHz per GPU; None where it has none."""
+
+    latency_s: float | None
+    energy_j: float | None
+    power_w: list[float] | None
+    sm_clock_mhz: list[float] | None
+
+
+class NotPredicted(Exception):  # noqa: N818 - a reason, not a failure
+    """The kind is not predicted; the text says why."""
+
+
+def predict(kind: str, inputs: Inputs) -> Prediction:
+    """The prediction for one record; raises :class:`NotPredicted` with the reason for other kinds."""
+    assert not MEASURED_FIELDS & inputs.keys()
+    predictor = PREDICTORS.get(kind)
+    if predictor is None:
+        raise NotPredicted(SKIPPED.get(kind, f"unknown kind '{kind}'"))
+    try:
+        return predictor(inputs)
+    except KeyError as error:
+        raise NotPredicted(f"field {error} is missing") from None
+
+
+def _model_step(inputs: Inputs) -> Prediction:
+    known = {k: v for k, v in inputs.items() if k in Scenario.model_fields and v is not None}
+    scenario = Scenario.parse(known | {"ignore_memory": True}, where="record")
+    run = simulate(scenario)
+    return Prediction(
+        latency_s=run.latency_s,
+        energy_j=run.energy_j,
+        power_w=list(run.power_w_per_gpu),
+        sm_clock_mhz=[f / 1e6 for f in run.sm_clock_hz_per_gpu],
+    )
+
+
+def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = False) -> Prediction:
+    """Kernels back to back on ``world`` GPUs until the power cap has settled."""
+    world = int(inputs["world"])
+    target = machine(str(inputs["gpu"]), world, None, False, None, False)
+    records, graph = run_works(target, works, in_graph=in_graph, gap=gap)
+    seconds = records.end_ps * 1e-12
+    energy = [gpu.energy_j for gpu in graph.gpus]
+    return Prediction(
+        latency_s=seconds,
+        energy_j=sum(energy),
+        power_w=[e / seconds for e in energy],
+        sm_clock_mhz=[_mean_clock_mhz(graph, gpu) for gpu in range(world)],
+    )
+
+
+def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: bool) -> tuple[Any, Core]:
+    """One settled repetition of ``works`` in one stream on every GPU of ``target``."""
+    rank = RankProgram(
+        phases=(
+            Phase(
+                name="loop",
+                segments=(
+                    Segment(
+                        name="repetition",
+                        kernels=tuple(
+                            Kernel(name=type(work).__name__, work=work, flops=0.0, bytes_moved=0.0)
+                            for work in works
+                        ),
+                    ),
+                ),
+            ),
+        )
+    )
+    gap_s = target.profile.launch.graph_gap_s if gap else 0.0
+    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=gap_s, in_graph=in_graph)
+    graph = lower(Program(ranks=(rank,) * target.world), pricer.price)
+    targets = settled_targets(graph, target, shared=True)
+    core = Core(graph, [FluidModel(target.model, graph.classes, [])] * graph.gpus, targets)
+    return Engine(core).run(), core
+
+
+def _mean_clock_mhz(core: Core, gpu_index: int) -> float:
+    records = core.recorder
+    steps = [
+        (t, records.states[s].clock_hz)
+        for g, t, s in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True)
+        if g == gpu_index
+    ]
+    ends = [t for t, _ in steps[1:]] + [records.end_ps]
+    weight = sum(end - t for (t, _), end in zip(steps, ends, strict=True))
+    return sum((end - t) * f for (t, f), end in zip(steps, ends, strict=True)) / weight / 1e6
+
+
+def _gemm(inputs: Inputs) -> Prediction:
+    return _works(
+        inputs,
+        GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType(inputs.get("dtype", "bf16"))),
+    )
+
+
+def _attention(inputs: Inputs) -> Prediction:
+    decode = inputs["phase"] == "decode"
+    return _works(
+        inputs,
+        AttentionWork(
+            batch=inputs["batch"],
+            q_len=1 if decode else inputs["seq_len"],
+            kv_len=inputs.get("kv_len") or inputs["seq_len"],
+            q_heads=inputs["q_heads"],
+            kv_heads=inputs["kv_heads"],
+            head_dim=inputs["head_dim"],
+            causal=bool(inputs.get("causal", True)) and not decode,
+        ),
+    )
+
+
+def _elementwise(inputs: Inputs) -> Prediction:
+    rows = inputs.get("tokens") or inputs.get("rows") or 1
+    return _works(
+        inputs,
+        ElementwiseWork(
+            op=Elementwise(inputs["kind"]),
+            rows=rows,
+            width=inputs.get("width") or inputs["bytes_moved"] // rows,
+            bytes_moved=inputs["bytes_moved"],
+        ),
+    )
+
+
+def _grouped(inputs: Inputs) -> Prediction:
+    fields = ("experts", "rows", "distinct", "tiles128", "n", "k")
+    return _works(inputs, GroupedGemmWork(**{f: inputs[f] for f in fields}))
+
+
+def _collective(inputs: Inputs) -> Prediction:
+    work = CollectiveWork(
+        op=CollectiveOp(inputs["op"]),
+        ranks=tuple(range(inputs["world"])),
+        buffer_bytes=inputs["bytes"],
+        ctas=inputs.get("ctas"),
+    )
+    return _works(inputs, work)
+
+
+def _in_context(inputs: Inputs) -> Prediction:
+    m, n, k = inputs["gemm_mnk"]
+    works: list[Work] = [GemmWork(m=m, n=n, k=k)]
+    if inputs["collective"] != "none":
+        works.append(
+            CollectiveWork(
+                op=CollectiveOp(inputs["collective"]),
+                ranks=tuple(range(inputs["world"])),
+                buffer_bytes=inputs["bytes"],
+                ctas=inputs.get("ctas"),
+            )
+        )
+    return _works(inputs, *works, in_graph=True, gap=len(works) > 1)
+
+
+PREDICTORS: dict[str, Callable[[Inputs], Prediction]] = {
+    "model_step": _model_step,
+    "gemm": _gemm,
+    "attention": _attention,
+    "grouped_gemm": _grouped,
+    "collective": _collective,
+    "in_context": _in_context,
+} | {op.value: _elementwise for op in Elementwise}
+
+SKIPPED = {
+    "host": "describes the machine, measures nothing",
+    "idle": "an input of the fit: idle power is a coefficient",
+    "alone": "kind of a later issue (contention)",
+    "together": "kind of a later issue (contention)",
+    "duty": "kind of a later issue (limiters in time)",
+    "transient": "kind of a later issue (limiters in time)",
+    "small_kernels": "kind of a later issue (eager chains)",
+    "ring_attention": "kind of a later issue (ring attention)",
+    "dit_step": "kind of a later issue (video diffusion)",
+}

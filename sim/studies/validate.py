@@ -1,0 +1,144 @@
+"""``wattline validate``: predict every record, compare, and say how large the errors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sim.errors import SimError
+from sim.studies.predict import NotPredicted, Prediction, predict
+from sim.studies.records import Record, read_records
+
+OUTPUTS = ("latency_s", "energy_j", "power_w", "sm_clock_mhz")
+# Kinds whose clock the records resolve (a mixed step's NVML median is no measure of any kernel's clock).
+CLOCK_KINDS = frozenset({"gemm", "attention", "grouped_gemm", "duty"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One record beside its prediction; ``skipped`` is the reason where there is none."""
+
+    record: Record
+    predicted: Prediction | None
+    fitted: bool
+    skipped: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The row in the fixed JSON contract."""
+        return {
+            "file": str(self.record.path),
+            "line": self.record.line,
+            "kind": self.record.kind,
+            "measured": {name: self.record.measured.get(name) for name in OUTPUTS},
+            "predicted": {name: getattr(self.predicted, name, None) for name in OUTPUTS},
+            "fitted": self.fitted,
+            "skipped": self.skipped,
+        }
+
+    def error(self, output: str) -> float | None:
+        """Signed relative error of ``latency_s`` or ``energy_j``; None where either side is missing."""
+        measured = self.record.measured.get(output)
+        predicted = getattr(self.predicted, output, None)
+        return predicted / measured - 1.0 if measured and predicted is not None else None
+
+    def clock_error_mhz(self) -> float | None:
+        """Mean clock error over GPUs, for kinds whose clock was measured."""
+        measured = self.record.measured.get("sm_clock_mhz")
+        if self.record.kind not in CLOCK_KINDS or not measured or not self.predicted or not self.predicted.sm_clock_mhz:
+            return None
+        return sum(self.predicted.sm_clock_mhz) / len(self.predicted.sm_clock_mhz) - sum(measured) / len(measured)
+
+
+def validate(paths: Sequence[Path], *, step: Callable[[], None] = lambda: None) -> list[Row]:
+    """Predict the records of ``paths`` in file order; ``step`` is called after each row."""
+    fitted_rows = _fitted_rows()
+    rows = []
+    for path in paths:
+        for record in read_records(path):
+            predicted, skipped = None, None
+            try:
+                predicted = predict(record.kind, record.inputs)
+            except NotPredicted as reason:
+                skipped = str(reason)
+            except Exception as error:
+                if not _is_input_error(error):
+                    raise
+                skipped = str(error)
+            rows.append(
+                Row(record=record, predicted=predicted, fitted=record.digest in fitted_rows, skipped=skipped)
+            )
+            step()
+    return rows
+
+
+def error_table(rows: Sequence[Row], by: Sequence[str] = ()) -> pd.DataFrame:
+    """One line a (file, kind, by...): n and absolute percentage errors as fractions."""
+    table = pd.DataFrame(
+        [
+            {
+                "file": row.record.path.name,
+                "path": str(row.record.path),
+                "kind": row.record.kind,
+                "by": tuple((field, _plain(row.record.inputs.get(field))) for field in by),
+                "latency": row.error("latency_s"),
+                "energy": row.error("energy_j"),
+                "clock": row.clock_error_mhz(),
+                "skipped": row.skipped is not None,
+            }
+            for row in rows
+        ]
+    )
+    lines = []
+    for (path, kind, group), part in table.groupby(["path", "kind", "by"], sort=False):
+        latency, energy = part["latency"].dropna().abs(), part["energy"].dropna().abs()
+        lines.append(
+            {
+                "file": path,
+                "kind": kind,
+                "by": dict(group),
+                "n": int((~part["skipped"]).sum()),
+                "latency_mape": _mean(latency),
+                "latency_median_ape": _median(latency),
+                "latency_max_ape": _max(latency),
+                "latency_bias": _mean(part["latency"].dropna()),
+                "energy_mape": _mean(energy),
+                "energy_median_ape": _median(energy),
+                "energy_max_ape": _max(energy),
+                "energy_bias": _mean(part["energy"].dropna()),
+                "clock_mae_mhz": _mean(part["clock"].dropna().abs()),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _mean(values: pd.Series[float]) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _median(values: pd.Series[float]) -> float | None:
+    return float(values.median()) if len(values) else None
+
+
+def _max(values: pd.Series[float]) -> float | None:
+    return float(values.max()) if len(values) else None
+
+
+def _is_input_error(error: Exception) -> bool:
+    from hardware.errors import HardwareError
+    from workloads.errors import WorkloadError
+
+    return isinstance(error, SimError | HardwareError | WorkloadError)
+
+
+def _fitted_rows() -> frozenset[str]:
+    from hardware.profile import fitted_row_digests
+
+    return fitted_row_digests()

@@ -1,0 +1,203 @@
+"""Toy kernels, a graph builder and a plain heap driver for engine tests."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hardware.laws.terms import KernelTerms
+from sim.engine.core import Core, Flow
+from sim.engine.driver import Engine
+from sim.engine.fluid import FluidModel, GpuModel
+from sim.engine.graph import KernelClass, KernelGraph
+from sim.engine.record import Recorder
+
+GPU = GpuModel(
+    sms=100,
+    max_clock_hz=2e9,
+    min_clock_hz=0.5e9,
+    reference_clock_hz=2e9,
+    clock_step_hz=0.0,
+    hbm_bytes_per_s=1e12,
+    link_bytes_per_s=1e11,
+    idle_w=lambda clock_hz: 100.0 * clock_hz / 2e9,
+    voltage_scale=lambda clock_hz: (clock_hz / 2e9) ** 2,
+)
+# 100 blocks of 20,000 cycles: one wave of 10 us at 2 GHz on 100 SMs, 1 mJ of core energy (100 W).
+COMPUTE = KernelClass(
+    name="gemm",
+    family="gemm",
+    terms=KernelTerms(floor_s=0.0, blocks=100, cycles_per_block=20_000.0, core_energy_j=1e-3),
+)
+# 10 MB at 1 TB/s: 10 us, at any clock.
+COPY = KernelClass(
+    name="copy",
+    family="elementwise",
+    terms=KernelTerms(
+        floor_s=0.0, blocks=50, cycles_per_block=0.0, hbm_bytes=1e7, hbm_bytes_per_s=1e12, hbm_energy_j=1e-3
+    ),
+)
+# 1 MB over a 0.1 TB/s port: 10 us; 10 SMs; a rank that waits for others burns 40 W above idle.
+REDUCE = KernelClass(
+    name="all_reduce",
+    family="communication",
+    terms=KernelTerms(
+        floor_s=0.0, blocks=5, sms_per_block=2.0, cycles_per_block=0.0, link_bytes=1e6,
+        link_bytes_per_s=1e11, link_energy_j=5e-4, waiting_power_w=40.0,
+    ),
+    collective=True,
+    priority=-1,
+)  # fmt: skip
+
+
+def with_terms(kernel: KernelClass, **changes: object) -> KernelClass:
+    """A variant of a class with other terms."""
+    return replace(kernel, terms=replace(kernel.terms, **changes))  # type: ignore[arg-type]
+
+
+def graph(
+    *queues: tuple[int, list[KernelClass | tuple[KernelClass, int]]],
+    edges: tuple[tuple[int, int], ...] = (),
+    issue_ps: list[int] | None = None,
+) -> KernelGraph:
+    """A graph from (gpu, kernels) queues; a pair (class, id) is this rank's part of collective ``id``."""
+    classes: list[KernelClass] = []
+    op_class: list[int] = []
+    op_gpu: list[int] = []
+    op_queue: list[int] = []
+    op_collective: list[int] = []
+    members: dict[int, list[int]] = {}
+    queue_ops: list[list[int]] = []
+    stream_count: dict[int, int] = {}
+    streams: list[int] = []
+    for queue, (gpu, kernels) in enumerate(queues):
+        queue_ops.append([])
+        streams.append(stream_count.get(gpu, 0))
+        stream_count[gpu] = streams[-1] + 1
+        for item in kernels:
+            kernel, collective = item if isinstance(item, tuple) else (item, -1)
+            if kernel not in classes:
+                classes.append(kernel)
+            op = len(op_class)
+            queue_ops[-1].append(op)
+            op_class.append(classes.index(kernel))
+            op_gpu.append(gpu)
+            op_queue.append(queue)
+            op_collective.append(collective)
+            if collective >= 0:
+                members.setdefault(collective, []).append(op)
+    successors: dict[int, tuple[int, ...]] = {}
+    blocked: dict[int, int] = {}
+    for before, after in edges:
+        successors[before] = (*successors.get(before, ()), after)
+        blocked[after] = blocked.get(after, 0) + 1
+    return KernelGraph(
+        gpus=max(gpu for gpu, _ in queues) + 1,
+        classes=tuple(classes),
+        op_class=op_class,
+        op_gpu=op_gpu,
+        op_queue=op_queue,
+        op_segment=[0] * len(op_class),
+        op_collective=op_collective,
+        queue_gpu=tuple(gpu for gpu, _ in queues),
+        queue_stream=tuple(streams),
+        queue_ops=tuple(queue_ops),
+        successors=successors,
+        predecessor_count=blocked,
+        collective_members=[tuple(members.get(i, ())) for i in range(max(members, default=-1) + 1)],
+        segments=(("test", "all", 0),),
+        issue_ps=issue_ps,
+    )
+
+
+def core_of(g: KernelGraph, limit_w: float = 1e9, gpu: GpuModel = GPU, pool: list[float] | None = None) -> Core:
+    """A fresh core with one model for all GPUs."""
+    return Core(g, [FluidModel(gpu, g.classes, [])] * g.gpus, [limit_w] * g.gpus, pool)
+
+
+def run(g: KernelGraph, limit_w: float = 1e9, gpu: GpuModel = GPU, pool: list[float] | None = None) -> Recorder:
+    """Run on SimPy."""
+    return Engine(core_of(g, limit_w, gpu, pool)).run()
+
+
+def spans(g: KernelGraph, records: Recorder) -> list[tuple[str, int, float, float]]:
+    """(name, gpu, start us, end us) in order of start."""
+    rows = [
+        (g.classes[g.op_class[op]].name, g.op_gpu[op], start / 1e6, end / 1e6)
+        for op, start, end in zip(records.span_op, records.span_start_ps, records.span_end_ps, strict=True)
+    ]
+    return sorted(rows, key=lambda row: (row[2], row[1], row[0]))
+
+
+class HeapDriver:
+    """The driver protocol on a bare heap: a second opinion on the SimPy driver."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.now = 0
+        self.queue: list[tuple[int, int, int, object]] = []
+        self.counter = itertools.count()
+        self.blocked = dict(core.graph.predecessor_count)
+        self.next: list[Iterator[int]] = [iter(ops) for ops in core.graph.queue_ops]
+        self.held: dict[int, int] = {}
+        self.settling = False
+
+    def arm(self, flows: list[Flow], due_ps: int) -> None:
+        heapq.heappush(self.queue, (due_ps, 1, next(self.counter), flows))
+
+    def want_settle(self) -> None:
+        if not self.settling:
+            self.settling = True
+            heapq.heappush(self.queue, (self.now, 3, next(self.counter), None))
+
+    def finished(self, op: int) -> None:
+        graph = self.core.graph
+        heapq.heappush(self.queue, (self.now, 1, next(self.counter), ("go", graph.op_queue[op])))
+        for successor in graph.successors.get(op, ()):
+            self.blocked[successor] -= 1
+            if not self.blocked[successor] and successor in self.held:
+                self.held.pop(successor)
+                heapq.heappush(self.queue, (self.now, 1, next(self.counter), ("submit", successor)))
+
+    def advance(self, queue: int) -> None:
+        op = next(self.next[queue], None)
+        if op is None:
+            return
+        issue = self.core.graph.issue_ps
+        if issue is not None and issue[op] > self.now:
+            self.core.scheduled += 1
+            heapq.heappush(self.queue, (issue[op], 1, next(self.counter), ("issued", op)))
+        else:
+            self.offer(op)
+
+    def offer(self, op: int) -> None:
+        if self.blocked.get(op):
+            self.held[op] = op
+        else:
+            self.core.submit(op, self.now)
+
+    def run(self) -> Recorder:
+        core, last = self.core, 0
+        core.start(self)
+        for queue in range(len(self.next)):
+            self.advance(queue)
+        while core.left and self.queue:
+            self.now, _, _, what = heapq.heappop(self.queue)
+            left = core.left
+            match what:
+                case None:
+                    self.settling = False
+                    core.settle(self.now)
+                case ("go", int(queue)):
+                    self.advance(queue)
+                case ("submit", int(op)):
+                    core.submit(op, self.now)
+                case ("issued", int(op)):
+                    core.scheduled -= 1
+                    self.offer(op)
+                case list(flows):
+                    core.due(flows, self.now)
+            last = self.now if core.left != left else last
+        return core.finish(last)

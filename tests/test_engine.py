@@ -1,0 +1,193 @@
+"""Engine stories with literal endings, laws, deadlocks, and a second driver with byte-equal records."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.engine.driver import Engine
+from sim.engine.fluid import share
+from sim.engine.record import Recorder
+from sim.errors import DeadlockError
+from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, HeapDriver, core_of, graph, run, spans, with_terms
+
+
+def energy_of_steps(records: Recorder) -> float:
+    """The integral of the power steps, summed independently of the engine's own bookkeeping."""
+    total = 0.0
+    for gpu in set(records.step_gpu):
+        steps = [
+            (t, records.states[s].power_w)
+            for g, t, s in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True)
+            if g == gpu
+        ]
+        ends = [t for t, _ in steps[1:]] + [records.end_ps]
+        total += math.fsum(w * (end - t) * 1e-12 for (t, w), end in zip(steps, ends, strict=True))
+    return total
+
+
+def test_a_kernel_alone_ends_at_its_laws_picosecond_with_its_laws_joules() -> None:
+    g = graph((0, [COMPUTE]))
+    records = run(g)
+    assert records.end_ps == 10_000_000
+    # 100 W idle and 1 mJ of its own over 10 us
+    assert records.span_energy_j[0] == pytest.approx(100.0 * 10e-6 + 1e-3, rel=1e-12)
+
+
+def test_one_stream_is_in_order_and_two_streams_share_the_sms() -> None:
+    half = with_terms(COMPUTE, blocks=50)
+    serial = graph((0, [half, half]))
+    parallel = graph((0, [half]), (0, [half]))
+    assert spans(serial, run(serial)) == [("gemm", 0, 0.0, 10.0), ("gemm", 0, 10.0, 20.0)]
+    assert spans(parallel, run(parallel)) == [("gemm", 0, 0.0, 10.0), ("gemm", 0, 0.0, 10.0)]
+
+
+def test_a_kernel_that_finds_too_few_sms_starts_small_and_grows() -> None:
+    # The copy holds 50 SMs for 10 us; the GEMM gets the other 50 (two waves: half speed), then all 100.
+    g = graph((0, [COPY]), (0, [COMPUTE]))
+    assert spans(g, run(g)) == [("copy", 0, 0.0, 10.0), ("gemm", 0, 0.0, 15.0)]
+
+
+def test_the_second_full_gpu_kernel_waits_for_the_first() -> None:
+    g = graph((0, [COMPUTE]), (0, [COMPUTE]))
+    assert spans(g, run(g)) == [("gemm", 0, 0.0, 10.0), ("gemm", 0, 10.0, 20.0)]
+
+
+def test_a_collective_starts_in_the_tail_of_a_gemm() -> None:
+    # 150 blocks on 100 SMs: two waves of 10 us; the second needs 50 SMs, so the all-reduce (10 SMs) starts at 10 us.
+    tall = with_terms(COMPUTE, blocks=150)
+    g = graph((0, [COMPUTE, tall]), (0, [COPY, (REDUCE, 0)]), edges=((0, 3),))
+    assert ("all_reduce", 0, 20.0, 30.0) in spans(g, run(g))
+
+
+def test_priority_decides_who_gets_free_sms_not_the_order_of_creation() -> None:
+    first = graph((0, [COMPUTE, COMPUTE]), (0, [COMPUTE, (REDUCE, 0)]))
+    swapped = graph((0, [COMPUTE, (REDUCE, 0)]), (0, [COMPUTE, COMPUTE]))
+    # It becomes ready at 20 or 10 us and each time passes the GEMM that has been waiting longer.
+    for g, start_us in ((first, 20.0), (swapped, 10.0)):
+        [reduce] = [row for row in spans(g, run(g)) if row[0] == "all_reduce"]
+        assert reduce[2] == start_us
+
+
+def test_taking_sms_from_the_pool_changes_the_timeline() -> None:
+    g = graph((0, [COMPUTE]))
+    assert run(g).end_ps == 10_000_000
+    assert run(g, pool=[50.0]).end_ps == 20_000_000
+
+
+def test_a_spinning_rank_waits_at_waiting_power() -> None:
+    g = graph((0, [(REDUCE, 0)]), (1, [COMPUTE, (REDUCE, 0)]))
+    records = run(g)
+    assert spans(g, records) == [
+        ("all_reduce", 0, 0.0, 20.0),
+        ("gemm", 1, 0.0, 10.0),
+        ("all_reduce", 1, 10.0, 20.0),
+    ]
+    by_op = dict(zip(records.span_op, records.span_energy_j, strict=True))
+    assert by_op[0] == pytest.approx((100 + 40) * 10e-6 + 100 * 10e-6 + 5e-4, rel=1e-9)
+    assert by_op[2] == pytest.approx(100 * 10e-6 + 5e-4, rel=1e-9)
+
+
+def test_links_are_shared_fairly_and_a_collective_goes_at_its_slowest_member() -> None:
+    other = with_terms(REDUCE, link_bytes=2e6)
+    g = graph((0, [(REDUCE, 0)]), (0, [(other, 1)]), (1, [(REDUCE, 0)]), (1, [(other, 1)]))
+    # each gets half of the port: 1 MB in 20 us; then the other has 1 MB left at full speed: 10 us more
+    assert [(n, e) for n, gpu, _, e in spans(g, run(g)) if gpu == 0] == [("all_reduce", 20.0), ("all_reduce", 30.0)]
+
+
+def test_memory_is_shared_by_weight() -> None:
+    light = with_terms(COPY, blocks=50, hbm_weight_per_sm=0.25)
+    g = graph((0, [COPY]), (0, [light]))
+    # weights 50 and 12.5: 0.8 and 0.2 TB/s; after 12.5 us the light one has 7.5 MB left at 1 TB/s
+    assert [row[3] for row in spans(g, run(g))] == [12.5, 20.0]
+
+
+def test_the_governor_lowers_the_clock_until_the_power_target_is_met() -> None:
+    # P(f) = 100 f + 100 f^2 * f with f = clock / 2 GHz: 100 W at f = 0.682328
+    records = run(graph((0, [COMPUTE])), limit_w=100.0)
+    [state] = [records.states[s] for s in records.step_state][:1]
+    assert state.power_w == pytest.approx(100.0, abs=1e-6)
+    assert state.clock_hz == pytest.approx(0.682328 * 2e9, rel=1e-5)
+    assert records.end_ps == pytest.approx(10e6 / 0.682328, rel=1e-5)
+
+
+def test_a_stepped_clock_takes_the_highest_step_below_the_target() -> None:
+    from dataclasses import replace
+
+    stepped = replace(GPU, clock_step_hz=15e6)
+    records = run(graph((0, [COMPUTE])), limit_w=100.0, gpu=stepped)
+    assert records.states[records.step_state[0]].clock_hz == 1_355_000_000.0  # 0.5 GHz + 57 steps; next is 1.370
+
+
+def test_eager_kernels_wait_for_the_host() -> None:
+    g = graph((0, [COMPUTE, COMPUTE]), issue_ps=[4_000_000, 30_000_000])
+    assert spans(g, run(g)) == [("gemm", 0, 4.0, 14.0), ("gemm", 0, 30.0, 40.0)]
+
+
+def test_crossed_collectives_are_a_named_deadlock() -> None:
+    wide = with_terms(REDUCE, blocks=50)
+    g = graph((0, [(wide, 0), (wide, 1)]), (1, [(wide, 1), (wide, 0)]))
+    with pytest.raises(DeadlockError, match=r"collective 0 \(all_reduce\) has GPUs \[0\], misses \[1\]"):
+        run(g)
+
+
+def test_a_missing_rank_is_a_named_deadlock() -> None:
+    g = graph((0, [(REDUCE, 0)]), (1, [COMPUTE, (REDUCE, 0)]), edges=((2, 1),))
+    with pytest.raises(DeadlockError, match=r"collective 0 \(all_reduce\) has GPUs \[0\], misses \[1\]"):
+        run(g)
+
+
+def test_cyclic_dependencies_are_a_deadlock() -> None:
+    g = graph((0, [COMPUTE]), (0, [COPY]), edges=((0, 1), (1, 0)))
+    with pytest.raises(DeadlockError, match="cyclic dependencies"):
+        run(g)
+
+
+@given(
+    demands=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=6),
+    weights=st.lists(st.floats(0.1, 10.0), min_size=6, max_size=6),
+    capacity=st.floats(0.1, 200.0),
+)
+def test_max_min_shares_are_feasible_and_leave_nothing_unused(
+    demands: list[float], weights: list[float], capacity: float
+) -> None:
+    granted = share(demands, weights[: len(demands)], capacity)
+    assert all(0.0 <= g <= d * (1 + 1e-9) for g, d in zip(granted, demands, strict=True))
+    assert math.fsum(granted) == pytest.approx(min(capacity, math.fsum(demands)), rel=1e-9, abs=1e-12)
+
+
+KERNELS = (COMPUTE, COPY, with_terms(COMPUTE, blocks=150), with_terms(COPY, hbm_weight_per_sm=3.0))
+PROGRAMS = st.lists(st.integers(0, len(KERNELS)), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(first=PROGRAMS, second=PROGRAMS, limit_w=st.sampled_from([1e9, 160.0, 90.0]))
+def test_laws_hold_for_any_program_on_both_drivers(first: list[int], second: list[int], limit_w: float) -> None:
+    queues = []
+    for gpu in range(2):
+        collective = iter(range(100))
+        main = [KERNELS[i] if i < len(KERNELS) else (REDUCE, next(collective)) for i in first]
+        side = [KERNELS[i % len(KERNELS)] for i in second[gpu:]]
+        queues += [(gpu, main), (gpu, side)] if side else [(gpu, main)]
+    g = graph(*queues)
+    simpy = Engine(core_of(g, limit_w)).run()
+    heap = HeapDriver(core_of(g, limit_w)).run()
+    for column in ("span_op", "span_start_ps", "span_end_ps", "span_energy_j", "step_gpu", "step_time_ps"):
+        assert getattr(simpy, column).tobytes() == getattr(heap, column).tobytes()
+    parts = math.fsum(simpy.span_energy_j) + math.fsum(simpy.idle_energy_j)
+    assert parts == pytest.approx(energy_of_steps(simpy), rel=1e-9)
+    assert len(simpy.span_op) == g.kernels
+    if limit_w < 1e9:
+        busy = [s for s in simpy.states if s.sms_busy]  # an idle GPU keeps its clock
+        assert all(s.power_w <= limit_w * (1 + 1e-9) or s.clock_hz == GPU.min_clock_hz for s in busy)
+        assert simpy.end_ps >= Engine(core_of(g)).run().end_ps
+
+
+def test_the_same_run_gives_the_same_bytes() -> None:
+    g = graph((0, [COMPUTE, (REDUCE, 0), COPY]), (1, [COPY, (REDUCE, 0), COMPUTE]), (0, [COPY]))
+    first, second = run(g, 150.0), run(g, 150.0)
+    assert first.span_end_ps.tobytes() == second.span_end_ps.tobytes()
+    assert first.span_energy_j.tobytes() == second.span_energy_j.tobytes()
