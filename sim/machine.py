@@ -35,7 +35,12 @@ class Machine:
 
 @lru_cache(maxsize=256)
 def machine(
-    gpu_name: str, world: int, power_cap_w: float | None, uncapped: bool, sm_clock_mhz: float | None, stepped: bool
+    gpu_name: str,
+    world: int,
+    power_cap_w: float | None,
+    uncapped: bool,
+    sm_clock_mhz: float | None,
+    stepped: bool,
 ) -> Machine:
     """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
     gpu = load_gpu(gpu_name)

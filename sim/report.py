@@ -90,7 +90,10 @@ def print_summary(run: Timeline, console: Console) -> None:
         table.add_column(column, justify="left" if column == "kernel class" else "right")
     for name, row in run.energy_by("family").iterrows():
         table.add_row(
-            str(name), f"{row['energy_j']:.4g}", f"{100 * row['share']:.1f} %", _time(float(row["duration_s"]))
+            str(name),
+            f"{row['energy_j']:.4g}",
+            f"{100 * row['share']:.1f} %",
+            _time(float(row["duration_s"])),
         )
     console.print(table)
 

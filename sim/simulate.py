@@ -26,7 +26,9 @@ TARGET_STEP_W = 2.0
 Progress = Callable[[str], None]
 
 
-def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None = None, **fields: Any) -> Timeline:
+def simulate(
+    scenario: Scenario | None = None, /, *, progress: Progress | None = None, **fields: Any
+) -> Timeline:
     """Simulate one scenario, given whole or as keywords, and return its :class:`Timeline`.
 
     >>> from sim import simulate

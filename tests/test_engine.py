@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -95,7 +96,10 @@ def test_links_are_shared_fairly_and_a_collective_goes_at_its_slowest_member() -
     other = with_terms(REDUCE, link_bytes=2e6)
     g = graph((0, [(REDUCE, 0)]), (0, [(other, 1)]), (1, [(REDUCE, 0)]), (1, [(other, 1)]))
     # each gets half of the port: 1 MB in 20 us; then the other has 1 MB left at full speed: 10 us more
-    assert [(n, e) for n, gpu, _, e in spans(g, run(g)) if gpu == 0] == [("all_reduce", 20.0), ("all_reduce", 30.0)]
+    assert [(n, e) for n, gpu, _, e in spans(g, run(g)) if gpu == 0] == [
+        ("all_reduce", 20.0),
+        ("all_reduce", 30.0),
+    ]
 
 
 def test_memory_is_shared_by_weight() -> None:
@@ -115,11 +119,11 @@ def test_the_governor_lowers_the_clock_until_the_power_target_is_met() -> None:
 
 
 def test_a_stepped_clock_takes_the_highest_step_below_the_target() -> None:
-    from dataclasses import replace
-
     stepped = replace(GPU, clock_step_hz=15e6)
     records = run(graph((0, [COMPUTE])), limit_w=100.0, gpu=stepped)
-    assert records.states[records.step_state[0]].clock_hz == 1_355_000_000.0  # 0.5 GHz + 57 steps; next is 1.370
+    assert (
+        records.states[records.step_state[0]].clock_hz == 1_355_000_000.0
+    )  # 0.5 GHz + 57 steps; next is 1.370
 
 
 def test_eager_kernels_wait_for_the_host() -> None:
@@ -165,7 +169,9 @@ PROGRAMS = st.lists(st.integers(0, len(KERNELS)), min_size=1, max_size=12)
 
 @settings(deadline=None, max_examples=60)
 @given(first=PROGRAMS, second=PROGRAMS, limit_w=st.sampled_from([1e9, 160.0, 90.0]))
-def test_laws_hold_for_any_program_on_both_drivers(first: list[int], second: list[int], limit_w: float) -> None:
+def test_laws_hold_for_any_program_on_both_drivers(
+    first: list[int], second: list[int], limit_w: float
+) -> None:
     queues = []
     for gpu in range(2):
         collective = iter(range(100))
@@ -183,7 +189,20 @@ def test_laws_hold_for_any_program_on_both_drivers(first: list[int], second: lis
     if limit_w < 1e9:
         busy = [s for s in simpy.states if s.sms_busy]  # an idle GPU keeps its clock
         assert all(s.power_w <= limit_w * (1 + 1e-9) or s.clock_hz == GPU.min_clock_hz for s in busy)
-        assert simpy.end_ps >= Engine(core_of(g)).run().end_ps
+
+
+@given(program=PROGRAMS)
+def test_serial_programs_are_never_slower_with_more_of_anything(program: list[int]) -> None:
+    g = graph((0, [KERNELS[i % len(KERNELS)] for i in program]))
+    base = run(g).end_ps
+    for better in (
+        replace(GPU, max_clock_hz=2.2e9),
+        replace(GPU, hbm_bytes_per_s=2e12),
+        replace(GPU, link_bytes_per_s=2e11),
+    ):
+        assert run(g, gpu=better).end_ps <= base
+    assert run(g, pool=[60.0]).end_ps >= base
+    assert run(g, limit_w=150.0).end_ps >= base
 
 
 def test_the_same_run_gives_the_same_bytes() -> None:

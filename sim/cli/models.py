@@ -35,7 +35,17 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps({"models": rows}, allow_nan=False))
         return
     table = Table()
-    for name in ("model", "parameters", "layers", "width", "heads", "KV heads", "ff", "experts", "vocabulary"):
+    for name in (
+        "model",
+        "parameters",
+        "layers",
+        "width",
+        "heads",
+        "KV heads",
+        "ff",
+        "experts",
+        "vocabulary",
+    ):
         table.add_column(name, justify="left" if name == "model" else "right")
     for row in rows:
         table.add_row(

@@ -15,8 +15,12 @@ from sim.cli.options import scenario_of, scenario_options
 @click.command("simulate")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @scenario_options
-@click.option("--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json or .json.gz)")
-@click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank")
+@click.option(
+    "--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json or .json.gz)"
+)
+@click.option(
+    "--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank"
+)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(

@@ -19,7 +19,13 @@ import click
 @click.option("--worst", default=5, show_default=True, help="how many of the worst rows to print")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
-    files: tuple[Path, ...], by: str, as_json: bool, csv: Path | None, plot: Path | None, worst: int, quiet: bool
+    files: tuple[Path, ...],
+    by: str,
+    as_json: bool,
+    csv: Path | None,
+    plot: Path | None,
+    worst: int,
+    quiet: bool,
 ) -> None:
     """Predict each record of FILES (JSON lines) from its inputs alone and print the errors."""
     from rich.console import Console

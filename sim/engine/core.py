@@ -73,7 +73,18 @@ class Entry:
 class Gpu:
     """One GPU's run state."""
 
-    __slots__ = ("clock_cap_hz", "energy_j", "free", "index", "integrated_ps", "limit_w", "model", "running", "state", "waiting")
+    __slots__ = (
+        "clock_cap_hz",
+        "energy_j",
+        "free",
+        "index",
+        "integrated_ps",
+        "limit_w",
+        "model",
+        "running",
+        "state",
+        "waiting",
+    )
 
     def __init__(self, index: int, model: FluidModel, limit_w: float, pool_sms: float) -> None:
         self.index = index
@@ -92,7 +103,11 @@ class Core:
     """Rules of one run over ``graph``; see the module docstring for the protocol."""
 
     def __init__(
-        self, graph: KernelGraph, models: list[FluidModel], limits_w: list[float], pool_sms: list[float] | None = None
+        self,
+        graph: KernelGraph,
+        models: list[FluidModel],
+        limits_w: list[float],
+        pool_sms: list[float] | None = None,
     ) -> None:
         sms = pool_sms or [float(model.gpu.sms) for model in models]
         self.graph = graph
@@ -127,9 +142,7 @@ class Core:
         else:
             known = self._flows.get(collective)
             if known is None:
-                known = self._flows[collective] = Flow(
-                    collective, len(graph.collective_members[collective])
-                )
+                known = self._flows[collective] = Flow(collective, len(graph.collective_members[collective]))
             flow = known
         class_id = graph.op_class[op]
         gpu = self.gpus[graph.op_gpu[op]]
@@ -400,7 +413,9 @@ class Core:
         for collective, flow in sorted(self._flows.items()):
             if flow.missing:
                 arrived = sorted(e.gpu.index for e in flow.entries)
-                missing = sorted({graph.op_gpu[o] for o in graph.collective_members[collective]} - set(arrived))
+                missing = sorted(
+                    {graph.op_gpu[o] for o in graph.collective_members[collective]} - set(arrived)
+                )
                 op = graph.collective_members[collective][0]
                 name = graph.classes[graph.op_class[op]].name
                 queued = sorted(g.index for g in self.gpus for e in g.waiting if e.flow is flow)
@@ -421,4 +436,3 @@ def _by_key(entry: Entry) -> tuple[int, int, int]:
 
 def _canonical(entry: Entry) -> tuple[int, float, int]:
     return (entry.class_id, entry.sms, entry.op)
-

@@ -23,7 +23,9 @@ class Due(Event):  # type: ignore[misc]
 
     __slots__ = ("flows",)
 
-    def __init__(self, env: Environment, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
+    def __init__(
+        self, env: Environment, flows: list[Flow], delay: int, callback: Callable[[Any], None]
+    ) -> None:
         # What simpy.events.Timeout does in its constructor; private fields are touched only here.
         self.env = env
         self.callbacks = [callback]

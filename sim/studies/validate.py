@@ -48,9 +48,16 @@ class Row:
     def clock_error_mhz(self) -> float | None:
         """Mean clock error over GPUs, for kinds whose clock was measured."""
         measured = self.record.measured.get("sm_clock_mhz")
-        if self.record.kind not in CLOCK_KINDS or not measured or not self.predicted or not self.predicted.sm_clock_mhz:
+        if (
+            self.record.kind not in CLOCK_KINDS
+            or not measured
+            or not self.predicted
+            or not self.predicted.sm_clock_mhz
+        ):
             return None
-        return sum(self.predicted.sm_clock_mhz) / len(self.predicted.sm_clock_mhz) - sum(measured) / len(measured)
+        return sum(self.predicted.sm_clock_mhz) / len(self.predicted.sm_clock_mhz) - sum(measured) / len(
+            measured
+        )
 
 
 def validate(paths: Sequence[Path], *, step: Callable[[], None] = lambda: None) -> list[Row]:

@@ -35,14 +35,18 @@ def print_groups(groups: pd.DataFrame, console: Console) -> None:
 
 def print_worst(rows: Sequence[Row], count: int, console: Console) -> None:
     """The rows with the largest error of either kind, and why rows were skipped."""
-    scored = [(max(abs(row.error("latency_s") or 0.0), abs(row.error("energy_j") or 0.0)), row) for row in rows]
+    scored = [
+        (max(abs(row.error("latency_s") or 0.0), abs(row.error("energy_j") or 0.0)), row) for row in rows
+    ]
     worst = sorted((item for item in scored if item[0] > 0), key=lambda item: -item[0])[:count]
     if worst:
         table = Table(title="Worst rows", title_justify="left")
         for name in ("file:line", "kind", "latency error", "energy error", "fitted", "inputs"):
             table.add_column(name, overflow="fold")
         for _, row in worst:
-            inputs = {k: v for k, v in row.record.inputs.items() if k not in ("kind", "gpu") and v is not None}
+            inputs = {
+                k: v for k, v in row.record.inputs.items() if k not in ("kind", "gpu") and v is not None
+            }
             table.add_row(
                 f"{row.record.path.name}:{row.record.line}",
                 row.record.kind,
