@@ -9,7 +9,7 @@ from typing import Literal
 Confidence = Literal["high", "medium", "low"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuSpec:
     """One GPU as sold, in SI units (Hz, bytes, W; FLOP/s at ``reference_clock_hz``).
 

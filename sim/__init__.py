@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
-    from sim.simulate import simulate
+    from sim.runner import simulate
     from sim.timeline import Timeline
 
 __all__ = ["Scenario", "Timeline", "simulate"]
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return Timeline
     if name == "simulate":
-        from sim.simulate import simulate
+        from sim.runner import simulate
 
         return simulate
     raise AttributeError(f"module 'sim' has no attribute '{name}'")

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from hardware.gpu import GpuSpec
-from hardware.laws.attention import attention_decode_terms, attention_prefill_terms
-from hardware.laws.collective import collective_terms
-from hardware.laws.elementwise import elementwise_terms
-from hardware.laws.gemm import gemm_terms
-from hardware.laws.grouped import grouped_gemm_terms
+
+from hardware.laws.price import (
+    attention_decode_terms,
+    attention_prefill_terms,
+    collective_terms,
+    elementwise_terms,
+    gemm_terms,
+    grouped_gemm_terms,
+)
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile
 from sim.engine.graph import KernelClass
@@ -52,7 +56,14 @@ class Pricer:
         match work:
             case GemmWork():
                 return gemm_terms(
-                    profile, gpu, m=work.m, n=work.n, k=work.k, dtype=work.dtype.value, count=work.count
+                    profile,
+                    gpu,
+                    m=work.m,
+                    n=work.n,
+                    k=work.k,
+                    dtype=work.dtype.value,
+                    out_bytes=work.out_dtype.bytes,
+                    count=work.count,
                 )
             case AttentionWork() if work.decode:
                 return attention_decode_terms(
@@ -63,7 +74,7 @@ class Pricer:
                     q_heads=work.q_heads,
                     kv_heads=work.kv_heads,
                     head_dim=work.head_dim,
-                    dtype=work.dtype.value,
+                    kv_bytes=work.kv_dtype.bytes,
                 )
             case AttentionWork():
                 return attention_prefill_terms(
@@ -76,7 +87,6 @@ class Pricer:
                     kv_heads=work.kv_heads,
                     head_dim=work.head_dim,
                     causal=work.causal,
-                    dtype=work.dtype.value,
                 )
             case ElementwiseWork():
                 return elementwise_terms(
@@ -84,8 +94,8 @@ class Pricer:
                     gpu,
                     op=work.op.value,
                     rows=work.rows,
-                    width=work.width,
                     bytes_moved=work.bytes_moved,
+                    launched_blocks=work.blocks or max(1, work.bytes_moved // 8192),
                 )
             case GroupedGemmWork():
                 return grouped_gemm_terms(
@@ -104,7 +114,7 @@ class Pricer:
                     gpu,
                     op=work.op.value,
                     world=len(work.ranks),
-                    bytes=work.buffer_bytes,
+                    buffer_bytes=work.buffer_bytes,
                     ctas=work.ctas,
                     in_graph=self.in_graph,
                 )

@@ -83,12 +83,16 @@ class AttentionWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseWork:
-    """A memory-bound kernel over ``rows`` x ``width`` elements that moves ``bytes_moved`` in all."""
+    """A memory-bound kernel over ``rows`` x ``width`` elements that moves ``bytes_moved`` in all.
+
+    ``blocks`` is the number of thread blocks where the launch of these may be what bounds it (rope).
+    """
 
     op: Elementwise
     rows: int
     width: int
     bytes_moved: int
+    blocks: int | None = None
     dtype: DType = DType.BF16
 
 

@@ -27,6 +27,7 @@ class KernelTerms:
     floor_s: float
     blocks: int
     cycles_per_block: float
+    tail_cycles: float = 0.0
     quantised: bool = True
     sms_per_block: float = 1.0
     hbm_bytes: float = 0.0
@@ -56,7 +57,7 @@ def waves(terms: KernelTerms, sms: float) -> float:
 
 def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
     """Seconds the kernel takes alone on ``sms`` SMs at ``sm_clock_hz`` with memory and links to itself."""
-    compute_s = waves(terms, sms) * terms.cycles_per_block / sm_clock_hz
+    compute_s = (waves(terms, sms) * terms.cycles_per_block + terms.tail_cycles) / sm_clock_hz
     active_sms = min(sms, terms.blocks * terms.sms_per_block)
     hbm_rate = min(terms.hbm_bytes_per_s, active_sms * terms.hbm_bytes_per_s_per_sm)
     transfer_s = max(

@@ -30,7 +30,7 @@ def command(
     from rich.console import Console
 
     from sim.report import print_summary, summary
-    from sim.simulate import simulate
+    from sim.runner import simulate
 
     scenario = scenario_of(file, fields)
     stderr = Console(file=sys.stderr)

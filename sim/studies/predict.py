@@ -13,7 +13,7 @@ from sim.engine.fluid import FluidModel
 from sim.lower import lower
 from sim.machine import Machine, machine
 from sim.scenario import Scenario
-from sim.simulate import settled_targets, simulate
+from sim.runner import settled_targets, simulate
 from sim.studies.records import MEASURED_FIELDS
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import (

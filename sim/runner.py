@@ -74,24 +74,23 @@ def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]
         ep_mode=scenario.ep_mode,
         sequence_parallel=scenario.sequence_parallel,
     )
-    common: dict[str, Any] = {
-        "batch": scenario.batch,
-        "seq_len": scenario.seq_len,
-        "layers": scenario.layers,
-        "lm_head": scenario.lm_head,
-        "dtype": workloads.DType(scenario.dtype),
-        "stack": scenario.stack,
-        "expert_skew": scenario.expert_skew,
-        "tokens_per_ep_rank": scenario.tokens_per_ep_rank,
-        "overlap_chunks": scenario.overlap_chunks,
-        "comm_ctas": scenario.comm_ctas,
-    }
+    options = workloads.Options(
+        layers=scenario.layers,
+        lm_head=scenario.lm_head,
+        dtype=workloads.DType(scenario.dtype),
+        stack=scenario.stack,
+        expert_skew=scenario.expert_skew,
+        tokens_per_ep_rank=scenario.tokens_per_ep_rank,
+        overlap_chunks=scenario.overlap_chunks,
+        comm_ctas=scenario.comm_ctas,
+    )
+    lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}
     own_batches = scenario.ep if scenario.ep_mode == "all_to_all" else 1
     if scenario.phase == "generate":
         assert scenario.output_len is not None
-        program = workloads.build_generate(model, layout, output_len=scenario.output_len, **common)
+        program = workloads.build_generate(model, layout, output_len=scenario.output_len, options=options, **lengths)
         return program, scenario.batch * scenario.output_len * own_batches
-    program = workloads.build_program(model, layout, phase=scenario.phase, **common)
+    program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
     return program, scenario.batch * per_sequence * own_batches
 

@@ -1,0 +1,71 @@
+"""Collective tables from loop rows; what a collective costs inside a step from in_context rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from hardware.calibrate.fit_kit import Row, Setting
+from hardware.laws.collective import DEFAULT_CTAS, CollectiveCoefficients, CollectiveTable, bus_bytes
+
+# From here on a loop's launch hides behind its transfer (bytes).
+LONG_BYTES = 64 * 2**20
+
+
+def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> CollectiveCoefficients:
+    """Tables per operation and world; step energies by non-negative least squares."""
+    idle_w = setting.curve.idle_w(setting.gpu.max_clock_hz)
+    tables: dict[tuple[str, int], list[tuple[int, int, float, float]]] = {}
+    for row in rows:
+        if row["kind"] == "collective":
+            watts = [p for p in row["power_w"] if p is not None]
+            above = float(np.mean(watts)) - idle_w if watts else 0.0
+            tables.setdefault((row["op"], row["world"]), []).append(
+                (row["ctas"] or DEFAULT_CTAS, row["bytes"], row["latency_s"], round(above, 3))
+            )
+    power_w, bus_j, call_j = _step_energy(rows, idle_w, gap_s)
+    return CollectiveCoefficients(
+        tables=tuple(
+            CollectiveTable(op=op, world=world, rows=tuple(sorted(points)))
+            for (op, world), points in sorted(tables.items())
+        ),
+        step_power_w=power_w,
+        bus_byte_energy_j=bus_j,
+        call_energy_j=call_j,
+        waiting_power_w=power_w,
+        sms_per_cta=2.0,
+        hbm_bytes_per_bus_byte=3.0,
+        hbm_weight_per_sm=1.0,
+    )
+
+
+def _step_energy(rows: Sequence[Row], idle_w: float, gap_s: float) -> tuple[float, float, float]:
+    """Watts above idle while a collective runs inside a step, J per bus byte, J per call.
+
+    Each in_context row's energy less that of the same GEMM alone, less idle over the added time, is the
+    collective's. Rows whose GEMM nears the power cap (m of 128 and more) are left out: their clock changes
+    with the collective beside it. Long transfers cost the same in a loop, so loop rows of 64 MiB and more
+    with the library's own number of blocks fix the energy per byte.
+    """
+    steps = [r for r in rows if r["kind"] == "in_context" and r["gemm_mnk"][0] < 128]
+    alone = {tuple(r["gemm_mnk"]): r for r in steps if r["collective"] == "none"}
+    features, energies = [], []
+    for row in steps:
+        if row["collective"] == "none":
+            continue
+        base = alone[tuple(row["gemm_mnk"])]
+        added_s = row["latency_s"] - base["latency_s"]
+        moved = bus_bytes(row["collective"], row["world"], row["bytes"])
+        features.append([added_s - gap_s, moved * 1e-9, 1e-3])
+        energies.append((row["energy_j"] - base["energy_j"]) / row["world"] - idle_w * added_s)
+    for row in rows:
+        if row["kind"] == "collective" and row["ctas"] is None and row["bytes"] >= LONG_BYTES and row["energy_j"]:
+            moved = bus_bytes(row["op"], row["world"], row["bytes"])
+            features.append([row["latency_s"], moved * 1e-9, 1e-3])
+            energies.append(row["energy_j"] / row["world"] - idle_w * row["latency_s"])
+    weights = [1.0 / (joules + 2e-4) for joules in energies]
+    w = np.asarray(weights)
+    solution, _ = nnls(np.asarray(features) * w[:, None], np.asarray(energies) * w)
+    return float(solution[0]), float(solution[1]) * 1e-9, float(solution[2]) * 1e-3

@@ -1,0 +1,166 @@
+"""Attention, elementwise and grouped-GEMM laws from their kernel rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hardware.calibrate.fit_kit import Row, Setting, fit_coefficients
+from hardware.laws.attention import (
+    DecodeCoefficients,
+    PrefillCoefficients,
+    decode_base_terms,
+    prefill_base_terms,
+)
+from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
+from hardware.laws.gemm import GemmCoefficients
+from hardware.laws.grouped import GroupedCoefficients, grouped_base_terms
+from hardware.laws.terms import KernelTerms
+
+PREFILL_START = PrefillCoefficients(
+    efficiency=0.66,
+    tile_overhead=1.3,
+    imbalance=4.0,
+    floor_s=3.5e-6,
+    flop_energy_j=1.6e-12,
+    call_energy_j=1e-4,
+    sm_power_w=40.0,
+)
+DECODE_START = DecodeCoefficients(
+    floor_s=5.8e-6,
+    split_s=1e-6,
+    hbm_bytes_per_s=3.1e12,
+    hbm_bytes_per_s_per_sm=60e9,
+    core_byte_energy_j=45e-12,
+    hbm_byte_energy_j=100e-12,
+    sm_power_w=20.0,
+)
+GROUPED_START = GroupedCoefficients(
+    floor_s=6e-6,
+    expert_s=35e-9,
+    tile_cycles=2600.0,
+    tile_cycles_per_k=7.0,
+    hbm_bytes_per_s=3.05e12,
+    hbm_bytes_per_s_per_sm=89e9,
+    sharpness=1.5,
+    flop_energy_j=1.4e-12,
+    padded_flop_energy_j=0.4e-12,
+    sm_power_w=40.0,
+    hbm_byte_energy_j=100e-12,
+)
+ELEMENTWISE_START = ElementwiseCoefficients(
+    floor_s=1.5e-6,
+    l2_bytes_per_s=7e12,
+    hbm_bytes_per_s=2.9e12,
+    blocks_per_s=None,
+    l2_byte_energy_j=30e-12,
+    hbm_byte_energy_j=70e-12,
+    sm_power_w=10.0,
+)
+# One block a (token, head) in rope: the rate at which the GPU launches blocks bounds it.
+ROPE_BLOCKS_PER_S = 1.7e9
+FREE_PREFILL = ("efficiency", "tile_overhead", "imbalance", "floor_s", "flop_energy_j", "call_energy_j", "sm_power_w")
+FREE_DECODE = ("floor_s", "split_s", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "core_byte_energy_j", "sm_power_w")
+FREE_GROUPED = (
+    "floor_s", "expert_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm",
+    "sharpness", "flop_energy_j", "padded_flop_energy_j", "sm_power_w",
+)  # fmt: skip
+FREE_ELEMENTWISE = (
+    "floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_energy_j", "hbm_byte_energy_j", "sm_power_w",
+)  # fmt: skip
+
+
+def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: Setting) -> KernelTerms:
+    """Uncorrected terms of a prefill attention row."""
+    return prefill_base_terms(
+        c,
+        batch=row["batch"],
+        q_len=row["seq_len"],
+        kv_len=row.get("kv_len") or row["seq_len"],
+        q_heads=row["q_heads"],
+        kv_heads=row["kv_heads"],
+        head_dim=row["head_dim"],
+        causal=bool(row.get("causal", True)),
+        element_bytes=2,
+        flops_per_cycle_per_sm=setting.gpu.tensor_flops_per_cycle_per_sm("bf16"),
+        hbm_bytes_per_s=gemm.hbm_bytes_per_s,
+        hbm_byte_energy_j=gemm.hbm_byte_energy_j,
+        sms=setting.gpu.sms,
+    )
+
+
+def decode_terms_of(c: DecodeCoefficients, row: Row, setting: Setting) -> KernelTerms:
+    """Uncorrected terms of a decode attention row."""
+    return decode_base_terms(
+        c,
+        batch=row["batch"],
+        kv_len=row["seq_len"],
+        q_heads=row["q_heads"],
+        kv_heads=row["kv_heads"],
+        head_dim=row["head_dim"],
+        kv_bytes=2,
+        sms=setting.gpu.sms,
+    )
+
+
+def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> KernelTerms:
+    """Uncorrected terms of a grouped GEMM row."""
+    return grouped_base_terms(
+        c,
+        experts=row["experts"],
+        rows=row["rows"],
+        distinct=row["distinct"],
+        tiles128=row["tiles128"],
+        n=row["n"],
+        k=row["k"],
+        element_bytes=2,
+        l2_bytes=setting.gpu.l2_bytes,
+        sms=setting.gpu.sms,
+    )
+
+
+def moved_bytes(row: Row) -> float:
+    """Bytes of an elementwise row; the MoE helpers' rows give rows and width only.
+
+    gather reads and writes each row; index_add multiplies (read, write) and adds (two reads, one write);
+    topk_sum multiplies eight rows (read, write), sums them (read) and writes one.
+    """
+    if "bytes_moved" in row:
+        return float(row["bytes_moved"])
+    passes = {"gather": 2.0, "index_add": 5.0, "topk_sum": 3.0 + 1.0 / 8.0}[row["kind"]]
+    return passes * row["rows"] * row["width"] * 2.0
+
+
+def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting) -> KernelTerms:
+    """Terms of an elementwise row."""
+    tokens = int(row.get("tokens") or row.get("rows") or 1)
+    moved = moved_bytes(row)
+    return elementwise_base_terms(
+        c,
+        rows=tokens,
+        bytes_moved=moved,
+        launched_blocks=tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192)),
+        l2_bytes=setting.gpu.l2_bytes,
+        max_clock_hz=setting.gpu.max_clock_hz,
+        sms=setting.gpu.sms,
+    )
+
+
+def fit_elementwise(
+    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float
+) -> dict[str, tuple[ElementwiseCoefficients, dict[str, float]]]:
+    """One set of coefficients a kernel name."""
+    fitted = {}
+    for kind in sorted({row["kind"] for row in rows}):
+        start = replace(ELEMENTWISE_START, hbm_byte_energy_j=0.7 * hbm_byte_energy_j)
+        free = FREE_ELEMENTWISE
+        if kind == "rope":
+            start = replace(start, blocks_per_s=ROPE_BLOCKS_PER_S)
+            free = (*free, "blocks_per_s")
+        if kind == "index_add":
+            start = replace(start, l2_bytes_per_s=1e12, hbm_bytes_per_s=1e12)
+        of_kind = [row for row in rows if row["kind"] == kind]
+        fitted[kind] = fit_coefficients(
+            of_kind, setting, start, free, lambda c, row: elementwise_terms_of(c, row, setting)
+        )
+    return fitted

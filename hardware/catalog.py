@@ -1,0 +1,135 @@
+"""The GPU catalog: one TOML file a GPU, every number with its source and confidence, loaded strictly."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import HardwareError
+from hardware.gpu import GpuSpec
+
+# What people say when they mean the SXM board.
+ALIASES = {
+    "v100": "v100-sxm2-32gb",
+    "a100": "a100-sxm-80gb",
+    "h100": "h100-sxm-80gb",
+    "h200": "h200-sxm-141gb",
+    "b200": "b200-sxm-180gb",
+}
+TEXT = ("id", "name", "architecture", "link")
+NUMBERS = (
+    "sms", "reference_clock_hz", "max_clock_hz", "min_clock_hz", "clock_step_hz", "memory_bytes",
+    "hbm_bytes_per_s", "l2_bytes", "link_bytes_per_s", "pcie_bytes_per_s", "tdp_w", "idle_w",
+)  # fmt: skip
+MAY_BE_ZERO = frozenset({"link_bytes_per_s"})  # no direct link: traffic goes over PCIe
+CONFIDENCES = ("high", "medium", "low")
+
+
+@lru_cache(maxsize=1)
+def list_gpus() -> tuple[str, ...]:
+    """Ids of all GPUs in the catalog, sorted."""
+    folder = files("hardware") / "data" / "gpus"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+@lru_cache(maxsize=64)
+def load_gpu(name: str) -> GpuSpec:
+    """A GPU by id, alias, unique prefix, or path to a .toml file of one's own.
+
+    >>> load_gpu("h100").id
+    'h100-sxm-80gb'
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        try:
+            return parse_gpu(path.read_text(encoding="utf-8"), where=name)
+        except OSError as error:
+            raise HardwareError(f"cannot read GPU file '{name}': {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise HardwareError(f"cannot read GPU file '{name}': not UTF-8 text (byte {error.start})") from None
+    known = list_gpus()
+    wanted = ALIASES.get(name.lower(), name.lower())
+    if wanted not in known:
+        starts = [gpu for gpu in known if gpu.startswith(wanted)]
+        if len(starts) > 1:
+            raise HardwareError(f"gpu = '{name}' fits several GPUs: {', '.join(starts)}: name one")
+        if not starts:
+            near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else "see 'wattline gpus'"
+            raise HardwareError(f"unknown gpu '{name}': {hint}")
+        wanted = starts[0]
+    text = (files("hardware") / "data" / "gpus" / f"{wanted}.toml").read_text(encoding="utf-8")
+    return parse_gpu(text, where=f"{wanted}.toml")
+
+
+def parse_gpu(text: str, *, where: str) -> GpuSpec:
+    """A GPU from TOML text; every problem is one line that names file, field, value and remedy."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(f"{where}: not valid TOML: {error}") from None
+    _refuse_unknown(data, (*TEXT, *NUMBERS, "tensor_flops_per_s"), where)
+    sources: dict[str, str] = {}
+    confidence: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    for field in TEXT:
+        value = data.get(field)
+        if not isinstance(value, str) or not value:
+            raise HardwareError(f"{where}: {field} = {value!r}: give a text")
+        fields[field] = value
+    for field in NUMBERS:
+        fields[field] = _figure(data, field, where, sources, confidence)
+    rates = data.get("tensor_flops_per_s")
+    if not isinstance(rates, dict) or not rates:
+        raise HardwareError(f"{where}: tensor_flops_per_s is missing: give a table of dense FLOP/s by dtype")
+    fields["tensor_flops_per_s"] = {
+        dtype: _figure(rates, dtype, f"{where}: tensor_flops_per_s", sources, confidence) for dtype in rates
+    }
+    if fields["sms"] != int(fields["sms"]):
+        raise HardwareError(f"{where}: sms = {fields['sms']:g}: give a whole number")
+    fields["sms"] = int(fields["sms"])
+    if fields["min_clock_hz"] > fields["max_clock_hz"]:
+        raise HardwareError(
+            f"{where}: min_clock_hz = {fields['min_clock_hz']:g} is above max_clock_hz = {fields['max_clock_hz']:g}"
+        )
+    if fields["idle_w"] >= fields["tdp_w"]:
+        raise HardwareError(f"{where}: idle_w = {fields['idle_w']:g} is not below tdp_w = {fields['tdp_w']:g}")
+    return GpuSpec(sources=sources, confidence=confidence, **fields)
+
+
+def _figure(
+    table: dict[str, Any], field: str, where: str, sources: dict[str, str], confidence: dict[str, Any]
+) -> float:
+    entry = table.get(field)
+    if entry is None:
+        raise HardwareError(f"{where}: {field} is missing: give {{ value, source, confidence }}")
+    if not isinstance(entry, dict):
+        raise HardwareError(f"{where}: {field} = {entry!r} has no source: give {{ value, source, confidence }}")
+    _refuse_unknown(entry, ("value", "source", "confidence"), f"{where}: {field}")
+    value, source = entry.get("value"), entry.get("source")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise HardwareError(f"{where}: {field} = {value!r}: give a finite number")
+    if value < 0 or (value == 0 and field not in MAY_BE_ZERO):
+        raise HardwareError(f"{where}: {field} = {value:g}: must be positive")
+    if not isinstance(source, str) or not source:
+        raise HardwareError(f"{where}: {field} = {value:g} has no source: say where it is from")
+    if entry.get("confidence") not in CONFIDENCES:
+        raise HardwareError(
+            f"{where}: {field}: confidence = {entry.get('confidence')!r}: give one of {', '.join(CONFIDENCES)}"
+        )
+    sources[field] = source
+    confidence[field] = entry["confidence"]
+    return float(value)
+
+
+def _refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise HardwareError(f"{where}: unknown key '{key}': {hint}")

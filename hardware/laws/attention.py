@@ -1,0 +1,136 @@
+"""Flash attention: prefill by blocks of 128 x 128 on tensor cores, decode by streaming the KV cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hardware.laws.terms import KernelTerms
+
+# Query and key rows of one block of the flash kernel (profiler traces: a persistent grid of one CTA per SM).
+BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCoefficients:
+    """``efficiency`` of the tensor peak inside blocks; ``tile_overhead`` in blocks per query tile;
+    ``imbalance`` in units of a tenth of the longest tile; energies per FLOP computed (masked half of the
+    diagonal blocks included)."""
+
+    efficiency: float
+    tile_overhead: float
+    imbalance: float
+    floor_s: float
+    flop_energy_j: float
+    call_energy_j: float
+    sm_power_w: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCoefficients:
+    """Streaming rate of the KV cache and what a call costs before the first byte."""
+
+    floor_s: float
+    split_s: float
+    hbm_bytes_per_s: float
+    hbm_bytes_per_s_per_sm: float
+    core_byte_energy_j: float
+    hbm_byte_energy_j: float
+    sm_power_w: float
+
+
+@lru_cache(maxsize=65536)
+def prefill_base_terms(
+    coefficients: PrefillCoefficients,
+    *,
+    batch: int,
+    q_len: int,
+    kv_len: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    causal: bool,
+    element_bytes: int,
+    flops_per_cycle_per_sm: float,
+    hbm_bytes_per_s: float,
+    hbm_byte_energy_j: float,
+    sms: int,
+) -> KernelTerms:
+    """Terms of one prefill attention call before correction.
+
+    A query tile of 128 rows meets ceil(kv / 128) key blocks, or those up to its diagonal when causal;
+    time = (blocks + overhead per tile) / SMs + a share of the longest tile, at least the longest tile.
+    """
+    c = coefficients
+    tiles = math.ceil(q_len / BLOCK)
+    keys = math.ceil(kv_len / BLOCK)
+    if causal:
+        # The last query row sees all keys; a tile's row of blocks ends at its diagonal.
+        first = max(keys - tiles, 0)
+        per_head = sum(min(first + i + 1, keys) for i in range(tiles)) if tiles < 4096 else tiles * (keys + 1) // 2
+    else:
+        per_head = tiles * keys
+    heads = batch * q_heads
+    blocks = heads * per_head
+    longest = float(keys)
+    block_cycles = 4.0 * BLOCK * BLOCK * head_dim / (flops_per_cycle_per_sm * c.efficiency)
+    work = blocks + c.tile_overhead * heads * tiles
+    total_tiles = heads * tiles
+    flops = 4.0 * blocks * BLOCK * BLOCK * head_dim
+    hbm_bytes = float(element_bytes * batch * head_dim * (2 * q_len * q_heads + 2 * kv_len * kv_heads))
+    alone = total_tiles <= sms
+    return KernelTerms(
+        floor_s=c.floor_s,
+        blocks=total_tiles,
+        cycles_per_block=(longest + c.tile_overhead if alone else work / total_tiles) * block_cycles,
+        tail_cycles=0.0 if alone else 0.1 * c.imbalance * longest * block_cycles,
+        quantised=False,
+        hbm_bytes=hbm_bytes,
+        hbm_bytes_per_s=hbm_bytes_per_s,
+        core_energy_j=c.flop_energy_j * flops + c.call_energy_j,
+        hbm_energy_j=hbm_byte_energy_j * hbm_bytes,
+        sm_power_w=c.sm_power_w,
+    )
+
+
+@lru_cache(maxsize=65536)
+def decode_base_terms(
+    coefficients: DecodeCoefficients,
+    *,
+    batch: int,
+    kv_len: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kv_bytes: int,
+    sms: int,
+) -> KernelTerms:
+    """Terms of one decode attention call: K and V stream from HBM once; few sequences split over SMs."""
+    c = coefficients
+    hbm_bytes = float(2 * batch * kv_len * kv_heads * head_dim * kv_bytes)
+    streams = batch * kv_heads
+    split = streams < sms
+    blocks = min(sms, streams * max(1, math.ceil(kv_len / BLOCK))) if split else streams
+    return KernelTerms(
+        floor_s=c.floor_s + (c.split_s if split else 0.0),
+        blocks=blocks,
+        cycles_per_block=0.0,
+        quantised=False,
+        hbm_bytes=hbm_bytes,
+        hbm_bytes_per_s=c.hbm_bytes_per_s,
+        hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm,
+        core_energy_j=c.core_byte_energy_j * hbm_bytes,
+        hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
+        sm_power_w=c.sm_power_w,
+    )
+
+
+def prefill_features(batch: int, q_len: int, kv_len: int, q_heads: int, causal: bool) -> tuple[float, ...]:
+    """Correction coordinates: heads in all, query and key length (log2), mask."""
+    return (math.log2(batch * q_heads), math.log2(q_len), math.log2(kv_len / q_len), 4.0 * causal)
+
+
+def decode_features(batch: int, kv_len: int, q_heads: int, kv_heads: int) -> tuple[float, ...]:
+    """Correction coordinates: KV streams, length, query heads a KV head (log2)."""
+    return (math.log2(batch * kv_heads), math.log2(kv_len), math.log2(q_heads / kv_heads))

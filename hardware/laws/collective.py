@@ -1,0 +1,164 @@
+"""Collectives: measured tables of loop latency and power, what a step saves, and a law for other world sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hardware.errors import HardwareError
+from hardware.laws.terms import KernelTerms
+
+# Blocks that NCCL takes by itself on these machines (profiler traces: grid of 24).
+DEFAULT_CTAS = 24
+# NCCL's own ring latency model, us: base of the LL protocol and per step over NVLink (public tuning table of
+# NCCL, tuning.cc: 6.6 and 0.6).
+RING_BASE_S, RING_STEP_S = 6.6e-6, 0.6e-6
+# A bare loop's host overhead is hidden behind longer transfers: full up to the first, gone at the second (bytes).
+HIDE_FROM, HIDE_TO = 8 * 2**20, 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTable:
+    """Loop measurements of one collective at one world size: rows of (ctas, bytes, seconds, watts above idle)."""
+
+    op: str
+    world: int
+    rows: tuple[tuple[int, int, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCoefficients:
+    """Tables and what in_context and contention rows add.
+
+    Inside a step a collective draws ``step_power_w`` above idle while it runs, plus energies per bus byte;
+    a rank that waits draws ``waiting_power_w``. ``sms_per_cta`` is what a GEMM beside one block loses.
+    """
+
+    tables: tuple[CollectiveTable, ...]
+    step_power_w: float
+    bus_byte_energy_j: float
+    call_energy_j: float
+    waiting_power_w: float
+    sms_per_cta: float
+    hbm_bytes_per_bus_byte: float
+    hbm_weight_per_sm: float
+
+
+def ring_steps(op: str, world: int) -> int:
+    """Steps of the ring: 2 (n - 1) for all-reduce, n - 1 for its halves and all-to-all, 1 for send/recv."""
+    return {"all_reduce": 2 * (world - 1), "sendrecv_ring": 1}.get(op, world - 1)
+
+
+def bus_bytes(op: str, world: int, buffer_bytes: float) -> float:
+    """Bytes that one rank sends: 2 (n-1)/n B for all-reduce, (n-1)/n B for its halves and all-to-all, B else.
+
+    >>> bus_bytes("all_reduce", 4, 1000)
+    1500.0
+    """
+    if op == "all_reduce":
+        return 2.0 * (world - 1) / world * buffer_bytes
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (world - 1) / world * buffer_bytes
+    return float(buffer_bytes)
+
+
+@lru_cache(maxsize=65536)
+def collective_base_terms(
+    coefficients: CollectiveCoefficients,
+    *,
+    op: str,
+    world: int,
+    buffer_bytes: int,
+    ctas: int | None,
+    in_graph: bool,
+    sms: int,
+) -> KernelTerms:
+    """Terms of one collective: loop cost as measured, or its cost inside a step."""
+    c = coefficients
+    if world < 2:
+        raise HardwareError(f"{op} over {world} rank: a collective needs at least 2")
+    blocks = DEFAULT_CTAS if ctas is None else ctas
+    loop_s, loop_w, measured = _loop(c, op, world, buffer_bytes, blocks)
+    moved = bus_bytes(op, world, buffer_bytes)
+    if in_graph:
+        smallest_s, _, _ = _loop(c, op, world, 8192, DEFAULT_CTAS)
+        launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(op, world))
+        hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
+        floor_s = max(loop_s - launch_s * (1.0 - hidden), 0.3 * loop_s)
+        power_w, energy_j = c.step_power_w, c.bus_byte_energy_j * moved + c.call_energy_j
+    else:
+        floor_s, power_w, energy_j = loop_s, 0.0, loop_w * loop_s
+    held = min(blocks * c.sms_per_cta, float(sms))
+    return KernelTerms(
+        floor_s=floor_s,
+        blocks=min(blocks, int(sms / c.sms_per_cta)),
+        cycles_per_block=0.0,
+        quantised=False,
+        sms_per_block=c.sms_per_cta,
+        link_bytes=moved,
+        hbm_bytes=c.hbm_bytes_per_bus_byte * moved,
+        link_energy_j=energy_j,
+        sm_power_w=power_w * sms / held,
+        waiting_power_w=c.waiting_power_w,
+        hbm_weight_per_sm=c.hbm_weight_per_sm,
+        extrapolated=not measured,
+    )
+
+
+def _loop(
+    c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int
+) -> tuple[float, float, bool]:
+    """Loop seconds and watts above idle: table at this world, or the nearest one carried over by ring steps.
+
+    Another world size keeps the bytes on the link and adds the latency of its steps (NCCL's ring model).
+    """
+    table = _table(c, op, world)
+    if table is not None:
+        time_s, power_w, inside = _interpolate(table, buffer_bytes, ctas)
+        return time_s, power_w, inside
+    known = [t for t in c.tables if t.op == op]
+    if not known:
+        known = [t for t in c.tables if t.op == "all_gather"]
+    nearest = min(known, key=lambda t: abs(math.log(t.world / world)))
+    same_bus = buffer_bytes * bus_bytes(op, world, 1.0) / bus_bytes(nearest.op, nearest.world, 1.0)
+    time_s, power_w, _ = _interpolate(nearest, same_bus, ctas)
+    steps = ring_steps(op, world) - ring_steps(nearest.op, nearest.world)
+    return max(time_s + RING_STEP_S * steps, 0.5 * time_s), power_w, False
+
+
+def _table(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable | None:
+    return next((t for t in c.tables if t.op == op and t.world == world), None)
+
+
+def _interpolate(table: CollectiveTable, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:
+    """Log-log in bytes along each measured number of blocks, then log-log between these."""
+    curves = _curves(table)
+    counts = sorted(curves)
+    log_bytes = math.log(buffer_bytes)
+    times, watts = [], []
+    for count in counts:
+        x, log_t, w = curves[count]
+        slope = 1.0 if log_bytes > x[-1] else 0.0  # beyond the largest: bandwidth; below the smallest: latency
+        beyond = max(log_bytes - x[-1], 0.0) * slope
+        times.append(float(np.interp(log_bytes, x, log_t)) + beyond)
+        watts.append(float(np.interp(log_bytes, x, w)))
+    at = math.log(ctas)
+    grid = [math.log(count) for count in counts]
+    inside = grid[0] <= at <= grid[-1] and log_bytes <= max(curves[c][0][-1] for c in counts)
+    return math.exp(float(np.interp(at, grid, times))), float(np.interp(at, grid, watts)), inside
+
+
+@lru_cache(maxsize=256)
+def _curves(table: CollectiveTable) -> Mapping[int, tuple[Sequence[float], Sequence[float], Sequence[float]]]:
+    curves: dict[int, tuple[list[float], list[float], list[float]]] = {}
+    for ctas, size, seconds, watts in sorted(table.rows):
+        x, t, w = curves.setdefault(ctas, ([], [], []))
+        x.append(math.log(size))
+        t.append(math.log(seconds))
+        w.append(watts)
+    full = {ctas: curve for ctas, curve in curves.items() if len(curve[0]) >= 2}
+    return full or curves

@@ -1,0 +1,56 @@
+"""Memory-bound kernels: L2-resident below the cache size, HBM-bound above, some bound by block launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hardware.laws.terms import KernelTerms
+
+# A kernel whose buffers exceed this share of L2 streams from HBM (elementwise rows: 33 MB stays, 50 MB does not,
+# of 50 MB).
+L2_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementwiseCoefficients:
+    """One kernel: floor, the two rates, blocks launched a second (None: never the limit), energies."""
+
+    floor_s: float
+    l2_bytes_per_s: float
+    hbm_bytes_per_s: float
+    blocks_per_s: float | None
+    l2_byte_energy_j: float
+    hbm_byte_energy_j: float
+    sm_power_w: float
+
+
+@lru_cache(maxsize=65536)
+def elementwise_base_terms(
+    coefficients: ElementwiseCoefficients,
+    *,
+    rows: int,
+    bytes_moved: float,
+    launched_blocks: int,
+    l2_bytes: float,
+    max_clock_hz: float,
+    sms: int,
+) -> KernelTerms:
+    """Terms of one memory-bound kernel; the L2 and block-launch limits follow the clock, HBM does not."""
+    c = coefficients
+    from_hbm = bytes_moved > L2_SHARE * l2_bytes
+    blocks = max(1, min(launched_blocks, 8 * sms) if c.blocks_per_s is None else launched_blocks)
+    launch_cycles = 0.0 if c.blocks_per_s is None else sms * max_clock_hz / c.blocks_per_s
+    return KernelTerms(
+        floor_s=c.floor_s,
+        blocks=max(blocks, min(rows, sms)),
+        cycles_per_block=launch_cycles,
+        quantised=False,
+        hbm_bytes=bytes_moved if from_hbm else 0.0,
+        hbm_bytes_per_s=c.hbm_bytes_per_s,
+        l2_bytes=0.0 if from_hbm else bytes_moved,
+        l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
+        core_energy_j=c.l2_byte_energy_j * bytes_moved,
+        hbm_energy_j=c.hbm_byte_energy_j * bytes_moved if from_hbm else 0.0,
+        sm_power_w=c.sm_power_w,
+    )

@@ -1,0 +1,99 @@
+"""Dense GEMM: thread-block tiles, waves and split-K, with a bounded correction learnt from measured shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hardware.laws.terms import KernelTerms
+
+# Tile shapes (rows of n, columns of m) and K splits that cuBLAS's Hopper kernels use; kernel names in our own
+# profiler traces show 64..512 by 8..256.
+_TILE_N = np.array([64, 128, 192, 256, 320, 384])
+_TILE_M = np.array([8, 16, 32, 64, 128, 192, 256])
+_SPLITS = np.array([1, 2, 3, 4, 6, 8])
+_A, _B, _S = (grid.ravel() for grid in np.meshgrid(_TILE_N, _TILE_M, _SPLITS, indexing="ij"))
+# Registers bound a tile's accumulator: 128 x 256 and 256 x 128 are the largest that occur, narrow ones longer.
+_FITS = _A * _B <= 320 * 128
+_A, _B, _S = _A[_FITS], _B[_FITS], _S[_FITS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmCoefficients:
+    """Fitted on gemm rows (one dtype); rates at the maximum clock f0.
+
+    ``efficiency`` is the share of peak tensor rate in the main loop; ``epilogue_cycles`` per tile;
+    ``hbm_bytes_per_s`` and ``..._per_sm`` the streaming rates of the GPU and of one SM.
+    """
+
+    efficiency: float
+    epilogue_cycles: float
+    hbm_bytes_per_s: float
+    hbm_bytes_per_s_per_sm: float
+    l2_bytes_per_s: float
+    floor_s: float
+    split_reduce_s: float
+    sharpness: float
+    flop_energy_j: float
+    padded_flop_energy_j: float
+    sm_power_w: float
+    hbm_byte_energy_j: float
+
+
+@lru_cache(maxsize=65536)
+def gemm_base_terms(
+    coefficients: GemmCoefficients,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    element_bytes: int,
+    out_bytes: int,
+    flops_per_cycle_per_sm: float,
+    sms: int,
+    max_clock_hz: float,
+) -> KernelTerms:
+    """Terms of ``(m x k) . (k x n)`` before correction: the fastest tile and split at full SMs and clock.
+
+    Time = floor + reduce + (compute^p + memory^p)^(1/p); compute = waves (2 a b (K/s) / (rate eta) +
+    epilogue) / f; memory the slower of HBM (with the last wave's imbalance) and L2 (both tiles re-read).
+    """
+    c = coefficients
+    a, b, s = _A, _B, _S
+    k_split = k / s
+    tiles = np.ceil(n / a) * np.ceil(m / b) * s
+    rounds = np.ceil(tiles / sms)
+    cycles = 2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency) + c.epilogue_cycles
+    imbalance = np.where(tiles >= sms, rounds * sms / tiles, 1.0)
+    hbm_bytes = element_bytes * (n * k + m * k) + out_bytes * m * n
+    hbm_rate = np.minimum(c.hbm_bytes_per_s, np.minimum(tiles, sms) * c.hbm_bytes_per_s_per_sm) / imbalance
+    l2_bytes = element_bytes * tiles * (a + b) * k_split
+    memory_s = np.maximum(hbm_bytes / hbm_rate, l2_bytes / c.l2_bytes_per_s)
+    compute_s = rounds * cycles / max_clock_hz
+    longer, shorter = np.maximum(compute_s, memory_s), np.minimum(compute_s, memory_s)
+    body_s = longer * (1 + (shorter / longer) ** c.sharpness) ** (1 / c.sharpness)
+    reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
+    best = int(np.argmin(body_s + reduce_s))
+    padded_flops = 2.0 * tiles[best] * a[best] * b[best] * k_split[best]
+    flops = 2.0 * m * n * k
+    return KernelTerms(
+        floor_s=c.floor_s + float(reduce_s[best]),
+        blocks=int(tiles[best]),
+        cycles_per_block=float(cycles[best]),
+        hbm_bytes=float(hbm_bytes),
+        hbm_bytes_per_s=float(c.hbm_bytes_per_s / imbalance[best]),
+        hbm_bytes_per_s_per_sm=float(c.hbm_bytes_per_s_per_sm / imbalance[best]),
+        l2_bytes=float(l2_bytes[best]),
+        l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
+        sharpness=c.sharpness,
+        core_energy_j=c.flop_energy_j * flops + c.padded_flop_energy_j * padded_flops,
+        hbm_energy_j=c.hbm_byte_energy_j * float(hbm_bytes),
+        sm_power_w=c.sm_power_w,
+    )
+
+
+def gemm_features(m: int, n: int, k: int) -> tuple[float, float, float]:
+    """Where a shape lies for the correction: log2 sizes, m up to the largest that was measured."""
+    return (float(np.log2(min(m, 8192))), float(np.log2(n)), float(np.log2(k)))

@@ -1,0 +1,163 @@
+"""Sizes to terms on one GPU under one profile: the laws with their coefficients and learnt corrections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hardware.errors import HardwareError
+from hardware.gpu import GpuSpec
+from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
+from hardware.laws.collective import collective_base_terms
+from hardware.laws.correction import corrected
+from hardware.laws.elementwise import elementwise_base_terms
+from hardware.laws.gemm import gemm_base_terms, gemm_features
+from hardware.laws.grouped import grouped_base_terms, grouped_features
+from hardware.laws.terms import KernelTerms
+
+if TYPE_CHECKING:
+    from hardware.profile import Profile
+
+# fp16 runs on the same tensor cores at the same rate as bf16 on every GPU in the catalog.
+_SAME_RATE = {"fp16": "bf16"}
+# Kernels without rows of their own take the coefficients of the nearest one measured: one pass in, one out.
+_LIKE = {"gelu": "silu_mul"}
+
+
+def gemm_terms(
+    profile: Profile, gpu: GpuSpec, *, m: int, n: int, k: int, dtype: str, out_bytes: int = 2, count: int = 1
+) -> KernelTerms:
+    """``count`` products ``(m x k) . (k x n)`` in one kernel."""
+    dtype = _SAME_RATE.get(dtype, dtype)
+    if dtype not in profile.gemm or dtype not in _rates(gpu):
+        known = ", ".join(sorted(set(profile.gemm) & set(_rates(gpu))))
+        raise HardwareError(f"dtype = '{dtype}': {gpu.id} has no GEMM figures for it; known: {known}")
+    terms = gemm_base_terms(
+        profile.gemm[dtype],
+        m=m,
+        n=n * count,
+        k=k,
+        element_bytes=1 if dtype.startswith("fp8") else 2,
+        out_bytes=out_bytes,
+        flops_per_cycle_per_sm=_rates(gpu)[dtype] / (gpu.reference_clock_hz * gpu.sms),
+        sms=gpu.sms,
+        max_clock_hz=gpu.max_clock_hz,
+    )
+    learnt = profile.gemm_corrections[dtype]
+    return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k))
+
+
+def attention_prefill_terms(
+    profile: Profile,
+    gpu: GpuSpec,
+    *,
+    batch: int,
+    q_len: int,
+    kv_len: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    causal: bool,
+) -> KernelTerms:
+    """Flash attention over ``q_len`` new tokens (16-bit inputs)."""
+    terms = prefill_base_terms(
+        profile.prefill,
+        batch=batch,
+        q_len=q_len,
+        kv_len=kv_len,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        causal=causal,
+        element_bytes=2,
+        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
+        hbm_bytes_per_s=profile.gemm["bf16"].hbm_bytes_per_s,
+        hbm_byte_energy_j=profile.gemm["bf16"].hbm_byte_energy_j,
+        sms=gpu.sms,
+    )
+    learnt = profile.prefill_corrections
+    x = prefill_features(batch, q_len, kv_len, q_heads, causal)
+    return corrected(terms, learnt.time, learnt.energy, x)
+
+
+def attention_decode_terms(
+    profile: Profile,
+    gpu: GpuSpec,
+    *,
+    batch: int,
+    kv_len: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kv_bytes: int,
+) -> KernelTerms:
+    """One query token a sequence over ``kv_len`` cached tokens."""
+    terms = decode_base_terms(
+        profile.decode,
+        batch=batch,
+        kv_len=kv_len,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_bytes=kv_bytes,
+        sms=gpu.sms,
+    )
+    learnt = profile.decode_corrections
+    return corrected(terms, learnt.time, learnt.energy, decode_features(batch, kv_len, q_heads, kv_heads))
+
+
+def elementwise_terms(
+    profile: Profile, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, launched_blocks: int
+) -> KernelTerms:
+    """A memory-bound kernel by the name that records use."""
+    coefficients = profile.elementwise[_LIKE.get(op, op)]
+    return elementwise_base_terms(
+        coefficients,
+        rows=rows,
+        bytes_moved=bytes_moved,
+        launched_blocks=launched_blocks,
+        l2_bytes=gpu.l2_bytes,
+        max_clock_hz=gpu.max_clock_hz,
+        sms=gpu.sms,
+    )
+
+
+def grouped_gemm_terms(
+    profile: Profile, gpu: GpuSpec, *, experts: int, rows: int, distinct: int, tiles128: int, n: int, k: int
+) -> KernelTerms:
+    """One kernel over the experts that were hit (16-bit inputs)."""
+    terms = grouped_base_terms(
+        profile.grouped,
+        experts=experts,
+        rows=rows,
+        distinct=distinct,
+        tiles128=tiles128,
+        n=n,
+        k=k,
+        element_bytes=2,
+        l2_bytes=gpu.l2_bytes,
+        sms=gpu.sms,
+    )
+    learnt = profile.grouped_corrections
+    return corrected(terms, learnt.time, learnt.energy, grouped_features(rows, distinct, k))
+
+
+def collective_terms(
+    profile: Profile, gpu: GpuSpec, *, op: str, world: int, buffer_bytes: int, ctas: int | None, in_graph: bool
+) -> KernelTerms:
+    """One collective over ``world`` ranks, in a step or as a bare loop."""
+    return collective_base_terms(
+        profile.collective,
+        op=op,
+        world=world,
+        buffer_bytes=buffer_bytes,
+        ctas=ctas,
+        in_graph=in_graph,
+        sms=gpu.sms,
+    )
+
+
+def _rates(gpu: GpuSpec) -> dict[str, float]:
+    """Tensor rates; a GPU without bf16 (V100) runs 16-bit work at its fp16 rate."""
+    rates = dict(gpu.tensor_flops_per_s)
+    rates.setdefault("bf16", rates.get("fp16", 0.0))
+    return rates

@@ -1,0 +1,96 @@
+"""Power of a GPU as a function of the SM clock: idle power and the voltage curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerCurve:
+    """Idle power and (V/V0)^2 over the SM clock.
+
+    ``voltage_scale`` is (f/f0)^upper_exponent above ``knee_hz`` and (f/f0)^lower_exponent, continued
+    smoothly to the knee, below it. Source: fitted on duty.jsonl (bursts at true, on-chip clocks).
+    """
+
+    reference_clock_hz: float
+    knee_hz: float
+    lower_exponent: float
+    upper_exponent: float
+    static_w: float
+    clocked_w: float
+
+    def voltage_scale(self, clock_hz: float) -> float:
+        """(V(f)/V(f0))^2, increasing with the clock."""
+        if clock_hz >= self.knee_hz:
+            return float((clock_hz / self.reference_clock_hz) ** self.upper_exponent)
+        at_knee = (self.knee_hz / self.reference_clock_hz) ** self.upper_exponent
+        return float(at_knee * (clock_hz / self.knee_hz) ** self.lower_exponent)
+
+    def idle_w(self, clock_hz: float) -> float:
+        """Watts of a GPU with a context and nothing running at ``clock_hz``."""
+        return self.static_w + self.clocked_w * self.voltage_scale(clock_hz) * clock_hz / self.reference_clock_hz
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingPoint:
+    """One kernel repeated back to back: where the power limit lets it settle."""
+
+    sm_clock_hz: float
+    latency_s: float
+    power_w: float
+
+
+def point_at(
+    terms: KernelTerms, curve: PowerCurve, *, sms: float, gpu_sms: int, sm_clock_hz: float, gap_s: float = 0.0
+) -> OperatingPoint:
+    """Latency (gap included) and mean power of ``terms`` repeated at a fixed clock."""
+    work_s = time_s(terms, sms=sms, sm_clock_hz=sm_clock_hz)
+    latency_s = work_s + gap_s
+    dynamic = dynamic_power_w(
+        terms,
+        sms=sms * work_s / latency_s,
+        gpu_sms=gpu_sms,
+        progress_per_s=1.0 / latency_s,
+        voltage_scale=curve.voltage_scale(sm_clock_hz),
+        clock_fraction=sm_clock_hz / curve.reference_clock_hz,
+    )
+    return OperatingPoint(
+        sm_clock_hz=sm_clock_hz, latency_s=latency_s, power_w=curve.idle_w(sm_clock_hz) + dynamic
+    )
+
+
+def highest_clock(power_at: Callable[[float], float], limit_w: float, low_hz: float, high_hz: float) -> float:
+    """The highest real-valued clock in [low, high] whose power is at most ``limit_w`` (power rises with it)."""
+    if power_at(high_hz) <= limit_w:
+        return high_hz
+    if power_at(low_hz) >= limit_w:
+        return low_hz
+    for _ in range(30):  # 1.6 GHz / 2**30: about a hertz
+        mid = 0.5 * (low_hz + high_hz)
+        if power_at(mid) <= limit_w:
+            low_hz = mid
+        else:
+            high_hz = mid
+    return low_hz
+
+
+def steady_point(
+    terms: KernelTerms,
+    curve: PowerCurve,
+    *,
+    gpu_sms: int,
+    limit_w: float,
+    min_clock_hz: float,
+    max_clock_hz: float,
+) -> OperatingPoint:
+    """Where one kernel repeated back to back settles under a limit on mean power."""
+    sms = min(terms.blocks * terms.sms_per_block, float(gpu_sms))
+
+    def at(clock_hz: float) -> OperatingPoint:
+        return point_at(terms, curve, sms=sms, gpu_sms=gpu_sms, sm_clock_hz=clock_hz)
+
+    return at(highest_clock(lambda f: at(f).power_w, limit_w, min_clock_hz, max_clock_hz))

@@ -1,0 +1,269 @@
+"""A GPU's profile: every fitted coefficient with where it came from, and what its predictions are worth."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from hardware.clock import ClockLimits
+from hardware.errors import HardwareError
+from hardware.gpu import GpuSpec
+from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
+from hardware.laws.collective import CollectiveCoefficients
+from hardware.laws.correction import Correction
+from hardware.laws.elementwise import ElementwiseCoefficients
+from hardware.laws.gemm import GemmCoefficients
+from hardware.laws.grouped import GroupedCoefficients
+from hardware.power import PowerCurve
+
+Status = Literal["calibrated", "forecast", "uncalibrated"]
+BASE_GPU = "h100-sxm-80gb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrections:
+    """Learnt factors of one family: on time and on energy above idle."""
+
+    time: Correction
+    energy: Correction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCosts:
+    """Pauses between kernels: replaying a graph, launched one by one, and the host's time per launch (s)."""
+
+    graph_gap_s: float
+    eager_gap_s: float
+    host_issue_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipSpread:
+    """How chips of one type differ: standard deviations, and the mean chip over the calibrated one."""
+
+    throttled_time: float
+    power: float
+    mean_power_factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a profile was fitted on and by which command."""
+
+    command: str
+    date: str
+    files: Mapping[str, str]
+    row_digests: tuple[str, ...]
+    errors: Mapping[str, str]
+    standard_errors: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """All coefficients of one GPU type. See the field types for units and meaning."""
+
+    gpu: str
+    status: Status
+    basis: str
+    provenance: Provenance
+    curve: PowerCurve
+    limits: ClockLimits
+    launch: LaunchCosts
+    spread: ChipSpread
+    gemm: Mapping[str, GemmCoefficients]
+    gemm_corrections: Mapping[str, Corrections]
+    prefill: PrefillCoefficients
+    prefill_corrections: Corrections
+    decode: DecodeCoefficients
+    decode_corrections: Corrections
+    elementwise: Mapping[str, ElementwiseCoefficients]
+    grouped: GroupedCoefficients
+    grouped_corrections: Corrections
+    collective: CollectiveCoefficients
+    peak_hbm_bytes_per_s: float
+
+    def expected_error(self) -> str:
+        """What to expect of predictions, in words with figures; empty where nothing is known."""
+        if self.status == "calibrated":
+            return self.provenance.errors.get("summary", "")
+        if self.status == "forecast":
+            return f"scaled from {self.basis}; expect 5-15 % in latency and energy"
+        return f"datasheet rates with efficiencies of {self.basis}; expect 20-40 %, never checked on this GPU"
+
+    def power_curve(self, gpu: GpuSpec) -> PowerCurve:
+        """Idle power and voltage over the clock of ``gpu``."""
+        del gpu
+        return self.curve
+
+    def clock_limits(self, gpu: GpuSpec, *, power_cap_w: float | None) -> ClockLimits:
+        """The limiters under a user's cap: each limit keeps its ratio to the cap it was measured at."""
+        cap_w = gpu.tdp_w if power_cap_w is None else power_cap_w
+        return self.limits.under(cap_w)
+
+    def hbm_bytes_per_s(self, gpu: GpuSpec) -> float:
+        """What kernels together get out of HBM."""
+        del gpu
+        return self.peak_hbm_bytes_per_s
+
+
+_ADAPTER = TypeAdapter(Profile)
+
+
+def dump_profile(profile: Profile) -> str:
+    """The profile as JSON text, stable to the byte."""
+    data = _ADAPTER.dump_python(profile, mode="json")
+    return json.dumps(data, indent=1, allow_nan=False, sort_keys=True) + "\n"
+
+
+def read_profile(path: Path) -> Profile:
+    """A profile from a file that :func:`dump_profile` wrote."""
+    try:
+        return _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HardwareError(f"cannot read profile '{path}': {error.strerror or error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise HardwareError(f"profile '{path}': {field}: {first['msg']}") from None
+
+
+@lru_cache(maxsize=32)
+def load_profile(gpu_id: str) -> Profile | None:
+    """The shipped profile of ``gpu_id``, None where it was never measured."""
+    path = files("hardware") / "data" / "profiles" / f"{gpu_id}.json"
+    if not path.is_file():
+        return None
+    return _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=32)
+def profile_for(gpu: GpuSpec) -> Profile:
+    """The measured profile of ``gpu``, else a forecast scaled from the measured GPU."""
+    from hardware.catalog import load_gpu
+
+    own = load_profile(gpu.id)
+    if own is not None:
+        return own
+    base = load_profile(BASE_GPU)
+    if base is None:
+        raise HardwareError(f"no profile of {BASE_GPU} is installed: run python -m hardware.calibrate.fit first")
+    return forecast_profile(gpu, base, load_gpu(BASE_GPU))
+
+
+@lru_cache(maxsize=1)
+def fitted_row_digests() -> frozenset[str]:
+    """Digests of every record that any shipped profile was fitted on."""
+    folder = files("hardware") / "data" / "profiles"
+    found: set[str] = set()
+    for entry in folder.iterdir():
+        if entry.name.endswith(".json"):
+            found.update(json.loads(entry.read_text(encoding="utf-8"))["provenance"]["row_digests"])
+    return frozenset(found)
+
+
+def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
+    """``base`` carried over to ``gpu`` by SMs, clocks, peak rates, bandwidths and power.
+
+    Same architecture: a forecast (the same kernels run). Another one: uncalibrated, and the learnt
+    corrections, which belong to the base's kernels, are dropped. Energies per operation scale with the power
+    that the datasheets allow per unit of rate.
+    """
+    hbm = gpu.hbm_bytes_per_s / base_gpu.hbm_bytes_per_s
+    cache = gpu.sms * gpu.max_clock_hz / (base_gpu.sms * base_gpu.max_clock_hz)
+    same = gpu.architecture == base_gpu.architecture
+    flop_rate = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", 0.0))
+    joules_per_flop = (
+        1.0
+        if same
+        else (gpu.tdp_w / flop_rate) / (base_gpu.tdp_w / base_gpu.tensor_flops_per_s["bf16"])
+    )
+    power = gpu.tdp_w / base_gpu.tdp_w
+    idle = 1.0 if same and gpu.tdp_w == base_gpu.tdp_w else gpu.idle_w / base_gpu.idle_w
+    per_sm = hbm * base_gpu.sms / gpu.sms
+    link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
+    slower_link = base_gpu.link_bytes_per_s / link
+
+    def gemm(c: GemmCoefficients) -> GemmCoefficients:
+        return replace(
+            c,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * per_sm,
+            l2_bytes_per_s=c.l2_bytes_per_s * cache,
+            flop_energy_j=c.flop_energy_j * joules_per_flop,
+            padded_flop_energy_j=c.padded_flop_energy_j * joules_per_flop,
+            sm_power_w=c.sm_power_w * power,
+        )
+
+    def own(corrections: Corrections) -> Corrections:
+        return corrections if same else Corrections(time=Correction.none(), energy=Correction.none())
+
+    none = Corrections(time=Correction.none(), energy=Correction.none())
+    return replace(
+        base,
+        gpu=gpu.id,
+        status="forecast" if same else "uncalibrated",
+        basis=base.gpu,
+        curve=replace(
+            base.curve,
+            reference_clock_hz=gpu.max_clock_hz,
+            knee_hz=base.curve.knee_hz * gpu.max_clock_hz / base_gpu.max_clock_hz,
+            static_w=base.curve.static_w * idle,
+            clocked_w=base.curve.clocked_w * idle,
+        ),
+        limits=base.limits.under(gpu.tdp_w),
+        gemm={name: gemm(c) for name, c in base.gemm.items()},
+        gemm_corrections={name: own(c) for name, c in base.gemm_corrections.items()},
+        prefill=replace(
+            base.prefill,
+            flop_energy_j=base.prefill.flop_energy_j * joules_per_flop,
+            sm_power_w=base.prefill.sm_power_w * power,
+        ),
+        prefill_corrections=own(base.prefill_corrections),
+        decode=replace(
+            base.decode,
+            hbm_bytes_per_s=base.decode.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=base.decode.hbm_bytes_per_s_per_sm * per_sm,
+            sm_power_w=base.decode.sm_power_w * power,
+        ),
+        # Its coordinates are lengths in HBM-bound kernels: with another bandwidth they would mislead.
+        decode_corrections=own(base.decode_corrections) if hbm == 1.0 else none,
+        elementwise={
+            name: replace(
+                c,
+                l2_bytes_per_s=c.l2_bytes_per_s * cache,
+                hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+                blocks_per_s=None if c.blocks_per_s is None else c.blocks_per_s * cache,
+                sm_power_w=c.sm_power_w * power,
+            )
+            for name, c in base.elementwise.items()
+        },
+        grouped=replace(
+            base.grouped,
+            hbm_bytes_per_s=base.grouped.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=base.grouped.hbm_bytes_per_s_per_sm * per_sm,
+            flop_energy_j=base.grouped.flop_energy_j * joules_per_flop,
+            padded_flop_energy_j=base.grouped.padded_flop_energy_j * joules_per_flop,
+            sm_power_w=base.grouped.sm_power_w * power,
+        ),
+        grouped_corrections=own(base.grouped_corrections),
+        collective=replace(
+            base.collective,
+            tables=tuple(
+                replace(t, rows=tuple((c, b, s * slower_link, w) for c, b, s, w in t.rows))
+                for t in base.collective.tables
+            )
+            if not math.isclose(slower_link, 1.0)
+            else base.collective.tables,
+            step_power_w=base.collective.step_power_w * power,
+            waiting_power_w=base.collective.waiting_power_w * power,
+        ),
+        peak_hbm_bytes_per_s=base.peak_hbm_bytes_per_s * hbm,
+    )

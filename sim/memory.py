@@ -1,0 +1,30 @@
+"""Refuse what does not fit in GPU memory, with the arithmetic shown."""
+
+from __future__ import annotations
+
+import workloads
+from hardware.gpu import GpuSpec
+from sim.errors import ScenarioError
+from sim.scenario import Scenario
+
+
+def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> None:
+    """Raise :class:`ScenarioError` when one rank's weights, KV cache and activations exceed its memory."""
+    layout = workloads.Layout(tp=scenario.tp, ep=scenario.ep, ep_mode=scenario.ep_mode)
+    need = workloads.memory_need(
+        model,
+        layout,
+        batch=scenario.batch,
+        context=scenario.seq_len + (scenario.output_len or 0),
+        new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
+        layers=scenario.layers or model.layers,
+        lm_head=scenario.lm_head,
+        dtype=workloads.DType(scenario.dtype),
+    )
+    if need.bytes > gpu.memory_bytes:
+        gb = 1e9
+        raise ScenarioError(
+            f"{model.id} does not fit on {gpu.id}: weights {need.weight_bytes / gb:.1f} + KV cache "
+            f"{need.kv_bytes / gb:.1f} + activations {need.activation_bytes / gb:.1f} = {need.bytes / gb:.1f} GB a GPU, "
+            f"it has {gpu.memory_bytes / gb:.0f} GB: raise tp, lower batch or layers, or give --ignore-memory"
+        )

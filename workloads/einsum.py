@@ -1,0 +1,119 @@
+"""The einsum interface: parse a pattern once, and everything about an operation follows from its sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from workloads.errors import WorkloadError
+
+# Axes as the field writes them (after EnergyLens' interface): upper case counts heads.
+AXES = {
+    "b": "batch",
+    "s": "new tokens of a sequence (1 in decode)",
+    "z": "context tokens that they attend to",
+    "m": "model width",
+    "H": "query heads",
+    "K": "key/value heads",
+    "r": "query heads per key/value head",
+    "h": "head size",
+    "f": "feed-forward width",
+    "e": "experts",
+    "k": "experts per token",
+    "v": "vocabulary",
+}
+Reduction = Literal["all_reduce", "all_gather"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Einsum:
+    """A parsed pattern: axes of each input and of the output, in order."""
+
+    pattern: str
+    inputs: tuple[str, ...]
+    output: str
+
+    @property
+    def axes(self) -> str:
+        """All axes in order of first appearance."""
+        return "".join(dict.fromkeys("".join(self.inputs) + self.output))
+
+    @property
+    def contracted(self) -> str:
+        """Axes that are summed over."""
+        return "".join(axis for axis in self.axes if axis not in self.output)
+
+    def flops(self, sizes: Mapping[str, int]) -> int:
+        """Multiply-adds times two of a contraction; one per output element otherwise."""
+        points = math.prod(_size(self, axis, sizes) for axis in self.axes)
+        return 2 * points if self.contracted else points
+
+    def input_elements(self, position: int, sizes: Mapping[str, int]) -> int:
+        """Elements of one input."""
+        return math.prod(_size(self, axis, sizes) for axis in self.inputs[position])
+
+    def output_elements(self, sizes: Mapping[str, int]) -> int:
+        """Elements of the output."""
+        return math.prod(_size(self, axis, sizes) for axis in self.output)
+
+    def reduction(self, parallel: str | None) -> Reduction | None:
+        """What a rank that holds one slice of ``parallel`` owes the others before everyone has the output.
+
+        A contracted axis leaves partial sums (all-reduce); an output axis leaves slices, which the next
+        operation may take as they are (None here; an all-gather if it cannot).
+        """
+        if parallel is None:
+            return None
+        if parallel not in self.axes:
+            raise WorkloadError(f"'{self.pattern}': parallel axis '{parallel}' is not in the pattern ({self.axes})")
+        return "all_reduce" if parallel in self.contracted else None
+
+    def gemm(self, sizes: Mapping[str, int], weight: int = 1) -> tuple[int, int, int]:
+        """(m, n, k) of the matrix product that a weight multiplication is; ``weight`` is the weight's position.
+
+        >>> parse("bsm,mHh->bsHh").gemm({"b": 1, "s": 8, "m": 16, "H": 2, "h": 4})
+        (8, 8, 16)
+        """
+        weight_axes = self.inputs[weight]
+        rows = math.prod(_size(self, axis, sizes) for axis in self.output if axis not in weight_axes)
+        columns = math.prod(_size(self, axis, sizes) for axis in self.output if axis in weight_axes)
+        depth = math.prod(_size(self, axis, sizes) for axis in self.contracted)
+        return rows, columns, depth
+
+
+@lru_cache(maxsize=1024)
+def parse(pattern: str) -> Einsum:
+    """Parse ``"bsm,mHh->bsHh"``; errors quote the pattern, the axis and what is missing.
+
+    >>> parse("bKrsh,bKzh->bKrsz").contracted
+    'h'
+    """
+    text = pattern.replace(" ", "")
+    if text.count("->") != 1:
+        raise WorkloadError(f"'{pattern}': an einsum has exactly one '->' between inputs and output")
+    left, output = text.split("->")
+    inputs = tuple(left.split(","))
+    for part in (*inputs, output):
+        if not part:
+            raise WorkloadError(f"'{pattern}': an operand is empty; write its axes, for example 'bsm'")
+        for axis in part:
+            if axis not in AXES:
+                known = " ".join(AXES)
+                raise WorkloadError(f"'{pattern}': unknown axis '{axis}'; known axes are {known}")
+        repeated = next((axis for axis in part if part.count(axis) > 1), None)
+        if repeated:
+            raise WorkloadError(f"'{pattern}': axis '{repeated}' stands twice in '{part}'; traces are not supported")
+    missing = next((axis for axis in output if not any(axis in part for part in inputs)), None)
+    if missing:
+        raise WorkloadError(f"'{pattern}': output axis '{missing}' is in no input")
+    return Einsum(pattern=text, inputs=inputs, output=output)
+
+
+def _size(einsum: Einsum, axis: str, sizes: Mapping[str, int]) -> int:
+    try:
+        return sizes[axis]
+    except KeyError:
+        raise WorkloadError(f"'{einsum.pattern}': size of axis '{axis}' ({AXES[axis]}) is missing") from None

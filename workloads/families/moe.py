@@ -1,0 +1,77 @@
+"""Mixture-of-experts layers: router, dispatch, grouped GEMMs, combine, in both modes of the records."""
+
+from __future__ import annotations
+
+from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
+from workloads.ops import Experts
+from workloads.program import Kernel
+from workloads.routing import ExpertLoad
+from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, GroupedGemmWork
+
+
+def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad) -> list[Kernel]:
+    """Kernels of one rank. ``all_reduce``: all tokens everywhere, own experts, index-add, all-reduce.
+
+    ``all_to_all``: own tokens travel to their experts and back around the grouped GEMMs.
+    """
+    model, layout = shape.model, shape.layout
+    width, element = model.d_model, DType.BF16.bytes
+    sent = shape.tokens * model.top_k  # rows of this rank's own tokens
+    rows = load.rows
+    kernels = [gemm_kernel("router_gemm", (node.router,), shape, DType.BF16)]
+    travels = layout.ep_mode == "all_to_all"
+    if travels:
+        kernels += [_gather("gather_dispatch", sent, width), _exchange("dispatch", shape, sent * width * element)]
+    kernels.append(_gather("gather", rows, width))
+    kernels += [
+        _grouped("gate_up_grouped", shape, load, n=2 * model.d_ff, k=width),
+        elementwise_kernel("silu_mul", Elementwise.SILU_MUL, rows, model.d_ff, 3 * rows * model.d_ff * element),
+        _grouped("down_grouped", shape, load, n=width, k=model.d_ff),
+    ]
+    if layout.ep_mode == "all_reduce":
+        moved = 5 * rows * width * element
+        buffer = shape.tokens * width * element
+        kernels += [
+            elementwise_kernel("index_add", Elementwise.INDEX_ADD, rows, width, moved),
+            Kernel(
+                name="all_reduce_ff",
+                work=CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=layout.ranks, buffer_bytes=buffer),
+                flops=0.0,
+                bytes_moved=float(buffer),
+            ),
+        ]
+        return kernels
+    if travels:
+        kernels += [_gather("gather_return", rows, width), _exchange("combine", shape, sent * width * element)]
+    passes = 3 * model.top_k + 1  # multiply (read, write) and sum (read) every row, write one a token
+    kernels += [
+        _gather("gather_back", sent, width),
+        elementwise_kernel("topk_sum", Elementwise.TOPK_SUM, sent, width, passes * shape.tokens * width * element),
+    ]
+    return kernels
+
+
+def _gather(name: str, rows: int, width: int) -> Kernel:
+    return elementwise_kernel(name, Elementwise.GATHER, rows, width, 2 * rows * width * DType.BF16.bytes)
+
+
+def _grouped(name: str, shape: Shape, load: ExpertLoad, *, n: int, k: int) -> Kernel:
+    local = shape.model.experts // shape.layout.ep
+    element = DType.BF16.bytes
+    return Kernel(
+        name=name,
+        work=GroupedGemmWork(
+            experts=local, rows=load.rows, distinct=load.distinct, tiles128=load.tiles128, n=n, k=k
+        ),
+        flops=2.0 * load.rows * n * k,
+        bytes_moved=float(element * (load.distinct * n * k + load.rows * (n + k))),
+    )
+
+
+def _exchange(name: str, shape: Shape, buffer: int) -> Kernel:
+    return Kernel(
+        name=f"all_to_all_{name}",
+        work=CollectiveWork(op=CollectiveOp.ALL_TO_ALL, ranks=shape.layout.ranks, buffer_bytes=buffer),
+        flops=0.0,
+        bytes_moved=float(buffer),
+    )

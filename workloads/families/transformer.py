@@ -1,0 +1,198 @@
+"""Decoder transformers: from the op tree of a model to the kernels of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
+
+from workloads.einsum import Einsum
+from workloads.families.moe import expert_kernels
+from workloads.families.overlap import overlapped_layer
+from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
+from workloads.model import ModelSpec
+from workloads.ops import Attention, Experts, Gemm, Node, Pointwise, op
+from workloads.parallel import Layout, check_layout
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.routing import ExpertLoad, expert_loads
+from workloads.stack import Stack, load_stack
+from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+
+PhaseName = Literal["prefill", "decode"]
+LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a step depends on beside model, layout and lengths."""
+
+    layers: int | None = None
+    lm_head: bool = True
+    dtype: DType = DType.BF16
+    stack: str = "reference-torch"
+    expert_skew: float = 0.0
+    tokens_per_ep_rank: tuple[int, ...] | None = None
+    overlap_chunks: int = 1
+    comm_ctas: int | None = None
+
+
+def build_program(
+    model: ModelSpec, layout: Layout, *, phase: PhaseName, batch: int, seq_len: int, options: Options | None = None
+) -> Program:
+    """One step: a prefill of ``seq_len`` tokens a sequence, or one decode token over ``seq_len`` cached ones."""
+    return _program(model, layout, [(phase, phase, batch, seq_len)], options or Options())
+
+
+def build_generate(
+    model: ModelSpec, layout: Layout, *, batch: int, seq_len: int, output_len: int, options: Options | None = None
+) -> Program:
+    """A prefill, which yields the first token, then ``output_len - 1`` decode steps over a growing context."""
+    steps: list[tuple[str, PhaseName, int, int]] = [("prefill", "prefill", batch, seq_len)]
+    steps += [(f"decode {i + 1}", "decode", batch, seq_len + i) for i in range(output_len - 1)]
+    return _program(model, layout, steps, options or Options())
+
+
+def _program(
+    model: ModelSpec, layout: Layout, steps: Iterable[tuple[str, PhaseName, int, int]], options: Options
+) -> Program:
+    stack = load_stack(options.stack)
+    layers = options.layers or model.layers
+    phases: list[list[Phase]] = []
+    for label, phase, batch, seq_len in steps:
+        new_tokens = seq_len if phase == "prefill" else 1
+        check_layout(model, layout, tokens=batch * new_tokens)
+        shape = Shape(model=model, layout=layout, batch=batch, new_tokens=new_tokens, context=seq_len)
+        phases.append(
+            [
+                Phase(name=label, segments=_segments(shape, phase, layers, load, stack, options))
+                for load in _loads(shape, options)
+            ]
+        )
+    distinct = len(phases[0])
+    programs = [RankProgram(phases=tuple(step[i] for step in phases)) for i in range(distinct)]
+    return Program(ranks=tuple(programs) if distinct > 1 else tuple(programs) * layout.world)
+
+
+def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
+    """Expert load of each rank; one entry, None, for dense models: all ranks run the same program."""
+    model, layout = shape.model, shape.layout
+    if not model.experts:
+        return (None,)
+    batches = layout.ep if layout.ep_mode == "all_to_all" else 1
+    loads = expert_loads(
+        tokens=shape.tokens * batches,
+        experts=model.experts,
+        top_k=model.top_k,
+        skew=options.expert_skew,
+        ranks=layout.ep,
+        rows_per_rank=options.tokens_per_ep_rank,
+    )
+    return loads if layout.ep > 1 else loads[:1]
+
+
+def _segments(
+    shape: Shape, phase: PhaseName, layers: int, load: ExpertLoad | None, stack: Stack, options: Options
+) -> tuple[Segment, ...]:
+    if shape.layout.sequence_parallel:
+        kernels = overlapped_layer(shape, options.overlap_chunks, options.comm_ctas)
+    else:
+        kernels = []
+        for node in shape.model.block.nodes:
+            kernels += _node_kernels(node, shape, phase, load, stack, options)
+    segments = [Segment(name="layer", kernels=tuple(kernels), repeat=layers)]
+    if options.lm_head and not shape.layout.sequence_parallel:
+        # Only the last token of each sequence is scored; the vocabulary is padded up to the ranks.
+        last = replace(shape, new_tokens=1)
+        head = gemm_kernel("lm_head", (LM_HEAD,), last, DType.BF16)
+        segments.append(Segment(name="lm_head", kernels=(head,)))
+    return tuple(segments)
+
+
+def _node_kernels(
+    node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
+) -> list[Kernel]:
+    match node:
+        case Gemm():
+            return _gemm_kernels(node, shape, stack, options)
+        case Pointwise():
+            return _pointwise_kernels(node, shape, stack)
+        case Attention():
+            heads = shape.kv_heads * shape.model.head_dim
+            kernels: list[Kernel] = []
+            if phase == "decode" and stack.kv_copies:
+                cached = shape.tokens * heads * DType.BF16.bytes * 2
+                kernels += [
+                    elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached)
+                    for name in ("copy_k", "copy_v")
+                ]
+            kernels.append(attention_kernel(node, shape))
+            if phase == "prefill" and stack.reshape_copy:
+                width = shape.q_heads * shape.model.head_dim
+                moved = 2 * shape.tokens * width * DType.BF16.bytes
+                kernels.append(elementwise_kernel("reshape_copy", Elementwise.COPY, shape.tokens, width, moved))
+            return kernels
+        case Experts():
+            assert load is not None
+            return expert_kernels(node, shape, load)
+    assert_never(node)
+
+
+def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack, options: Options) -> list[Kernel]:
+    groups = [node.ops] if stack.fused_weights else [(one,) for one in node.ops]
+    kernels: list[Kernel] = []
+    if options.dtype is DType.FP8:
+        width = _input_width(node.ops[0].einsum, shape, node.ops[0].parallel)
+        moved = shape.tokens * width * (DType.BF16.bytes + DType.FP8.bytes)
+        kernels.append(elementwise_kernel(f"cast_{node.name}", Elementwise.CAST_FP8, shape.tokens, width, moved))
+    for ops in groups:
+        name = node.name if stack.fused_weights or len(groups) == 1 else f"{ops[0].label.lower()}_gemm"
+        kernels.append(gemm_kernel(name, ops, shape, options.dtype))
+    if node.reduces and shape.layout.tp > 1:
+        buffer = shape.tokens * shape.model.d_model * DType.BF16.bytes
+        kernels.append(
+            Kernel(
+                name="all_reduce_attn" if node.name == "o_gemm" else f"all_reduce_{node.name.split('_')[0]}",
+                work=CollectiveWork(
+                    op=CollectiveOp.ALL_REDUCE,
+                    ranks=shape.layout.ranks,
+                    buffer_bytes=buffer,
+                    ctas=options.comm_ctas,
+                ),
+                flops=0.0,
+                bytes_moved=float(buffer),
+            )
+        )
+    return kernels
+
+
+def _input_width(einsum: Einsum, shape: Shape, parallel: str | None) -> int:
+    sizes = shape.local_sizes(parallel)
+    tokens = sizes["b"] * sizes["s"]
+    return einsum.input_elements(0, sizes) // tokens
+
+
+def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kernel]:
+    model, tokens, element = shape.model, shape.tokens, DType.BF16.bytes
+    match node.op:
+        case Elementwise.ADD_RMSNORM:
+            width = model.d_model
+            if stack.fused_add_norm:
+                # reads x and the residual, writes both
+                return [elementwise_kernel(node.name, node.op, tokens, width, 4 * tokens * width * element)]
+            return [
+                elementwise_kernel(f"{node.name}.add", node.op, tokens, width, 3 * tokens * width * element),
+                elementwise_kernel(f"{node.name}.norm", node.op, tokens, width, 2 * tokens * width * element),
+            ]
+        case Elementwise.ROPE:
+            heads = shape.q_heads + shape.kv_heads
+            moved = 2 * tokens * heads * model.head_dim * element  # in place: read and write
+            return [elementwise_kernel(node.name, node.op, tokens, heads * model.head_dim, moved, blocks=tokens * heads)]
+        case Elementwise.SILU_MUL:
+            width = model.d_ff // shape.layout.tp
+            return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
+        case Elementwise.GELU:
+            width = model.d_ff // shape.layout.tp
+            return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]
+        case _:
+            width = model.d_model
+            return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]

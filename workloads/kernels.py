@@ -1,0 +1,110 @@
+"""One node on one rank: local sizes, and the kernel that they make."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from workloads.model import ModelSpec
+from workloads.ops import Attention, Op
+from workloads.parallel import Layout
+from workloads.program import Kernel
+from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, GemmWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A step of a model on one rank: ``batch`` sequences of ``new_tokens``, each attending to ``context``."""
+
+    model: ModelSpec
+    layout: Layout
+    batch: int
+    new_tokens: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """New tokens in all."""
+        return self.batch * self.new_tokens
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads of one rank."""
+        return self.model.q_heads // self.layout.tp
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads of one rank; replicated where there are fewer than ranks."""
+        return max(1, self.model.kv_heads // self.layout.tp)
+
+    def local_sizes(self, parallel: str | None) -> dict[str, int]:
+        """Sizes by axis on one rank when ``parallel`` is sharded over the tensor-parallel ranks."""
+        sizes = self.model.sizes() | {"b": self.batch, "s": self.new_tokens, "z": self.context}
+        if parallel == "K":
+            sizes["K"] = self.kv_heads
+            sizes["r"] = self.q_heads // self.kv_heads
+        elif parallel is not None:
+            sizes[parallel] = math.ceil(sizes[parallel] / self.layout.tp)
+        return sizes
+
+
+def gemm_kernel(
+    name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, tokens: int | None = None
+) -> Kernel:
+    """One matrix product for ops that share their input: their columns stand side by side.
+
+    ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism).
+    """
+    rows = depth = columns = 0
+    flops = 0.0
+    for one in ops:
+        sizes = shape.local_sizes(one.parallel)
+        rows, n, depth = one.einsum.gemm(sizes)
+        columns += n
+        flops += one.einsum.flops(sizes)
+    if tokens is not None:
+        flops *= tokens / rows
+        rows = tokens
+    moved = dtype.bytes * (rows * depth + columns * depth) + DType.BF16.bytes * rows * columns
+    return Kernel(
+        name=name,
+        work=GemmWork(m=rows, n=columns, k=depth, dtype=dtype),
+        flops=flops,
+        bytes_moved=float(moved),
+    )
+
+
+def attention_kernel(node: Attention, shape: Shape) -> Kernel:
+    """The flash kernel of scores and values: FLOPs of both einsums (unmasked), bytes of Q, K, V and output."""
+    sizes = shape.local_sizes("K")
+    flops = node.scores.einsum.flops(sizes) + node.values.einsum.flops(sizes)
+    queries = node.scores.einsum.input_elements(0, sizes)
+    keys = node.scores.einsum.input_elements(1, sizes)
+    output = node.values.einsum.output_elements(sizes)
+    decode = shape.new_tokens == 1
+    return Kernel(
+        name=node.name,
+        work=AttentionWork(
+            batch=shape.batch,
+            q_len=shape.new_tokens,
+            kv_len=shape.context,
+            q_heads=shape.q_heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.model.head_dim,
+            causal=not decode,
+        ),
+        flops=float(flops),
+        bytes_moved=float(DType.BF16.bytes * (queries + 2 * keys + output)),
+    )
+
+
+def elementwise_kernel(
+    name: str, op: Elementwise, rows: int, width: int, bytes_moved: int, *, blocks: int | None = None
+) -> Kernel:
+    """A memory-bound kernel; one FLOP an element, for the record."""
+    return Kernel(
+        name=name,
+        work=ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, blocks=blocks),
+        flops=float(rows * width),
+        bytes_moved=float(bytes_moved),
+    )

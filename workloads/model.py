@@ -1,0 +1,198 @@
+"""Models: sizes with sources, an optional op list, loaded strictly from TOML or a Hugging Face config."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import WorkloadError
+from workloads.ops import Attention, Block, Gemm, Node, Op, Pointwise, llama_block, op
+from workloads.work import Elementwise
+
+SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
+OPTIONAL_SIZES = ("experts", "top_k")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model as sizes and a block. ``d_ff`` is the width of one expert in a mixture of experts."""
+
+    id: str
+    source: str
+    d_model: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab: int
+    experts: int = 0
+    top_k: int = 0
+    tied_embeddings: bool = False
+    block: Block = field(default_factory=Block)
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes by einsum axis (batch and lengths are not the model's)."""
+        sizes = {
+            "m": self.d_model,
+            "H": self.q_heads,
+            "K": self.kv_heads,
+            "r": self.q_heads // self.kv_heads,
+            "h": self.head_dim,
+            "f": self.d_ff,
+            "v": self.vocab,
+        }
+        if self.experts:
+            sizes |= {"e": self.experts, "k": self.top_k}
+        return sizes
+
+
+def params(model: ModelSpec) -> int:
+    """Number of weights: projections, feed-forward or experts, norms, embeddings."""
+    attention = model.d_model * model.head_dim * (2 * model.q_heads + 2 * model.kv_heads)
+    feed = 3 * model.d_model * model.d_ff
+    if model.experts:
+        feed = feed * model.experts + model.d_model * model.experts
+    embeddings = model.vocab * model.d_model * (1 if model.tied_embeddings else 2)
+    return model.layers * (attention + feed + 2 * model.d_model) + embeddings + model.d_model
+
+
+def with_block(model: ModelSpec) -> ModelSpec:
+    """``model`` with the Llama-like block where it names none of its own; checks sizes."""
+    if model.q_heads % model.kv_heads:
+        raise WorkloadError(
+            f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}"
+        )
+    if bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
+        raise WorkloadError(
+            f"{model.id}: experts = {model.experts} with top_k = {model.top_k}: give both, top_k at most experts"
+        )
+    return model if model.block.nodes else replace(model, block=llama_block(experts=model.experts > 0))
+
+
+@lru_cache(maxsize=1)
+def list_models() -> tuple[str, ...]:
+    """Ids of all models in the catalog, sorted."""
+    folder = files("workloads") / "data"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+@lru_cache(maxsize=64)
+def load_model(name: str) -> ModelSpec:
+    """A model by id, unique prefix, .toml file of one's own, or Hugging Face ``config.json``.
+
+    >>> load_model("llama3-70b").kv_heads
+    8
+    """
+    if name.endswith((".toml", ".json")) or "/" in name:
+        return _load_file(Path(name))
+    known = list_models()
+    wanted = name.lower()
+    if wanted not in known:
+        starts = [model for model in known if model.startswith(wanted)]
+        if len(starts) > 1:
+            raise WorkloadError(f"model = '{name}' fits several models: {', '.join(starts)}: name one")
+        if not starts:
+            near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else "see 'wattline models'"
+            raise WorkloadError(f"unknown model '{name}': {hint}")
+        wanted = starts[0]
+    text = (files("workloads") / "data" / f"{wanted}.toml").read_text(encoding="utf-8")
+    return parse_model(text, where=f"{wanted}.toml")
+
+
+def _load_file(path: Path) -> ModelSpec:
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise WorkloadError(f"cannot read model '{path}': {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"cannot read model '{path}': not UTF-8 text (byte {error.start})") from None
+    if path.suffix == ".json":
+        from workloads.huggingface import parse_config
+
+        return parse_config(text, where=str(path))
+    return parse_model(text, where=str(path))
+
+
+def parse_model(text: str, *, where: str) -> ModelSpec:
+    """A model from TOML text; every problem is one line that names file, field, value and remedy."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise WorkloadError(f"{where}: not valid TOML: {error}") from None
+    refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, "tied_embeddings", "block"), where)
+    for name in ("id", "source"):
+        if not isinstance(data.get(name), str) or not data[name]:
+            raise WorkloadError(f"{where}: {name} = {data.get(name)!r}: give a text")
+    sizes = {name: positive(data.get(name), name, where) for name in SIZES}
+    sizes |= {name: positive(data[name], name, where) for name in OPTIONAL_SIZES if name in data}
+    tied = data.get("tied_embeddings", False)
+    if not isinstance(tied, bool):
+        raise WorkloadError(f"{where}: tied_embeddings = {tied!r}: give true or false")
+    nodes = tuple(_node(entry, f"{where}: block {i + 1}") for i, entry in enumerate(data.get("block", [])))
+    return with_block(
+        ModelSpec(id=data["id"], source=data["source"], tied_embeddings=tied, block=Block(nodes=nodes), **sizes)
+    )
+
+
+def positive(value: Any, name: str, where: str) -> int:
+    """``value`` as a positive whole number, or an error that names it."""
+    if value is None:
+        raise WorkloadError(f"{where}: {name} is missing: give a positive whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0 or value > 10**9:
+        raise WorkloadError(f"{where}: {name} = {value!r}: give a positive whole number")
+    return value
+
+
+def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Unknown keys are errors that suggest the nearest known one."""
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise WorkloadError(f"{where}: unknown key '{key}': {hint}")
+
+
+def _node(entry: dict[str, Any], where: str) -> Node:
+    kind = entry.get("node")
+    name = entry.get("name")
+    if not isinstance(name, str) or not name:
+        raise WorkloadError(f"{where}: name = {name!r}: give a text")
+    match kind:
+        case "gemm":
+            refuse_unknown(entry, ("node", "name", "ops"), where)
+            ops = entry.get("ops")
+            if not isinstance(ops, list) or not ops:
+                raise WorkloadError(f"{where}: ops is missing: give a list of {{ label, pattern, parallel }}")
+            return Gemm(name=name, ops=tuple(_op(item, where) for item in ops))
+        case "attention":
+            refuse_unknown(entry, ("node", "name", "scores", "values", "parallel"), where)
+            parallel = entry.get("parallel")
+            return Attention(
+                name=name,
+                scores=op(str(entry.get("scores")), label="scores", parallel=parallel),
+                values=op(str(entry.get("values")), label="values", parallel=parallel),
+            )
+        case "pointwise":
+            refuse_unknown(entry, ("node", "name", "op"), where)
+            if entry.get("op") not in [e.value for e in Elementwise]:
+                raise WorkloadError(
+                    f"{where}: op = {entry.get('op')!r}: known are {', '.join(e.value for e in Elementwise)}"
+                )
+            return Pointwise(name=name, op=Elementwise(entry["op"]))
+    raise WorkloadError(f"{where}: node = {kind!r}: known are gemm, attention, pointwise")
+
+
+def _op(item: Any, where: str) -> Op:
+    if not isinstance(item, dict) or not isinstance(item.get("pattern"), str):
+        raise WorkloadError(f"{where}: an op is {{ label, pattern, parallel }}, found {item!r}")
+    refuse_unknown(item, ("label", "pattern", "parallel"), where)
+    return op(item["pattern"], label=str(item.get("label", item["pattern"])), parallel=item.get("parallel"))

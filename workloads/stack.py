@@ -1,0 +1,64 @@
+"""Stacks: what a serving stack makes of the same model - which kernels are fused, what is copied."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from workloads.errors import WorkloadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Kernel choices of one stack. ``validated`` names what its predictions were compared with."""
+
+    id: str
+    validated: str | None
+    fused_add_norm: bool
+    fused_weights: bool
+    kv_copies: bool
+    reshape_copy: bool
+
+
+STACKS = {
+    stack.id: stack
+    for stack in (
+        Stack(
+            id="reference-torch",
+            validated="our own H100 measurements (model_step records)",
+            fused_add_norm=True,
+            fused_weights=True,
+            kv_copies=True,
+            reshape_copy=True,
+        ),
+        Stack(
+            id="unfused-torch",
+            validated=None,
+            fused_add_norm=False,
+            fused_weights=False,
+            kv_copies=True,
+            reshape_copy=True,
+        ),
+        Stack(
+            id="paged-kv",
+            validated=None,
+            fused_add_norm=True,
+            fused_weights=True,
+            kv_copies=False,
+            reshape_copy=False,
+        ),
+    )
+}
+
+
+def load_stack(name: str) -> Stack:
+    """A stack by id.
+
+    >>> load_stack("reference-torch").fused_weights
+    True
+    """
+    if name not in STACKS:
+        near = difflib.get_close_matches(name, STACKS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(STACKS)}"
+        raise WorkloadError(f"unknown stack '{name}': {hint}")
+    return STACKS[name]
