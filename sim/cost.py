@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
 from typing import assert_never
 
 from hardware.gpu import GpuSpec
@@ -48,6 +49,7 @@ class Pricer:
             gap_s=self.gap_s,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
+            describe={"flops": kernel.flops} | sizes(work),
         )
 
     def terms(self, work: Work) -> KernelTerms:
@@ -119,6 +121,15 @@ class Pricer:
                     in_graph=self.in_graph,
                 )
         assert_never(work)
+
+
+def sizes(work: Work) -> dict[str, object]:
+    """A work's sizes by name, for traces."""
+    return {
+        field.name: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        for field in fields(work)
+        if (value := getattr(work, field.name)) is not None
+    }
 
 
 def family(work: Work) -> str:

@@ -6,8 +6,8 @@ form. Kernels that cost the same are one class, so that memo keys are small inte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hardware.laws.terms import KernelTerms
 
@@ -17,7 +17,7 @@ class KernelClass:
     """One kind of kernel: its cost terms and how it queues.
 
     ``gap_s`` is the pause between the end of its predecessor on the stream and its own start; the engine
-    bills it at idle power and the recorder leaves it blank.
+    bills it at idle power and the recorder leaves it blank. ``describe`` is shown in traces.
     """
 
     name: str
@@ -26,6 +26,7 @@ class KernelClass:
     gap_s: float = 0.0
     priority: int = 0
     collective: bool = False
+    describe: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

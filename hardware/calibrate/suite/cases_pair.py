@@ -1,0 +1,310 @@
+"""What several GPUs do: bare collectives, collectives after a GEMM in one graph, collectives beside work."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hardware.calibrate.suite.cases import attention_inputs
+from hardware.calibrate.suite.comm import most, part_bytes
+from hardware.calibrate.suite.timing import (
+    Bench,
+    EventTimer,
+    Steady,
+    capture,
+    new_slots,
+    repeated,
+    stamps_between,
+    steady,
+    together,
+)
+from hardware.errors import HardwareError
+
+Row = Mapping[str, Any]
+PREFIX = {"rs": "reduce_scatter", "ar": "all_reduce", "ag": "all_gather", "aa": "all_to_all", "sr": "sendrecv_ring"}
+_BF16 = 2
+_BESIDE_S = 1.1
+_GROUP_S = 0.002
+_MOST_STAMPED = 64
+
+
+def collective_buffers(bench: Bench, op: str, full_bytes: int) -> tuple[Any, Any]:
+    """The full buffer and the other one of ``op``, random bf16."""
+    part = part_bytes(op, full_bytes, bench.comm.world)
+    buffer = bench.randn(full_bytes // _BF16)
+    return buffer, buffer if op == "all_reduce" else bench.randn(part // _BF16)
+
+
+def measure_collective(bench: Bench, row: Row) -> dict[str, Any]:
+    """One collective back to back: launched from Python (``launch`` absent or loop) or in a graph."""
+    buffer, part = collective_buffers(bench, row["op"], row["bytes"])
+
+    def launch(_: int) -> None:
+        bench.comm.collective(row["op"], buffer, part, row["ctas"])
+
+    if row.get("launch", "loop") == "graph":
+        replay, count = repeated(bench, launch)
+    else:
+        for _ in range(3):
+            launch(0)
+        bench.synchronize()
+        replay, count = (lambda: launch(0)), 1
+    return together(bench, steady(bench, replay, count))
+
+
+def measure_in_context(bench: Bench, row: Row) -> dict[str, Any]:
+    """A collective after a GEMM, repeated in one graph; then once more with clocks read between the two.
+
+    ``gemm_s``, ``collective_s`` (medians, slowest rank) and ``gemm_clock_mhz`` (one a GPU) come from on-chip
+    counters in a second graph, whose stamps cost 1-2 us each; latency and energy come from the first.
+    """
+    m, n, k = row["gemm_mnk"]
+    kernels, comm = bench.kernels, bench.comm
+    x, weights, y = bench.randn(m, k), bench.weights(n, k), bench.empty(m, n)
+    op = row["collective"]
+    buffer, part = (None, None) if op == "none" else collective_buffers(bench, op, row["bytes"])
+
+    def gemm(i: int) -> None:
+        kernels.linear(x, weights[i % len(weights)], y)
+
+    def exchange() -> None:
+        if op == "none":
+            return
+        if op == "all_reduce" and row.get("ctas") is None:
+            comm.all_reduce_sum(buffer)
+        else:
+            comm.collective(op, buffer, part, row.get("ctas"))
+
+    def launch(i: int) -> None:
+        gemm(i)
+        exchange()
+
+    replay, count = repeated(bench, launch, kernels_each=2, rotate=len(weights))
+    measured = together(bench, steady(bench, replay, count))
+    stamped = min(count, _MOST_STAMPED)
+    slots = new_slots(bench, 3 * stamped)
+
+    def with_stamps() -> None:
+        for i in range(stamped):
+            kernels.stamp(slots[3 * i])
+            gemm(i)
+            kernels.stamp(slots[3 * i + 1])
+            exchange()
+            kernels.stamp(slots[3 * i + 2])
+
+    replay_stamped = capture(bench, with_stamps)
+    for _ in range(max(1, math.ceil(0.15 / (stamped * float(str(measured["latency_s"])))))):
+        replay_stamped()
+    bench.synchronize()
+    host = slots if bench.dry else slots.cpu()
+    places = range(stamped // 4, stamped)
+    gemms = stamps_between(bench, host, [(3 * i, 3 * i + 1) for i in places])
+    waits = stamps_between(bench, host, [(3 * i + 1, 3 * i + 2) for i in places])
+    facts: dict[str, Any] = {
+        "gemm_s": most(comm, _median(s for s, _ in gemms)),
+        "gemm_clock_mhz": comm.share(_median(c for _, c in gemms)),
+    }
+    if op != "none":
+        facts["collective_s"] = most(comm, _median(s for s, _ in waits))
+    return {**measured, **facts}
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """One stream's repeated work in a contention row: a graph of ``count`` repetitions."""
+
+    stream: Any
+    replay: Callable[[], None]
+    count: int
+    each_s: float
+    slots: Any = None
+    starts: list[Any] = field(default_factory=list)
+    ends: list[Any] = field(default_factory=list)
+
+
+def work_launch(bench: Bench, row: Row, what: str) -> tuple[Callable[[int], object], int]:
+    """Launcher and rotation of the compute side of a contention row."""
+    match what:
+        case "gemm":
+            m, n, k = row["gemm_mnk"]
+            x, weights, y = bench.randn(m, k), bench.weights(n, k), bench.empty(m, n)
+            return (lambda i: bench.kernels.linear(x, weights[i % len(weights)], y)), len(weights)
+        case "copy":
+            size = row["copy_bytes_moved"] // 4
+            source, target = bench.randn(size), bench.empty(size)
+            return (lambda _: target.copy_(source)), 1
+        case "attention":
+            q, k_, v = attention_inputs(
+                bench,
+                batch=row["batch"],
+                q_len=row["seq_len"],
+                kv_len=row["seq_len"],
+                q_heads=row["q_heads"],
+                kv_heads=row["kv_heads"],
+            )
+            return (lambda _: bench.kernels.attention(q, k_, v, causal=bool(row["causal"]))), 1
+        case other:
+            raise HardwareError(f"contention row with a = '{other}': one of gemm, copy, attention")
+
+
+def collective_of(name: str) -> tuple[str, int]:
+    """Operation and block count of a contention name.
+
+    >>> collective_of("rs8")
+    ('reduce_scatter', 8)
+    """
+    op = PREFIX.get(name[:2])
+    if op is None or not name[2:].isdigit():
+        raise HardwareError(f"contention name '{name}': two letters of {', '.join(PREFIX)} and a block count")
+    return op, int(name[2:])
+
+
+def measure_alone(bench: Bench, row: Row) -> dict[str, Any]:
+    """The compute side, or the collective, of contention rows by itself."""
+    if row["what"][:2] in PREFIX and "op" in row:
+        buffer, part = collective_buffers(bench, row["op"], row["bytes"])
+        replay, count = repeated(
+            bench, lambda _: bench.comm.collective(row["op"], buffer, part, row["ctas"])
+        )
+    else:
+        launch, rotate = work_launch(bench, row, row["what"])
+        replay, count = repeated(bench, lambda i: _drop(launch(i)), rotate=rotate)
+    return together(bench, steady(bench, replay, count))
+
+
+def measure_together(bench: Bench, row: Row) -> dict[str, Any]:
+    """Compute on one stream beside a collective on another; seconds a repetition while both ran.
+
+    ``power_w`` (one a GPU) and ``a_clock_mhz`` (true clock over the compute graph) cover the same time.
+    """
+    op, ctas = collective_of(row["b"])
+    launch, rotate = work_launch(bench, row, row["a"])
+    buffer, part = collective_buffers(bench, op, row["comm_bytes"])
+    a = _lane(bench, lambda i: _drop(launch(i)), rotate=rotate, priority=0, stamped=True)
+    b = _lane(bench, lambda _: bench.comm.collective(op, buffer, part, ctas), rotate=1, priority=-1)
+    # First guess: both slow down by a third. The second try uses what the first one saw.
+    slow_a = slow_b = 1.3
+    seen = _race(bench, a, b, seconds=0.4, slow=(slow_a, slow_b))
+    slow_a, slow_b = most(bench.comm, seen.a_s / a.each_s), most(bench.comm, seen.b_s / b.each_s)
+    seen = _race(bench, a, b, seconds=_BESIDE_S, slow=(max(slow_a, 1.0), max(slow_b, 1.0)))
+    share = bench.comm.share
+    return {
+        "a_alone_s": a.each_s,
+        "b_alone_s": b.each_s,
+        "a_together_s": share(seen.a_s),
+        "b_together_s": share(seen.b_s),
+        "power_w": [None if math.isnan(p) else p for p in share(seen.power_w)],
+        "a_clock_mhz": share(seen.clock_mhz),
+        "temperature_c": [int(t) for t in share(bench.meter.temperature_c())],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    a_s: float
+    b_s: float
+    power_w: float
+    clock_mhz: float
+
+
+def _lane(
+    bench: Bench, launch: Callable[[int], None], *, rotate: int, priority: int, stamped: bool = False
+) -> Lane:
+    """A graph of about 2 ms of ``launch`` and how long one repetition takes alone, settled for 0.5 s."""
+    timer = EventTimer(bench)
+    launch(0)
+    bench.synchronize()
+    start = timer.record()
+    for i in range(3):
+        launch(i)
+    rough_s = most(bench.comm, timer.seconds(start, timer.record()) / 3)
+    count = 1 if bench.dry else max(1, min(200, round(_GROUP_S / rough_s)))
+    count = -(-count // rotate) * rotate if count > rotate else count
+    slots = new_slots(bench, 2) if stamped else None
+
+    def body() -> None:
+        if stamped:
+            bench.kernels.stamp(slots[0])
+        for i in range(count):
+            launch(i)
+        if stamped:
+            bench.kernels.stamp(slots[1])
+
+    replay = capture(bench, body)
+    alone: Steady = steady(bench, replay, count, window_s=0.3)
+    stream = None if bench.dry else bench.torch.cuda.Stream(priority=priority)
+    each_s = most(bench.comm, alone.latency_s)
+    return Lane(stream=stream, replay=replay, count=count, each_s=each_s, slots=slots)
+
+
+def _race(bench: Bench, a: Lane, b: Lane, *, seconds: float, slow: tuple[float, float]) -> _Seen:
+    """Replay both lanes for about ``seconds`` each, launches interleaved in time order."""
+    if bench.dry:
+        return _Seen(a_s=a.each_s, b_s=b.each_s, power_w=100.0, clock_mhz=1980.0)
+    torch, meter = bench.torch, bench.meter
+    replays_a = max(8, round(seconds / (slow[0] * a.each_s * a.count)))
+    replays_b = max(8, round(seconds / (slow[1] * b.each_s * b.count)))
+    record = torch.zeros(replays_a, *a.slots.shape, device=bench.device, dtype=a.slots.dtype)
+    plan = sorted(
+        [((i + 0.5) / replays_a, 0) for i in range(replays_a)]
+        + [((i + 0.5) / replays_b, 1) for i in range(replays_b)]
+    )
+    bench.synchronize()
+    bench.comm.share(0.0)
+    meter.start()
+    origin = torch.cuda.Event(enable_timing=True)
+    origin.record()
+    for lane in (a, b):
+        lane.stream.wait_stream(torch.cuda.current_stream())
+        lane.starts, lane.ends = [], []
+    done_a = 0
+    for _, which in plan:
+        lane = (a, b)[which]
+        with torch.cuda.stream(lane.stream):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            lane.replay()
+            end.record()
+            if which == 0:
+                record[done_a].copy_(a.slots)
+                done_a += 1
+        lane.starts.append(start)
+        lane.ends.append(end)
+    bench.synchronize()
+    finished_s = time.monotonic()
+    meter.stop()
+    at = [
+        [(origin.elapsed_time(s) / 1e3, origin.elapsed_time(e) / 1e3) for s, e in zip(x.starts, x.ends, strict=True)]
+        for x in (a, b)
+    ]
+    last_s = max(at[0][-1][1], at[1][-1][1])
+    both_end = min(at[0][-1][1], at[1][-1][1])
+    both_start = 0.3 * both_end
+    kept = [[i for i, (s, e) in enumerate(x) if s >= both_start and e <= both_end] for x in at]
+    means = []
+    for lane, times, places in ((a, at[0], kept[0]), (b, at[1], kept[1])):
+        places = places or [len(times) // 2]
+        span = times[places[-1]][1] - times[places[0]][0]
+        means.append(span / (len(places) * lane.count))
+    host = record.cpu()
+    clocks = [stamps_between(bench, host[i], [(0, 1)])[0][1] for i in (kept[0] or [0])]
+    offset_s = finished_s - last_s
+    power = meter.power_w(offset_s + both_start, offset_s + both_end)
+    return _Seen(
+        a_s=means[0],
+        b_s=means[1],
+        power_w=math.nan if power is None else power,
+        clock_mhz=_median(c for c in clocks if not math.isnan(c)),
+    )
+
+
+def _median(values: Any) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else math.nan
+
+
+def _drop(_: object) -> None:
+    """Launches return tensors that nobody reads."""

@@ -1,0 +1,63 @@
+"""Seeded routing of tokens to experts, and the counts that a grouped GEMM record carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware.errors import HardwareError
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Rows each expert of one rank received; ``token`` is the source token of each row, expert by expert."""
+
+    rows_per_expert: Counts
+    token: Counts
+
+    @property
+    def rows(self) -> int:
+        """Rows of all the rank's experts."""
+        return int(self.rows_per_expert.sum())
+
+    def facts(self) -> dict[str, int]:
+        """The routing counts of a ``grouped_gemm`` record."""
+        return {
+            "rows": self.rows,
+            "distinct": int((self.rows_per_expert > 0).sum()),
+            "max_rows": int(self.rows_per_expert.max()),
+            "tiles128": int((-(-self.rows_per_expert // 128)).sum()),
+            "tiles64": int((-(-self.rows_per_expert // 64)).sum()),
+        }
+
+
+def route(
+    *, tokens: int, experts: int, top_k: int, skew: float, first: int = 0, count: int | None = None, seed: int = 0
+) -> Routing:
+    """Draw ``top_k`` distinct experts a token, probability ~ rank^-skew; keep experts [first, first + count).
+
+    Expert popularity is shuffled once so that a rank's slice is a fair sample.
+
+    >>> route(tokens=64, experts=8, top_k=8, skew=0.0).facts()
+    {'rows': 512, 'distinct': 8, 'max_rows': 64, 'tiles128': 8, 'tiles64': 8}
+    """
+    if not 0 < top_k <= experts:
+        raise HardwareError(f"top_k = {top_k}: a token needs between 1 and experts = {experts} of them")
+    count = experts if count is None else count
+    generator = np.random.default_rng(seed)
+    weight = -skew * np.log(np.arange(1, experts + 1, dtype=np.float64))
+    generator.shuffle(weight)
+    # Adding Gumbel noise to log-probabilities and taking the largest draws without replacement.
+    noisy = weight + generator.gumbel(size=(tokens, experts))
+    chosen = np.argpartition(-noisy, top_k - 1, axis=1)[:, :top_k]
+    token = np.repeat(np.arange(tokens, dtype=np.int64), top_k)
+    expert = chosen.reshape(-1)
+    kept = (expert >= first) & (expert < first + count)
+    token, expert = token[kept], expert[kept]
+    order = np.argsort(expert, kind="stable")
+    rows_per_expert = np.bincount(expert - first, minlength=count).astype(np.int64)
+    return Routing(rows_per_expert=rows_per_expert, token=token[order])

@@ -1,0 +1,194 @@
+"""A timeline as a trace: one process a GPU, a lane a stream, layers and phases as enclosing slices, counters."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sim.timeline import Timeline
+from traces.records import Counter, Lane, SpanKind, Spans, Trace
+from traces.write.chrome import write_chrome
+
+# Lanes above the streams that show what a kernel belongs to.
+PHASE_LANE, LAYER_LANE, FIRST_STREAM = 1, 2, 7
+COUNTERS = (
+    ("power W", "power_w", 1.0),
+    ("SM clock MHz", "sm_clock_hz", 1e-6),
+    ("SMs busy", "sms_busy", 1.0),
+    ("HBM GB/s", "hbm_bytes_per_s", 1e-9),
+    ("NVLink GB/s", "link_bytes_per_s", 1e-9),
+)
+
+
+def write_timeline(run: Timeline, path: Path, *, layout: Literal["one", "hta"] = "one") -> Path:
+    """Write ``run`` as Chrome trace; ``hta`` writes one file a rank into the folder ``path``."""
+    if layout == "one":
+        return write_chrome(to_trace(run), path)
+    path.mkdir(parents=True, exist_ok=True)
+    for gpu in range(run.graph.gpus):
+        write_chrome(to_trace(run, only_gpu=gpu), path / f"rank{gpu}.json.gz")
+    return path
+
+
+def to_trace(run: Timeline, *, only_gpu: int | None = None) -> Trace:
+    """The trace of all GPUs, or of one as its own rank file."""
+    graph, records = run.graph, run.records
+    gpus = range(graph.gpus) if only_gpu is None else [only_gpu]
+    lanes: list[Lane] = []
+    lane_of_queue: dict[int, int] = {}
+    outer: dict[tuple[int, int], int] = {}
+    for gpu in gpus:
+        for tid, name in ((PHASE_LANE, "phases"), (LAYER_LANE, "layers")):
+            outer[gpu, tid] = len(lanes)
+            lanes.append(Lane(pid=gpu, tid=tid, name=name, order=tid))
+        for queue, (owner, stream) in enumerate(zip(graph.queue_gpu, graph.queue_stream, strict=True)):
+            if owner == gpu:
+                lane_of_queue[queue] = len(lanes)
+                name = f"stream {FIRST_STREAM + stream}" + (" (communication)" if stream else "")
+                lanes.append(Lane(pid=gpu, tid=FIRST_STREAM + stream, name=name, order=FIRST_STREAM + stream))
+
+    op = np.frombuffer(records.span_op, dtype=np.int64)
+    gpu_of = np.asarray(graph.op_gpu)[op]
+    mine = np.isin(gpu_of, list(gpus))
+    op, gpu_of = op[mine], gpu_of[mine]
+    start = np.frombuffer(records.span_start_ps, dtype=np.int64)[mine]
+    end = np.frombuffer(records.span_end_ps, dtype=np.int64)[mine]
+    energy = np.frombuffer(records.span_energy_j, dtype=np.float64)[mine]
+    queue = np.asarray(graph.op_queue)[op]
+    lane_table = np.array([lane_of_queue.get(q, -1) for q in range(len(graph.queue_gpu))])
+    streams = graph.queue_stream
+    kinds, kind = _kernel_kinds(run, np.asarray(graph.op_class)[op], np.asarray(streams)[queue])
+    segment = np.asarray(graph.op_segment)[op]
+    outer_spans = _enclosing(run, segment, gpu_of, start, end, outer, kinds)
+    spans = Spans(
+        lane=np.concatenate([lane_table[queue], outer_spans.lane]),
+        kind=np.concatenate([kind, outer_spans.kind]),
+        start_ps=np.concatenate([start, outer_spans.start_ps]),
+        end_ps=np.concatenate([end, outer_spans.end_ps]),
+        energy_j=np.concatenate([energy, outer_spans.energy_j]),
+    )
+    metadata = _metadata(run)
+    if only_gpu is not None:
+        metadata = {"distributedInfo": {"rank": only_gpu, "world_size": graph.gpus}} | metadata
+    return Trace(
+        processes={gpu: f"GPU {gpu} ({run.machine.gpu.id})" for gpu in gpus},
+        lanes=lanes,
+        kinds=kinds,
+        spans=spans,
+        counters=_counters(run, list(gpus)),
+        flows=_flows(run, op) if graph.successors else (),
+        metadata=metadata,
+    )
+
+
+def _kernel_kinds(run: Timeline, cls: Any, stream: Any) -> tuple[list[SpanKind], Any]:
+    """One kind a (class, stream); returns the kinds and each span's index."""
+    pairs, index = np.unique(np.stack([cls, stream], axis=1), axis=0, return_inverse=True)
+    kinds = []
+    for class_id, number in pairs.tolist():
+        kernel = run.graph.classes[class_id]
+        terms = kernel.terms
+        args: dict[str, Any] = {
+            "stream": FIRST_STREAM + number,
+            "family": kernel.family,
+            **kernel.describe,
+            "blocks": terms.blocks,
+            "hbm_bytes": terms.hbm_bytes,
+        }
+        if terms.link_bytes:
+            args["link_bytes"] = terms.link_bytes
+        if terms.extrapolated:
+            args["extrapolated"] = True
+        kinds.append(SpanKind(name=kernel.name, category="kernel", args=args))
+    return kinds, index.reshape(-1)
+
+
+def _enclosing(
+    run: Timeline, segment: Any, gpu: Any, start: Any, end: Any, outer: dict[tuple[int, int], int], kinds: list[SpanKind]
+) -> Spans:
+    """Layer and phase slices around the kernels of each GPU."""
+    segments = run.graph.segments
+    phase_names = list(dict.fromkeys(s[0] for s in segments))
+    phase_of = np.array([phase_names.index(s[0]) for s in segments])
+    lane: list[int] = []
+    kind: list[int] = []
+    begins: list[int] = []
+    ends: list[int] = []
+    for tid, group, label in (
+        (LAYER_LANE, segment, lambda i: f"{segments[i][1]} {segments[i][2]}"),
+        (PHASE_LANE, phase_of[segment], lambda i: phase_names[i]),
+    ):
+        kind_of: dict[int, int] = {}
+        for one in np.unique(gpu).tolist():
+            mine = gpu == one
+            ids, where = np.unique(group[mine], return_inverse=True)
+            first = np.full(len(ids), np.iinfo(np.int64).max)
+            last = np.zeros(len(ids), dtype=np.int64)
+            np.minimum.at(first, where, start[mine])
+            np.maximum.at(last, where, end[mine])
+            for number, begin, finish in zip(ids.tolist(), first.tolist(), last.tolist(), strict=True):
+                if number not in kind_of:
+                    kind_of[number] = len(kinds)
+                    kinds.append(SpanKind(name=label(number), category="layer" if tid == LAYER_LANE else "phase"))
+                lane.append(outer[one, tid])
+                kind.append(kind_of[number])
+                begins.append(begin)
+                ends.append(finish)
+    return Spans(
+        lane=np.array(lane, dtype=np.int64),
+        kind=np.array(kind, dtype=np.int64),
+        start_ps=np.array(begins, dtype=np.int64),
+        end_ps=np.array(ends, dtype=np.int64),
+        energy_j=np.full(len(lane), np.nan),
+    )
+
+
+def _counters(run: Timeline, gpus: list[int]) -> list[Counter]:
+    steps = run.power
+    counters = []
+    for gpu in gpus:
+        mine = steps[steps["gpu"] == gpu]
+        time_ps = np.round(mine["start_s"].to_numpy() * 1e12).astype(np.int64)
+        for name, column, scale in COUNTERS:
+            if column == "link_bytes_per_s" and not mine[column].any():
+                continue
+            counters.append(Counter(pid=gpu, name=name, time_ps=time_ps, value=mine[column].to_numpy() * scale))
+        joules = np.cumsum((mine["power_w"] * mine["duration_s"]).to_numpy())
+        ends_ps = np.append(time_ps[1:], run.records.end_ps)
+        counters.append(Counter(pid=gpu, name="energy J", time_ps=ends_ps, value=joules))
+    return counters
+
+
+def _flows(run: Timeline, op: Any) -> list[tuple[int, int]]:
+    """Arrows along dependencies between streams, for spans that are in the trace."""
+    place = {number: index for index, number in enumerate(op.tolist())}
+    return [
+        (place[before], place[after])
+        for before, successors in sorted(run.graph.successors.items())
+        for after in successors
+        if before in place and after in place
+    ]
+
+
+def _metadata(run: Timeline) -> dict[str, Any]:
+    try:
+        release = version("wattline")
+    except PackageNotFoundError:
+        release = "source"
+    return {
+        "schemaVersion": 1,
+        "traceName": f"wattline {run.scenario.model} {run.scenario.phase}",
+        "wattline": {
+            "version": release,
+            "scenario": run.scenario.model_dump(mode="json", exclude_none=True),
+            "gpu": run.machine.gpu.id,
+            "status": run.machine.status,
+            "expected_error": run.machine.profile.expected_error(),
+            "latency_s": run.latency_s,
+            "energy_j": run.energy_j,
+        },
+    }
+

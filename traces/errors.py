@@ -1,0 +1,7 @@
+"""Everything ``traces`` refuses to do, as one exception with one-line messages."""
+
+from __future__ import annotations
+
+
+class TraceError(Exception):
+    """A trace that cannot be read or written; the message names the place and the remedy."""

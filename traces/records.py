@@ -1,0 +1,66 @@
+"""What a trace holds, as plain columns: lanes, spans, counters. Times are integer picoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One row of the timeline: a thread ``tid`` of process ``pid`` (a GPU); ``order`` sorts rows."""
+
+    pid: int
+    tid: int
+    name: str
+    order: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanKind:
+    """What spans of one kind share: the name shown, the category, and arguments."""
+
+    name: str
+    category: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """Spans as columns: lane and kind are indices; ``energy_j`` NaN leaves the argument out."""
+
+    lane: Ints
+    kind: Ints
+    start_ps: Ints
+    end_ps: Ints
+    energy_j: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Counter:
+    """One counter of one process: values that hold from their time on."""
+
+    pid: int
+    name: str
+    time_ps: Ints
+    value: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """A whole trace. ``processes`` maps pid to name; ``flows`` are pairs of span indices (from, to)."""
+
+    processes: Mapping[int, str]
+    lanes: Sequence[Lane]
+    kinds: Sequence[SpanKind]
+    spans: Spans
+    counters: Sequence[Counter] = ()
+    flows: Sequence[tuple[int, int]] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
