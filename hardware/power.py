@@ -58,9 +58,7 @@ def point_at(
         voltage_scale=curve.voltage_scale(sm_clock_hz),
         clock_fraction=sm_clock_hz / curve.reference_clock_hz,
     )
-    return OperatingPoint(
-        sm_clock_hz=sm_clock_hz, latency_s=latency_s, power_w=curve.idle_w(sm_clock_hz) + dynamic
-    )
+    return OperatingPoint(sm_clock_hz=sm_clock_hz, latency_s=latency_s, power_w=curve.idle_w(sm_clock_hz) + dynamic)
 
 
 def highest_clock(power_at: Callable[[float], float], limit_w: float, low_hz: float, high_hz: float) -> float:

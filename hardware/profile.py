@@ -180,11 +180,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     cache = gpu.sms * gpu.max_clock_hz / (base_gpu.sms * base_gpu.max_clock_hz)
     same = gpu.architecture == base_gpu.architecture
     flop_rate = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", 0.0))
-    joules_per_flop = (
-        1.0
-        if same
-        else (gpu.tdp_w / flop_rate) / (base_gpu.tdp_w / base_gpu.tensor_flops_per_s["bf16"])
-    )
+    joules_per_flop = 1.0 if same else (gpu.tdp_w / flop_rate) / (base_gpu.tdp_w / base_gpu.tensor_flops_per_s["bf16"])
     power = gpu.tdp_w / base_gpu.tdp_w
     idle = 1.0 if same and gpu.tdp_w == base_gpu.tdp_w else gpu.idle_w / base_gpu.idle_w
     per_sm = hbm * base_gpu.sms / gpu.sms

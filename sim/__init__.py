@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
     from sim.runner import simulate
+    from sim.scenario import Scenario
     from sim.timeline import Timeline
 
 __all__ = ["Scenario", "Timeline", "simulate"]

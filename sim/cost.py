@@ -7,7 +7,6 @@ from enum import Enum
 from typing import assert_never
 
 from hardware.gpu import GpuSpec
-
 from hardware.laws.price import (
     attention_decode_terms,
     attention_prefill_terms,

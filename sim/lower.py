@@ -168,25 +168,19 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
     )
 
 
-def _tie_collectives(
-    columns: list[_Columns], offsets: list[int], op_collective: Ints
-) -> list[tuple[int, ...]]:
+def _tie_collectives(columns: list[_Columns], offsets: list[int], op_collective: Ints) -> list[tuple[int, ...]]:
     """Give the i-th collective of each group the same id on all its ranks; returns the members by id."""
     members: list[tuple[int, ...]] = []
     by_group: dict[tuple[int, ...], dict[int, Ints]] = {}
     for rank, (column, offset) in enumerate(zip(columns, offsets, strict=True)):
         for positions, ranks in column.collectives:
             if rank not in ranks:
-                raise ScenarioError(
-                    f"rank {rank} runs a collective of ranks {ranks}, to which it does not belong"
-                )
+                raise ScenarioError(f"rank {rank} runs a collective of ranks {ranks}, to which it does not belong")
             by_group.setdefault(ranks, {})[rank] = positions + offset
     for ranks, parts in sorted(by_group.items()):
         counts = {rank: len(parts[rank]) if rank in parts else 0 for rank in ranks}
         if len(set(counts.values())) != 1:
-            raise ScenarioError(
-                f"ranks {ranks} run different numbers of collectives of their group: {counts}"
-            )
+            raise ScenarioError(f"ranks {ranks} run different numbers of collectives of their group: {counts}")
         table = np.stack([parts[rank] for rank in ranks], axis=1)
         first = len(members)
         op_collective[table] = np.arange(first, first + len(table))[:, None]

@@ -56,9 +56,7 @@ def machine(
                 f"{gpu.min_clock_hz / 1e6:g} to {gpu.max_clock_hz / 1e6:g} MHz"
             )
     if power_cap_w is not None and power_cap_w <= gpu.idle_w:
-        raise ScenarioError(
-            f"power_cap_w = {power_cap_w:g} is not above the idle power of {gpu.id}, {gpu.idle_w:g} W"
-        )
+        raise ScenarioError(f"power_cap_w = {power_cap_w:g} is not above the idle power of {gpu.id}, {gpu.idle_w:g} W")
     model = GpuModel(
         sms=gpu.sms,
         max_clock_hz=clock_hz,

@@ -25,6 +25,6 @@ def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -
         gb = 1e9
         raise ScenarioError(
             f"{model.id} does not fit on {gpu.id}: weights {need.weight_bytes / gb:.1f} + KV cache "
-            f"{need.kv_bytes / gb:.1f} + activations {need.activation_bytes / gb:.1f} = {need.bytes / gb:.1f} GB a GPU, "
-            f"it has {gpu.memory_bytes / gb:.0f} GB: raise tp, lower batch or layers, or give --ignore-memory"
+            f"{need.kv_bytes / gb:.1f} + activations {need.activation_bytes / gb:.1f} = {need.bytes / gb:.1f} GB "
+            f"a GPU, it has {gpu.memory_bytes / gb:.0f} GB: raise tp, lower batch or layers, or give --ignore-memory"
         )

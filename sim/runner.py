@@ -26,9 +26,7 @@ TARGET_STEP_W = 2.0
 Progress = Callable[[str], None]
 
 
-def simulate(
-    scenario: Scenario | None = None, /, *, progress: Progress | None = None, **fields: Any
-) -> Timeline:
+def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None = None, **fields: Any) -> Timeline:
     """Simulate one scenario, given whole or as keywords, and return its :class:`Timeline`.
 
     >>> from sim import simulate
@@ -137,15 +135,15 @@ def settled_targets(graph: KernelGraph, target: Machine, *, shared: bool) -> lis
     high = [int(limits.fast_limit_w / TARGET_STEP_W) if limits.fast_limit_w < 1e6 else 0] * graph.gpus
     if all(power <= limits.slow_limit_w for power in mean(top)):
         return top
-    while any(h - l > 1 for l, h in zip(low, high, strict=True)):
-        middle = [(l + h) // 2 for l, h in zip(low, high, strict=True)]
+    while any(top_ - base > 1 for base, top_ in zip(low, high, strict=True)):
+        middle = [(base + top_) // 2 for base, top_ in zip(low, high, strict=True)]
         powers = mean([m * TARGET_STEP_W for m in middle])
         for gpu, power in enumerate(powers):
             if power <= limits.slow_limit_w:
                 low[gpu] = middle[gpu]
             else:
                 high[gpu] = max(middle[gpu], low[gpu] + 1)
-    return [l * TARGET_STEP_W for l in low]
+    return [step * TARGET_STEP_W for step in low]
 
 
 def _serial_mean_power(graph: KernelGraph, target: Machine) -> Callable[[list[float]], list[float]]:

@@ -71,9 +71,7 @@ class Scenario(BaseModel):
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
-            raise ValueError(
-                f"output_len = {self.output_len} has no meaning in phase '{self.phase}': use 'generate'"
-            )
+            raise ValueError(f"output_len = {self.output_len} has no meaning in phase '{self.phase}': use 'generate'")
         if self.overlap_chunks > 1 and not self.sequence_parallel:
             raise ValueError(
                 f"overlap_chunks = {self.overlap_chunks} needs sequence_parallel = true: "
@@ -84,9 +82,7 @@ class Scenario(BaseModel):
         if self.sequence_parallel and self.phase != "prefill":
             raise ValueError(f"sequence_parallel = true is for phase 'prefill', not '{self.phase}'")
         if self.uncapped and self.power_cap_w is not None:
-            raise ValueError(
-                f"uncapped = true contradicts power_cap_w = {self.power_cap_w:g}: give one of them"
-            )
+            raise ValueError(f"uncapped = true contradicts power_cap_w = {self.power_cap_w:g}: give one of them")
         if self.ep > 1 and self.ep_mode is None:
             raise ValueError(f"ep = {self.ep} needs ep_mode: 'all_reduce' or 'all_to_all'")
         if self.ep == 1 and self.ep_mode is not None:
@@ -110,9 +106,7 @@ class Scenario(BaseModel):
         for key in fields:
             if key not in cls.model_fields:
                 near = difflib.get_close_matches(key, cls.model_fields, n=1)
-                hint = (
-                    f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
-                )
+                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
                 raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
         try:
             return cls.model_validate(dict(fields))

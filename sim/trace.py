@@ -44,9 +44,9 @@ def to_trace(run: Timeline, *, only_gpu: int | None = None) -> Trace:
         for tid, name in ((PHASE_LANE, "phases"), (LAYER_LANE, "layers")):
             outer[gpu, tid] = len(lanes)
             lanes.append(Lane(pid=gpu, tid=tid, name=name, order=tid))
-        for queue, (owner, stream) in enumerate(zip(graph.queue_gpu, graph.queue_stream, strict=True)):
+        for number, (owner, stream) in enumerate(zip(graph.queue_gpu, graph.queue_stream, strict=True)):
             if owner == gpu:
-                lane_of_queue[queue] = len(lanes)
+                lane_of_queue[number] = len(lanes)
                 name = f"stream {FIRST_STREAM + stream}" + (" (communication)" if stream else "")
                 lanes.append(Lane(pid=gpu, tid=FIRST_STREAM + stream, name=name, order=FIRST_STREAM + stream))
 
@@ -102,12 +102,18 @@ def _kernel_kinds(run: Timeline, cls: Any, stream: Any) -> tuple[list[SpanKind],
             args["link_bytes"] = terms.link_bytes
         if terms.extrapolated:
             args["extrapolated"] = True
-        kinds.append(SpanKind(name=kernel.name, category="kernel", args=args))
+        kinds.append(SpanKind(name=kernel.name, category="kernel", args=args, timed=True))
     return kinds, index.reshape(-1)
 
 
 def _enclosing(
-    run: Timeline, segment: Any, gpu: Any, start: Any, end: Any, outer: dict[tuple[int, int], int], kinds: list[SpanKind]
+    run: Timeline,
+    segment: Any,
+    gpu: Any,
+    start: Any,
+    end: Any,
+    outer: dict[tuple[int, int], int],
+    kinds: list[SpanKind],
 ) -> Spans:
     """Layer and phase slices around the kernels of each GPU."""
     segments = run.graph.segments
@@ -117,9 +123,9 @@ def _enclosing(
     kind: list[int] = []
     begins: list[int] = []
     ends: list[int] = []
-    for tid, group, label in (
-        (LAYER_LANE, segment, lambda i: f"{segments[i][1]} {segments[i][2]}"),
-        (PHASE_LANE, phase_of[segment], lambda i: phase_names[i]),
+    for tid, group, labels in (
+        (LAYER_LANE, segment, [f"{s[1]} {s[2]}" for s in segments]),
+        (PHASE_LANE, phase_of[segment], phase_names),
     ):
         kind_of: dict[int, int] = {}
         for one in np.unique(gpu).tolist():
@@ -132,7 +138,7 @@ def _enclosing(
             for number, begin, finish in zip(ids.tolist(), first.tolist(), last.tolist(), strict=True):
                 if number not in kind_of:
                     kind_of[number] = len(kinds)
-                    kinds.append(SpanKind(name=label(number), category="layer" if tid == LAYER_LANE else "phase"))
+                    kinds.append(SpanKind(name=labels[number], category="layer" if tid == LAYER_LANE else "phase"))
                 lane.append(outer[one, tid])
                 kind.append(kind_of[number])
                 begins.append(begin)
@@ -191,4 +197,3 @@ def _metadata(run: Timeline) -> dict[str, Any]:
             "energy_j": run.energy_j,
         },
     }
-

@@ -112,16 +112,12 @@ def graph(
     )
 
 
-def core_of(
-    g: KernelGraph, limit_w: float = 1e9, gpu: GpuModel = GPU, pool: list[float] | None = None
-) -> Core:
+def core_of(g: KernelGraph, limit_w: float = 1e9, gpu: GpuModel = GPU, pool: list[float] | None = None) -> Core:
     """A fresh core with one model for all GPUs."""
     return Core(g, [FluidModel(gpu, g.classes, [])] * g.gpus, [limit_w] * g.gpus, pool)
 
 
-def run(
-    g: KernelGraph, limit_w: float = 1e9, gpu: GpuModel = GPU, pool: list[float] | None = None
-) -> Recorder:
+def run(g: KernelGraph, limit_w: float = 1e9, gpu: GpuModel = GPU, pool: list[float] | None = None) -> Recorder:
     """Run on SimPy."""
     return Engine(core_of(g, limit_w, gpu, pool)).run()
 

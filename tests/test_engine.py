@@ -121,9 +121,7 @@ def test_the_governor_lowers_the_clock_until_the_power_target_is_met() -> None:
 def test_a_stepped_clock_takes_the_highest_step_below_the_target() -> None:
     stepped = replace(GPU, clock_step_hz=15e6)
     records = run(graph((0, [COMPUTE])), limit_w=100.0, gpu=stepped)
-    assert (
-        records.states[records.step_state[0]].clock_hz == 1_355_000_000.0
-    )  # 0.5 GHz + 57 steps; next is 1.370
+    assert records.states[records.step_state[0]].clock_hz == 1_355_000_000.0  # 0.5 GHz + 57 steps; next is 1.370
 
 
 def test_eager_kernels_wait_for_the_host() -> None:
@@ -169,9 +167,7 @@ PROGRAMS = st.lists(st.integers(0, len(KERNELS)), min_size=1, max_size=12)
 
 @settings(deadline=None, max_examples=60)
 @given(first=PROGRAMS, second=PROGRAMS, limit_w=st.sampled_from([1e9, 160.0, 90.0]))
-def test_laws_hold_for_any_program_on_both_drivers(
-    first: list[int], second: list[int], limit_w: float
-) -> None:
+def test_laws_hold_for_any_program_on_both_drivers(first: list[int], second: list[int], limit_w: float) -> None:
     queues = []
     for gpu in range(2):
         collective = iter(range(100))

@@ -25,11 +25,15 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanKind:
-    """What spans of one kind share: the name shown, the category, and arguments."""
+    """What spans of one kind share: the name shown, the category, and arguments.
+
+    ``timed`` kinds carry joules of their own in every span.
+    """
 
     name: str
     category: str
     args: Mapping[str, Any] = field(default_factory=dict)
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

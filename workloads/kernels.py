@@ -48,9 +48,7 @@ class Shape:
         return sizes
 
 
-def gemm_kernel(
-    name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, tokens: int | None = None
-) -> Kernel:
+def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, tokens: int | None = None) -> Kernel:
     """One matrix product for ops that share their input: their columns stand side by side.
 
     ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism).

@@ -65,9 +65,7 @@ def params(model: ModelSpec) -> int:
 def with_block(model: ModelSpec) -> ModelSpec:
     """``model`` with the Llama-like block where it names none of its own; checks sizes."""
     if model.q_heads % model.kv_heads:
-        raise WorkloadError(
-            f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}"
-        )
+        raise WorkloadError(f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}")
     if bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
         raise WorkloadError(
             f"{model.id}: experts = {model.experts} with top_k = {model.top_k}: give both, top_k at most experts"

@@ -46,7 +46,8 @@ def check_layout(model: ModelSpec, layout: Layout, *, tokens: int) -> None:
         raise WorkloadError(f"ep = {layout.ep}: {model.id} has no experts: use tp")
     if model.experts and layout.ep > 1 and model.experts % layout.ep:
         raise WorkloadError(
-            f"ep = {layout.ep} does not divide the {model.experts} experts of {model.id}: use {_divisors(model.experts)}"
+            f"ep = {layout.ep} does not divide the {model.experts} experts of {model.id}: "
+            f"use {_divisors(model.experts)}"
         )
     if model.experts and tp > 1 and layout.ep == 1:
         raise WorkloadError(

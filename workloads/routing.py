@@ -23,7 +23,13 @@ class ExpertLoad:
 
 @lru_cache(maxsize=1024)
 def expert_loads(
-    *, tokens: int, experts: int, top_k: int, skew: float, ranks: int, rows_per_rank: tuple[int, ...] | None = None
+    *,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    skew: float,
+    ranks: int,
+    rows_per_rank: tuple[int, ...] | None = None,
 ) -> tuple[ExpertLoad, ...]:
     """Loads of ``ranks`` equal groups of experts for ``tokens`` tokens that each choose ``top_k`` experts.
 
@@ -43,7 +49,7 @@ def expert_loads(
         wanted = rows_per_rank[rank] if rows_per_rank is not None else mine.sum()
         rows = mine * (wanted / mine.sum()) if mine.sum() else mine
         hit = rows > 0
-        distinct = min(int(hit.sum()), max(int(round(wanted)), 0))
+        distinct = min(int(hit.sum()), max(round(wanted), 0))
         tiles = np.ceil(rows[hit] / 128).sum()
-        loads.append(ExpertLoad(rows=int(round(wanted)), distinct=distinct, tiles128=max(int(tiles), distinct)))
+        loads.append(ExpertLoad(rows=round(wanted), distinct=distinct, tiles128=max(int(tiles), distinct)))
     return tuple(loads)

@@ -29,7 +29,15 @@ from hardware.calibrate.fit_families import (
     grouped_terms_of,
     prefill_terms_of,
 )
-from hardware.calibrate.fit_gemm import FREE_BF16, FREE_FP8, LENGTHS, START, base_terms, duty_anchors, features_of
+from hardware.calibrate.fit_gemm import (
+    FREE_BF16,
+    FREE_FP8,
+    LENGTHS,
+    START,
+    base_terms,
+    duty_anchors,
+    features_of,
+)
 from hardware.calibrate.fit_kit import Row, Setting, fit_coefficients, learn_correction
 from hardware.calibrate.fit_power import fit_power
 from hardware.catalog import load_gpu
@@ -110,7 +118,11 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     attention = [row for row in single if row["kind"] == "attention"]
     prefill_rows = [row for row in attention if row["phase"] == "prefill"]
     prefill, found = fit_coefficients(
-        prefill_rows, setting, PREFILL_START, FREE_PREFILL, lambda c, row: prefill_terms_of(c, row, gemm, setting)
+        prefill_rows,
+        setting,
+        PREFILL_START,
+        FREE_PREFILL,
+        lambda c, row: prefill_terms_of(c, row, gemm, setting),
     )
     note("prefill", found)
     prefill_time, prefill_energy = learn_correction(
@@ -228,9 +240,7 @@ def _spread(rows: Sequence[Row]) -> ChipSpread:
             throttled.append(seconds.std(ddof=1) / seconds.mean())
         else:
             power.append(watts.std(ddof=1) / watts.mean())
-    return ChipSpread(
-        throttled_time=float(np.mean(throttled)), power=float(np.mean(power)), mean_power_factor=1.0
-    )
+    return ChipSpread(throttled_time=float(np.mean(throttled)), power=float(np.mean(power)), mean_power_factor=1.0)
 
 
 def _limits(rows: Sequence[Row], gpu: GpuSpec, slow_w: float, _: float) -> ClockLimits:

@@ -59,8 +59,23 @@ ELEMENTWISE_START = ElementwiseCoefficients(
 )
 # One block a (token, head) in rope: the rate at which the GPU launches blocks bounds it.
 ROPE_BLOCKS_PER_S = 1.7e9
-FREE_PREFILL = ("efficiency", "tile_overhead", "imbalance", "floor_s", "flop_energy_j", "call_energy_j", "sm_power_w")
-FREE_DECODE = ("floor_s", "split_s", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "core_byte_energy_j", "sm_power_w")
+FREE_PREFILL = (
+    "efficiency",
+    "tile_overhead",
+    "imbalance",
+    "floor_s",
+    "flop_energy_j",
+    "call_energy_j",
+    "sm_power_w",
+)
+FREE_DECODE = (
+    "floor_s",
+    "split_s",
+    "hbm_bytes_per_s",
+    "hbm_bytes_per_s_per_sm",
+    "core_byte_energy_j",
+    "sm_power_w",
+)
 FREE_GROUPED = (
     "floor_s", "expert_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm",
     "sharpness", "flop_energy_j", "padded_flop_energy_j", "sm_power_w",
@@ -95,7 +110,6 @@ def decode_terms_of(c: DecodeCoefficients, row: Row, setting: Setting) -> Kernel
         c,
         batch=row["batch"],
         kv_len=row["seq_len"],
-        q_heads=row["q_heads"],
         kv_heads=row["kv_heads"],
         head_dim=row["head_dim"],
         kv_bytes=2,
@@ -115,7 +129,6 @@ def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> Kern
         k=row["k"],
         element_bytes=2,
         l2_bytes=setting.gpu.l2_bytes,
-        sms=setting.gpu.sms,
     )
 
 
@@ -128,7 +141,7 @@ def moved_bytes(row: Row) -> float:
     if "bytes_moved" in row:
         return float(row["bytes_moved"])
     passes = {"gather": 2.0, "index_add": 5.0, "topk_sum": 3.0 + 1.0 / 8.0}[row["kind"]]
-    return passes * row["rows"] * row["width"] * 2.0
+    return float(passes * row["rows"] * row["width"] * 2.0)
 
 
 def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting) -> KernelTerms:
@@ -153,7 +166,7 @@ def fit_elementwise(
     fitted = {}
     for kind in sorted({row["kind"] for row in rows}):
         start = replace(ELEMENTWISE_START, hbm_byte_energy_j=0.7 * hbm_byte_energy_j)
-        free = FREE_ELEMENTWISE
+        free: tuple[str, ...] = FREE_ELEMENTWISE
         if kind == "rope":
             start = replace(start, blocks_per_s=ROPE_BLOCKS_PER_S)
             free = (*free, "blocks_per_s")

@@ -120,5 +120,3 @@ def learn_correction(
         time_correction = Correction.learn(points, log_time, lengths=lengths, amplitude=time[0], noise=time[1])
         energy_correction = Correction.learn(points, log_energy, lengths=lengths, amplitude=energy[0], noise=energy[1])
     return time_correction, energy_correction
-
-

@@ -44,7 +44,7 @@ def work_hbm_bytes(work: str) -> float:
         return 2.0 * (m * k + n * k + m * n)
     if work.startswith("copy_"):
         return float(work.removeprefix("copy_").removesuffix("MiB")) * 2**20
-    fields = dict((part[0], part[1:]) for part in work.split("_")[2:])  # attention_causal_b2_s4096_h32_kv8
+    fields = {part[0]: part[1:] for part in work.split("_")[2:]}  # attention_causal_b2_s4096_h32_kv8
     batch, length, heads, kv = (int(fields[c].lstrip("v")) for c in "bshk")
     return 2.0 * batch * length * 128 * (2 * heads + 2 * kv)
 
@@ -68,7 +68,9 @@ def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
     chip = np.array([chips.index(r["gpu_index"]) for r in duty])
     hbm = np.array([work_hbm_bytes(w) for w in works])
 
-    def unpack(x: NDArray[np.float64]) -> tuple[PowerCurve, NDArray[np.float64], float, NDArray[np.float64], float]:
+    def unpack(
+        x: NDArray[np.float64],
+    ) -> tuple[PowerCurve, NDArray[np.float64], float, NDArray[np.float64], float]:
         static_w, clocked_w = _static(deep_w, high_w, x[0], x[1], f0)
         curve = PowerCurve(
             reference_clock_hz=f0,
@@ -96,7 +98,9 @@ def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
     start = np.concatenate([[1.6, 2.0, 80.0, 140.0], np.ones(len(chips) - 1), np.full(len(works), 300.0)])
     solution = least_squares(residual, start, x_scale=np.abs(start))
     curve, _, hbm_j, factors, warm_w = unpack(solution.x)
-    spread = np.sqrt(np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * 2 * solution.cost / (len(duty) - len(start)))
+    spread = np.sqrt(
+        np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * 2 * solution.cost / (len(duty) - len(start))
+    )
     error = np.abs(predicted(solution.x) / power - 1.0)
     return PowerFit(
         curve=curve,
@@ -123,7 +127,12 @@ def _settled(row: Row, key: str) -> float:
 def _static(deep_w: float, high_w: float, lower: float, upper: float, f0: float) -> tuple[float, float]:
     """static + clocked g(f) f/f0 through idle power at the deep state (345 MHz) and at f0."""
     unit = PowerCurve(
-        reference_clock_hz=f0, knee_hz=KNEE_HZ, lower_exponent=lower, upper_exponent=upper, static_w=0.0, clocked_w=1.0
+        reference_clock_hz=f0,
+        knee_hz=KNEE_HZ,
+        lower_exponent=lower,
+        upper_exponent=upper,
+        static_w=0.0,
+        clocked_w=1.0,
     )
     deep = unit.idle_w(345e6)
     clocked = (high_w - deep_w) / (1.0 - deep)

@@ -100,7 +100,6 @@ def decode_base_terms(
     *,
     batch: int,
     kv_len: int,
-    q_heads: int,
     kv_heads: int,
     head_dim: int,
     kv_bytes: int,

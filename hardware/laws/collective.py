@@ -109,9 +109,7 @@ def collective_base_terms(
     )
 
 
-def _loop(
-    c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int
-) -> tuple[float, float, bool]:
+def _loop(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:
     """Loop seconds and watts above idle: table at this world, or the nearest one carried over by ring steps.
 
     Another world size keeps the bytes on the link and adds the latency of its steps (NCCL's ring model).

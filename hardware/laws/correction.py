@@ -79,6 +79,7 @@ def _matern(left: Floats, right: Floats, lengths: Floats, amplitude: float) -> F
     distance = np.sqrt(3.0) * np.sqrt(np.sum(scaled**2, axis=-1))
     return np.asarray(amplitude**2 * (1.0 + distance) * np.exp(-distance))
 
+
 def corrected(terms: KernelTerms, time: Correction, energy: Correction, x: tuple[float, ...]) -> KernelTerms:
     """``terms`` with the learnt factors on time and on the energy above idle."""
     scale, joules = time.factor(x), energy.factor(x)

@@ -40,7 +40,6 @@ def grouped_base_terms(
     k: int,
     element_bytes: int,
     l2_bytes: float,
-    sms: int,
 ) -> KernelTerms:
     """Terms of one grouped GEMM before correction. Weights of the experts hit come from HBM, activations too
     once they exceed the cache."""

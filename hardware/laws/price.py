@@ -95,7 +95,6 @@ def attention_decode_terms(
         profile.decode,
         batch=batch,
         kv_len=kv_len,
-        q_heads=q_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         kv_bytes=kv_bytes,
@@ -135,14 +134,20 @@ def grouped_gemm_terms(
         k=k,
         element_bytes=2,
         l2_bytes=gpu.l2_bytes,
-        sms=gpu.sms,
     )
     learnt = profile.grouped_corrections
     return corrected(terms, learnt.time, learnt.energy, grouped_features(rows, distinct, k))
 
 
 def collective_terms(
-    profile: Profile, gpu: GpuSpec, *, op: str, world: int, buffer_bytes: int, ctas: int | None, in_graph: bool
+    profile: Profile,
+    gpu: GpuSpec,
+    *,
+    op: str,
+    world: int,
+    buffer_bytes: int,
+    ctas: int | None,
+    in_graph: bool,
 ) -> KernelTerms:
     """One collective over ``world`` ranks, in a step or as a bare loop."""
     return collective_base_terms(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -11,15 +12,15 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def command(as_json: bool) -> None:
     """List the GPU catalog, with what its predictions rest on."""
-    from rich.console import Console
     from rich.table import Table
 
     from hardware.catalog import list_gpus, load_gpu
     from hardware.profile import profile_for
+    from sim.cli.console import wide_console
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for gpu in map(load_gpu, list_gpus()):
-        levels = list(gpu.confidence.values())
+        levels: list[str] = list(gpu.confidence.values())
         rows.append(
             {
                 "id": gpu.id,
@@ -31,7 +32,7 @@ def command(as_json: bool) -> None:
                 "hbm_bytes_per_s": gpu.hbm_bytes_per_s,
                 "link_bytes_per_s": gpu.link_bytes_per_s,
                 "tdp_w": gpu.tdp_w,
-                "datasheet_confidence": min(levels, key=["low", "medium", "high"].index) if levels else None,
+                "datasheet_confidence": min(levels, key=("low", "medium", "high").index),
                 "prediction": profile_for(gpu).status,
             }
         )
@@ -39,8 +40,10 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps({"gpus": rows}, allow_nan=False))
         return
     table = Table()
-    for name in ("GPU", "SMs", "max MHz", "bf16 TFLOP/s", "memory GB", "HBM TB/s", "link GB/s", "TDP W", "figures", "prediction"):  # fmt: skip
-        table.add_column(name, justify="left" if name in ("GPU", "figures", "prediction") else "right")
+    for name in ("GPU", "SMs", "max MHz", "bf16 TFLOP/s", "memory GB", "HBM TB/s", "link GB/s", "TDP W"):
+        table.add_column(name, justify="left" if name == "GPU" else "right")
+    for name in ("figures", "prediction"):
+        table.add_column(name)
     for row in rows:
         flops = row["bf16_flops_per_s"]
         table.add_row(
@@ -55,4 +58,4 @@ def command(as_json: bool) -> None:
             str(row["datasheet_confidence"]),
             str(row["prediction"]),
         )
-    Console().print(table)
+    wide_console().print(table)

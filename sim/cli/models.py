@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -11,26 +12,25 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def command(as_json: bool) -> None:
     """List the model catalog."""
-    from rich.console import Console
     from rich.table import Table
 
+    from sim.cli.console import wide_console
     from workloads import list_models, load_model, params
 
-    rows = []
-    for model in map(load_model, list_models()):
-        rows.append(
-            {
-                "id": model.id,
-                "parameters": params(model),
-                "layers": model.layers,
-                "d_model": model.d_model,
-                "q_heads": model.q_heads,
-                "kv_heads": model.kv_heads,
-                "d_ff": model.d_ff,
-                "experts": model.experts,
-                "vocab": model.vocab,
-            }
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "id": model.id,
+            "parameters": params(model),
+            "layers": model.layers,
+            "d_model": model.d_model,
+            "q_heads": model.q_heads,
+            "kv_heads": model.kv_heads,
+            "d_ff": model.d_ff,
+            "experts": model.experts,
+            "vocab": model.vocab,
+        }
+        for model in map(load_model, list_models())
+    ]
     if as_json:
         click.echo(json.dumps({"models": rows}, allow_nan=False))
         return
@@ -52,4 +52,4 @@ def command(as_json: bool) -> None:
             str(row["id"]), f"{row['parameters'] / 1e9:.2f} B", str(row["layers"]), str(row["d_model"]),
             str(row["q_heads"]), str(row["kv_heads"]), str(row["d_ff"]), str(row["experts"] or "-"), str(row["vocab"]),
         )  # fmt: skip
-    Console().print(table)
+    wide_console().print(table)

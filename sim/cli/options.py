@@ -66,6 +66,4 @@ def _integers(_: click.Context, parameter: click.Parameter, value: str | None) -
     try:
         return [int(part) for part in value.split(",")]
     except ValueError:
-        raise click.BadParameter(
-            f"'{value}' is not a list of whole numbers like 30,34", param=parameter
-        ) from None
+        raise click.BadParameter(f"'{value}' is not a list of whole numbers like 30,34", param=parameter) from None

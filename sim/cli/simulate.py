@@ -15,12 +15,8 @@ from sim.cli.options import scenario_of, scenario_options
 @click.command("simulate")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @scenario_options
-@click.option(
-    "--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json or .json.gz)"
-)
-@click.option(
-    "--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank"
-)
+@click.option("--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json or .json.gz)")
+@click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
@@ -29,6 +25,7 @@ def command(
     """Simulate one scenario, given as flags, as a FILE (.toml, .json), or both (flags win)."""
     from rich.console import Console
 
+    from sim.cli.console import wide_console
     from sim.report import print_summary, summary
     from sim.runner import simulate
 
@@ -43,6 +40,6 @@ def command(
     if as_json:
         click.echo(json.dumps(summary(run) | {"trace": str(written) if written else None}, allow_nan=False))
         return
-    print_summary(run, Console())
+    print_summary(run, wide_console())
     if written is not None:
         click.echo(f"\ntrace: {written}  (open it at ui.perfetto.dev: 'Open trace file')")

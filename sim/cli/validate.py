@@ -31,6 +31,7 @@ def command(
     from rich.console import Console
     from rich.progress import track
 
+    from sim.cli.console import wide_console
     from sim.studies.records import read_records
     from sim.studies.validate import error_table, validate
     from sim.studies.validate_report import print_groups, print_worst, write_csv, write_plot
@@ -55,7 +56,7 @@ def command(
         document = {"groups": _plain(groups.to_dict("records")), "rows": [row.as_json() for row in rows]}
         click.echo(json.dumps(document, allow_nan=False))
         return
-    console = Console()
+    console = wide_console()
     print_groups(groups, console)
     print_worst(rows, worst, console)
 

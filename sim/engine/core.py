@@ -119,9 +119,7 @@ class Core:
         self.driver: Driver | None = None
         self._dirty: set[int] = set()
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
-        self._wanted = [
-            min(c.terms.blocks * c.terms.sms_per_block, float(models[0].gpu.sms)) for c in graph.classes
-        ]
+        self._wanted = [min(c.terms.blocks * c.terms.sms_per_block, float(models[0].gpu.sms)) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._settled_ps = -1
         self._settles = 0
@@ -413,9 +411,7 @@ class Core:
         for collective, flow in sorted(self._flows.items()):
             if flow.missing:
                 arrived = sorted(e.gpu.index for e in flow.entries)
-                missing = sorted(
-                    {graph.op_gpu[o] for o in graph.collective_members[collective]} - set(arrived)
-                )
+                missing = sorted({graph.op_gpu[o] for o in graph.collective_members[collective]} - set(arrived))
                 op = graph.collective_members[collective][0]
                 name = graph.classes[graph.op_class[op]].name
                 queued = sorted(g.index for g in self.gpus for e in g.waiting if e.flow is flow)

@@ -21,11 +21,7 @@ GOVERNOR, SETTLE = NORMAL + 1, NORMAL + 2
 class Due(Event):  # type: ignore[misc]
     """An armed moment of some flows. Void ones stay in SimPy's queue and are ignored when they surface."""
 
-    __slots__ = ("flows",)
-
-    def __init__(
-        self, env: Environment, flows: list[Flow], delay: int, callback: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, env: Environment, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
         # What simpy.events.Timeout does in its constructor; private fields are touched only here.
         self.env = env
         self.callbacks = [callback]
@@ -40,7 +36,7 @@ class Tick(Event):  # type: ignore[misc]
 
     def __init__(self, env: Environment, delay: int) -> None:
         self.env = env
-        self.callbacks = []
+        self.callbacks: list[Callable[[Any], None]] = []
         self._ok = True
         self._value = None
         env.schedule(self, GOVERNOR, delay)
@@ -102,7 +98,7 @@ class Engine:
 
     def finished(self, op: int) -> None:
         """Wake the stream of ``op`` and whoever waits for it."""
-        core, graph = self.core, self.core.graph
+        _core, graph = self.core, self.core.graph
         self._last_ps = self.env.now
         self.pools[graph.op_gpu[op]].leave(op)
         if graph.op_collective[op] >= 0:

@@ -138,17 +138,13 @@ class FluidModel:
             alone = 1.0 / (work_s + cls.gap_s) / PS_PER_S
             pace.append(alone if caps is None else min(alone, caps[position]))
         hbm = [classes[c].terms.hbm_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)]
-        link = [
-            classes[c].terms.link_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)
-        ]
+        link = [classes[c].terms.link_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)]
         if len(running) > 1:
             weights = [max(s, 1e-9) * classes[c].terms.hbm_weight_per_sm for c, s, _ in running]
             hbm_granted = share(hbm, weights, gpu.hbm_bytes_per_s)
             link_granted = share(link, [1.0] * len(running), gpu.link_bytes_per_s)
             for i, rate in enumerate(pace):
-                slow = min(
-                    hbm_granted[i] / hbm[i] if hbm[i] else 1.0, link_granted[i] / link[i] if link[i] else 1.0
-                )
+                slow = min(hbm_granted[i] / hbm[i] if hbm[i] else 1.0, link_granted[i] / link[i] if link[i] else 1.0)
                 if slow < 1.0:
                     pace[i] = rate * slow
                     hbm[i] *= slow

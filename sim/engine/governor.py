@@ -12,8 +12,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hardware.clock import ClockLimits
 from simpy.events import Event
+
+from hardware.clock import ClockLimits
 
 if TYPE_CHECKING:
     from sim.engine.driver import Engine

@@ -45,7 +45,7 @@ class SmPool(BaseResource):  # type: ignore[misc]
         """The kernel has ended: its SMs are back in the pool and its stream goes on."""
         self.users.pop(op).succeed()
 
-    def _do_put(self, event: Any) -> bool:
+    def _do_put(self, _: Any) -> bool:
         raise AssertionError("SM pools are granted by the core, not event by event")
 
     _do_get = _do_put
@@ -58,7 +58,7 @@ class LinkPort(BaseResource):  # type: ignore[misc]
         super().__init__(env, capacity)
         self.users: set[int] = set()
 
-    def _do_put(self, event: Any) -> bool:
+    def _do_put(self, _: Any) -> bool:
         raise AssertionError("link ports are shared by the core, not event by event")
 
     _do_get = _do_put

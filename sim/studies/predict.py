@@ -12,8 +12,8 @@ from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.lower import lower
 from sim.machine import Machine, machine
-from sim.scenario import Scenario
 from sim.runner import settled_targets, simulate
+from sim.scenario import Scenario
 from sim.studies.records import MEASURED_FIELDS
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import (
@@ -94,8 +94,7 @@ def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: 
                     Segment(
                         name="repetition",
                         kernels=tuple(
-                            Kernel(name=type(work).__name__, work=work, flops=0.0, bytes_moved=0.0)
-                            for work in works
+                            Kernel(name=type(work).__name__, work=work, flops=0.0, bytes_moved=0.0) for work in works
                         ),
                     ),
                 ),
@@ -188,7 +187,7 @@ def _in_context(inputs: Inputs) -> Prediction:
     return _works(inputs, *works, in_graph=True, gap=len(works) > 1)
 
 
-PREDICTORS: dict[str, Callable[[Inputs], Prediction]] = {
+PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
     "model_step": _model_step,
     "gemm": _gemm,
     "attention": _attention,

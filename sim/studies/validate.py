@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,21 +44,15 @@ class Row:
         """Signed relative error of ``latency_s`` or ``energy_j``; None where either side is missing."""
         measured = self.record.measured.get(output)
         predicted = getattr(self.predicted, output, None)
-        return predicted / measured - 1.0 if measured and predicted is not None else None
+        return float(predicted / measured - 1.0) if measured and predicted is not None else None
 
     def clock_error_mhz(self) -> float | None:
         """Mean clock error over GPUs, for kinds whose clock was measured."""
         measured = self.record.measured.get("sm_clock_mhz")
-        if (
-            self.record.kind not in CLOCK_KINDS
-            or not measured
-            or not self.predicted
-            or not self.predicted.sm_clock_mhz
-        ):
+        if self.record.kind not in CLOCK_KINDS or not measured or not self.predicted or not self.predicted.sm_clock_mhz:
             return None
-        return sum(self.predicted.sm_clock_mhz) / len(self.predicted.sm_clock_mhz) - sum(measured) / len(
-            measured
-        )
+        predicted = self.predicted.sm_clock_mhz
+        return float(sum(predicted) / len(predicted) - sum(measured) / len(measured))
 
 
 def validate(paths: Sequence[Path], *, step: Callable[[], None] = lambda: None) -> list[Row]:
@@ -75,9 +70,7 @@ def validate(paths: Sequence[Path], *, step: Callable[[], None] = lambda: None) 
                 if not _is_input_error(error):
                     raise
                 skipped = str(error)
-            rows.append(
-                Row(record=record, predicted=predicted, fitted=record.digest in fitted_rows, skipped=skipped)
-            )
+            rows.append(Row(record=record, predicted=predicted, fitted=record.digest in fitted_rows, skipped=skipped))
             step()
     return rows
 
@@ -90,7 +83,7 @@ def error_table(rows: Sequence[Row], by: Sequence[str] = ()) -> pd.DataFrame:
                 "file": row.record.path.name,
                 "path": str(row.record.path),
                 "kind": row.record.kind,
-                "by": tuple((field, _plain(row.record.inputs.get(field))) for field in by),
+                "by": json.dumps({field: row.record.inputs.get(field) for field in by}),
                 "latency": row.error("latency_s"),
                 "energy": row.error("energy_j"),
                 "clock": row.clock_error_mhz(),
@@ -106,7 +99,7 @@ def error_table(rows: Sequence[Row], by: Sequence[str] = ()) -> pd.DataFrame:
             {
                 "file": path,
                 "kind": kind,
-                "by": dict(group),
+                "by": json.loads(str(group)),
                 "n": int((~part["skipped"]).sum()),
                 "latency_mape": _mean(latency),
                 "latency_median_ape": _median(latency),
@@ -120,10 +113,6 @@ def error_table(rows: Sequence[Row], by: Sequence[str] = ()) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _mean(values: pd.Series[float]) -> float | None:

@@ -18,13 +18,15 @@ from sim.studies.validate import Row
 def print_groups(groups: pd.DataFrame, console: Console) -> None:
     """One line a group; errors in per cent, clock in MHz."""
     table = Table(title="Errors of prediction against measurement (absolute, %)", title_justify="left")
-    for name in ("file", "kind", "group", "n", "latency mean", "median", "worst", "bias", "energy mean", "median", "worst", "bias", "clock MHz"):  # fmt: skip
-        table.add_column(name, justify="left" if name in ("file", "kind", "group") else "right")
+    for name in ("file", "kind", "group"):
+        table.add_column(name, overflow="fold")
+    for name in ("n", "lat. mean", "median", "worst", "bias", "en. mean", "median", "worst", "bias", "MHz"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in groups.to_dict("records"):
         table.add_row(
             Path(str(row["file"])).name,
             str(row["kind"]),
-            ", ".join(f"{k}={v}" for k, v in row["by"].items()),
+            " ".join(f"{v}" for v in row["by"].values()),
             str(row["n"]),
             *(_percent(row[f"latency_{k}"]) for k in ("mape", "median_ape", "max_ape", "bias")),
             *(_percent(row[f"energy_{k}"]) for k in ("mape", "median_ape", "max_ape", "bias")),
@@ -35,18 +37,14 @@ def print_groups(groups: pd.DataFrame, console: Console) -> None:
 
 def print_worst(rows: Sequence[Row], count: int, console: Console) -> None:
     """The rows with the largest error of either kind, and why rows were skipped."""
-    scored = [
-        (max(abs(row.error("latency_s") or 0.0), abs(row.error("energy_j") or 0.0)), row) for row in rows
-    ]
+    scored = [(max(abs(row.error("latency_s") or 0.0), abs(row.error("energy_j") or 0.0)), row) for row in rows]
     worst = sorted((item for item in scored if item[0] > 0), key=lambda item: -item[0])[:count]
     if worst:
         table = Table(title="Worst rows", title_justify="left")
         for name in ("file:line", "kind", "latency error", "energy error", "fitted", "inputs"):
             table.add_column(name, overflow="fold")
         for _, row in worst:
-            inputs = {
-                k: v for k, v in row.record.inputs.items() if k not in ("kind", "gpu") and v is not None
-            }
+            inputs = {k: v for k, v in row.record.inputs.items() if k not in ("kind", "gpu") and v is not None}
             table.add_row(
                 f"{row.record.path.name}:{row.record.line}",
                 row.record.kind,

@@ -116,27 +116,29 @@ def _span_text(trace: Trace) -> Iterator[str]:
         head = json.dumps({"ph": "X", "name": kind.name, "cat": kind.category}, allow_nan=False)[:-1]
         args = json.dumps(dict(kind.args), allow_nan=False)[1:-1]
         prefixes.append(f",\n{head}")
-        tails.append(args)
+        tails.append(args + ", " if args and kind.timed else args)
     where = [f', "pid": {lane.pid}, "tid": {lane.tid}' for lane in trace.lanes]
     start, end = to_ns(spans.start_ps), to_ns(spans.end_ps)
     has_energy = np.isfinite(spans.energy_j)
     for begin in range(0, len(start), CHUNK):
         part = slice(begin, begin + CHUNK)
+        joules = spans.energy_j[part].tolist()
         rows = zip(
             spans.kind[part].tolist(),
             spans.lane[part].tolist(),
             start[part].tolist(),
             (end[part] - start[part]).tolist(),
-            spans.energy_j[part].tolist(),
-            has_energy[part].tolist(),
+            (
+                f'"energy_j": {j:.6g}' if known else ""
+                for j, known in zip(joules, has_energy[part].tolist(), strict=True)
+            ),
             strict=True,
         )
         yield "".join(
             [
-                f'{prefixes[kind]}{where[lane]}, "ts": {ts // 1000}.{ts % 1000:03d}, "dur": {dur // 1000}.{dur % 1000:03d}'
-                f', "args": {{{tails[kind]}{", " if tails[kind] and energetic else ""}'
-                f'{f"{chr(34)}energy_j{chr(34)}: {joules:.6g}" if energetic else ""}}}}}'
-                for kind, lane, ts, dur, joules, energetic in rows
+                f'{prefixes[kind]}{where[lane]}, "ts": {ts // 1000}.{ts % 1000:03d}, '
+                f'"dur": {dur // 1000}.{dur % 1000:03d}, "args": {{{tails[kind]}{joules}}}}}'
+                for kind, lane, ts, dur, joules in rows
             ]
         )
 

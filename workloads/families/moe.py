@@ -21,7 +21,10 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad) -> list[Kernel
     kernels = [gemm_kernel("router_gemm", (node.router,), shape, DType.BF16)]
     travels = layout.ep_mode == "all_to_all"
     if travels:
-        kernels += [_gather("gather_dispatch", sent, width), _exchange("dispatch", shape, sent * width * element)]
+        kernels += [
+            _gather("gather_dispatch", sent, width),
+            _exchange("dispatch", shape, sent * width * element),
+        ]
     kernels.append(_gather("gather", rows, width))
     kernels += [
         _grouped("gate_up_grouped", shape, load, n=2 * model.d_ff, k=width),
@@ -42,7 +45,10 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad) -> list[Kernel
         ]
         return kernels
     if travels:
-        kernels += [_gather("gather_return", rows, width), _exchange("combine", shape, sent * width * element)]
+        kernels += [
+            _gather("gather_return", rows, width),
+            _exchange("combine", shape, sent * width * element),
+        ]
     passes = 3 * model.top_k + 1  # multiply (read, write) and sum (read) every row, write one a token
     kernels += [
         _gather("gather_back", sent, width),
@@ -60,9 +66,7 @@ def _grouped(name: str, shape: Shape, load: ExpertLoad, *, n: int, k: int) -> Ke
     element = DType.BF16.bytes
     return Kernel(
         name=name,
-        work=GroupedGemmWork(
-            experts=local, rows=load.rows, distinct=load.distinct, tiles128=load.tiles128, n=n, k=k
-        ),
+        work=GroupedGemmWork(experts=local, rows=load.rows, distinct=load.distinct, tiles128=load.tiles128, n=n, k=k),
         flops=2.0 * load.rows * n * k,
         bytes_moved=float(element * (load.distinct * n * k + load.rows * (n + k))),
     )

@@ -37,14 +37,26 @@ class Options:
 
 
 def build_program(
-    model: ModelSpec, layout: Layout, *, phase: PhaseName, batch: int, seq_len: int, options: Options | None = None
+    model: ModelSpec,
+    layout: Layout,
+    *,
+    phase: PhaseName,
+    batch: int,
+    seq_len: int,
+    options: Options | None = None,
 ) -> Program:
     """One step: a prefill of ``seq_len`` tokens a sequence, or one decode token over ``seq_len`` cached ones."""
     return _program(model, layout, [(phase, phase, batch, seq_len)], options or Options())
 
 
 def build_generate(
-    model: ModelSpec, layout: Layout, *, batch: int, seq_len: int, output_len: int, options: Options | None = None
+    model: ModelSpec,
+    layout: Layout,
+    *,
+    batch: int,
+    seq_len: int,
+    output_len: int,
+    options: Options | None = None,
 ) -> Program:
     """A prefill, which yields the first token, then ``output_len - 1`` decode steps over a growing context."""
     steps: list[tuple[str, PhaseName, int, int]] = [("prefill", "prefill", batch, seq_len)]
@@ -186,7 +198,9 @@ def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kern
         case Elementwise.ROPE:
             heads = shape.q_heads + shape.kv_heads
             moved = 2 * tokens * heads * model.head_dim * element  # in place: read and write
-            return [elementwise_kernel(node.name, node.op, tokens, heads * model.head_dim, moved, blocks=tokens * heads)]
+            return [
+                elementwise_kernel(node.name, node.op, tokens, heads * model.head_dim, moved, blocks=tokens * heads)
+            ]
         case Elementwise.SILU_MUL:
             width = model.d_ff // shape.layout.tp
             return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]

@@ -195,16 +195,12 @@ def _attention(bench: Bench, row: Row) -> Case:
     copies = min(32, -(-_KEPT_BUFFERS_BYTES // cached)) if decode else 1
     inputs = [attention_inputs(bench, **sizes) for _ in range(copies)]
     causal = bool(row["causal"])
-    return Case(
-        launch=lambda i: bench.kernels.attention(*inputs[i % copies], causal=causal), rotate=copies
-    )
+    return Case(launch=lambda i: bench.kernels.attention(*inputs[i % copies], causal=causal), rotate=copies)
 
 
 def _grouped(bench: Bench, row: Row) -> Case:
     experts, k, n = row["experts"], row["k"], row["n"]
-    routing = route(
-        tokens=row["tokens"], experts=MOE_EXPERTS, top_k=MOE_TOP_K, skew=row["skew"], count=experts
-    )
+    routing = route(tokens=row["tokens"], experts=MOE_EXPERTS, top_k=MOE_TOP_K, skew=row["skew"], count=experts)
     torch = bench.torch
     ends = torch.tensor(routing.rows_per_expert.cumsum().tolist(), device=bench.device, dtype=torch.int32)
     x = bench.randn(routing.rows, k)

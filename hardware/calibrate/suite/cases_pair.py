@@ -24,7 +24,13 @@ from hardware.calibrate.suite.timing import (
 from hardware.errors import HardwareError
 
 Row = Mapping[str, Any]
-PREFIX = {"rs": "reduce_scatter", "ar": "all_reduce", "ag": "all_gather", "aa": "all_to_all", "sr": "sendrecv_ring"}
+PREFIX = {
+    "rs": "reduce_scatter",
+    "ar": "all_reduce",
+    "ag": "all_gather",
+    "aa": "all_to_all",
+    "sr": "sendrecv_ring",
+}
 _BF16 = 2
 _BESIDE_S = 1.1
 _GROUP_S = 0.002
@@ -166,9 +172,7 @@ def measure_alone(bench: Bench, row: Row) -> dict[str, Any]:
     """The compute side, or the collective, of contention rows by itself."""
     if row["what"][:2] in PREFIX and "op" in row:
         buffer, part = collective_buffers(bench, row["op"], row["bytes"])
-        replay, count = repeated(
-            bench, lambda _: bench.comm.collective(row["op"], buffer, part, row["ctas"])
-        )
+        replay, count = repeated(bench, lambda _: bench.comm.collective(row["op"], buffer, part, row["ctas"]))
     else:
         launch, rotate = work_launch(bench, row, row["what"])
         replay, count = repeated(bench, lambda i: _drop(launch(i)), rotate=rotate)
@@ -210,9 +214,7 @@ class _Seen:
     clock_mhz: float
 
 
-def _lane(
-    bench: Bench, launch: Callable[[int], None], *, rotate: int, priority: int, stamped: bool = False
-) -> Lane:
+def _lane(bench: Bench, launch: Callable[[int], None], *, rotate: int, priority: int, stamped: bool = False) -> Lane:
     """A graph of about 2 ms of ``launch`` and how long one repetition takes alone, settled for 0.5 s."""
     timer = EventTimer(bench)
     launch(0)
@@ -249,8 +251,7 @@ def _race(bench: Bench, a: Lane, b: Lane, *, seconds: float, slow: tuple[float, 
     replays_b = max(8, round(seconds / (slow[1] * b.each_s * b.count)))
     record = torch.zeros(replays_a, *a.slots.shape, device=bench.device, dtype=a.slots.dtype)
     plan = sorted(
-        [((i + 0.5) / replays_a, 0) for i in range(replays_a)]
-        + [((i + 0.5) / replays_b, 1) for i in range(replays_b)]
+        [((i + 0.5) / replays_a, 0) for i in range(replays_a)] + [((i + 0.5) / replays_b, 1) for i in range(replays_b)]
     )
     bench.synchronize()
     bench.comm.share(0.0)

@@ -31,11 +31,8 @@ class Comm(Protocol):
     def all_reduce_sum(self, buffer: Tensor) -> None:
         """Sum over ranks in place, NCCL's choice of blocks: what a tensor-parallel step runs."""
 
-    def send(self, buffer: Tensor, to: int) -> None:
-        """Send to rank ``to`` on the current stream."""
-
-    def receive(self, buffer: Tensor, source: int) -> None:
-        """Receive from rank ``source`` on the current stream."""
+    def exchange(self, send: Tensor | None, to: int, receive: Tensor | None, source: int) -> None:
+        """Send to one rank and receive from another at once, on the current stream; every rank takes part."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -85,20 +82,14 @@ class QuietComm:
         if buffer.numel() == 0:
             raise HardwareError("all_reduce of an empty tensor: give it elements")
 
-    def send(self, buffer: Tensor, to: int) -> None:
-        """Only check the rank."""
-        self._check(buffer, to)
-
-    def receive(self, buffer: Tensor, source: int) -> None:
-        """Only check the rank."""
-        self._check(buffer, source)
+    def exchange(self, send: Tensor | None, to: int, receive: Tensor | None, source: int) -> None:
+        """Only check the ranks."""
+        for tensor, other in ((send, to), (receive, source)):
+            if tensor is not None and not 0 <= other < self.world:
+                raise HardwareError(f"cannot exchange {tensor.numel()} elements with rank {other} of {self.world}")
 
     def close(self) -> None:
         """Nothing to leave."""
-
-    def _check(self, buffer: Tensor, rank: int) -> None:
-        if not 0 <= rank < self.world or rank == self.rank or buffer.numel() == 0:
-            raise HardwareError(f"cannot exchange {buffer.numel()} elements with rank {rank} of {self.world}")
 
 
 class NcclComm:
@@ -124,7 +115,7 @@ class NcclComm:
         warm = torch.zeros(1024 * world, device="cuda", dtype=torch.bfloat16)
         for group in self._groups.values():
             dist.all_reduce(warm, group=group)
-            self._exchange(warm, torch.empty_like(warm), group)
+            self._ring(warm, torch.empty_like(warm), group)
         torch.cuda.synchronize()
 
     def share(self, value: float) -> list[float]:
@@ -147,7 +138,7 @@ class NcclComm:
             case "all_to_all":
                 dist.all_to_all_single(part, buffer, group=group)
             case "sendrecv_ring":
-                self._exchange(buffer, part, group)
+                self._ring(buffer, part, group)
             case _:
                 raise HardwareError(f"unknown collective '{op}': one of {', '.join(COLLECTIVES)}")
 
@@ -155,15 +146,9 @@ class NcclComm:
         """See :class:`Comm`."""
         self._dist.all_reduce(buffer)
 
-    def send(self, buffer: Tensor, to: int) -> None:
+    def exchange(self, send: Tensor | None, to: int, receive: Tensor | None, source: int) -> None:
         """See :class:`Comm`."""
-        for work in self._dist.batch_isend_irecv([self._dist.P2POp(self._dist.isend, buffer, to)]):
-            work.wait()
-
-    def receive(self, buffer: Tensor, source: int) -> None:
-        """See :class:`Comm`."""
-        for work in self._dist.batch_isend_irecv([self._dist.P2POp(self._dist.irecv, buffer, source)]):
-            work.wait()
+        self._exchange(send, to, receive, source, None)
 
     def close(self) -> None:
         """Leave; every captured graph must be gone by now or NCCL waits for it."""
@@ -171,15 +156,20 @@ class NcclComm:
         self._dist.barrier(group=self._host)
         self._dist.destroy_process_group()
 
-    def _exchange(self, send: Tensor, receive: Tensor, group: Any) -> None:
-        dist = self._dist
+    def _exchange(self, send: Tensor | None, to: int, receive: Tensor | None, source: int, group: Any) -> None:
+        # An all-to-all with one non-empty split is the same NCCL send and receive, and it can be captured.
+        sizes = [[0] * self.world, [0] * self.world]
+        empty = self._torch.empty(0, device="cuda", dtype=self._torch.bfloat16)
+        out, inp = empty, empty
+        if send is not None:
+            inp, sizes[0][to] = send.view(-1), send.numel()
+        if receive is not None:
+            out, sizes[1][source] = receive.view(-1), receive.numel()
+        self._dist.all_to_all_single(out, inp, output_split_sizes=sizes[1], input_split_sizes=sizes[0], group=group)
+
+    def _ring(self, send: Tensor, receive: Tensor, group: Any) -> None:
         after, before = (self.rank + 1) % self.world, (self.rank - 1) % self.world
-        pair = [
-            dist.P2POp(dist.isend, send, after, group=group),
-            dist.P2POp(dist.irecv, receive, before, group=group),
-        ]
-        for work in dist.batch_isend_irecv(pair):
-            work.wait()
+        self._exchange(send, after, receive, before, group)
 
     def _group(self, ctas: int | None) -> Any:
         if ctas not in self._groups:

@@ -40,9 +40,7 @@ class Kernels:
         tokens, width = x.shape
         if self._on_gpu:
             block = 1 << (width - 1).bit_length()
-            self._triton._add_rms[(tokens,)](
-                x, residual, gain, out, width, 1e-5, BLOCK=block, num_warps=8
-            )
+            self._triton._add_rms[(tokens,)](x, residual, gain, out, width, 1e-5, BLOCK=block, num_warps=8)
             return
         residual.add_(x)
         scale = self._torch.rsqrt(residual.float().pow(2).mean(-1, keepdim=True) + 1e-5)
@@ -65,9 +63,7 @@ class Kernels:
         """
         positions, half = cos.shape
         if self._on_gpu:
-            self._triton._rope[(qkv.shape[0], heads)](
-                qkv, cos, sin, qkv.stride(0), positions, HALF=half, num_warps=1
-            )
+            self._triton._rope[(qkv.shape[0], heads)](qkv, cos, sin, qkv.stride(0), positions, HALF=half, num_warps=1)
             return
         view = qkv[:, : heads * 2 * half].view(qkv.shape[0], heads, 2, half)
         index = self._torch.arange(qkv.shape[0], device=qkv.device) % positions
@@ -106,9 +102,7 @@ class Kernels:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         """Flash attention of [batch, heads, tokens, head_dim]; PyTorch picks its backend (cuDNN on Hopper)."""
         grouped = q.shape[1] != k.shape[1]
-        return self._torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, enable_gqa=grouped
-        )
+        return self._torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     def grouped_gemm(self, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """Rows of x [rows, k] by their expert's weight [experts, k, n]; ``ends`` are cumulative row counts."""

@@ -36,7 +36,14 @@ class Routing:
 
 
 def route(
-    *, tokens: int, experts: int, top_k: int, skew: float, first: int = 0, count: int | None = None, seed: int = 0
+    *,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    skew: float,
+    first: int = 0,
+    count: int | None = None,
+    seed: int = 0,
 ) -> Routing:
     """Draw ``top_k`` distinct experts a token, probability ~ rank^-skew; keep experts [first, first + count).
 

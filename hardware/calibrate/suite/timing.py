@@ -145,9 +145,7 @@ def repeated(
     return capture(bench, body), count
 
 
-def steady(
-    bench: Bench, replay: Callable[[], None], repetitions: int, *, window_s: float | None = None
-) -> Steady:
+def steady(bench: Bench, replay: Callable[[], None], repetitions: int, *, window_s: float | None = None) -> Steady:
     """Replay until settled, then over a window; every rank replays the same number of times.
 
     One chunk of about 50 ms is always queued ahead, so the GPU does not see the host decide.
@@ -217,9 +215,7 @@ def together(bench: Bench, mine: Steady) -> dict[str, object]:
     """The measured fields of a record: slowest rank's latency, one power a GPU, energy of all GPUs."""
     share = bench.comm.share
     latency_s = max(share(mine.latency_s))
-    powers = [
-        None if math.isnan(p) else p for p in share(math.nan if mine.power_w is None else mine.power_w)
-    ]
+    powers = [None if math.isnan(p) else p for p in share(math.nan if mine.power_w is None else mine.power_w)]
     known = [p for p in powers if p is not None]
     return {
         "latency_s": latency_s,
@@ -230,9 +226,7 @@ def together(bench: Bench, mine: Steady) -> dict[str, object]:
     }
 
 
-def stamps_between(
-    bench: Bench, slots: Sequence[Any], pairs: Sequence[tuple[int, int]]
-) -> list[tuple[float, float]]:
+def stamps_between(bench: Bench, slots: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
     """(seconds, SM clock in MHz) between pairs of stamps: medians over the SMs that both stamps reached."""
     if bench.dry:
         return [(1e-3, 1980.0) for _ in pairs]

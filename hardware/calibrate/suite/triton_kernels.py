@@ -65,12 +65,8 @@ def _cast_fp8(x_ptr, out_ptr, count, inverse_scale, BLOCK: tl.constexpr):  # noq
 def _stamp(out_ptr, sms):
     """Each program writes its SM's cycle counter and the GPU's nanosecond counter to that SM's slot."""
     one = tl.full((1,), 0, tl.int32)
-    sm = tl.inline_asm_elementwise(
-        "mov.u32 $0, %smid;", "=r,r", [one], dtype=tl.int32, is_pure=False, pack=1
-    )
-    cycles = tl.inline_asm_elementwise(
-        "mov.u64 $0, %clock64;", "=l,r", [one], dtype=tl.int64, is_pure=False, pack=1
-    )
+    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r,r", [one], dtype=tl.int32, is_pure=False, pack=1)
+    cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l,r", [one], dtype=tl.int64, is_pure=False, pack=1)
     nanoseconds = tl.inline_asm_elementwise(
         "mov.u64 $0, %globaltimer;", "=l,r", [one], dtype=tl.int64, is_pure=False, pack=1
     )
