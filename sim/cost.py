@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import assert_never
+
+from scipy.special import ndtri
 
 from hardware.gpu import GpuSpec
 from hardware.laws.price import (
@@ -37,6 +39,7 @@ class Pricer:
     gpu: GpuSpec
     gap_s: float
     in_graph: bool = True
+    world: int = 1
 
     def price(self, kernel: Kernel) -> KernelClass:
         """The engine's class for ``kernel``: its terms, its gap and how it queues."""
@@ -44,11 +47,33 @@ class Pricer:
         return KernelClass(
             name=kernel.name,
             family=family(work),
-            terms=self.terms(work),
+            terms=self._of_group(work, self.terms(work)),
             gap_s=self.gap_s,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": kernel.flops} | sizes(work),
+        )
+
+    def _of_group(self, work: Work, terms: KernelTerms) -> KernelTerms:
+        """``terms`` on a group of chips: the mean chip's power, and tensor time of the slowest one.
+
+        Chips differ; ranks that meet in collectives go at the pace of the slowest, whose expected lag is its
+        normal order statistic times the spread. Every rank gets that pace, so that ranks stay equal.
+        """
+        if self.world == 1:
+            return terms
+        spread = self.profile.spread
+        lag = 1.0
+        if isinstance(work, GemmWork | GroupedGemmWork | AttentionWork):
+            lag += expected_maximum(self.world) * spread.throttled_time
+        power = 1.0 if isinstance(work, CollectiveWork) else spread.mean_power_factor
+        return replace(
+            terms,
+            cycles_per_block=terms.cycles_per_block * lag,
+            tail_cycles=terms.tail_cycles * lag,
+            core_energy_j=terms.core_energy_j * power,
+            hbm_energy_j=terms.hbm_energy_j * power,
+            sm_power_w=terms.sm_power_w * power,
         )
 
     def terms(self, work: Work) -> KernelTerms:
@@ -120,6 +145,15 @@ class Pricer:
                     in_graph=self.in_graph,
                 )
         assert_never(work)
+
+
+def expected_maximum(count: int) -> float:
+    """Expected largest of ``count`` standard normals (Blom's approximation; 0.56 of two, 1.03 of four).
+
+    >>> round(expected_maximum(4), 1)
+    1.0
+    """
+    return float(ndtri((count - 0.375) / (count + 0.25)))
 
 
 def sizes(work: Work) -> dict[str, object]:

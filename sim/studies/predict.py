@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hardware.calibrate.fit_families import moved_bytes
 from sim.cost import Pricer
 from sim.engine.core import Core
 from sim.engine.driver import Engine
@@ -102,7 +103,7 @@ def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: 
         )
     )
     gap_s = target.profile.launch.graph_gap_s if gap else 0.0
-    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=gap_s, in_graph=in_graph)
+    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=gap_s, in_graph=in_graph, world=target.world)
     graph = lower(Program(ranks=(rank,) * target.world), pricer.price)
     targets = settled_targets(graph, target, shared=True)
     core = Core(graph, [FluidModel(target.model, graph.classes, [])] * graph.gpus, targets)
@@ -146,13 +147,15 @@ def _attention(inputs: Inputs) -> Prediction:
 
 def _elementwise(inputs: Inputs) -> Prediction:
     rows = inputs.get("tokens") or inputs.get("rows") or 1
+    moved = int(moved_bytes(inputs))
     return _works(
         inputs,
         ElementwiseWork(
             op=Elementwise(inputs["kind"]),
             rows=rows,
-            width=inputs.get("width") or inputs["bytes_moved"] // rows,
-            bytes_moved=inputs["bytes_moved"],
+            width=inputs.get("width") or moved // rows,
+            bytes_moved=moved,
+            blocks=rows * inputs["heads"] if "heads" in inputs else None,
         ),
     )
 
