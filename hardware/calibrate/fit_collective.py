@@ -10,6 +10,12 @@ from scipy.optimize import nnls
 from hardware.calibrate.fit_kit import Row, Setting
 from hardware.laws.collective import DEFAULT_CTAS, CollectiveCoefficients, CollectiveTable, bus_bytes
 
+# A collective's claim on HBM per SM it holds, against one for streaming kernels: contention rows of copies
+# (2 blocks keep 29 % of their rate beside a copy, 32 blocks half).
+HBM_WEIGHT = 0.25
+# How much longer a collective takes beside a compute-bound GEMM that leaves HBM free: contention rows with 2 blocks
+# (1.77 and 2.06), less the wait for the GEMM's tail in each round.
+BESIDE_SLOWDOWN = 1.4
 # From here on a loop's launch hides behind its transfer (bytes).
 LONG_BYTES = 64 * 2**20
 
@@ -37,7 +43,8 @@ def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> Coll
         waiting_power_w=power_w,
         sms_per_cta=2.0,
         hbm_bytes_per_bus_byte=3.0,
-        hbm_weight_per_sm=1.0,
+        hbm_weight_per_sm=HBM_WEIGHT,
+        beside_slowdown=BESIDE_SLOWDOWN,
     )
 
 

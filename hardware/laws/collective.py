@@ -46,6 +46,7 @@ class CollectiveCoefficients:
     sms_per_cta: float
     hbm_bytes_per_bus_byte: float
     hbm_weight_per_sm: float
+    beside_slowdown: float
 
 
 def ring_steps(op: str, world: int) -> int:
@@ -105,6 +106,7 @@ def collective_base_terms(
         sm_power_w=power_w * sms / held,
         waiting_power_w=c.waiting_power_w,
         hbm_weight_per_sm=c.hbm_weight_per_sm,
+        beside_slowdown=c.beside_slowdown,
         extrapolated=not measured,
     )
 

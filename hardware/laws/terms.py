@@ -22,6 +22,7 @@ class KernelTerms:
     ``transfer`` the slowest of HBM, L2 and link transfer. Only the compute and L2 parts follow the clock.
     Energy: ``core_energy_j`` is at the reference voltage and scales with V(f)^2; HBM and link do not.
     ``sm_power_w`` is drawn by active SMs at the maximum clock when the whole GPU is held.
+    ``beside_slowdown`` stretches the kernel while compute runs beside it (caches and crossbar, not HBM).
     """
 
     floor_s: float
@@ -45,6 +46,7 @@ class KernelTerms:
     sm_power_w: float = 0.0
     waiting_power_w: float = 0.0
     hbm_weight_per_sm: float = 1.0
+    beside_slowdown: float = 1.0
     shrink: Shrink = "persistent"
     extrapolated: bool = False
 

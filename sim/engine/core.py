@@ -120,6 +120,7 @@ class Core:
         self._dirty: set[int] = set()
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
         self._wanted = [min(c.terms.blocks * c.terms.sms_per_block, float(models[0].gpu.sms)) for c in graph.classes]
+        self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._settled_ps = -1
         self._settles = 0

@@ -126,6 +126,7 @@ class FluidModel:
         voltage = gpu.voltage_scale(clock_hz)
         fraction = clock_hz / gpu.reference_clock_hz
         pace: list[float] = []  # completions a picosecond
+        computes = any(not classes[c].collective for c, _, _ in running)
         busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
         for position, (class_id, sms, waiting) in enumerate(running):
             cls = classes[class_id]
@@ -135,6 +136,8 @@ class FluidModel:
                 continue
             work_s = time_s(cls.terms, sms=sms, sm_clock_hz=clock_hz)
             busy_share.append(work_s / (work_s + cls.gap_s))
+            if cls.collective and computes:
+                work_s *= cls.terms.beside_slowdown
             alone = 1.0 / (work_s + cls.gap_s) / PS_PER_S
             pace.append(alone if caps is None else min(alone, caps[position]))
         hbm = [classes[c].terms.hbm_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)]

@@ -17,13 +17,15 @@ class KernelClass:
     """One kind of kernel: its cost terms and how it queues.
 
     ``gap_s`` is the pause between the end of its predecessor on the stream and its own start; the engine
-    bills it at idle power and the recorder leaves it blank. ``describe`` is shown in traces.
+    bills it at idle power and the recorder leaves it blank. ``lead_s`` passes before the kernel even asks for
+    SMs, so that others may take them first. ``describe`` is shown in traces.
     """
 
     name: str
     family: str
     terms: KernelTerms
     gap_s: float = 0.0
+    lead_s: float = 0.0
     priority: int = 0
     collective: bool = False
     describe: Mapping[str, object] = field(default_factory=dict, compare=False)

@@ -90,6 +90,11 @@ class Stream(BaseResource):  # type: ignore[misc]
                 self.ready = Event(env)
                 self.waiting_for = op
                 yield self.ready
+            lead_ps = core.lead_ps[graph.op_class[op]]
+            if lead_ps:
+                core.scheduled += 1
+                yield Timeout(env, lead_ps)
+                core.scheduled -= 1
             if collective[op] >= 0:
                 port.users.add(collective[op])
             submit(op, env.now)

@@ -43,8 +43,8 @@ class Meter(Protocol):
 
     facts: HostFacts
 
-    def start(self) -> None:
-        """Begin sampling."""
+    def start(self, *, detail: bool = False) -> None:
+        """Begin sampling; ``detail`` also logs the power reading and clock at every poll."""
 
     def stop(self) -> None:
         """End sampling; what was sampled stays readable."""
@@ -59,7 +59,7 @@ class Meter(Protocol):
         """GPU temperature now."""
 
     def samples(self) -> list[tuple[float, int, int, int]]:
-        """Everything sampled: (s, energy counter mJ, power reading mW, SM MHz); reading 0 if not asked for."""
+        """The log of a detailed start: (s, energy counter mJ, power reading mW, SM MHz)."""
 
 
 def slope_w(ticks: list[Tick], start_s: float, end_s: float) -> float | None:
@@ -80,13 +80,13 @@ def slope_w(ticks: list[Tick], start_s: float, end_s: float) -> float | None:
 class NvmlMeter:
     """:class:`Meter` of a real GPU, by its NVML index or by its UUID (as PyTorch reports it)."""
 
-    def __init__(self, *, index: int, uuid: str | None = None, readings: bool = False) -> None:
+    def __init__(self, *, index: int, uuid: str | None = None) -> None:
         try:
             import pynvml
         except ImportError:
             raise HardwareError("no module 'pynvml': install nvidia-ml-py to meter a GPU") from None
         self._nvml: Any = pynvml
-        self._readings = readings
+        self._detail = False
         try:
             pynvml.nvmlInit()
             self._handle: Any = _handle(pynvml, index, uuid)
@@ -106,9 +106,10 @@ class NvmlMeter:
         self._running = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, *, detail: bool = False) -> None:
         """Begin sampling from nothing."""
         self.stop()
+        self._detail = detail
         self._ticks, self._clocks, self._log = [], [], []
         self._running.set()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -149,7 +150,7 @@ class NvmlMeter:
             if now_mj != last_mj and last_mj >= 0:
                 # The counter moved somewhere between the two polls.
                 self._ticks.append(Tick(at_s=(last_at + at) / 2, energy_j=now_mj / 1e3))
-            if self._readings:
+            if self._detail:
                 reading = int(self._nvml.nvmlDeviceGetPowerUsage(self._handle))
                 self._log.append((at, now_mj, reading, self._clock()))
             elif polls % _CLOCK_EVERY_POLLS == 0:
@@ -164,7 +165,7 @@ class DryMeter:
     def __init__(self) -> None:
         self.facts = HostFacts(name="dry run", limit_w=700.0, max_sm_mhz=1980, max_memory_mhz=2619, driver="0")
 
-    def start(self) -> None:
+    def start(self, *, detail: bool = False) -> None:
         """Nothing to start."""
 
     def stop(self) -> None:

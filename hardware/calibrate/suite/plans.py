@@ -1,0 +1,298 @@
+"""The named plans. ``calibrate`` and ``calibrate_multi`` are what a user's GPU gets; the others fill gaps.
+
+Shapes are those of Llama-3 8B and 70B (whole and split over 2, 4, 8 GPUs), Qwen3-30B-A3B and Wan2.1; sizes
+of the ``gaps`` and ``pair`` plans are the ones research found missing from earlier records.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hardware.calibrate.suite.plan import (
+    MIB,
+    PlanMaker,
+    PlannedRow,
+    attention,
+    cat,
+    collective,
+    copy,
+    dit,
+    duty,
+    elementwise,
+    gemm,
+    grouped,
+    in_context,
+    kv_write,
+    moe_small,
+    permute_copy,
+    ring,
+    small,
+    step,
+    together,
+)
+
+HOST: list[PlannedRow] = [{"kind": "host"}, {"kind": "idle"}]
+LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+LLAMA_70B_TP2 = ((5120, 8192), (8192, 4096), (28672, 8192), (8192, 14336))
+QWEN = ((5120, 2048), (2048, 4096))
+HEAD_8B = (128256, 4096)
+BURSTS = ((0.004, 0.06), (0.004, 0.008), (0.004, 0.002), (0.02, 0.02), (0.04, 0.0))
+
+
+def smoke(world: int) -> list[PlannedRow]:
+    """One row of every kind: does everything run on this machine?"""
+    one = [
+        *HOST,
+        gemm(1, 6144, 4096),
+        gemm(64, 4096, 4096, "fp8_e4m3"),
+        copy(256 * MIB),
+        permute_copy(4096, 48, 2),
+        cat(2048, 5120, 4),
+        kv_write(32, 8, 2048),
+        elementwise("add_rmsnorm", 64, 4096),
+        elementwise("silu_mul", 64, 14336),
+        elementwise("gelu", 4096, 8960),
+        elementwise("rope", 1024, 40),
+        elementwise("cast_fp8", 4096, 4096),
+        *(moe_small(kind, 2048) for kind in ("gather", "index_add", "topk_sum")),
+        attention("decode", 8, 2048, 32, 8),
+        attention("prefill", 1, 1000, 32, 8),
+        grouped("gate_up", 128, 128),
+        small("mix", 64),
+        duty("gemm_64x28672x8192", 0.004, 0.008),
+        step("llama3-8b", 2, "decode", 4, 512),
+        step("qwen3-30b-a3b", 2, "decode", 4, 512),
+        dit("wan2.1-1.3b", 2, 4096, 1),
+    ]
+    if world == 1:
+        return one
+    many: list[PlannedRow] = [
+        {"kind": "host"},
+        {"kind": "idle"},
+        *(collective(op, 4 * MIB, 8) for op in ("all_reduce", "all_gather", "reduce_scatter")),
+        *(collective(op, 4 * MIB, 8) for op in ("all_to_all", "sendrecv_ring")),
+        collective("all_gather", 4 * MIB, None, "graph"),
+        in_context("reduce_scatter", (128, 8192, 4096), 8),
+        in_context("sendrecv_ring", (128, 8192, 4096), 8),
+        together("gemm", "rs8", {"gemm_mnk": [2048, 8192, 14336]}, 32 * MIB),
+        step("llama3-70b", 1, "decode", 4, 512, tp=world),
+        step("llama3-70b", 1, "prefill", 1, 2048, **overlap(world, 4, 8)),
+    ]
+    if world == 2:
+        many.append(step("llama3-8b", 2, "prefill", 4, 512, pp=2, micro_batches=4))
+    many.append(step("llama3-8b", 2, "prefill", 1, 2048, cp=world, ulysses=world, lm_head=False))
+    return many
+
+
+def gaps(_: int) -> list[PlannedRow]:
+    """Single-GPU points missing from earlier records: clock, small and odd sizes, ragged attention."""
+    rows = [*HOST, *checks()]
+    for m in (64, 128, 1024):
+        rows += [duty(f"gemm_{m}x28672x8192", burst_s, idle_s) for burst_s, idle_s in BURSTS]
+    for tokens in (256, 2048):
+        kernel = grouped("gate_up", 128, tokens)
+        name = f"grouped_gate_up_128x{tokens}"
+        rows += [duty(name, burst_s, idle_s, kernel) for burst_s, idle_s in (BURSTS[0], BURSTS[2], BURSTS[4])]
+    rows += [gemm(m, n, k) for m in (2, 8, 32, 96, 192, 768, 4, 12, 384) for n, k in LLAMA_8B]
+    rows += [gemm(m, n, k) for m in (8, 32, 96, 384) for n, k in LLAMA_70B_TP2]
+    rows += [gemm(m, *HEAD_8B) for m in (4, 12, 32, 96)]
+    rows += [gemm(m, n, k) for m in (1, 32, 128, 1024, 4096) for n, k in QWEN]
+    rows += [gemm(m, 128, 2048) for m in (1, 32, 512, 4096)]
+    rows += ragged_attention()
+    rows += [grouped(w, 128, t) for t in (4, 16, 64, 256, 1024, 4096) for w in ("gate_up", "down")]
+    rows += [grouped(w, 64, t) for t in (64, 1024) for w in ("gate_up", "down")]
+    rows += [elementwise("gelu", t, ff) for t in (64, 4096, 32760) for ff in (8960, 13824)]
+    rows += [elementwise("add_rmsnorm", t, w) for t in (256, 4096, 32760) for w in (1536, 5120)]
+    rows += [elementwise("add_rmsnorm", t, 2048) for t in (32, 1024)]
+    rows += [elementwise("rope", 32760, h) for h in (24, 80)]
+    rows += [elementwise("silu_mul", t, 768) for t in (256, 16384)]
+    rows += [permute_copy(t, h, 2) for t, h in ((512, 48), (4096, 48), (16380, 120))]
+    rows += [cat(2048, 5120, 4), cat(8192, 5120, 4), kv_write(32, 8, 2048), kv_write(1, 8, 2048)]
+    rows += [moe_small(kind, r) for kind in ("gather", "index_add", "topk_sum") for r in (256, 16384)]
+    return rows + [small(part, m) for m in (1, 16, 256) for part in ("gemm", "add_rms", "silu", "mix")]
+
+
+def checks() -> list[PlannedRow]:
+    """Points that earlier records hold too: they say whether this machine and this suite agree with them."""
+    return [
+        gemm(1, 6144, 4096),
+        gemm(256, 4096, 4096),
+        copy(256 * MIB),
+        attention("decode", 8, 2048, 32, 8),
+        attention("prefill", 1, 2048, 32, 8),
+        elementwise("rope", 1024, 40),
+    ]
+
+
+def ragged_attention() -> list[PlannedRow]:
+    """Lengths that are no multiple of 128, and the heads and lengths of diffusion transformers."""
+    rows = [attention("prefill", 1, s, 32, 8) for s in (1000, 1500, 3000, 6100)]
+    rows += [attention("prefill", 8, 300, 32, 8), attention("prefill", 1, 1100, 64, 8)]
+    rows += [attention("decode", b, s, 32, 8) for b, s in ((12, 3000), (1, 1000), (32, 700), (4, 3001))]
+    rows += [attention("decode", 12, 3000, 64, 8), attention("decode", 16, 1500, 32, 4)]
+    whole = ((40, (4096, 16384, 32760)), (12, (4096, 16384, 32760)), (20, (16384, 32760)), (6, (16384, 32760)))
+    for heads, lengths in whole:
+        rows += [attention("prefill", 1, s, heads, heads, causal=False, kv_len=s) for s in lengths]
+    for heads, s in ((40, 4096), (40, 32760), (12, 4096), (12, 32760)):
+        rows.append(attention("prefill", 1, s, heads, heads, causal=False, kv_len=512))
+    return rows
+
+
+def pair(world: int) -> list[PlannedRow]:
+    """Collectives inside steps and beside work, at the block counts and sizes earlier records lack."""
+    rows = [*HOST, *in_step(world)]
+    for m, names in ((128, ("rs4", "rs8", "rs16", "ag8", "ag16")), (2048, ("rs4", "rs8", "rs16", "ag8", "ag16"))):
+        fields = {"gemm_mnk": [m, 8192, 14336]}
+        rows.append({"kind": "alone", "what": "gemm", **fields})
+        rows += [together("gemm", b, fields, 32 * MIB) for b in names]
+    heads = {"batch": 1, "seq_len": 8192, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True}
+    rows.append({"kind": "alone", "what": "attention", **heads})
+    rows += [together("attention", b, heads, 32 * MIB) for b in ("sr8", "sr16", "sr32")]
+    sizes = (4 * MIB, 32 * MIB, 256 * MIB)
+    moves = ("all_to_all", "sendrecv_ring")
+    rows += [collective(op, b, c) for op, c, b in product(moves, (8, 16, 32, 4, 2), sizes)]
+    more = (MIB, 16 * MIB, 64 * MIB)
+    gathers = ("all_gather", "reduce_scatter")
+    rows += [collective(op, b, c) for op, c, b in product(gathers, (8, 16, 4), more)]
+    launches = (("all_gather", "graph"), ("all_gather", None), ("all_reduce", "graph"), ("reduce_scatter", "graph"))
+    return rows + [collective(op, b, None, how) for b in (65536, 4 * MIB) for op, how in launches]
+
+
+def in_step(world: int) -> list[PlannedRow]:
+    """A collective after the output projection of Llama-3 70B split over ``world`` GPUs."""
+    k = 8192 // world
+    sizes = (4, 32, 128, 512, 2048, 4096)
+    rows = [in_context(op, (m, 8192, k)) for m in sizes for op in ("none", "all_reduce")]
+    two = ("reduce_scatter", "all_gather")
+    rows += [in_context(op, (m, 8192, k), c) for c in (None, 8) for m in sizes for op in two]
+    rows += [in_context(op, (m, 8192, k), c) for c in (4, 16, 32) for m in (128, 512, 2048) for op in two]
+    moves = ("all_to_all", "sendrecv_ring")
+    return rows + [in_context(op, (m, 8192, k)) for m in (32, 512, 2048) for op in moves]
+
+
+def validate1(_: int) -> list[PlannedRow]:
+    """Whole models on one GPU at sizes that no record has."""
+    return [
+        *HOST,
+        step("llama3-8b", 32, "prefill", 3, 1536),
+        step("llama3-8b", 32, "decode", 12, 3000),
+        generate("llama3-8b", 32, 4, 512, 64),
+        step("llama3-8b", 32, "decode", 12, 3000, dtype="fp8_e4m3"),
+        step("llama3-8b", 32, "decode", 4, 1000, launch="eager"),
+        step("llama3-8b", 32, "prefill", 1, 3000),
+        step("llama3-8b", 32, "prefill", 1, 2048),
+        step("llama3-70b", 8, "prefill", 1, 3000),
+        step("llama3-70b", 8, "decode", 48, 1500),
+        step("qwen3-30b-a3b", 24, "decode", 16, 1500, expert_skew=0.0),
+        step("qwen3-30b-a3b", 24, "prefill", 1, 3000, expert_skew=0.0),
+        dit("wan2.1-1.3b", 30, 8192, 1),
+        dit("wan2.1-14b", 8, 8192, 1),
+        step("llama3-8b", 32, "prefill", 2, 1500, dtype="fp8_e4m3"),
+    ]
+
+
+def validate2(world: int) -> list[PlannedRow]:
+    """Whole models on several GPUs at sizes and layouts that no record has."""
+    rows = [
+        *HOST,
+        step("llama3-8b", 32, "prefill", 1, 8192, cp=world, ulysses=world, lm_head=False),
+        step("llama3-70b", 8, "prefill", 1, 3000, tp=world),
+        step("llama3-70b", 8, "decode", 48, 1500, tp=world),
+        step("llama3-8b", 32, "decode", 12, 3000, tp=world),
+        generate("llama3-8b", 32, 4, 512, 64, tp=world),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 1, 8)),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 2, 8)),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 4, 8)),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 4, 4)),
+        step("llama3-70b", 4, "prefill", 3, 2048, **overlap(world, 2, 16)),
+        step("llama3-70b", 4, "prefill", 3, 2048, **overlap(world, 1, None)),
+        dit("wan2.1-1.3b", 30, 8192, world),
+        dit("wan2.1-14b", 8, 16384, world),
+        ring("striped", 24576, 32, 8),
+        ring("contiguous", 24576, 32, 8),
+        step(
+            "qwen3-30b-a3b", 12, "decode", 16, 1500, tp=world, ep=world, ep_mode="all_reduce", expert_skew=0.4
+        ),
+    ]
+    if world == 2:
+        rows.insert(3, step("llama3-8b", 32, "prefill", 4, 2048, pp=2, micro_batches=4))
+    return rows
+
+
+def overlap(world: int, chunks: int, ctas: int | None) -> PlannedRow:
+    """The fields of a sequence-parallel step."""
+    return {
+        "tp": world,
+        "sequence_parallel": True,
+        "overlap_chunks": chunks,
+        "comm_ctas": ctas,
+        "lm_head": False,
+    }
+
+
+def generate(model: str, layers: int, batch: int, seq_len: int, output_len: int, **more: object) -> PlannedRow:
+    """Prefill and ``output_len`` - 1 decode steps."""
+    row = step(model, layers, "generate", batch, seq_len, **more)
+    return {**row, "kind": "generate", "output_len": output_len}
+
+
+def calibrate(_: int) -> list[PlannedRow]:
+    """What a profile of one GPU is fitted from; under six minutes."""
+    rows = [*HOST, *checks()]
+    shapes = (*LLAMA_8B, (28672, 8192), (8192, 14336))
+    rows += [gemm(m, n, k) for m in (1, 16, 64, 128, 256, 1024, 4096) for n, k in shapes]
+    rows += [gemm(m, n, k, "fp8_e4m3") for m in (16, 256, 4096) for n, k in LLAMA_8B[2:]]
+    rows += [copy(b * MIB) for b in (4, 32, 256, 1024)]
+    for kind, sizes in (("add_rmsnorm", (4096, 8192)), ("silu_mul", (14336,)), ("rope", (40,))):
+        rows += [elementwise(kind, t, size) for t in (1, 64, 1024, 8192) for size in sizes]
+    rows += [elementwise("cast_fp8", t, 4096) for t in (64, 4096)]
+    rows += [moe_small(kind, r) for kind in ("gather", "index_add", "topk_sum") for r in (128, 2048, 65536)]
+    rows += [attention("prefill", 1, s, 32, 8) for s in (512, 1000, 4096, 8192)]
+    rows += [attention("prefill", 1, s, 8, 1) for s in (2048, 16384)]
+    rows += [attention("prefill", 1, 4096, 32, 8, causal=False, kv_len=4096)]
+    rows += [attention("decode", b, s, 32, 8) for b, s in ((1, 2048), (1, 8192), (32, 512), (32, 2048), (32, 8192))]
+    rows += [grouped(w, 128, t) for t in (1, 32, 512, 8192) for w in ("gate_up", "down")]
+    for work in ("gemm_8192x8192x8192", "gemm_512x28672x8192", "gemm_128x28672x8192", "gemm_64x28672x8192"):
+        rows += [duty(work, burst_s, idle_s) for burst_s, idle_s in (BURSTS[0], BURSTS[2], BURSTS[4])]
+    rows += [small(part, 64) for part in ("gemm", "add_rms", "silu", "mix")]
+    rows.append(
+        {
+            "kind": "transient",
+            "model": "llama3-8b",
+            "layers": 32,
+            "prefill": "llama3-8b batch 2 seq_len 2048",
+            "decode": "llama3-8b batch 32 seq_len 2048",
+            "prefill_batch": 2,
+            "decode_batch": 32,
+            "seq_len": 2048,
+        }
+    )
+    return rows
+
+
+def calibrate_multi(world: int) -> list[PlannedRow]:
+    """What a profile's collectives are fitted from, on all GPUs of a host."""
+    rows: list[PlannedRow] = [*HOST]
+    ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv_ring")
+    sizes = (8192, 65536, 262144, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+    rows += [collective(op, b, None) for op in ops for b in sizes]
+    rows += [collective(op, b, c) for op in ops for c in (2, 8, 32) for b in (4 * MIB, 256 * MIB)]
+    rows += in_step(world)[:24]
+    fields = {"gemm_mnk": [8192, 8192, 28672 // world]}
+    rows.append({"kind": "alone", "what": "gemm", **fields})
+    rows += [together("gemm", b, fields, 128 * MIB) for b in ("rs2", "rs8", "rs32", "ar8")]
+    moved = {"copy_bytes_moved": 256 * MIB}
+    rows.append({"kind": "alone", "what": "copy", **moved})
+    return rows + [together("copy", b, moved, 128 * MIB) for b in ("rs2", "rs8", "rs32", "ar8")]
+
+
+# name -> (least number of GPUs, maker)
+PLANS: dict[str, tuple[int, PlanMaker]] = {
+    "smoke": (1, smoke),
+    "calibrate": (1, calibrate),
+    "calibrate_multi": (2, calibrate_multi),
+    "gaps": (1, gaps),
+    "pair": (2, pair),
+    "validate1": (1, validate1),
+    "validate2": (2, validate2),
+}

@@ -1,0 +1,137 @@
+"""Run a plan on this machine's GPUs and append records: ``python -m hardware.calibrate.suite.run``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s, planned
+from hardware.errors import HardwareError
+
+
+def run_plan(
+    name: str,
+    out: Path,
+    *,
+    world: int | None = None,
+    only: Sequence[str] = (),
+    budget_s: float = math.inf,
+    dry_run: bool = False,
+    gpu_id: str | None = None,
+) -> int:
+    """Measure what plan ``name`` asks and ``out`` lacks; returns how many rows ``out`` gained.
+
+    ``only`` keeps rows of these kinds. ``budget_s`` ends the run before the row that would exceed it.
+    """
+    world = world or (2 if name in ("pair", "calibrate_multi", "validate2") else 1)
+    try:
+        import torch
+    except ImportError:
+        raise HardwareError("measuring needs PyTorch: install wattline[measure]") from None
+    if not dry_run and torch.cuda.device_count() < world:
+        raise HardwareError(f"plan '{name}' on world = {world} GPUs: {torch.cuda.device_count()} seen by PyTorch")
+    before = load(out)
+    rows = pending(planned(name, world=world), before, only)
+    print(
+        f"plan {name}, {world} GPU(s): {len(rows)} rows to measure, about "
+        f"{sum(estimated_s(row) for row in rows):.0f} s; {len(before)} records in {out}",
+        flush=True,
+    )
+    if not rows:
+        return 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    from hardware.calibrate.suite.worker import Options, work
+
+    options = Options(out=out, world=world, port=_free_port(), gpu_id=gpu_id, dry=dry_run, budget_s=budget_s)
+    if world == 1 or dry_run:
+        work(0, rows, options)
+    else:
+        # NVLink multicast stays off unless the user says otherwise: records are taken without it.
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        torch.multiprocessing.spawn(work, args=(rows, options), nprocs=world, join=True)
+    return len(load(out)) - len(before)
+
+
+def pending(
+    rows: Sequence[PlannedRow], records: Sequence[dict[str, Any]], only: Sequence[str] = ()
+) -> list[PlannedRow]:
+    """The rows that no record holds yet, of the kinds asked for.
+
+    >>> pending([{"kind": "copy", "bytes_moved": 4}, {"kind": "idle"}], [], only=["idle"])
+    [{'kind': 'idle'}]
+    """
+    kinds = {row["kind"] for row in rows}
+    for kind in only:
+        if kind not in kinds:
+            raise HardwareError(f"--only {kind}: the plan has {', '.join(sorted(kinds))}")
+    return [row for row in rows if (not only or row["kind"] in only) and not done_already(row, records)]
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """Whole records of a file; a last line without its newline (a killed run) is cut off the file."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        path.write_bytes(whole)
+    records = []
+    for number, line in enumerate(whole.decode().splitlines(), start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise HardwareError(f"{path}, line {number}: not valid JSON ({error.msg}); repair or remove it") from None
+    return records
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; see ``--help``."""
+    parser = argparse.ArgumentParser(description="Measure a plan on this machine's GPUs; resumable.")
+    parser.add_argument("--plan", required=True, help="smoke, calibrate, calibrate_multi, gaps, pair, ...")
+    parser.add_argument("--out", type=Path, required=True, help="records, one JSON object a line; appended to")
+    parser.add_argument("--world", type=int, help="number of GPUs (default: the plan's least)")
+    parser.add_argument("--only", default="", help="kinds to measure, separated by commas")
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="stop before this many seconds")
+    parser.add_argument("--gpu", help="id to write into records (default: from the product name)")
+    parser.add_argument("--dry-run", action="store_true", help="check every row without a GPU; figures are fake")
+    parser.add_argument("--list", action="store_true", help="print the rows still to measure and stop")
+    args = parser.parse_args(argv)
+    only = [kind for kind in args.only.split(",") if kind]
+    try:
+        if args.list:
+            rows = pending(planned(args.plan, world=args.world or 2), load(args.out), only)
+            for row in rows:
+                print(json.dumps(row))
+            print(f"{len(rows)} rows, about {sum(map(estimated_s, rows)):.0f} s", file=sys.stderr)
+            return 0
+        gained = run_plan(
+            args.plan,
+            args.out,
+            world=args.world,
+            only=only,
+            budget_s=args.budget_s,
+            dry_run=args.dry_run,
+            gpu_id=args.gpu,
+        )
+    except HardwareError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{gained} records added to {args.out}")
+    return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

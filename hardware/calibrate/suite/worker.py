@@ -1,0 +1,218 @@
+"""One rank's loop over planned rows: measure, agree, and let rank 0 append the record."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardware.calibrate.suite.cases import measure_kernel
+from hardware.calibrate.suite.cases_pair import (
+    collective_of,
+    measure_alone,
+    measure_collective,
+    measure_in_context,
+    measure_together,
+)
+from hardware.calibrate.suite.comm import Comm, NcclComm, QuietComm, most
+from hardware.calibrate.suite.duty import measure_duty, measure_host, measure_idle
+from hardware.calibrate.suite.kernels import Kernels
+from hardware.calibrate.suite.meter import DryMeter, Meter, NvmlMeter
+from hardware.calibrate.suite.plan import estimated_s
+from hardware.calibrate.suite.steps import measure_generate, measure_step
+from hardware.calibrate.suite.steps_overlap import measure_dit, measure_ring
+from hardware.calibrate.suite.timing import Bench
+from hardware.calibrate.suite.transient import measure_transient
+
+Row = Mapping[str, Any]
+_POOL_ELEMENTS = 640 * 1024 * 1024
+_CACHE_LIMIT_BYTES = 30e9
+_KNOWN_NAMES = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm-80gb",
+    "NVIDIA H200": "h200-sxm-141gb",
+    "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run; picklable, so that every rank's process gets the same."""
+
+    out: Path
+    world: int
+    port: int = 0
+    gpu_id: str | None = None
+    dry: bool = False
+    budget_s: float = math.inf
+
+
+def gpu_id_of(name: str) -> str:
+    """The catalog's id of an NVML product name, or the name as a slug.
+
+    >>> gpu_id_of("NVIDIA H100 80GB HBM3"), gpu_id_of("NVIDIA L40S")
+    ('h100-sxm-80gb', 'l40s')
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia ")).strip("-")
+    return _KNOWN_NAMES.get(name, slug)
+
+
+def measure(bench: Bench, row: Row) -> dict[str, Any]:
+    """The measured fields of one planned row."""
+    match row["kind"]:
+        case "host":
+            return measure_host(bench)
+        case "idle":
+            return measure_idle(bench, row)
+        case "duty":
+            return measure_duty(bench, row)
+        case "transient":
+            return measure_transient(bench, row)
+        case "collective":
+            return measure_collective(bench, row)
+        case "in_context":
+            return measure_in_context(bench, row)
+        case "alone":
+            return measure_alone(bench, row)
+        case "together":
+            return measure_together(bench, row)
+        case "model_step":
+            return measure_step(bench, row)
+        case "generate":
+            return measure_generate(bench, row)
+        case "dit_step":
+            return measure_dit(bench, row)
+        case "ring_attention":
+            return measure_ring(bench, row)
+        case _:
+            return measure_kernel(bench, row)
+
+
+def block_counts(rows: Sequence[Row]) -> list[int | None]:
+    """Every NCCL block count that ``rows`` force."""
+    counts: set[int | None] = set()
+    for row in rows:
+        counts.add(row.get("ctas"))
+        counts.add(row.get("comm_ctas"))
+        if row["kind"] == "together":
+            counts.add(collective_of(row["b"])[1])
+    return [None, *sorted(c for c in counts if c is not None)]
+
+
+def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
+    """Open this rank's GPU, meter and group (or their stand-ins in a dry run)."""
+    import torch
+
+    if options.dry:
+        comm: Comm = QuietComm(rank=rank, world=options.world)
+        meter: Meter = DryMeter()
+        device, sms = "meta", 132
+    else:
+        torch.cuda.set_device(rank)
+        properties = torch.cuda.get_device_properties(rank)
+        device, sms = f"cuda:{rank}", properties.multi_processor_count
+        meter = NvmlMeter(index=rank, uuid=str(getattr(properties, "uuid", "")) or None)
+        comm = (
+            QuietComm()
+            if options.world == 1
+            else NcclComm(torch, rank=rank, world=options.world, port=options.port, ctas=block_counts(rows))
+        )
+    torch.manual_seed(rank)
+    pool = torch.randn(_POOL_ELEMENTS, device=device, dtype=torch.bfloat16).mul_(0.02)
+    return Bench(
+        torch=torch,
+        device=device,
+        kernels=Kernels(torch, on_gpu=not options.dry, sms=sms),
+        meter=meter,
+        comm=comm,
+        gpu_id=options.gpu_id or gpu_id_of(meter.facts.name),
+        dry=options.dry,
+        pool=pool,
+    )
+
+
+def work(rank: int, rows: Sequence[Row], options: Options) -> None:
+    """Measure ``rows`` in order; a row that fails on any rank is reported and left out."""
+    began_s = time.monotonic()
+    bench = make_bench(rank, rows, options)
+    left_s = sum(estimated_s(row) for row in rows)
+    failed = 0
+    for number, row in enumerate(rows, start=1):
+        spent_s = time.monotonic() - began_s
+        if most(bench.comm, float(spent_s + estimated_s(row) > options.budget_s)) > 0:
+            _say(rank, f"budget of {options.budget_s:.0f} s reached: {len(rows) - number + 1} rows not measured")
+            break
+        record: dict[str, Any] | None = None
+        problem = ""
+        row_began_s = time.monotonic()
+        try:
+            record = {"kind": row["kind"], "gpu": bench.gpu_id, **row, **measure(bench, row)}
+        except Exception as error:
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            if os.environ.get("WATTLINE_SUITE_TRACEBACK"):
+                traceback.print_exc()
+        took_s = time.monotonic() - row_began_s
+        left_s -= estimated_s(row)
+        if most(bench.comm, float(record is None)) > 0:
+            failed += 1
+            print(f"[{number}/{len(rows)}] rank {rank} FAILED {label(row)}: {problem}", file=sys.stderr, flush=True)
+        elif rank == 0 and record is not None:
+            if options.dry:
+                record["dry_run"] = True
+            append(options.out, record)
+            _say(rank, f"[{number}/{len(rows)}] {took_s:4.1f} s, left ~{left_s:3.0f} s  {label(row)}  {brief(record)}")
+        _tidy(bench)
+    _say(rank, f"{options.out.name}: done in {time.monotonic() - began_s:.0f} s, {failed} rows failed")
+    bench.comm.close()
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one whole line and make it durable, so that an interrupted run leaves only whole records."""
+    line = json.dumps(record, allow_nan=False, default=float) + "\n"
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line.encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def label(row: Row) -> str:
+    """A row's fields in one short line."""
+    hidden = {"kind", "world", "dtype", "head_dim", "bytes_moved", "kernel", "regime", "gpu_index"}
+    return row["kind"] + "".join(f" {key}={value}" for key, value in row.items() if key not in hidden)
+
+
+def brief(record: Row) -> str:
+    """What came out, in a few words."""
+    powers = [p for p in record.get("power_w", []) if p is not None]
+    watts = "/".join(f"{p:.0f}" for p in powers)
+    if "latency_s" in record:
+        return f"-> {1e6 * record['latency_s']:.1f} us {watts} W"
+    if "iter_s" in record:
+        last = record["iter_s"][-1:], record["clock_mhz"][-1:]
+        return f"-> iter {[round(1e6 * s, 1) for s in last[0]]} us clock {[round(c) for c in last[1]]} MHz {watts} W"
+    if "a_together_s" in record:
+        ratio_a = record["a_together_s"][0] / record["a_alone_s"]
+        ratio_b = record["b_together_s"][0] / record["b_alone_s"]
+        return f"-> a x{ratio_a:.2f} b x{ratio_b:.2f} {watts} W"
+    return f"-> {watts} W" if watts else ""
+
+
+def _tidy(bench: Bench) -> None:
+    gc.collect()
+    if not bench.dry and bench.torch.cuda.memory_reserved() > _CACHE_LIMIT_BYTES:
+        bench.torch.cuda.empty_cache()
+
+
+def _say(rank: int, text: str) -> None:
+    if rank == 0:
+        print(text, flush=True)
