@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ def command(
     from rich.progress import track
 
     from sim.cli.console import wide_console
+    from sim.studies.ordering import orderings
     from sim.studies.records import read_records
     from sim.studies.validate import error_table, validate
-    from sim.studies.validate_report import print_groups, print_worst, write_csv, write_plot
+    from sim.studies.validate_report import print_groups, print_orderings, print_worst, write_csv, write_plot
 
     total = sum(1 for path in files for _ in read_records(path))
     ticks = iter(
@@ -54,10 +56,12 @@ def command(
         write_plot(rows, plot)
     if as_json:
         document = {"groups": _plain(groups.to_dict("records")), "rows": [row.as_json() for row in rows]}
+        document["orderings"] = [asdict(one) for one in orderings(rows)]
         click.echo(json.dumps(document, allow_nan=False))
         return
     console = wide_console()
     print_groups(groups, console)
+    print_orderings(orderings(rows), console)
     print_worst(rows, worst, console)
 
 

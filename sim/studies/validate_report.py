@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.output import write_atomically
+from sim.studies.ordering import Ordering
 from sim.studies.validate import Row
 
 
@@ -60,6 +61,26 @@ def print_worst(rows: Sequence[Row], count: int, console: Console) -> None:
             reasons[row.skipped] = reasons.get(row.skipped, 0) + 1
     for reason, count_ in reasons.items():
         console.print(f"skipped {count_}: {reason}", style="dim")
+
+
+def print_orderings(found: Sequence[Ordering], console: Console) -> None:
+    """Order and choice in each group of overlap rows."""
+    if not found:
+        return
+    table = Table(title="Order and choice among overlap rows", title_justify="left")
+    for name in ("group", "by", "pairs right", "choice above best", "chunks right", "one chunk", "most chunks"):
+        table.add_column(name, justify="left" if name in ("group", "by") else "right")
+    for one in found:
+        table.add_row(
+            " ".join(str(value) for value in one.group.values()),
+            one.output,
+            f"{one.pairs_right} of {one.pairs}",
+            f"{100 * one.choice_excess:.1f} %",
+            f"{one.chunk_right} of {one.chunk_cases}",
+            f"{one.one_chunk_right} of {one.chunk_cases}",
+            f"{one.most_chunks_right} of {one.chunk_cases}",
+        )
+    console.print(table)
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
