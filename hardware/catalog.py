@@ -73,7 +73,7 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise HardwareError(f"{where}: not valid TOML: {error}") from None
-    _refuse_unknown(data, (*TEXT, *NUMBERS, "tensor_flops_per_s"), where)
+    refuse_unknown(data, (*TEXT, *NUMBERS, "tensor_flops_per_s"), where)
     sources: dict[str, str] = {}
     confidence: dict[str, Any] = {}
     fields: dict[str, Any] = {}
@@ -83,12 +83,12 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
             raise HardwareError(f"{where}: {field} = {value!r}: give a text")
         fields[field] = value
     for field in NUMBERS:
-        fields[field] = _figure(data, field, where, sources, confidence)
+        fields[field] = figure(data, field, where, sources, confidence)
     rates = data.get("tensor_flops_per_s")
     if not isinstance(rates, dict) or not rates:
         raise HardwareError(f"{where}: tensor_flops_per_s is missing: give a table of dense FLOP/s by dtype")
     fields["tensor_flops_per_s"] = {
-        dtype: _figure(rates, dtype, f"{where}: tensor_flops_per_s", sources, confidence) for dtype in rates
+        dtype: figure(rates, dtype, f"{where}: tensor_flops_per_s", sources, confidence) for dtype in rates
     }
     if fields["sms"] != int(fields["sms"]):
         raise HardwareError(f"{where}: sms = {fields['sms']:g}: give a whole number")
@@ -102,7 +102,7 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
     return GpuSpec(sources=sources, confidence=confidence, **fields)
 
 
-def _figure(
+def figure(
     table: dict[str, Any], field: str, where: str, sources: dict[str, str], confidence: dict[str, Any]
 ) -> float:
     entry = table.get(field)
@@ -110,7 +110,7 @@ def _figure(
         raise HardwareError(f"{where}: {field} is missing: give {{ value, source, confidence }}")
     if not isinstance(entry, dict):
         raise HardwareError(f"{where}: {field} = {entry!r} has no source: give {{ value, source, confidence }}")
-    _refuse_unknown(entry, ("value", "source", "confidence"), f"{where}: {field}")
+    refuse_unknown(entry, ("value", "source", "confidence"), f"{where}: {field}")
     value, source = entry.get("value"), entry.get("source")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise HardwareError(f"{where}: {field} = {value!r}: give a finite number")
@@ -127,7 +127,7 @@ def _figure(
     return float(value)
 
 
-def _refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

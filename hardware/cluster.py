@@ -1,0 +1,167 @@
+"""Nodes and clusters as a topology graph: which GPUs share a switch, which traffic crosses a NIC."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import networkx as nx
+
+from hardware.catalog import figure, refuse_unknown
+from hardware.errors import HardwareError
+from hardware.gpu import GpuSpec
+
+Interconnect = Literal["nvswitch", "nvlink-mesh", "pcie"]
+INTERCONNECTS: tuple[Interconnect, ...] = ("nvswitch", "nvlink-mesh", "pcie")
+FIGURES = ("gpus_per_node", "nics_per_node", "nic_bytes_per_s", "nic_latency_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """One server: how many GPUs, how they are joined, and what leaves it (bytes/s per NIC and direction)."""
+
+    id: str
+    gpus_per_node: int
+    interconnect: Interconnect
+    nics_per_node: int
+    nic_bytes_per_s: float
+    nic_latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cluster:
+    """``nodes`` equal nodes of one GPU type; ranks fill one node after another."""
+
+    gpu: GpuSpec
+    node: NodeSpec
+    nodes: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.nodes * self.node.gpus_per_node
+
+    def node_of(self, rank: int) -> int:
+        """The node that holds ``rank``."""
+        if not 0 <= rank < self.gpus:
+            raise HardwareError(f"rank {rank} is outside the {self.gpus} GPUs of the cluster")
+        return rank // self.node.gpus_per_node
+
+    def same_node(self, ranks: Sequence[int]) -> bool:
+        """True when no traffic among ``ranks`` leaves its node."""
+        return len({self.node_of(rank) for rank in ranks}) == 1
+
+    def topology(self) -> nx.Graph[str]:
+        """GPUs, switches, NICs and rails as a graph; edges carry bytes_per_s (per direction) and latency_s."""
+        graph: nx.Graph[str] = nx.Graph()
+        node, gpu = self.node, self.gpu
+        link = gpu.link_bytes_per_s if node.interconnect != "pcie" else gpu.pcie_bytes_per_s
+        link = link or gpu.pcie_bytes_per_s
+        for n in range(self.nodes):
+            ranks = range(n * node.gpus_per_node, (n + 1) * node.gpus_per_node)
+            if node.interconnect == "nvlink-mesh":
+                share = link / max(node.gpus_per_node - 1, 1)  # links are split evenly over the peers
+                for a in ranks:
+                    for b in ranks:
+                        if a < b:
+                            graph.add_edge(f"gpu{a}", f"gpu{b}", bytes_per_s=share, latency_s=0.0)
+            else:
+                for a in ranks:
+                    graph.add_edge(f"gpu{a}", f"switch{n}", bytes_per_s=link, latency_s=0.0)
+            for position, a in enumerate(ranks):
+                nic = position % node.nics_per_node
+                graph.add_edge(f"gpu{a}", f"nic{n}.{nic}", bytes_per_s=gpu.pcie_bytes_per_s, latency_s=0.0)
+                graph.add_edge(
+                    f"nic{n}.{nic}", f"rail{nic}", bytes_per_s=node.nic_bytes_per_s, latency_s=node.nic_latency_s
+                )
+        for nic in range(1, node.nics_per_node):
+            # Rails meet in the spine; a rank reaches another rail through it.
+            graph.add_edge(f"rail{nic}", "rail0", bytes_per_s=node.nic_bytes_per_s, latency_s=node.nic_latency_s)
+        return graph
+
+    def path(self, a: int, b: int) -> list[str]:
+        """Hops between two ranks: the switch within a node, a rail between nodes."""
+        self.node_of(a), self.node_of(b)
+        graph = self.topology()
+        if self.node_of(a) == self.node_of(b):
+            # Traffic within a node never goes out through a NIC.
+            graph = graph.subgraph(n for n in graph if not n.startswith(("nic", "rail")))
+        found: list[str] = nx.shortest_path(graph, f"gpu{a}", f"gpu{b}")
+        return found
+
+    def bottleneck_bytes_per_s(self, ranks: Sequence[int]) -> float:
+        """The slowest link that a ring over ``ranks`` crosses, per direction; a shared NIC is divided."""
+        node = self.node
+        inside = self.gpu.link_bytes_per_s if node.interconnect != "pcie" else 0.0
+        inside = inside or self.gpu.pcie_bytes_per_s
+        if node.interconnect == "nvlink-mesh":
+            inside /= max(node.gpus_per_node - 1, 1)
+        if self.same_node(ranks):
+            return inside
+        return min(inside, node.nic_bytes_per_s * node.nics_per_node / node.gpus_per_node)
+
+
+@lru_cache(maxsize=1)
+def list_nodes() -> tuple[str, ...]:
+    """Ids of all node types in the catalog."""
+    folder = files("hardware") / "data" / "nodes"
+    return tuple(sorted(e.name.removesuffix(".toml") for e in folder.iterdir() if e.name.endswith(".toml")))
+
+
+@lru_cache(maxsize=32)
+def load_node(name: str) -> NodeSpec:
+    """A node type by id, or from a .toml file of one's own.
+
+    >>> load_node("hgx-8").gpus_per_node
+    8
+    """
+    if name.endswith(".toml"):
+        try:
+            return parse_node(Path(name).read_text(encoding="utf-8"), where=name)
+        except OSError as error:
+            raise HardwareError(f"cannot read node file '{name}': {error.strerror or error}") from None
+    if name not in list_nodes():
+        near = difflib.get_close_matches(name, list_nodes(), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(list_nodes())}"
+        raise HardwareError(f"unknown node '{name}': {hint}")
+    text = (files("hardware") / "data" / "nodes" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse_node(text, where=f"{name}.toml")
+
+
+def parse_node(text: str, *, where: str) -> NodeSpec:
+    """A node from TOML text; every problem is one line that names file, field, value and remedy."""
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(f"{where}: not valid TOML: {error}") from None
+    refuse_unknown(data, ("id", "interconnect", *FIGURES), where)
+    if not isinstance(data.get("id"), str) or not data["id"]:
+        raise HardwareError(f"{where}: id = {data.get('id')!r}: give a text")
+    if data.get("interconnect") not in INTERCONNECTS:
+        known = ", ".join(INTERCONNECTS)
+        raise HardwareError(f"{where}: interconnect = {data.get('interconnect')!r}: known are {known}")
+    values = {field: figure(data, field, where, {}, {}) for field in FIGURES}
+    return NodeSpec(
+        id=data["id"],
+        interconnect=data["interconnect"],
+        gpus_per_node=int(values["gpus_per_node"]),
+        nics_per_node=int(values["nics_per_node"]),
+        nic_bytes_per_s=values["nic_bytes_per_s"],
+        nic_latency_s=values["nic_latency_s"],
+    )
+
+
+def cluster_for(gpu: GpuSpec, node: NodeSpec, world: int) -> Cluster:
+    """The fewest nodes that hold ``world`` GPUs.
+
+    >>> from hardware.catalog import load_gpu
+    >>> cluster_for(load_gpu("h100"), load_node("hgx-8"), 16).path(0, 9)
+    ['gpu0', 'nic0.0', 'rail0', 'rail1', 'nic1.1', 'gpu9']
+    """
+    return Cluster(gpu=gpu, node=node, nodes=-(-world // node.gpus_per_node))
