@@ -102,9 +102,7 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
     return GpuSpec(sources=sources, confidence=confidence, **fields)
 
 
-def figure(
-    table: dict[str, Any], field: str, where: str, sources: dict[str, str], confidence: dict[str, Any]
-) -> float:
+def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str], confidence: dict[str, Any]) -> float:
     entry = table.get(field)
     if entry is None:
         raise HardwareError(f"{where}: {field} is missing: give {{ value, source, confidence }}")

@@ -8,7 +8,9 @@ from typing import assert_never
 
 from scipy.special import ndtri
 
+from hardware.cluster import Cluster
 from hardware.gpu import GpuSpec
+from hardware.laws.collective import ring_steps
 from hardware.laws.price import (
     attention_decode_terms,
     attention_prefill_terms,
@@ -44,6 +46,7 @@ class Pricer:
     gap_s: float
     in_graph: bool = True
     world: int = 1
+    cluster: Cluster | None = None
 
     def price(self, kernel: Kernel) -> KernelClass:
         """The engine's class for ``kernel``: its terms, its gap and how it queues."""
@@ -68,6 +71,14 @@ class Pricer:
         """
         if self.world == 1:
             return terms
+        if isinstance(work, CollectiveWork) and self.cluster is not None and not self.cluster.same_node(work.ranks):
+            # No measurement crosses nodes yet: the ring's slowest link and a NIC's latency each step.
+            return replace(
+                terms,
+                floor_s=terms.floor_s + self.cluster.node.nic_latency_s * ring_steps(work.op.value, len(work.ranks)),
+                link_bytes_per_s=self.cluster.bottleneck_bytes_per_s(work.ranks),
+                extrapolated=True,
+            )
         spread = self.profile.spread
         lag = 1.0
         if isinstance(work, GemmWork | GroupedGemmWork | AttentionWork):

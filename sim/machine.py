@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from hardware.catalog import load_gpu
 from hardware.clock import ClockLimits
+from hardware.cluster import Cluster, cluster_for, load_node
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 from hardware.profile import Profile, profile_for
@@ -26,6 +27,7 @@ class Machine:
     limits: ClockLimits
     model: GpuModel
     world: int
+    cluster: Cluster
 
     @property
     def status(self) -> str:
@@ -45,6 +47,7 @@ def machine(
     """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
     gpu = load_gpu(gpu_name)
     profile = profile_for(gpu)
+    cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
     curve = profile.power_curve(gpu)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if uncapped else power_cap_w)
     clock_hz = gpu.max_clock_hz
@@ -68,13 +71,19 @@ def machine(
         idle_w=curve.idle_w,
         voltage_scale=curve.voltage_scale,
     )
-    return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world)
+    return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world, cluster=cluster)
+
+
+def default_node(gpu: GpuSpec) -> str:
+    """GPUs with a switched link sit on an eight-GPU baseboard; the others are cards on PCIe."""
+    return "pcie-8" if gpu.link_bytes_per_s == 0.0 or "bridge" in gpu.link else "hgx-8"
 
 
 def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:
     """The machine that ``scenario`` describes; ``stepped`` keeps the clock on its 15 MHz grid."""
     return machine(
         scenario.gpu,
+        scenario.node,
         scenario.world,
         scenario.power_cap_w,
         scenario.uncapped,

@@ -102,6 +102,7 @@ def lower_on(program: Program, target: Machine, scenario: Scenario) -> KernelGra
         gpu=target.gpu,
         gap_s=launch.eager_gap_s if eager else launch.graph_gap_s,
         world=target.world,
+        cluster=target.cluster,
     )
     return lower(program, pricer.price, issue_s=launch.host_issue_s if eager else None)
 

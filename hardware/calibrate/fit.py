@@ -259,9 +259,7 @@ def _spread(rows: Sequence[Row], idle_w: float) -> ChipSpread:
     factor = 1.0
     if reference and others:
         factor = (float(np.mean(others)) - idle_w) / (float(reference[0]["power_w"][0]) - idle_w)
-    return ChipSpread(
-        throttled_time=float(np.mean(throttled)), power=float(np.mean(power)), mean_power_factor=factor
-    )
+    return ChipSpread(throttled_time=float(np.mean(throttled)), power=float(np.mean(power)), mean_power_factor=factor)
 
 
 def _limits(rows: Sequence[Row], gpu: GpuSpec, slow_w: float, _: float) -> ClockLimits:

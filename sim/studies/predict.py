@@ -73,7 +73,7 @@ def _model_step(inputs: Inputs) -> Prediction:
 def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = False) -> Prediction:
     """Kernels back to back on ``world`` GPUs until the power cap has settled."""
     world = int(inputs["world"])
-    target = machine(str(inputs["gpu"]), world, None, False, None, False)
+    target = machine(str(inputs["gpu"]), None, world, None, False, None, False)
     records, graph = run_works(target, works, in_graph=in_graph, gap=gap)
     seconds = records.end_ps * 1e-12
     energy = [gpu.energy_j for gpu in graph.gpus]
@@ -103,7 +103,14 @@ def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: 
         )
     )
     gap_s = target.profile.launch.graph_gap_s if gap else 0.0
-    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=gap_s, in_graph=in_graph, world=target.world)
+    pricer = Pricer(
+        profile=target.profile,
+        gpu=target.gpu,
+        gap_s=gap_s,
+        in_graph=in_graph,
+        cluster=target.cluster,
+        world=target.world,
+    )
     graph = lower(Program(ranks=(rank,) * target.world), pricer.price)
     targets = settled_targets(graph, target, shared=True)
     core = Core(graph, [FluidModel(target.model, graph.classes, [])] * graph.gpus, targets)

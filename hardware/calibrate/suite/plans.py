@@ -210,9 +210,7 @@ def validate2(world: int) -> list[PlannedRow]:
         dit("wan2.1-14b", 8, 16384, world),
         ring("striped", 24576, 32, 8),
         ring("contiguous", 24576, 32, 8),
-        step(
-            "qwen3-30b-a3b", 12, "decode", 16, 1500, tp=world, ep=world, ep_mode="all_reduce", expert_skew=0.4
-        ),
+        step("qwen3-30b-a3b", 12, "decode", 16, 1500, tp=world, ep=world, ep_mode="all_reduce", expert_skew=0.4),
     ]
     if world == 2:
         rows.insert(3, step("llama3-8b", 32, "prefill", 4, 2048, pp=2, micro_batches=4))
