@@ -38,6 +38,7 @@ class Machine:
 @lru_cache(maxsize=256)
 def machine(
     gpu_name: str,
+    node: str | None,
     world: int,
     power_cap_w: float | None,
     uncapped: bool,
