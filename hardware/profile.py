@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -62,7 +63,6 @@ class Provenance:
     date: str
     files: Mapping[str, str]
     row_digests: tuple[str, ...]
-    errors: Mapping[str, str]
     standard_errors: Mapping[str, float]
 
 
@@ -93,7 +93,7 @@ class Profile:
     def expected_error(self) -> str:
         """What to expect of predictions, in words with figures; empty where nothing is known."""
         if self.status == "calibrated":
-            return self.provenance.errors.get("summary", "")
+            return str(_accuracy().get(self.gpu, {}).get("summary", ""))
         if self.status == "forecast":
             return f"scaled from {self.basis}; expect 5-15 % in latency and energy"
         return f"datasheet rates with efficiencies of {self.basis}; expect 20-40 %, never checked on this GPU"
@@ -112,6 +112,12 @@ class Profile:
         """What kernels together get out of HBM."""
         del gpu
         return self.peak_hbm_bytes_per_s
+
+
+@lru_cache(maxsize=1)
+def _accuracy() -> dict[str, dict[str, str]]:
+    """Measured accuracy by GPU: a statement about predictions, so it lives beside the profiles, not in them."""
+    return tomllib.loads((files("hardware") / "data" / "accuracy.toml").read_text(encoding="utf-8"))
 
 
 _ADAPTER = TypeAdapter(Profile)
