@@ -12,19 +12,21 @@ from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
 class PowerCurve:
     """Idle power and (V/V0)^2 over the SM clock.
 
-    ``voltage_scale`` is (f/f0)^upper_exponent above ``knee_hz`` and (f/f0)^lower_exponent, continued
-    smoothly to the knee, below it. Source: fitted on duty.jsonl (bursts at true, on-chip clocks).
+    ``voltage_scale`` is (f/f0)^upper_exponent above ``knee_hz`` and (f/f0)^lower_exponent,
+    continuously at the knee, below it; below ``floor_hz`` the voltage falls no further. Source: fitted on duty.jsonl (bursts at true, on-chip clocks).
     """
 
     reference_clock_hz: float
     knee_hz: float
+    floor_hz: float
     lower_exponent: float
     upper_exponent: float
     static_w: float
     clocked_w: float
 
     def voltage_scale(self, clock_hz: float) -> float:
-        """(V(f)/V(f0))^2, increasing with the clock."""
+        """(V(f)/V(f0))^2, never falling with the clock."""
+        clock_hz = max(clock_hz, self.floor_hz)
         if clock_hz >= self.knee_hz:
             return float((clock_hz / self.reference_clock_hz) ** self.upper_exponent)
         at_knee = (self.knee_hz / self.reference_clock_hz) ** self.upper_exponent

@@ -217,6 +217,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             base.curve,
             reference_clock_hz=gpu.max_clock_hz,
             knee_hz=base.curve.knee_hz * gpu.max_clock_hz / base_gpu.max_clock_hz,
+            floor_hz=base.curve.floor_hz * gpu.max_clock_hz / base_gpu.max_clock_hz,
             static_w=base.curve.static_w * idle,
             clocked_w=base.curve.clocked_w * idle,
         ),

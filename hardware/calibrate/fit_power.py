@@ -20,6 +20,9 @@ from hardware.power import PowerCurve
 Row = Mapping[str, Any]
 # Where the voltage curve changes slope: duty clocks fall in two groups, below and above (physics notes).
 KNEE_HZ = 1.6e9
+# Idle power of an H100 locked at 360 to 800 MHz is flat (EnergAIzer artifact's idle table: 72 W up to 800 MHz, 120 W
+# at 1980 MHz): the voltage is at its floor there.
+FLOOR_HZ = 0.8e9
 # Two-byte elements that one iteration moves through HBM, by the work's own shape (copy: 512 MiB buffer).
 _HBM_PRIOR_J_PER_BYTE = (80e-12, 25e-12)
 
@@ -75,6 +78,7 @@ def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
         curve = PowerCurve(
             reference_clock_hz=f0,
             knee_hz=KNEE_HZ,
+            floor_hz=FLOOR_HZ,
             lower_exponent=float(x[0]),
             upper_exponent=float(x[1]),
             static_w=static_w,
@@ -129,6 +133,7 @@ def _static(deep_w: float, high_w: float, lower: float, upper: float, f0: float)
     unit = PowerCurve(
         reference_clock_hz=f0,
         knee_hz=KNEE_HZ,
+        floor_hz=FLOOR_HZ,
         lower_exponent=lower,
         upper_exponent=upper,
         static_w=0.0,

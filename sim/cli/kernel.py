@@ -1,0 +1,146 @@
+"""``wattline kernel``: one kernel at any clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from workloads.work import Work
+
+
+@click.group("kernel")
+def command() -> None:
+    """Tiles, waves, utilisation, latency, power and energy of one kernel, and its cheapest clock."""
+
+
+def _common(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--gpu", default="h100-sxm-80gb", show_default=True),
+        click.option("--sm-clock", "sm_clock_mhz", type=float, help="locked SM clock, MHz"),
+        click.option("--power-cap-w", type=float, help="power limit [default: TDP]"),
+        click.option("--sweep", is_flag=True, help="print every clock in 90 MHz steps"),
+        click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout"),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command("gemm")
+@click.option("--m", type=click.IntRange(1), required=True)
+@click.option("--n", type=click.IntRange(1), required=True)
+@click.option("--k", type=click.IntRange(1), required=True)
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8_e4m3"]), default="bf16", show_default=True)
+@_common
+def gemm(m: int, n: int, k: int, dtype: str, **common: Any) -> None:
+    """A matrix product (m x k) . (k x n)."""
+    from workloads.work import DType, GemmWork
+
+    _show(GemmWork(m=m, n=n, k=k, dtype=DType(dtype)), **common)
+
+
+@command.command("attention")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--seq-len", type=click.IntRange(1), required=True, help="keys: prompt length, or cached tokens")
+@click.option("--decode", is_flag=True, help="one query token a sequence instead of seq-len")
+@click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--causal/--no-causal", default=True, show_default=True)
+@_common
+def attention(
+    batch: int, seq_len: int, decode: bool, q_heads: int, kv_heads: int, head_dim: int, causal: bool, **common: Any
+) -> None:
+    """Flash attention, prefill or decode."""
+    from workloads.work import AttentionWork
+
+    if q_heads % kv_heads:
+        raise click.UsageError(f"q-heads = {q_heads} is not a multiple of kv-heads = {kv_heads}")
+    work = AttentionWork(
+        batch=batch,
+        q_len=1 if decode else seq_len,
+        kv_len=seq_len,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        causal=causal and not decode,
+    )
+    _show(work, **common)
+
+
+@command.command("elementwise")
+@click.option("--op", type=click.Choice(["copy", "add_rmsnorm", "silu_mul", "gelu", "cast_fp8"]), required=True)
+@click.option("--rows", type=click.IntRange(1), required=True)
+@click.option("--width", type=click.IntRange(1), required=True)
+@_common
+def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
+    """A memory-bound kernel over rows x width 16-bit elements."""
+    from workloads.work import Elementwise, ElementwiseWork
+
+    per_element = {"copy": 4, "add_rmsnorm": 8, "silu_mul": 6, "gelu": 4, "cast_fp8": 3}[op]
+    _show(ElementwiseWork(op=Elementwise(op), rows=rows, width=width, bytes_moved=per_element * rows * width), **common)
+
+
+@command.command("collective")
+@click.option(
+    "--op",
+    type=click.Choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv_ring"]),
+    required=True,
+)
+@click.option("--bytes", "size", type=click.IntRange(1), required=True, help="full buffer, as in the records")
+@click.option("--world", type=click.IntRange(2), required=True)
+@click.option("--ctas", type=click.IntRange(1), help="blocks [default: the library's choice]")
+@_common
+def collective(op: str, size: int, world: int, ctas: int | None, **common: Any) -> None:
+    """A collective in a bare loop, per rank."""
+    from workloads.work import CollectiveOp, CollectiveWork
+
+    work = CollectiveWork(op=CollectiveOp(op), ranks=tuple(range(world)), buffer_bytes=size, ctas=ctas)
+    _show(work, world=world, **common)
+
+
+def _show(
+    work: Work,
+    *,
+    gpu: str,
+    sm_clock_mhz: float | None,
+    power_cap_w: float | None,
+    sweep: bool,
+    as_json: bool,
+    world: int = 1,
+) -> None:
+    from rich.table import Table
+
+    from sim.cli.console import wide_console
+    from sim.machine import machine
+    from sim.studies.kernel import kernel_report
+
+    target = machine(gpu, None, world, power_cap_w, False, sm_clock_mhz, False)
+    report = kernel_report(target, work)
+    if as_json:
+        click.echo(json.dumps(report.as_json() | {"status": target.status}, allow_nan=False))
+        return
+    console = wide_console()
+    outside = ", outside the measured range" if report.extrapolated else ""
+    console.print(f"{report.gpu}: {report.blocks} blocks, {report.waves:.4g} waves; {target.status}{outside}")
+    table = Table()
+    for name in ("", "SM MHz", "latency us", "power W", "energy mJ", "tensor %", "HBM %", "SMs %"):
+        table.add_column(name, justify="right" if name else "left")
+    rows = [("settled", report.settled), ("least energy", report.best)]
+    if sweep:
+        rows += [("", point) for point in report.sweep]
+    for label, point in rows:
+        table.add_row(
+            label,
+            f"{point.sm_clock_hz / 1e6:.0f}",
+            f"{point.latency_s * 1e6:.4g}",
+            f"{point.power_w:.0f}",
+            f"{point.energy_j * 1e3:.4g}",
+            f"{100 * point.tensor_utilisation:.0f}",
+            f"{100 * point.hbm_utilisation:.0f}",
+            f"{100 * point.sm_utilisation:.0f}",
+        )
+    console.print(table)
