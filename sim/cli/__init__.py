@@ -10,6 +10,7 @@ import click
 COMMANDS = {
     "simulate": "Simulate one scenario: latency, energy, power, clock, and a Perfetto timeline.",
     "validate": "Predict measured records and print the errors.",
+    "overlap": "Chunks and SMs for communication: energy and latency of every schedule.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "gpus": "List the GPU catalog.",
     "models": "List the model catalog.",
