@@ -1,0 +1,617 @@
+"""Decoder models: hand figures of every op, kernel lists, conservation over ranks, models of one's own, routing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads import DType, Layout, Options, WorkloadError, build_generate, build_program, load_model, params
+from workloads.huggingface import parse_config
+from workloads.memory import memory_need
+from workloads.model import ModelSpec, list_models, parse_model
+from workloads.program import Kernel, Program
+from workloads.routing import expert_loads
+from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
+
+MINE = """
+id = "mine"
+source = "made up for a test"
+d_model = 5120
+layers = 3
+q_heads = 40
+kv_heads = 8
+head_dim = 128
+d_ff = 17408
+vocab = 151936
+"""
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+
+
+def build(
+    model: str | ModelSpec, phase: Any = "prefill", batch: int = 1, seq_len: int = 1024, **fields: Any
+) -> Program:
+    """A step; keywords of the layout and of the options side by side."""
+    split = {k: fields.pop(k) for k in ("tp", "ep", "ep_mode", "sequence_parallel") if k in fields}
+    spec = load_model(model) if isinstance(model, str) else model
+    return build_program(spec, Layout(**split), phase=phase, batch=batch, seq_len=seq_len, options=Options(**fields))
+
+
+def layer(program: Program, rank: int = 0) -> dict[str, Kernel]:
+    """Kernels of one layer by name (the last of a name)."""
+    return {kernel.name: kernel for kernel in kernels(program, rank)}
+
+
+def kernels(program: Program, rank: int = 0) -> tuple[Kernel, ...]:
+    """Kernels of one layer in order."""
+    return program.ranks[rank].phases[0].segments[0].kernels
+
+
+def names(program: Program, rank: int = 0) -> list[str]:
+    """Names of one layer in order."""
+    return [kernel.name for kernel in kernels(program, rank)]
+
+
+def head(program: Program) -> Kernel:
+    """The language-model head."""
+    return program.ranks[0].phases[0].segments[1].kernels[0]
+
+
+# -- hand figures -----------------------------------------------------------------------------------------------
+
+# Llama-3-8B, prefill of 2 x 1024 tokens on one GPU: (m, n, k), FLOPs = 2 m n k, bytes = 2 (mk + nk + mn).
+PREFILL_8B = {
+    "qkv_gemm": ((2048, 6144, 4096), 103_079_215_104, 92_274_688),
+    "o_gemm": ((2048, 4096, 4096), 68_719_476_736, 67_108_864),
+    "gate_up_gemm": ((2048, 28672, 4096), 481_036_337_152, 369_098_752),
+    "down_gemm": ((2048, 4096, 14336), 240_518_168_576, 192_937_984),
+}
+# The same, decoding one token of 16 sequences: weights dominate the bytes.
+DECODE_8B = {
+    "qkv_gemm": ((16, 6144, 4096), 805_306_368, 50_659_328),
+    "o_gemm": ((16, 4096, 4096), 536_870_912, 33_816_576),
+    "gate_up_gemm": ((16, 28672, 4096), 3_758_096_384, 235_929_600),
+    "down_gemm": ((16, 4096, 14336), 1_879_048_192, 118_030_336),
+}
+# Llama-3-70B, prefill of 2 x 1024 tokens on each of 4 ranks: (64 + 16) / 4 heads, 28672 / 4 wide.
+PREFILL_70B_TP4 = {
+    "qkv_gemm": ((2048, 2560, 8192), 85_899_345_920, 85_983_232),
+    "o_gemm": ((2048, 8192, 2048), 68_719_476_736, 75_497_472),
+    "gate_up_gemm": ((2048, 14336, 8192), 481_036_337_152, 327_155_712),
+    "down_gemm": ((2048, 8192, 7168), 240_518_168_576, 180_355_072),
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (build("llama3-8b", batch=2), PREFILL_8B),
+        (build("llama3-8b", "decode", batch=16, seq_len=2048), DECODE_8B),
+        (build("llama3-70b", batch=2, tp=4), PREFILL_70B_TP4),
+    ],
+    ids=["8b-prefill", "8b-decode", "70b-tp4-prefill"],
+)
+def test_matrix_products_by_hand(program: Program, expected: dict[str, tuple[tuple[int, int, int], int, int]]) -> None:
+    found = layer(program)
+    for name, (shape, flops, moved) in expected.items():
+        work = found[name].work
+        assert isinstance(work, GemmWork)
+        assert ((work.m, work.n, work.k), found[name].flops, found[name].bytes_moved) == (shape, flops, moved), name
+
+
+@pytest.mark.parametrize(
+    ("program", "heads", "flops", "moved"),
+    [
+        # 4 x 2 sequences x 32 heads x 1024^2 x 128; bytes 2 (Q 2048 x 4096 + K, V 2048 x 1024 + output)
+        (build("llama3-8b", batch=2), (32, 8), 34_359_738_368, 41_943_040),
+        # 4 x 16 x 32 x 2048 x 128; bytes 2 (2 x 16 x 4096 + 2 x 16 x 2048 x 1024)
+        (build("llama3-8b", "decode", batch=16, seq_len=2048), (32, 8), 536_870_912, 134_479_872),
+        # a quarter of 4 x 2 x 64 x 1024^2 x 128
+        (build("llama3-70b", batch=2, tp=4), (16, 2), 17_179_869_184, 18_874_368),
+        # an eighth of 4 x 16 x 64 x 2048 x 128
+        (build("llama3-70b", "decode", batch=16, seq_len=2048, tp=8), (8, 1), 134_217_728, 16_842_752),
+    ],
+    ids=["8b-prefill", "8b-decode", "70b-tp4-prefill", "70b-tp8-decode"],
+)
+def test_attention_by_hand(program: Program, heads: tuple[int, int], flops: int, moved: int) -> None:
+    kernel = layer(program)["attention"]
+    assert isinstance(kernel.work, AttentionWork)
+    assert (kernel.work.q_heads, kernel.work.kv_heads) == heads
+    assert (kernel.flops, kernel.bytes_moved) == (flops, moved)
+
+
+def test_elementwise_bytes_by_hand() -> None:
+    found = layer(build("llama3-8b", batch=2))
+    moved = {k: v.bytes_moved for k, v in found.items() if isinstance(v.work, ElementwiseWork)}
+    assert moved == {
+        "add_rmsnorm_attn": 4 * 2048 * 4096 * 2,  # input and residual, read and written
+        "rope": 2 * 2048 * (32 + 8) * 128 * 2,  # in place
+        "reshape_copy": 2 * 2048 * 4096 * 2,
+        "add_rmsnorm_ff": 4 * 2048 * 4096 * 2,
+        "silu_mul": 3 * 2048 * 14336 * 2,  # gate, up, product
+    }
+
+
+def test_the_head_scores_the_last_token_of_each_sequence() -> None:
+    one, split = head(build("llama3-8b", batch=2)), head(build("llama3-70b", batch=2, tp=4))
+    assert (one.flops, one.bytes_moved) == (2 * 2 * 128256 * 4096, 2 * (2 * 4096 + 128256 * 4096 + 2 * 128256))
+    assert isinstance(split.work, GemmWork)
+    assert (split.work.m, split.work.n, split.work.k) == (2, 32064, 8192)
+
+
+@pytest.mark.parametrize(
+    ("phase", "batch", "seq_len", "tp", "buffer"),
+    [
+        ("prefill", 2, 1024, 4, 2048 * 8192 * 2),
+        ("decode", 16, 2048, 8, 16 * 8192 * 2),
+    ],
+)
+def test_sharded_contractions_owe_an_all_reduce_of_the_hidden_state(
+    phase: str, batch: int, seq_len: int, tp: int, buffer: int
+) -> None:
+    found = layer(build("llama3-70b", phase, batch=batch, seq_len=seq_len, tp=tp))
+    collectives = {k: v.work for k, v in found.items() if isinstance(v.work, CollectiveWork)}
+    assert list(collectives) == ["all_reduce_attn", "all_reduce_down"]
+    assert {(w.op.value, w.buffer_bytes, w.ranks) for w in collectives.values()} == {
+        ("all_reduce", buffer, tuple(range(tp)))
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        # Parameters as the model cards state them, in billions.
+        ("llama3-8b", 8.03),
+        ("llama3-70b", 70.6),
+        ("llama3-405b", 405.9),
+        ("mixtral-8x7b", 46.7),
+        ("qwen3-8b", 8.19),
+        ("qwen3-14b", 14.77),
+        ("qwen3-32b", 32.76),
+        ("qwen3-30b-a3b", 30.53),
+    ],
+)
+def test_parameters_are_within_half_a_percent_of_the_published(model: str, published: float) -> None:
+    assert params(load_model(model)) / 1e9 == pytest.approx(published, rel=0.005)
+
+
+def test_every_model_of_the_catalog_is_in_the_parameter_test() -> None:
+    assert list_models() == (
+        "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "qwen3-14b", "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b",
+    )  # fmt: skip
+
+
+def test_memory_of_llama3_8b_by_hand() -> None:
+    need = memory_need(
+        load_model("llama3-8b"), Layout(), batch=2, context=1024, new_tokens=1024, layers=32, lm_head=True,
+        dtype=DType.BF16,
+    )  # fmt: skip
+    # 8.03e9 weights less the norms, two bytes each; K and V of 8 heads x 128 in 32 layers
+    assert need.weight_bytes == 2 * (params(load_model("llama3-8b")) - 65 * 4096)
+    assert need.kv_bytes == 2 * 2 * 1024 * 8 * 128 * 32 * 2
+
+
+# -- kernel lists -----------------------------------------------------------------------------------------------
+
+ATTENTION = ["add_rmsnorm_attn", "qkv_gemm", "rope", "attention", "reshape_copy", "o_gemm"]
+FEED = ["add_rmsnorm_ff", "gate_up_gemm", "silu_mul", "down_gemm"]
+
+
+def test_kernels_of_a_prefill_layer() -> None:
+    assert names(build("llama3-8b")) == [*ATTENTION, *FEED]
+    assert names(build("llama3-8b", tp=2)) == [*ATTENTION, "all_reduce_attn", *FEED, "all_reduce_down"]
+
+
+def test_kernels_of_a_decode_layer() -> None:
+    assert names(build("llama3-8b", "decode")) == [
+        "add_rmsnorm_attn", "qkv_gemm", "rope", "copy_k", "copy_v", "attention", "o_gemm", *FEED,
+    ]  # fmt: skip
+
+
+def test_fp8_casts_the_input_of_every_product_but_the_head() -> None:
+    program = build("llama3-8b", dtype=DType.FP8)
+    assert names(program) == [
+        "add_rmsnorm_attn", "cast_qkv_gemm", "qkv_gemm", "rope", "attention", "reshape_copy", "cast_o_gemm", "o_gemm",
+        "add_rmsnorm_ff", "cast_gate_up_gemm", "gate_up_gemm", "silu_mul", "cast_down_gemm", "down_gemm",
+    ]  # fmt: skip
+    found = layer(program)
+    assert found["cast_down_gemm"].bytes_moved == 1024 * 14336 * 3  # two bytes in, one out
+    assert found["qkv_gemm"].bytes_moved == 1024 * 4096 + 6144 * 4096 + 2 * 1024 * 6144
+    assert isinstance(head(program).work, GemmWork) and head(program).work.dtype is DType.BF16
+
+
+def test_kernels_of_experts_on_one_gpu_and_in_both_modes() -> None:
+    before = [*ATTENTION, "add_rmsnorm_ff", "router_gemm"]
+    experts = ["gather", "gate_up_grouped", "silu_mul", "down_grouped"]
+    assert names(build("qwen3-30b-a3b")) == [*before, *experts, "gather_back", "topk_sum"]
+    assert names(build("qwen3-30b-a3b", ep=4, tp=4, ep_mode="all_reduce")) == [
+        *ATTENTION, "all_reduce_attn", "add_rmsnorm_ff", "router_gemm", *experts, "index_add", "all_reduce_ff",
+    ]  # fmt: skip
+    assert names(build("qwen3-30b-a3b", ep=4, ep_mode="all_to_all")) == [
+        *before, "gather_dispatch", "all_to_all_dispatch", *experts, "gather_return", "all_to_all_combine",
+        "gather_back", "topk_sum",
+    ]  # fmt: skip
+
+
+def test_expert_products_by_hand() -> None:
+    found = layer(build("qwen3-30b-a3b"))
+    up, down = found["gate_up_grouped"], found["down_grouped"]
+    # 1024 tokens x 8 experts each; both gate and up (2 x 768 columns), then back
+    assert (up.flops, down.flops) == (2 * 8192 * 1536 * 2048, 2 * 8192 * 2048 * 768)
+    assert isinstance(up.work, GroupedGemmWork)
+    assert (up.work.distinct, up.work.rows, up.work.experts) == (128, 8192, 128)
+    assert up.bytes_moved == 2 * (128 * 1536 * 2048 + 8192 * (1536 + 2048))
+
+
+def test_sequence_parallel_with_one_chunk_runs_in_one_stream() -> None:
+    program = build("llama3-8b", tp=2, sequence_parallel=True)
+    assert names(program) == [
+        "add_rmsnorm_attn", "all_gather_attn", "qkv_gemm", "rope", "attention", "reshape_copy", "o_gemm",
+        "reduce_scatter_attn", "add_rmsnorm_ff", "all_gather_ff", "gate_up_gemm", "silu_mul", "down_gemm",
+        "reduce_scatter_ff",
+    ]  # fmt: skip
+    assert {(k.stream, k.priority, k.after) for k in kernels(program)} == {(0, 0, ())}
+    work = layer(program)["add_rmsnorm_attn"].work
+    assert isinstance(work, ElementwiseWork) and work.rows == 512  # norms work on a rank's own slice
+
+
+def test_four_chunks_cut_collectives_and_products_on_two_streams() -> None:
+    program = build("llama3-8b", tp=2, sequence_parallel=True, overlap_chunks=4, comm_ctas=8)
+    assert names(program) == [
+        "add_rmsnorm_attn",
+        *["all_gather_attn", "qkv_gemm"] * 4,
+        "concat_qkv", "rope", "attention", "reshape_copy",
+        *["o_gemm", "reduce_scatter_attn"] * 4,
+        "add_rmsnorm_ff",
+        *["all_gather_ff", "gate_up_gemm", "silu_mul"] * 4,
+        *["down_gemm", "reduce_scatter_ff"] * 4,
+    ]  # fmt: skip
+    found = kernels(program)
+    for kernel in found:
+        collective = isinstance(kernel.work, CollectiveWork)
+        assert (kernel.stream, kernel.priority) == ((1, -1) if collective else (0, 0))
+    edges = {i: k.after for i, k in enumerate(found) if k.after}
+    assert edges == {
+        1: (0,), 2: (1,), 4: (3,), 6: (5,), 8: (7,),  # a gather of normed rows, then its product
+        14: (13,), 16: (15,), 18: (17,), 20: (19,), 21: (20,),  # a product, then its scatter; the norm needs all
+        22: (21,), 23: (22,), 26: (25,), 29: (28,), 32: (31,),
+        35: (34,), 37: (36,), 39: (38,), 41: (40,),
+    }  # fmt: skip
+    one = found[1].work
+    assert isinstance(one, CollectiveWork)
+    assert (one.buffer_bytes, one.ctas) == (256 * 4096 * 2, 8)
+
+
+def test_other_stacks_differ_in_what_they_fuse_and_copy() -> None:
+    unfused = names(build("llama3-8b", stack="unfused-torch"))
+    assert unfused[:5] == ["add_rmsnorm_attn.add", "add_rmsnorm_attn.norm", "q_gemm", "k_gemm", "v_gemm"]
+    assert unfused[-4:] == ["gate_gemm", "up_gemm", "silu_mul", "down_gemm"]
+    paged = names(build("llama3-8b", "decode", stack="paged-kv"))
+    assert "copy_k" not in paged and "reshape_copy" not in names(build("llama3-8b", stack="paged-kv"))
+
+
+def test_generate_is_a_prefill_and_a_growing_context() -> None:
+    program = build_generate(load_model("llama3-8b"), Layout(), batch=1, seq_len=100, output_len=4)
+    phases = program.ranks[0].phases
+    assert [phase.name for phase in phases] == ["prefill", "decode 1", "decode 2", "decode 3"]
+    contexts = []
+    for phase in phases:
+        work = next(k.work for k in phase.segments[0].kernels if k.name == "attention")
+        assert isinstance(work, AttentionWork)
+        contexts.append((work.q_len, work.kv_len))
+    assert contexts == [(100, 100), (1, 100), (1, 101), (1, 102)]
+
+
+# -- conservation -----------------------------------------------------------------------------------------------
+
+
+def gemm_flops(program: Program) -> list[float]:
+    """FLOPs of products and attention in one layer, by rank."""
+    heavy = GemmWork | GroupedGemmWork | AttentionWork
+    return [
+        sum(k.flops for k in kernels(program, rank) if isinstance(k.work, heavy)) for rank in range(len(program.ranks))
+    ]
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b", "llama3-405b", "qwen3-14b"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_flops_over_ranks_are_the_whole(model: str, phase: str, tp: int) -> None:
+    whole = gemm_flops(build(model, phase, batch=4, seq_len=256))
+    assert sum(gemm_flops(build(model, phase, batch=4, seq_len=256, tp=tp))) == whole[0]
+
+
+def test_more_ranks_than_key_value_heads_copy_the_keys_and_nothing_else() -> None:
+    whole, split = layer(build("llama3-8b")), layer(build("llama3-8b", tp=16))
+    assert 16 * split["attention"].flops == whole["attention"].flops
+    copied = 2 * 1024 * 4096 * 2 * 8 * 128  # FLOPs of K and V once more: 16 ranks share 8 heads
+    assert 16 * split["qkv_gemm"].flops == whole["qkv_gemm"].flops + copied
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_chunks_and_sequence_parallelism_conserve_flops_and_traffic(chunks: int, tp: int) -> None:
+    whole = build("llama3-70b")
+    cut = build("llama3-70b", tp=tp, sequence_parallel=True, overlap_chunks=chunks)
+    assert sum(gemm_flops(cut)) == gemm_flops(whole)[0]
+    buffers = [k.work.buffer_bytes for k in kernels(cut) if isinstance(k.work, CollectiveWork)]
+    assert (len(buffers), sum(buffers)) == (4 * chunks, 4 * 1024 * 8192 * 2)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_experts_over_ranks_do_the_whole_work(ranks: int) -> None:
+    def grouped(program: Program) -> float:
+        works = [k.flops for r in range(len(program.ranks)) for k in kernels(program, r) if "grouped" in k.name]
+        return sum(works)
+
+    whole = grouped(build("qwen3-30b-a3b", seq_len=512))
+    assert grouped(build("qwen3-30b-a3b", seq_len=512, ep=ranks, ep_mode="all_reduce")) == pytest.approx(whole)
+    # Ranks with their own sequences: as many times the work.
+    assert grouped(build("qwen3-30b-a3b", seq_len=512, ep=ranks, ep_mode="all_to_all")) == pytest.approx(ranks * whole)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
+def test_a_kernel_has_the_flops_of_its_einsums(model: str, phase: str) -> None:
+    for kernel in (*kernels(build(model, phase, batch=3, tp=2)),):
+        if isinstance(kernel.work, GemmWork):
+            assert kernel.flops == 2 * kernel.work.m * kernel.work.n * kernel.work.k
+        if isinstance(kernel.work, AttentionWork):
+            work = kernel.work
+            assert kernel.flops == 4 * work.batch * work.q_heads * work.q_len * work.kv_len * work.head_dim
+
+
+def test_equal_ranks_share_one_program() -> None:
+    program = build("llama3-70b", tp=8)
+    assert len(program.ranks) == 8 and len({id(rank) for rank in program.ranks}) == 1
+
+
+# -- models of one's own ----------------------------------------------------------------------------------------
+
+
+def test_a_made_up_model_from_toml(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE, encoding="utf-8")
+    found = layer(build(str(path), tp=4, seq_len=512))
+    shapes = {k: (v.work.m, v.work.n, v.work.k) for k, v in found.items() if isinstance(v.work, GemmWork)}
+    assert shapes == {
+        "qkv_gemm": (512, (10 + 2 * 2) * 128, 5120),
+        "o_gemm": (512, 5120, 10 * 128),
+        "gate_up_gemm": (512, 2 * 17408 // 4, 5120),
+        "down_gemm": (512, 5120, 17408 // 4),
+    }
+    assert names(build(str(path))) == names(build("llama3-8b"))
+
+
+def test_a_model_may_list_its_own_block() -> None:
+    # A plain two-matrix feed-forward (GELU) around multi-head attention, heads written as H.
+    text = (
+        MINE
+        + """
+[[block]]
+node = "gemm"
+name = "qkv_gemm"
+ops = [
+  { label = "Q", pattern = "bsm,mHh->bsHh", parallel = "H" },
+  { label = "K", pattern = "bsm,mKh->bsKh", parallel = "K" },
+  { label = "V", pattern = "bsm,mKh->bsKh", parallel = "K" },
+]
+[[block]]
+node = "attention"
+name = "attention"
+scores = "bHsh,bHzh->bHsz"
+values = "bHsz,bHzh->bHsh"
+parallel = "H"
+[[block]]
+node = "gemm"
+name = "o_gemm"
+ops = [{ label = "O", pattern = "bsHh,mHh->bsm", parallel = "H" }]
+[[block]]
+node = "gemm"
+name = "up_gemm"
+ops = [{ label = "up", pattern = "bsm,mf->bsf", parallel = "f" }]
+[[block]]
+node = "pointwise"
+name = "gelu"
+op = "gelu"
+[[block]]
+node = "gemm"
+name = "down_gemm"
+ops = [{ label = "down", pattern = "bsf,mf->bsm", parallel = "f" }]
+"""
+    )
+    model = parse_model(text, where="mine.toml")
+    program = build(model, tp=2)
+    assert names(program) == [
+        "qkv_gemm", "attention", "reshape_copy", "o_gemm", "all_reduce_attn", "up_gemm", "gelu", "down_gemm",
+        "all_reduce_down",
+    ]  # fmt: skip
+    assert 2 * layer(program)["attention"].flops == layer(build(model))["attention"].flops
+    assert layer(build(model))["attention"].flops == 4 * 40 * 1024 * 1024 * 128
+    assert layer(program)["gelu"].bytes_moved == 2 * 1024 * 8704 * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("d_ff = 17408\n", ""), "m.toml: d_ff is missing: give a positive whole number"),
+        (("17408", "-1"), "m.toml: d_ff = -1: give a positive whole number"),
+        (("17408", "1.5"), "m.toml: d_ff = 1.5: give a positive whole number"),
+        (("17408", "true"), "m.toml: d_ff = True: give a positive whole number"),
+        (("d_ff", "dff"), "m.toml: unknown key 'dff': did you mean 'd_ff'?"),
+        (("d_ff", "zzz"), "m.toml: unknown key 'zzz': known: id, source, d_model, layers, q_heads, kv_heads, head_dim, "
+            "d_ff, vocab, experts, top_k, tied_embeddings, block"),
+        (("kv_heads = 8", "kv_heads = 7"), "mine: q_heads = 40 is not a multiple of kv_heads = 7"),
+        (("vocab = 151936", "vocab = 8\nexperts = 4"), "mine: experts = 4 with top_k = 0: give both, top_k at most experts"),
+        (('"mine"', "3"), "m.toml: id = 3: give a text"),
+        (("vocab = 151936", "vocab = 8\ntied_embeddings = 1"), "m.toml: tied_embeddings = 1: give true or false"),
+        (("vocab = 151936", "vocab = 8\nblock = 3"), "m.toml: block = 3: give [[block]] tables"),
+        (("vocab = 151936", "vocab = 8\nblock = [3]"), "m.toml: block = [3]: give [[block]] tables"),
+    ],
+)  # fmt: skip
+def test_a_model_file_is_read_strictly(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        parse_model(MINE.replace(*change, 1), where="m.toml")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ('node = "conv"\nname = "c"', "node = 'conv': known are gemm, attention, pointwise"),
+        ('node = "gemm"', "name = None: give a text"),
+        ('node = "gemm"\nname = "g"', "ops is missing: give a list of { label, pattern, parallel }"),
+        ('node = "gemm"\nname = "g"\nops = [1]', "an op is { label, pattern, parallel }, found 1"),
+        ('node = "gemm"\nname = "g"\nopps = []', "unknown key 'opps': did you mean 'ops'?"),
+        (
+            'node = "gemm"\nname = "g"\nops = [{ pattern = "bsm,mf->bsf", parallel = "H" }]',
+            "'bsm,mf->bsf': parallel axis 'H' is not in the pattern (bsmf)",
+        ),
+        (
+            'node = "gemm"\nname = "g"\nops = [{ pattern = "bsm,mf->bsf", parallel = 3 }]',
+            "parallel = 3: give one axis of the pattern, for example 'H'",
+        ),
+        (
+            'node = "attention"\nname = "a"',
+            "an op is { label, pattern, parallel }, found {'label': 'scores', 'pattern': None, 'parallel': None}",
+        ),
+        (
+            'node = "pointwise"\nname = "p"\nop = "tanh"',
+            "op = 'tanh': known are copy, add_rmsnorm, silu_mul, gelu, rope, cast_fp8, gather, index_add, topk_sum",
+        ),
+    ],
+)
+def test_a_block_is_read_strictly(node: str, message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        parse_model(f"{MINE}[[block]]\n{node}\n", where="m.toml")
+    assert str(error.value) == f"m.toml: block 1: {message}"
+
+
+def test_a_hugging_face_config_is_the_catalogs_model(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | {"torch_dtype": "bfloat16"}), encoding="utf-8")
+    mine, theirs = load_model(str(path)), load_model("llama3-8b")
+    assert (mine.sizes(), mine.layers, mine.block) == (theirs.sizes(), theirs.layers, theirs.block)
+    assert load_model(f"{tmp_path}/") == mine  # the folder of a checkpoint
+
+
+def test_a_hugging_face_config_of_experts() -> None:
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8,
+    }  # fmt: skip
+    mine, theirs = parse_config(json.dumps(config), where="c"), load_model("qwen3-30b-a3b")
+    assert (mine.sizes(), params(mine)) == (theirs.sizes(), params(theirs))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "c.json, line 1: not valid JSON: Expecting property name enclosed in double quotes"),
+        ("[]", "c.json: a configuration is an object, found list"),
+        (
+            '{"model_type": "gpt2"}',
+            "c.json: model_type = 'gpt2' is not supported; supported are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+        ),
+        (
+            '{"model_type": ["llama"]}',
+            "c.json: model_type = ['llama'] is not supported; "
+            "supported are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+        ),
+        (
+            json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),
+            "c.json: hidden_size is missing: give a positive whole number",
+        ),
+        (json.dumps(CONFIG | {"vocab_size": "1"}), "c.json: vocab_size = '1': give a positive whole number"),
+        (
+            json.dumps(CONFIG | {"num_key_value_heads": 5}),
+            "c.json: q_heads = 32 is not a multiple of kv_heads = 5",
+        ),
+    ],
+)  # fmt: skip
+def test_a_hugging_face_config_is_checked(text: str, message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        parse_config(text, where="c.json")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"model": "qwen3-30b-a3b", "dtype": DType.FP8},
+            "dtype = 'fp8_e4m3': the experts of qwen3-30b-a3b have 16-bit kernels only: use bf16",
+        ),
+        (
+            {"model": "llama3-8b", "tp": 2, "sequence_parallel": True, "dtype": DType.FP8},
+            "dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16",
+        ),
+        (
+            {"model": "llama3-8b", "tp": 2, "sequence_parallel": True, "stack": "paged-kv"},
+            "stack = 'paged-kv': sequence_parallel is known for stack 'reference-torch' only",
+        ),
+        ({"model": "llama3-8b", "tp": 12}, "tp = 12 does not divide the 32 query heads of llama3-8b: use 1, 2, 4, 8, 16, 32"),
+        ({"model": "qwen3-14b", "tp": 5}, "tp = 5 neither divides nor is a multiple of the 8 key/value heads of qwen3-14b"),
+        (
+            {"model": "llama3-8b", "tp": 2, "sequence_parallel": True, "seq_len": 1023},
+            "sequence_parallel: tp = 2 does not divide the 1023 tokens of the step",
+        ),
+        (
+            {"model": "llama3-8b", "tp": 2, "sequence_parallel": True, "overlap_chunks": 3},
+            "overlap_chunks = 3: does not divide the 1024 tokens over tp = 2 ranks",
+        ),
+    ],
+)  # fmt: skip
+def test_splits_that_the_sizes_do_not_allow_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        build(**fields)
+    assert str(error.value) == message
+
+
+# -- routing ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    tokens=st.integers(1, 4096),
+    top_k=st.integers(1, 8),
+    skew=st.floats(0, 2),
+    ranks=st.sampled_from([1, 2, 4, 8]),
+)
+def test_routing_gives_every_token_its_experts(tokens: int, top_k: int, skew: float, ranks: int) -> None:
+    loads = expert_loads(tokens=tokens, experts=32, top_k=top_k, skew=skew, ranks=ranks)
+    assert sum(load.rows for load in loads) == tokens * top_k
+    for load in loads:
+        assert 0 <= load.distinct <= min(load.rows, 32 // ranks)
+        assert load.rows / 128 <= load.tiles128 <= load.rows / 128 + load.distinct
+
+
+def test_skew_loads_one_rank_more_and_hits_fewer_experts() -> None:
+    flat = expert_loads(tokens=64, experts=128, top_k=8, skew=0.0, ranks=4)
+    steep = expert_loads(tokens=64, experts=128, top_k=8, skew=1.5, ranks=4)
+    assert max(load.rows for load in steep) > max(load.rows for load in flat)
+    assert sum(load.distinct for load in steep) < sum(load.distinct for load in flat)
+
+
+def test_recorded_loads_replace_the_drawn_ones() -> None:
+    loads = expert_loads(tokens=64, experts=128, top_k=8, skew=0.0, ranks=2, rows_per_rank=(500, 12))
+    assert [load.rows for load in loads] == [500, 12]
+    assert loads[1].distinct <= 12
+
+
+def test_routing_is_the_same_every_time() -> None:
+    draw = expert_loads.__wrapped__
+    fields: dict[str, Any] = {"tokens": 777, "experts": 128, "top_k": 8, "skew": 0.7, "ranks": 4}
+    assert draw(**fields) == draw(**fields)
