@@ -114,7 +114,7 @@ def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str
         raise HardwareError(f"{where}: {field} = {value!r}: give a finite number")
     if value < 0 or (value == 0 and field not in MAY_BE_ZERO):
         raise HardwareError(f"{where}: {field} = {value:g}: must be positive")
-    if not isinstance(source, str) or not source:
+    if not isinstance(source, str) or not source.strip():
         raise HardwareError(f"{where}: {field} = {value:g} has no source: say where it is from")
     if entry.get("confidence") not in CONFIDENCES:
         raise HardwareError(

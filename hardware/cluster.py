@@ -126,6 +126,8 @@ def load_node(name: str) -> NodeSpec:
             return parse_node(Path(name).read_text(encoding="utf-8"), where=name)
         except OSError as error:
             raise HardwareError(f"cannot read node file '{name}': {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise HardwareError(f"cannot read node file '{name}': not UTF-8 text (byte {error.start})") from None
     if name not in list_nodes():
         near = difflib.get_close_matches(name, list_nodes(), n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(list_nodes())}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
 
@@ -13,7 +13,16 @@ class PowerCurve:
     """Idle power and (V/V0)^2 over the SM clock.
 
     ``voltage_scale`` is (f/f0)^upper_exponent above ``knee_hz`` and (f/f0)^lower_exponent,
-    continuously at the knee, below it; below ``floor_hz`` the voltage falls no further. Source: fitted on duty.jsonl (bursts at true, on-chip clocks).
+    continuously at the knee, below it; below ``floor_hz`` the voltage falls no further. Idle power is
+    ``static_w`` at any clock, plus ``clocked_w`` that follows clock and voltage, plus ``leakage_w_per_c`` (at
+    the reference voltage) for each degree C that the chip is warmer than ``leakage_free_c``; the chip is at
+    ``temperature_c``. Source: fitted on duty.jsonl (bursts at true, on-chip clocks) and idle.jsonl.
+
+    >>> curve = PowerCurve(
+    ...     reference_clock_hz=2e9, knee_hz=1.6e9, floor_hz=0.8e9, lower_exponent=1.5, upper_exponent=2.0,
+    ...     static_w=70.0, clocked_w=50.0, leakage_w_per_c=1.0, leakage_free_c=40.0, temperature_c=60.0)
+    >>> curve.idle_w(2e9), curve.at(45.0).idle_w(2e9)
+    (140.0, 125.0)
     """
 
     reference_clock_hz: float
@@ -23,6 +32,13 @@ class PowerCurve:
     upper_exponent: float
     static_w: float
     clocked_w: float
+    leakage_w_per_c: float
+    leakage_free_c: float
+    temperature_c: float
+
+    def at(self, temperature_c: float) -> PowerCurve:
+        """The same chip at another temperature (degrees C)."""
+        return replace(self, temperature_c=temperature_c)
 
     def voltage_scale(self, clock_hz: float) -> float:
         """(V(f)/V(f0))^2, never falling with the clock."""
@@ -34,7 +50,9 @@ class PowerCurve:
 
     def idle_w(self, clock_hz: float) -> float:
         """Watts of a GPU with a context and nothing running at ``clock_hz``."""
-        return self.static_w + self.clocked_w * self.voltage_scale(clock_hz) * clock_hz / self.reference_clock_hz
+        clocked_w = self.clocked_w * clock_hz / self.reference_clock_hz
+        leaked_w = self.leakage_w_per_c * (self.temperature_c - self.leakage_free_c)
+        return self.static_w + self.voltage_scale(clock_hz) * (clocked_w + leaked_w)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,7 @@ class Profile:
     decode: DecodeCoefficients
     decode_corrections: Corrections
     elementwise: Mapping[str, ElementwiseCoefficients]
+    elementwise_corrections: Mapping[str, Corrections]
     grouped: GroupedCoefficients
     grouped_corrections: Corrections
     collective: CollectiveCoefficients
@@ -135,6 +136,8 @@ def read_profile(path: Path) -> Profile:
         return _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HardwareError(f"cannot read profile '{path}': {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise HardwareError(f"cannot read profile '{path}': not UTF-8 text (byte {error.start})") from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -220,6 +223,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             floor_hz=base.curve.floor_hz * gpu.max_clock_hz / base_gpu.max_clock_hz,
             static_w=base.curve.static_w * idle,
             clocked_w=base.curve.clocked_w * idle,
+            leakage_w_per_c=base.curve.leakage_w_per_c * idle,
         ),
         limits=base.limits.under(gpu.tdp_w),
         gemm={name: gemm(c) for name, c in base.gemm.items()},
@@ -248,6 +252,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             )
             for name, c in base.elementwise.items()
         },
+        elementwise_corrections={name: own(c) for name, c in base.elementwise_corrections.items()},
         grouped=replace(
             base.grouped,
             hbm_bytes_per_s=base.grouped.hbm_bytes_per_s * hbm,

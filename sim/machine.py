@@ -59,7 +59,7 @@ def machine(
                 f"sm_clock_mhz = {sm_clock_mhz:g} is outside what {gpu.id} runs: "
                 f"{gpu.min_clock_hz / 1e6:g} to {gpu.max_clock_hz / 1e6:g} MHz"
             )
-    if power_cap_w is not None and power_cap_w <= gpu.idle_w:
+    if power_cap_w is not None and not power_cap_w > gpu.idle_w:  # NaN too
         raise ScenarioError(f"power_cap_w = {power_cap_w:g} is not above the idle power of {gpu.id}, {gpu.idle_w:g} W")
     model = GpuModel(
         sms=gpu.sms,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sim.timeline import Timeline
+from traces.errors import TraceError
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.chrome import write_chrome
 
@@ -27,7 +28,10 @@ def write_timeline(run: Timeline, path: Path, *, layout: Literal["one", "hta"] =
     """Write ``run`` as Chrome trace; ``hta`` writes one file a rank into the folder ``path``."""
     if layout == "one":
         return write_chrome(to_trace(run), path)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(f"cannot write traces into folder '{path}': {error.strerror or error}") from None
     for gpu in range(run.graph.gpus):
         write_chrome(to_trace(run, only_gpu=gpu), path / f"rank{gpu}.json.gz")
     return path

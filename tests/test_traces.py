@@ -57,7 +57,7 @@ def test_times_are_exact_nanoseconds_and_neighbours_touch(tmp_path: Path) -> Non
     assert (second["ts"], second["dur"]) == (1.235, 1.265)
     assert first["name"] == 'a "quoted" gemm' and first["args"] == {"m": 1, "energy_j": 0.5}
     text = path.read_text()
-    assert '"ts": 1.235, "dur": 1.265' in text
+    assert '"ts":1.235,"dur":1.265' in text
     assert text.index('"distributedInfo": {"rank": 0}') == 1
 
 

@@ -21,7 +21,7 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
     if not isinstance(data, dict):
         raise WorkloadError(f"{where}: a configuration is an object, found {type(data).__name__}")
     kind = data.get("model_type")
-    if kind not in DENSE | EXPERTS:
+    if not isinstance(kind, str) or kind not in DENSE | EXPERTS:
         known = ", ".join(sorted(DENSE | EXPERTS))
         raise WorkloadError(f"{where}: model_type = {kind!r} is not supported; supported are {known}")
 

@@ -40,8 +40,9 @@ class Shape:
     def local_sizes(self, parallel: str | None) -> dict[str, int]:
         """Sizes by axis on one rank when ``parallel`` is sharded over the tensor-parallel ranks."""
         sizes = self.model.sizes() | {"b": self.batch, "s": self.new_tokens, "z": self.context}
-        if parallel == "K":
+        if parallel == "K":  # a rank's key/value heads and their query heads, however the latter are written
             sizes["K"] = self.kv_heads
+            sizes["H"] = self.q_heads
             sizes["r"] = self.q_heads // self.kv_heads
         elif parallel is not None:
             sizes[parallel] = math.ceil(sizes[parallel] / self.layout.tp)

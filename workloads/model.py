@@ -135,7 +135,7 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
     tied = data.get("tied_embeddings", False)
     if not isinstance(tied, bool):
         raise WorkloadError(f"{where}: tied_embeddings = {tied!r}: give true or false")
-    nodes = tuple(_node(entry, f"{where}: block {i + 1}") for i, entry in enumerate(data.get("block", [])))
+    nodes = _nodes(data.get("block", []), where)
     return with_block(
         ModelSpec(id=data["id"], source=data["source"], tied_embeddings=tied, block=Block(nodes=nodes), **sizes)
     )
@@ -159,6 +159,12 @@ def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) ->
             raise WorkloadError(f"{where}: unknown key '{key}': {hint}")
 
 
+def _nodes(entries: Any, where: str) -> tuple[Node, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise WorkloadError(f"{where}: block = {entries!r}: give [[block]] tables")
+    return tuple(_node(entry, f"{where}: block {i + 1}") for i, entry in enumerate(entries))
+
+
 def _node(entry: dict[str, Any], where: str) -> Node:
     kind = entry.get("node")
     name = entry.get("name")
@@ -173,12 +179,11 @@ def _node(entry: dict[str, Any], where: str) -> Node:
             return Gemm(name=name, ops=tuple(_op(item, where) for item in ops))
         case "attention":
             refuse_unknown(entry, ("node", "name", "scores", "values", "parallel"), where)
-            parallel = entry.get("parallel")
-            return Attention(
-                name=name,
-                scores=op(str(entry.get("scores")), label="scores", parallel=parallel),
-                values=op(str(entry.get("values")), label="values", parallel=parallel),
+            scores, values = (
+                _op({"label": part, "pattern": entry.get(part), "parallel": entry.get("parallel")}, where)
+                for part in ("scores", "values")
             )
+            return Attention(name=name, scores=scores, values=values)
         case "pointwise":
             refuse_unknown(entry, ("node", "name", "op"), where)
             if entry.get("op") not in [e.value for e in Elementwise]:
@@ -193,4 +198,10 @@ def _op(item: Any, where: str) -> Op:
     if not isinstance(item, dict) or not isinstance(item.get("pattern"), str):
         raise WorkloadError(f"{where}: an op is {{ label, pattern, parallel }}, found {item!r}")
     refuse_unknown(item, ("label", "pattern", "parallel"), where)
-    return op(item["pattern"], label=str(item.get("label", item["pattern"])), parallel=item.get("parallel"))
+    parallel = item.get("parallel")
+    if parallel is not None and (not isinstance(parallel, str) or len(parallel) != 1):
+        raise WorkloadError(f"{where}: parallel = {parallel!r}: give one axis of the pattern, for example 'H'")
+    try:
+        return op(item["pattern"], label=str(item.get("label", item["pattern"])), parallel=parallel)
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hardware.calibrate.fit_kit import Row, Setting, fit_coefficients
+from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
 from hardware.laws.attention import (
     DecodeCoefficients,
     PrefillCoefficients,
     decode_base_terms,
+    decode_features,
     prefill_base_terms,
+    prefill_features,
 )
-from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
+from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms, elementwise_features
 from hardware.laws.gemm import GemmCoefficients
-from hardware.laws.grouped import GroupedCoefficients, grouped_base_terms
+from hardware.laws.grouped import GroupedCoefficients, grouped_base_terms, grouped_features
 from hardware.laws.terms import KernelTerms
 
 PREFILL_START = PrefillCoefficients(
@@ -27,8 +29,10 @@ PREFILL_START = PrefillCoefficients(
     sm_power_w=40.0,
 )
 DECODE_START = DecodeCoefficients(
-    floor_s=5.8e-6,
+    floor_s=4.5e-6,
     split_s=1e-6,
+    merge_s=30e-9,
+    split_slowdown=0.03,
     hbm_bytes_per_s=3.1e12,
     hbm_bytes_per_s_per_sm=60e9,
     core_byte_energy_j=45e-12,
@@ -49,6 +53,7 @@ GROUPED_START = GroupedCoefficients(
     hbm_byte_energy_j=100e-12,
 )
 ELEMENTWISE_START = ElementwiseCoefficients(
+    footprint=1.0,
     floor_s=1.5e-6,
     l2_bytes_per_s=7e12,
     hbm_bytes_per_s=2.9e12,
@@ -59,6 +64,13 @@ ELEMENTWISE_START = ElementwiseCoefficients(
 )
 # One block a (token, head) in rope: the rate at which the GPU launches blocks bounds it.
 ROPE_BLOCKS_PER_S = 1.7e9
+# Distinct bytes over bytes moved: rope works in place; add + norm writes its sum back where it read the residual.
+FOOTPRINT = {"rope": 0.5, "add_rmsnorm": 0.75}
+# Length scales of the corrections in the units of each family's coordinates (octaves).
+PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
+DECODE_LENGTHS = (1.5, 1.5, 1.0)
+GROUPED_LENGTHS = (1.0, 1.5, 1.0)
+ELEMENTWISE_LENGTHS = (1.5,)
 FREE_PREFILL = (
     "efficiency",
     "tile_overhead",
@@ -71,14 +83,16 @@ FREE_PREFILL = (
 FREE_DECODE = (
     "floor_s",
     "split_s",
+    "merge_s",
+    "split_slowdown",
     "hbm_bytes_per_s",
-    "hbm_bytes_per_s_per_sm",
     "core_byte_energy_j",
     "sm_power_w",
 )
+# HBM rate (that of decode attention) and sharpness are held: free, they leave what the memory can do.
 FREE_GROUPED = (
-    "floor_s", "expert_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm",
-    "sharpness", "flop_energy_j", "padded_flop_energy_j", "sm_power_w",
+    "floor_s", "expert_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s_per_sm", "flop_energy_j",
+    "padded_flop_energy_j", "sm_power_w",
 )  # fmt: skip
 FREE_ELEMENTWISE = (
     "floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_energy_j", "hbm_byte_energy_j", "sm_power_w",
@@ -132,6 +146,32 @@ def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> Kern
     )
 
 
+def prefill_features_of(row: Row) -> tuple[float, ...]:
+    """Correction coordinates of a prefill attention row."""
+    return prefill_features(
+        row["batch"],
+        row["seq_len"],
+        row.get("kv_len") or row["seq_len"],
+        row["q_heads"],
+        bool(row.get("causal", True)),
+    )
+
+
+def decode_features_of(row: Row) -> tuple[float, ...]:
+    """Correction coordinates of a decode attention row."""
+    return decode_features(row["batch"], row["seq_len"], row["q_heads"], row["kv_heads"])
+
+
+def grouped_features_of(row: Row) -> tuple[float, ...]:
+    """Correction coordinates of a grouped GEMM row."""
+    return grouped_features(row["rows"], row["distinct"], row["k"])
+
+
+def elementwise_features_of(row: Row) -> tuple[float, ...]:
+    """Correction coordinates of an elementwise row."""
+    return elementwise_features(moved_bytes(row))
+
+
 def moved_bytes(row: Row) -> float:
     """Bytes of an elementwise row; the MoE helpers' rows give rows and width only.
 
@@ -159,21 +199,52 @@ def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting)
     )
 
 
+def fit_prefill(rows: Sequence[Row], setting: Setting, gemm: GemmCoefficients) -> Family[PrefillCoefficients]:
+    """Prefill attention; ``gemm`` gives the HBM rate and energy, which these rows hardly touch."""
+    setting = settled_limit(setting, rows)
+    return fit_family(
+        rows, setting, PREFILL_START, FREE_PREFILL, lambda c, row: prefill_terms_of(c, row, gemm, setting),
+        prefill_features_of, lengths=PREFILL_LENGTHS,
+    )  # fmt: skip
+
+
+def fit_decode(rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float) -> Family[DecodeCoefficients]:
+    """Decode attention."""
+    start = replace(DECODE_START, hbm_byte_energy_j=hbm_byte_energy_j)
+    return fit_family(
+        rows, setting, start, FREE_DECODE, lambda c, row: decode_terms_of(c, row, setting), decode_features_of,
+        lengths=DECODE_LENGTHS,
+    )  # fmt: skip
+
+
+def fit_grouped(rows: Sequence[Row], setting: Setting, decode: DecodeCoefficients) -> Family[GroupedCoefficients]:
+    """Grouped GEMM; ``decode`` gives the HBM rate and energy."""
+    setting = settled_limit(setting, rows)
+    start = replace(GROUPED_START, hbm_bytes_per_s=decode.hbm_bytes_per_s, hbm_byte_energy_j=decode.hbm_byte_energy_j)
+    return fit_family(
+        rows, setting, start, FREE_GROUPED, lambda c, row: grouped_terms_of(c, row, setting), grouped_features_of,
+        lengths=GROUPED_LENGTHS,
+    )  # fmt: skip
+
+
 def fit_elementwise(
     rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float
-) -> dict[str, tuple[ElementwiseCoefficients, dict[str, float]]]:
+) -> dict[str, Family[ElementwiseCoefficients]]:
     """One set of coefficients a kernel name."""
     fitted = {}
     for kind in sorted({row["kind"] for row in rows}):
-        start = replace(ELEMENTWISE_START, hbm_byte_energy_j=0.7 * hbm_byte_energy_j)
+        start = replace(
+            ELEMENTWISE_START, footprint=FOOTPRINT.get(kind, 1.0), hbm_byte_energy_j=0.7 * hbm_byte_energy_j
+        )
         free: tuple[str, ...] = FREE_ELEMENTWISE
         if kind == "rope":
             start = replace(start, blocks_per_s=ROPE_BLOCKS_PER_S)
             free = (*free, "blocks_per_s")
         if kind == "index_add":
             start = replace(start, l2_bytes_per_s=1e12, hbm_bytes_per_s=1e12)
-        of_kind = [row for row in rows if row["kind"] == kind]
-        fitted[kind] = fit_coefficients(
-            of_kind, setting, start, free, lambda c, row: elementwise_terms_of(c, row, setting)
-        )
+        fitted[kind] = fit_family(
+            [row for row in rows if row["kind"] == kind], setting, start, free,
+            lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of,
+            lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02), energy=(0.08, 0.03),
+        )  # fmt: skip
     return fitted

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
-from hardware.calibrate.fit_kit import Row
+from hardware.calibrate.fit_kit import Family, Row, Setting, fit_coefficients, fit_family, learn_corrections
 from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms, gemm_features
 from hardware.laws.terms import KernelTerms
 
 # Starting points; their units are those of the fields. Bounds are a factor of five either way.
 START = GemmCoefficients(
-    efficiency=0.95,
+    efficiency=0.96,
     epilogue_cycles=3000.0,
     hbm_bytes_per_s=2.9e12,
     hbm_bytes_per_s_per_sm=28e9,
-    l2_bytes_per_s=15e12,
+    l2_bytes_per_s=20e12,
     floor_s=2.3e-6,
     split_reduce_s=2.5e-6,
-    sharpness=6.0,
+    sharpness=8.0,
     flop_energy_j=0.4e-12,
     padded_flop_energy_j=0.1e-12,
-    sm_power_w=30.0,
+    sm_power_w=15.0,
     hbm_byte_energy_j=100e-12,
 )
-FREE_BF16 = tuple(f.name for f in fields(GemmCoefficients) if f.name != "hbm_byte_energy_j")
-FREE_FP8 = ("efficiency", "epilogue_cycles", "floor_s", "flop_energy_j", "padded_flop_energy_j", "sm_power_w")
-# Correction: length scales in octaves of (m, n, k), amplitude and noise of log residuals. Chosen by leaving
-# one (n, k) out on the gemm rows alone.
-LENGTHS = (1.5, 1.0, 1.0)
+# Sharpness is held: free, it trades against the L2 rate and leaves neither known.
+FREE_BF16 = tuple(f.name for f in fields(GemmCoefficients) if f.name not in ("hbm_byte_energy_j", "sharpness"))
+FREE_FP8 = (
+    "efficiency", "epilogue_cycles", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "floor_s", "flop_energy_j",
+    "padded_flop_energy_j", "sm_power_w",
+)  # fmt: skip
+# Standard deviations of logs about the start: what the main loop reaches of the peak is known well, what L2 gives
+# (with tiles shared between neighbouring SMs) only roughly.
+PRIORS = {"efficiency": 0.02, "l2_bytes_per_s": 0.2, "floor_s": 0.3, "sm_power_w": 0.3}
+# Correction: length scales in octaves of (m, n, k) and of the type. Chosen by leaving one (n, k) out on the gemm
+# rows alone.
+LENGTHS = (1.5, 1.0, 1.0, 1.0)
 
 
 def base_terms(coefficients: GemmCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
@@ -49,13 +56,39 @@ def base_terms(coefficients: GemmCoefficients, row: Row, gpu: GpuSpec) -> Kernel
     )
 
 
-def features_of(row: Row) -> tuple[float, float, float]:
+def features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a gemm row."""
-    return gemm_features(row["m"], row["n"], row["k"])
+    return gemm_features(row["m"], row["n"], row["k"], row["dtype"])
 
 
-def duty_anchors(rows: Sequence[Row]) -> list[Row]:
-    """GEMM duty rows as (shape, true clock, time): one a work and pause length, mean of the four GPUs."""
+def fit_bf16(
+    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float, anchors: Sequence[tuple[Row, Row]]
+) -> Family[GemmCoefficients]:
+    """The law of 16-bit GEMMs; ``anchors`` are duty rows with true clocks."""
+    start = replace(START, hbm_byte_energy_j=hbm_byte_energy_j)
+    return fit_family(
+        rows, setting, start, FREE_BF16, lambda c, row: base_terms(c, row, setting.gpu), features_of,
+        lengths=LENGTHS, anchors=anchors, priors=PRIORS,
+    )  # fmt: skip
+
+
+def fit_fp8(
+    rows: Sequence[Row], bf16_rows: Sequence[Row], setting: Setting, bf16: GemmCoefficients
+) -> Family[GemmCoefficients]:
+    """The law of 8-bit GEMMs from that of 16-bit ones; what is left is learnt from both types' rows."""
+    gpu = setting.gpu
+    fp8, errors = fit_coefficients(rows, setting, bf16, FREE_FP8, lambda c, row: base_terms(c, row, gpu), priors=PRIORS)
+    both = [*rows, *bf16_rows]
+    terms = [base_terms(c, row, gpu) for c, of in ((fp8, rows), (bf16, bf16_rows)) for row in of]
+    corrections = learn_corrections(both, terms, [features_of(row) for row in both], setting, lengths=LENGTHS)
+    return Family(coefficients=fp8, corrections=corrections, errors=errors)
+
+
+def duty_anchors(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """GEMM duty rows at two true clocks: each shape without pauses (slow) and with long ones (fast).
+
+    Times and clocks are means over the GPUs of each GPU's median.
+    """
     groups: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for row in rows:
         if row["kind"] == "duty" and row["work"].startswith("gemm_") and row["idle_s"] in (0, 0.06):
@@ -63,9 +96,11 @@ def duty_anchors(rows: Sequence[Row]) -> list[Row]:
             groups.setdefault((row["work"], row["idle_s"] == 0), []).append(
                 (float(np.median(row["iter_s"][half:])), float(np.median(row["clock_mhz"][half:])) * 1e6)
             )
-    anchors: list[Row] = []
-    for (work, _), values in sorted(groups.items()):
+
+    def anchor(work: str, slow: bool) -> Row:
         m, n, k = (int(part) for part in work.removeprefix("gemm_").split("x"))
-        time, clock = np.mean(values, axis=0)
-        anchors.append({"m": m, "n": n, "k": k, "dtype": "bf16", "latency_s": float(time), "clock_hz": float(clock)})
-    return anchors
+        time_s, clock_hz = np.mean(groups[work, slow], axis=0).tolist()
+        return {"m": m, "n": n, "k": k, "dtype": "bf16", "latency_s": time_s, "clock_hz": clock_hz}
+
+    works = sorted({work for work, _ in groups if (work, True) in groups and (work, False) in groups})
+    return [(anchor(work, True), anchor(work, False)) for work in works]

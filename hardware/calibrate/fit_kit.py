@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,26 @@ from hardware.gpu import GpuSpec
 from hardware.laws.correction import Correction, corrected
 from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, PowerCurve, point_at, steady_point
+from hardware.profile import Corrections
 
 Row = Mapping[str, Any]
 Floats = NDArray[np.float64]
 Coefficients = TypeVar("Coefficients")
+# A row whose median clock lies below this share of the maximum ran at the power cap.
+CAPPED_CLOCK = 0.97
+# How well a sampled median tells the clock of a kernel whose clock moves in steps (log).
+CLOCK_SIGMA = 0.05
+# How well the ratio of a kernel's times at two true clocks is known (log; four GPUs agree to 0.4 %).
+RATIO_SIGMA = 0.004
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(Generic[Coefficients]):
+    """One kernel family, fitted: its law's coefficients, learnt corrections, standard errors of the logs."""
+
+    coefficients: Coefficients
+    corrections: Corrections
+    errors: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +45,73 @@ class Setting:
     curve: PowerCurve
     limit_w: float
 
-    def point(self, terms: KernelTerms) -> OperatingPoint:
-        """Where ``terms`` repeated back to back settles."""
+    def point(self, terms: KernelTerms, row: Row) -> OperatingPoint:
+        """Where ``terms`` repeated back to back settles on a chip as warm as in ``row``.
+
+        That is the maximum clock where the row was seen there: what a fit says of a row that never met the cap
+        must not hide behind the cap.
+        """
+        curve = self.curve_at(row)
+        if not self.capped(row):
+            sms = min(terms.blocks * terms.sms_per_block, float(self.gpu.sms))
+            top = self.gpu.max_clock_hz
+            return point_at(terms, curve, sms=sms, gpu_sms=self.gpu.sms, sm_clock_hz=top)
         return steady_point(
             terms,
-            self.curve,
+            curve,
             gpu_sms=self.gpu.sms,
             limit_w=self.limit_w,
             min_clock_hz=self.gpu.min_clock_hz,
             max_clock_hz=self.gpu.max_clock_hz,
         )
+
+    def curve_at(self, row: Row) -> PowerCurve:
+        """The power curve at the row's own temperature."""
+        celsius = row.get("temperature_c")
+        return self.curve.at(float(np.mean(celsius))) if celsius else self.curve
+
+    def capped(self, row: Row) -> bool:
+        """True for a row whose median clock lay below the maximum, and for one that does not say."""
+        clocks = row.get("sm_clock_mhz")
+        return not clocks or clocks[0] * 1e6 < CAPPED_CLOCK * self.gpu.max_clock_hz
+
+
+def settled_limit(setting: Setting, rows: Sequence[Row]) -> Setting:
+    """``setting`` with the limit that the capped ones of ``rows`` settled at (their median power).
+
+    Sessions differ by some 3 % in the mean power that the limiter holds, and a capped row's energy is that power
+    times its time: a session's own figure keeps the difference out of the coefficients.
+    """
+    watts = [row["power_w"][0] for row in rows if row["power_w"][0] and setting.capped(row)]
+    return replace(setting, limit_w=float(np.median(watts))) if len(watts) >= 3 else setting
+
+
+def fit_family(
+    rows: Sequence[Row],
+    setting: Setting,
+    start: Coefficients,
+    free: Sequence[str],
+    terms_of: Callable[[Coefficients, Row], KernelTerms],
+    features_of: Callable[[Row], tuple[float, ...]],
+    *,
+    lengths: tuple[float, ...],
+    anchors: Sequence[tuple[Row, Row]] = (),
+    priors: Mapping[str, float] | None = None,
+    time: tuple[float, float] = (0.06, 0.02),
+    energy: tuple[float, float] = (0.08, 0.03),
+) -> Family[Coefficients]:
+    """Coefficients by least squares, then corrections of what is left."""
+    coefficients, errors = fit_coefficients(rows, setting, start, free, terms_of, anchors=anchors, priors=priors)
+    corrections = learn_corrections(
+        rows,
+        [terms_of(coefficients, row) for row in rows],
+        [features_of(row) for row in rows],
+        setting,
+        lengths=lengths,
+        time=time,
+        energy=energy,
+    )
+    return Family(coefficients=coefficients, corrections=corrections, errors=errors)
 
 
 def fit_coefficients(
@@ -48,13 +121,17 @@ def fit_coefficients(
     free: Sequence[str],
     terms_of: Callable[[Coefficients, Row], KernelTerms],
     *,
-    anchors: Sequence[Row] = (),
+    anchors: Sequence[tuple[Row, Row]] = (),
+    priors: Mapping[str, float] | None = None,
 ) -> tuple[Coefficients, dict[str, float]]:
     """Least squares on log time and log energy of ``rows`` at their settled points.
 
-    ``anchors`` are rows whose true clock is known (``clock_hz``): time at that clock, with three times the
-    weight. Returns the coefficients and the standard errors of the logs of the ``free`` ones.
+    ``anchors`` are pairs of rows of one shape at two true clocks (``clock_hz``): the ratio of their times says
+    what follows the clock, whatever the shape's own correction will be. ``priors`` are standard deviations of
+    logs about the start (1 where not given). Returns the coefficients and the standard errors of the logs of
+    the ``free`` ones.
     """
+    widths = np.array([(priors or {}).get(name, 1.0) for name in free])
     gpu, curve = setting.gpu, setting.curve
 
     def build(x: Floats) -> Coefficients:
@@ -64,27 +141,37 @@ def fit_coefficients(
         c = build(x)
         out: list[float] = []
         for row in rows:
-            point = setting.point(terms_of(c, row))
+            point = setting.point(terms_of(c, row), row)
             out.append(math.log(point.latency_s / row["latency_s"]) / 0.03)
+            if row.get("sm_clock_mhz") and setting.capped(row):
+                out.append(math.log(point.sm_clock_hz / (row["sm_clock_mhz"][0] * 1e6)) / CLOCK_SIGMA)
             if row["energy_j"]:
                 out.append(math.log(point.latency_s * point.power_w / row["energy_j"]) / 0.04)
-        for row in anchors:
-            point = point_at(terms_of(c, row), curve, sms=gpu.sms, gpu_sms=gpu.sms, sm_clock_hz=row["clock_hz"])
-            out.append(math.log(point.latency_s / row["latency_s"]) / 0.01)
-        # A weak pull to the start keeps what the rows do not identify where the datasheet put it.
-        out.extend((x - x0) / 1.0)
+        for pair in anchors:
+            slow, fast = (
+                math.log(
+                    point_at(
+                        terms_of(c, row), curve, sms=gpu.sms, gpu_sms=gpu.sms, sm_clock_hz=row["clock_hz"]
+                    ).latency_s
+                    / row["latency_s"]
+                )
+                for row in pair
+            )
+            out.extend([(slow - fast) / RATIO_SIGMA, 0.5 * (slow + fast) / 0.03])
+        # A pull to the start keeps what the rows do not identify where the datasheet put it.
+        out.extend((x - x0) / widths)
         return np.asarray(out)
 
     x0 = np.log([getattr(start, name) for name in free])
     solution = least_squares(
-        residual, x0, loss="soft_l1", bounds=(x0 - math.log(5), x0 + math.log(5)), diff_step=1e-3, max_nfev=25
+        residual, x0, loss="soft_l1", bounds=(x0 - math.log(5), x0 + math.log(5)), diff_step=1e-3, max_nfev=40
     )
     covariance = np.linalg.pinv(solution.jac.T @ solution.jac)
     errors = {name: float(math.sqrt(v)) for name, v in zip(free, np.diag(covariance), strict=True)}
     return build(solution.x), errors
 
 
-def learn_correction(
+def learn_corrections(
     rows: Sequence[Row],
     terms: Sequence[KernelTerms],
     features: Sequence[tuple[float, ...]],
@@ -93,7 +180,7 @@ def learn_correction(
     lengths: tuple[float, ...],
     time: tuple[float, float] = (0.06, 0.02),
     energy: tuple[float, float] = (0.08, 0.03),
-) -> tuple[Correction, Correction]:
+) -> Corrections:
     """Corrections of time and of energy above idle (amplitude, noise of each).
 
     A capped row's clock depends on its energy and its time on the clock, so the two are learnt in turns.
@@ -104,12 +191,12 @@ def learn_correction(
     for _ in range(4):
         for i, row in enumerate(rows):
             now = corrected(terms[i], time_correction, energy_correction, tuple(points[i]))
-            at = setting.point(now)
+            at = setting.point(now, row)
             log_time[i] += math.log(row["latency_s"] / at.latency_s) - (
                 0.0 if not time_correction.points else log_time[i] - math.log(time_correction.factor(tuple(points[i])))
             )
             if row["energy_j"]:
-                idle_w = setting.curve.idle_w(at.sm_clock_hz)
+                idle_w = setting.curve_at(row).idle_w(at.sm_clock_hz)
                 measured = max(row["energy_j"] / row["latency_s"] - idle_w, 5.0) * row["latency_s"]
                 modelled = max(at.power_w - idle_w, 5.0) * at.latency_s
                 log_energy[i] += math.log(measured / modelled) - (
@@ -119,4 +206,4 @@ def learn_correction(
                 )
         time_correction = Correction.learn(points, log_time, lengths=lengths, amplitude=time[0], noise=time[1])
         energy_correction = Correction.learn(points, log_energy, lengths=lengths, amplitude=energy[0], noise=energy[1])
-    return time_correction, energy_correction
+    return Corrections(time=time_correction, energy=energy_correction)

@@ -14,30 +14,52 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from hardware.calibrate.fit_kit import Setting
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 
 Row = Mapping[str, Any]
+Floats = NDArray[np.float64]
+# Temperature at which leakage counts as none: that of the idle rows (degrees C).
+LEAKAGE_FREE_C = 40.0
+# A kernel that draws less than this runs at the maximum clock under a 700 W cap (W).
+BELOW_CAP_W = 660.0
 # Where the voltage curve changes slope: duty clocks fall in two groups, below and above (physics notes).
 KNEE_HZ = 1.6e9
 # Idle power of an H100 locked at 360 to 800 MHz is flat (EnergAIzer artifact's idle table: 72 W up to 800 MHz, 120 W
 # at 1980 MHz): the voltage is at its floor there.
 FLOOR_HZ = 0.8e9
-# Two-byte elements that one iteration moves through HBM, by the work's own shape (copy: 512 MiB buffer).
+# J per HBM byte before the data speak: mean, standard deviation (published HBM3 figures of 4 to 7 pJ/bit and the
+# controller; duty rows separate it weakly from core energy).
 _HBM_PRIOR_J_PER_BYTE = (80e-12, 25e-12)
+# Chips differ in idle power by about this (idle.jsonl: residual about a line in temperature).
+_IDLE_SIGMA_W = 4.0
+# Noise of a duty row's mean power (5 to 6 ticks of the energy counter), relative.
+_DUTY_SIGMA = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerFit:
-    """What duty and idle records say; standard errors beside each fitted figure."""
+    """What duty and idle records say; standard errors beside each fitted figure.
+
+    ``core_j`` is the energy above idle of one iteration of each work at the reference voltage, HBM apart.
+    """
 
     curve: PowerCurve
     hbm_byte_energy_j: float
-    chip_factors: tuple[float, ...]
-    warm_idle_w: float
-    fast_limit_w: float
+    chip_factors: Mapping[int, float]
+    core_j: Mapping[str, float]
     errors: Mapping[str, float]
-    power_mape: float
+
+    def mean_power_w(self, row: Row) -> float:
+        """Mean power of a duty row over bursts and pauses, from its iteration time, clock and temperature."""
+        clock_hz, time_s = _settled(row, "clock_mhz") * 1e6, _settled(row, "iter_s")
+        count, period_s, curve = row["n_per_burst"], row["period_s"], self.curve.at(row["temperature_c"][0])
+        iteration_j = curve.voltage_scale(clock_hz) * self.core_j[row["work"]]
+        iteration_j += self.hbm_byte_energy_j * work_hbm_bytes(row["work"])
+        busy_s = min(count * time_s, period_s)
+        idle_j = curve.idle_w(clock_hz) * busy_s + curve.idle_w(curve.reference_clock_hz) * (period_s - busy_s)
+        return float(self.chip_factors[row["gpu_index"]] * (count * iteration_j + idle_j) / period_s)
 
 
 def work_hbm_bytes(work: str) -> float:
@@ -53,92 +75,88 @@ def work_hbm_bytes(work: str) -> float:
 
 
 def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
-    """Least squares on the mean power of duty rows, idle rows anchoring the static part."""
+    """Least squares on the mean power of duty rows and of idle rows, each at its own temperature."""
     duty = [r for r in rows if r["kind"] == "duty"]
-    idle = [r for r in rows if r["kind"] == "idle"]
-    deep_w = float(np.mean([p for r in idle for p, f in zip(r["power_w"], r["sm_clock_mhz"], strict=True) if f < 1000]))
-    high_w = float(np.mean([p for r in idle for p, f in zip(r["power_w"], r["sm_clock_mhz"], strict=True) if f > 1000]))
+    idle = [
+        (power_w, clock_mhz * 1e6, celsius)
+        for r in rows
+        if r["kind"] == "idle"
+        for power_w, clock_mhz, celsius in zip(r["power_w"], r["sm_clock_mhz"], r["temperature_c"], strict=True)
+    ]
     works = sorted({r["work"] for r in duty})
     chips = sorted({r["gpu_index"] for r in duty})
-    f0 = gpu.max_clock_hz
-    time, clock = (
-        np.array([_settled(r, key) for r in duty]) * scale for key, scale in (("iter_s", 1.0), ("clock_mhz", 1e6))
-    )
-    count = np.array([r["n_per_burst"] for r in duty])
-    period = np.array([r["period_s"] for r in duty])
     power = np.array([r["power_w"][0] for r in duty])
-    work = np.array([works.index(r["work"]) for r in duty])
-    chip = np.array([chips.index(r["gpu_index"]) for r in duty])
-    hbm = np.array([work_hbm_bytes(w) for w in works])
+    running_c = operating_temperature_c(rows)
+    names = ("lower_exponent", "upper_exponent", "hbm_byte_energy_j", "static_w", "clocked_w", "leakage_w_per_c")
+    units = (1.0, 1.0, 1e-12, 1.0, 1.0, 1.0)
+    first_chip = len(names)
+    first_work = first_chip + len(chips) - 1
 
-    def unpack(
-        x: NDArray[np.float64],
-    ) -> tuple[PowerCurve, NDArray[np.float64], float, NDArray[np.float64], float]:
-        static_w, clocked_w = _static(deep_w, high_w, x[0], x[1], f0)
-        curve = PowerCurve(
-            reference_clock_hz=f0,
-            knee_hz=KNEE_HZ,
-            floor_hz=FLOOR_HZ,
-            lower_exponent=float(x[0]),
-            upper_exponent=float(x[1]),
-            static_w=static_w,
-            clocked_w=clocked_w,
+    def built(x: Floats, errors: Mapping[str, float]) -> PowerFit:
+        values = {name: float(v) * unit for name, v, unit in zip(names, x, units, strict=False)}
+        hbm_j = values.pop("hbm_byte_energy_j")
+        return PowerFit(
+            curve=PowerCurve(
+                reference_clock_hz=gpu.max_clock_hz,
+                knee_hz=KNEE_HZ,
+                floor_hz=FLOOR_HZ,
+                leakage_free_c=LEAKAGE_FREE_C,
+                temperature_c=running_c,
+                **values,
+            ),
+            hbm_byte_energy_j=hbm_j,
+            chip_factors=dict(zip(chips, (1.0, *x[first_chip:first_work].tolist()), strict=True)),
+            core_j=dict(zip(works, (x[first_work:] * 1e-3).tolist(), strict=True)),
+            errors=errors,
         )
-        factors = np.append(1.0, x[4 : 3 + len(chips)])
-        return curve, x[3 + len(chips) :], float(x[2]) * 1e-12, factors, float(x[3])
 
-    def predicted(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        curve, core, hbm_j, factors, warm_w = unpack(x)
-        scale = np.array([curve.voltage_scale(f) for f in clock])
-        idle_w = np.array([curve.idle_w(f) for f in clock]) + warm_w - high_w
-        dynamic = factors[chip] * (scale * core[work] * 1e-3 + hbm_j * hbm[work])
-        busy = np.minimum(count * time, period)
-        return np.asarray((count * dynamic + idle_w * busy + factors[chip] * warm_w * (period - busy)) / period)
+    def residual(x: Floats) -> Floats:
+        fit = built(x, {})
+        at_duty = (np.array([fit.mean_power_w(row) for row in duty]) / power - 1.0) / _DUTY_SIGMA
+        at_idle = [(fit.curve.at(c).idle_w(f) - watts) / _IDLE_SIGMA_W for watts, f, c in idle]
+        prior = (fit.hbm_byte_energy_j - _HBM_PRIOR_J_PER_BYTE[0]) / _HBM_PRIOR_J_PER_BYTE[1]
+        return np.concatenate([at_duty, at_idle, [prior]])
 
-    def residual(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        prior = (x[2] * 1e-12 - _HBM_PRIOR_J_PER_BYTE[0]) / _HBM_PRIOR_J_PER_BYTE[1]
-        return np.append((predicted(x) / power - 1.0) / 0.02, prior)
-
-    start = np.concatenate([[1.6, 2.0, 80.0, 140.0], np.ones(len(chips) - 1), np.full(len(works), 300.0)])
+    start = np.concatenate([[1.6, 2.0, 80.0, 70.0, 50.0, 1.0], np.ones(len(chips) - 1), np.full(len(works), 300.0)])
     solution = least_squares(residual, start, x_scale=np.abs(start))
-    curve, _, hbm_j, factors, warm_w = unpack(solution.x)
-    spread = np.sqrt(
-        np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * 2 * solution.cost / (len(duty) - len(start))
-    )
-    error = np.abs(predicted(solution.x) / power - 1.0)
-    return PowerFit(
-        curve=curve,
-        hbm_byte_energy_j=hbm_j,
-        chip_factors=tuple(float(f) for f in factors),
-        warm_idle_w=warm_w,
-        fast_limit_w=0.0,
-        errors={
-            "lower_exponent": float(spread[0]),
-            "upper_exponent": float(spread[1]),
-            "hbm_byte_energy_j": float(spread[2]) * 1e-12,
-            "warm_idle_w": float(spread[3]),
-        },
-        power_mape=float(error.mean()),
-    )
+    degrees = len(duty) + len(idle) + 1 - len(start)
+    spread = np.sqrt(np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * 2 * solution.cost / degrees)
+    return built(solution.x, {n: float(e * unit) for n, e, unit in zip(names, spread, units, strict=False)})
+
+
+def setting_of(rows: Sequence[Row], gpu: GpuSpec, power: PowerFit) -> Setting:
+    """What the families' fits hold fixed: the curve, and the mean power that large GEMMs settled at."""
+    capped = [
+        row["power_w"][0]
+        for row in rows
+        if row["kind"] == "gemm"
+        and row["world"] == 1
+        and "gpu_index" not in row
+        and row["dtype"] == "bf16"
+        and row["m"] >= 512
+        and row["power_w"][0]
+    ]
+    return Setting(gpu=gpu, curve=power.curve, limit_w=float(np.median(capped)))
+
+
+def operating_temperature_c(rows: Sequence[Row]) -> float:
+    """Median temperature of metered one-GPU kernels that stayed below the power cap (degrees C).
+
+    At the cap the limiter sets the power whatever the chip leaks; below it this is how warm busy chips are.
+    """
+    warm = [
+        r["temperature_c"][0]
+        for r in rows
+        if r["kind"] not in ("idle", "duty", "transient", "host", "collective", "alone", "together", "in_context")
+        and r["world"] == 1
+        and r.get("temperature_c")
+        and r["power_w"][0] is not None
+        and r["power_w"][0] < BELOW_CAP_W
+    ]
+    return float(np.median(warm))
 
 
 def _settled(row: Row, key: str) -> float:
     """The middle of a burst's second half: without pauses the first iterations still run faster."""
     values = row[key]
     return float(np.median(values if row["idle_s"] > 0 else values[len(values) // 2 :]))
-
-
-def _static(deep_w: float, high_w: float, lower: float, upper: float, f0: float) -> tuple[float, float]:
-    """static + clocked g(f) f/f0 through idle power at the deep state (345 MHz) and at f0."""
-    unit = PowerCurve(
-        reference_clock_hz=f0,
-        knee_hz=KNEE_HZ,
-        floor_hz=FLOOR_HZ,
-        lower_exponent=lower,
-        upper_exponent=upper,
-        static_w=0.0,
-        clocked_w=1.0,
-    )
-    deep = unit.idle_w(345e6)
-    clocked = (high_w - deep_w) / (1.0 - deep)
-    return high_w - clocked, clocked

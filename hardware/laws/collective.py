@@ -135,21 +135,31 @@ def _table(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable | 
 
 
 def _interpolate(table: CollectiveTable, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:
-    """Log-log in bytes along each measured number of blocks, then log-log between these."""
+    """Log-log in bytes along each measured number of blocks; then time in blocks' share of the bytes (1 / blocks).
+
+    Numbers of blocks that were measured from larger sizes only are left out where two others cover the size.
+    """
     curves = _curves(table)
-    counts = sorted(curves)
     log_bytes = math.log(buffer_bytes)
+    inside_sizes = [n for n, (x, _, _) in curves.items() if x[0] - 1e-9 <= log_bytes <= x[-1] + 1e-9]
+    counts = sorted(inside_sizes if len(inside_sizes) >= 2 else curves)
+    smallest = min(counts, key=lambda n: curves[n][0][0])
     times, watts = [], []
     for count in counts:
         x, log_t, w = curves[count]
-        slope = 1.0 if log_bytes > x[-1] else 0.0  # beyond the largest: bandwidth; below the smallest: latency
-        beyond = max(log_bytes - x[-1], 0.0) * slope
-        times.append(float(np.interp(log_bytes, x, log_t)) + beyond)
+        # Beyond the largest size time grows with bytes.
+        seconds = math.exp(float(np.interp(log_bytes, x, log_t)) + max(log_bytes - x[-1], 0.0))
+        if log_bytes < x[0] and curves[smallest][0][0] < x[0]:
+            # Below its smallest: the latency of the curve that reaches this size, and its own cost of bytes.
+            at_size, at_start = (math.exp(float(np.interp(v, *curves[smallest][:2]))) for v in (log_bytes, x[0]))
+            seconds = at_size + max(seconds - at_start, 0.0) * math.exp(log_bytes - x[0])
+        times.append(seconds)
         watts.append(float(np.interp(log_bytes, x, w)))
-    at = math.log(ctas)
-    grid = [math.log(count) for count in counts]
-    inside = grid[0] <= at <= grid[-1] and log_bytes <= max(curves[c][0][-1] for c in counts)
-    return math.exp(float(np.interp(at, grid, times))), float(np.interp(at, grid, watts)), inside
+    share = [1.0 / count for count in counts]
+    time_s = float(np.interp(1.0 / ctas, share[::-1], times[::-1]))
+    power_w = float(np.interp(math.log(ctas), [math.log(count) for count in counts], watts))
+    inside = min(curves) <= ctas <= max(curves) and log_bytes <= max(x[-1] for x, _, _ in curves.values())
+    return time_s, power_w, inside
 
 
 @lru_cache(maxsize=256)

@@ -68,6 +68,13 @@ class Correction:
         low, high = points.min(axis=0) - 0.25, points.max(axis=0) + 0.25
         return bool(np.all((low <= x) & (x <= high)))
 
+    def above(self, x: tuple[float, ...]) -> bool:
+        """True beyond the largest measured value of any coordinate, a quarter of an octave of slack."""
+        if not self.points:
+            return True
+        points, _, _ = _arrays(self)
+        return bool(np.any(points.max(axis=0) + 0.25 < x))
+
 
 @lru_cache(maxsize=64)
 def _arrays(correction: Correction) -> tuple[Floats, Floats, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,8 +15,13 @@ L2_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseCoefficients:
-    """One kernel: floor, the two rates, blocks launched a second (None: never the limit), energies."""
+    """One kernel: floor, the two rates, blocks launched a second (None: never the limit), energies.
 
+    ``footprint`` is distinct bytes over bytes moved (below one where a kernel works in place): what decides
+    whether its buffers stay in L2.
+    """
+
+    footprint: float
     floor_s: float
     l2_bytes_per_s: float
     hbm_bytes_per_s: float
@@ -38,7 +44,7 @@ def elementwise_base_terms(
 ) -> KernelTerms:
     """Terms of one memory-bound kernel; the L2 and block-launch limits follow the clock, HBM does not."""
     c = coefficients
-    from_hbm = bytes_moved > L2_SHARE * l2_bytes
+    from_hbm = c.footprint * bytes_moved > L2_SHARE * l2_bytes
     blocks = max(1, min(launched_blocks, 8 * sms) if c.blocks_per_s is None else launched_blocks)
     launch_cycles = 0.0 if c.blocks_per_s is None else sms * max_clock_hz / c.blocks_per_s
     return KernelTerms(
@@ -54,3 +60,8 @@ def elementwise_base_terms(
         hbm_energy_j=c.hbm_byte_energy_j * bytes_moved if from_hbm else 0.0,
         sm_power_w=c.sm_power_w,
     )
+
+
+def elementwise_features(bytes_moved: float) -> tuple[float, ...]:
+    """Correction coordinate: bytes moved (log2)."""
+    return (math.log2(max(bytes_moved, 1.0)),)

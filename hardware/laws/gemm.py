@@ -94,6 +94,12 @@ def gemm_base_terms(
     )
 
 
-def gemm_features(m: int, n: int, k: int) -> tuple[float, float, float]:
-    """Where a shape lies for the correction: log2 sizes, m up to the largest that was measured."""
-    return (float(np.log2(min(m, 8192))), float(np.log2(n)), float(np.log2(k)))
+# How far apart 8- and 16-bit kernels of one shape lie, in length scales: near, since the library picks tiles
+# for both by the same rules. Chosen by leaving one (n, k) of both out on the gemm rows alone.
+_EIGHT_BIT = 0.5
+
+
+def gemm_features(m: int, n: int, k: int, dtype: str) -> tuple[float, float, float, float]:
+    """Where a shape lies for the correction: log2 sizes, m up to the largest that was measured, and the type."""
+    eight_bit = dtype.startswith("fp8") or dtype == "int8"
+    return (float(np.log2(min(m, 8192))), float(np.log2(n)), float(np.log2(k)), _EIGHT_BIT * eight_bit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hardware.errors import HardwareError
@@ -9,7 +10,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.collective import collective_base_terms
 from hardware.laws.correction import corrected
-from hardware.laws.elementwise import elementwise_base_terms
+from hardware.laws.elementwise import elementwise_base_terms, elementwise_features
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.terms import KernelTerms
@@ -43,7 +44,7 @@ def gemm_terms(
         max_clock_hz=gpu.max_clock_hz,
     )
     learnt = profile.gemm_corrections[dtype]
-    return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k))
+    return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
 
 
 def attention_prefill_terms(
@@ -108,9 +109,9 @@ def elementwise_terms(
     profile: Profile, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, launched_blocks: int
 ) -> KernelTerms:
     """A memory-bound kernel by the name that records use."""
-    coefficients = profile.elementwise[_LIKE.get(op, op)]
-    return elementwise_base_terms(
-        coefficients,
+    name = _LIKE.get(op, op)
+    terms = elementwise_base_terms(
+        profile.elementwise[name],
         rows=rows,
         bytes_moved=bytes_moved,
         launched_blocks=launched_blocks,
@@ -118,6 +119,10 @@ def elementwise_terms(
         max_clock_hz=gpu.max_clock_hz,
         sms=gpu.sms,
     )
+    learnt = profile.elementwise_corrections[name]
+    x = elementwise_features(bytes_moved)
+    # Below the smallest buffer measured the floor alone is left: no extrapolation.
+    return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
 
 
 def grouped_gemm_terms(

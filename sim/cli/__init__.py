@@ -57,11 +57,10 @@ def main(argv: list[str] | None = None) -> None:
         app(args=argv, standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.UsageError as error:
-        click.echo(f"wattline: {error.format_message()}", err=True)
-        sys.exit(2)
     except click.ClickException as error:
-        click.echo(f"wattline: {error.format_message()}", err=True)
+        # A command group without a command: newer click raises its help text as an error.
+        no_command = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))
+        click.echo(error.format_message() if no_command else f"wattline: {error.format_message()}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("wattline: interrupted", err=True)

@@ -37,7 +37,7 @@ def scenario_of(file: Path | None, fields: dict[str, Any]) -> Scenario:
 
 def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
     kind, choices = _kind(field.annotation)
-    flag = "--" + name.replace("_", "-").replace("-mhz", "-mhz")
+    flag = "--" + name.replace("_", "-")
     text = field.description or ""
     if not field.is_required() and field.default not in (None, False):
         text = f"{text} [default: {field.default}]".strip()

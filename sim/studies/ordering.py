@@ -48,7 +48,7 @@ def orderings(rows: Sequence[Row]) -> list[Ordering]:
 
 def _ordering(group: dict[str, Any], output: str, rows: list[Row]) -> Ordering:
     def measured(row: Row) -> float:
-        return float(row.record.measured[output])
+        return float(row.measured[output])
 
     def predicted(row: Row) -> float:
         return float(getattr(row.predicted, output))

@@ -15,6 +15,7 @@ from sim.lower import lower
 from sim.machine import Machine, machine
 from sim.runner import settled_targets, simulate
 from sim.scenario import Scenario
+from sim.studies import predict_time
 from sim.studies.records import MEASURED_FIELDS
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import (
@@ -30,6 +31,12 @@ from workloads.work import (
 )
 
 Inputs = Mapping[str, Any]
+SIZES = frozenset(
+    {
+        "m", "n", "k", "batch", "seq_len", "kv_len", "q_heads", "kv_heads", "head_dim", "tokens", "width", "bytes",
+        "world", "n_per_burst", "bursts",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,10 @@ class Prediction:
     energy_j: float | None
     power_w: list[float] | None
     sm_clock_mhz: list[float] | None
+
+
+# Fields of a model step that label it and change nothing.
+STEP_LABELS = frozenset({"kind", "world", "gpu_index"})
 
 
 class NotPredicted(Exception):  # noqa: N818 - a reason, not a failure
@@ -53,12 +64,28 @@ def predict(kind: str, inputs: Inputs) -> Prediction:
     if predictor is None:
         raise NotPredicted(SKIPPED.get(kind, f"unknown kind '{kind}'"))
     try:
-        return predictor(inputs)
+        return predictor(_checked(inputs))
     except KeyError as error:
         raise NotPredicted(f"field {error} is missing") from None
+    except ValueError as error:  # an enum's: dtype or op that no record kind has
+        raise NotPredicted(str(error)) from None
+
+
+def _checked(inputs: Inputs) -> Inputs:
+    """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero."""
+    known = {name: value for name, value in inputs.items() if value is not None}
+    for name in SIZES & known.keys():
+        value = known[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise NotPredicted(f"{name} = {value!r}: give a positive whole number")
+    return known
 
 
 def _model_step(inputs: Inputs) -> Prediction:
+    for field, value in inputs.items():
+        # A degree or option that scenarios do not have yet would silently be left out of the prediction.
+        if field not in Scenario.model_fields and field not in STEP_LABELS and value not in (None, False, 1):
+            raise NotPredicted(f"{field} = {value!r} is not a field of scenarios yet")
     known = {k: v for k, v in inputs.items() if k in Scenario.model_fields and v is not None}
     scenario = Scenario.parse(known | {"ignore_memory": True}, where="record")
     run = simulate(scenario)
@@ -197,13 +224,24 @@ def _in_context(inputs: Inputs) -> Prediction:
     return _works(inputs, *works, in_graph=True, gap=len(works) > 1)
 
 
+def _duty(inputs: Inputs) -> Prediction:
+    return Prediction(**predict_time.duty(inputs))
+
+
+def _transient(inputs: Inputs) -> Prediction:
+    return Prediction(**predict_time.transient(inputs))
+
+
 PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
     "model_step": _model_step,
+    "generate": _model_step,
     "gemm": _gemm,
     "attention": _attention,
     "grouped_gemm": _grouped,
     "collective": _collective,
     "in_context": _in_context,
+    "duty": _duty,
+    "transient": _transient,
 } | {op.value: _elementwise for op in Elementwise}
 
 SKIPPED = {
@@ -211,8 +249,6 @@ SKIPPED = {
     "idle": "an input of the fit: idle power is a coefficient",
     "alone": "kind of a later issue (contention)",
     "together": "kind of a later issue (contention)",
-    "duty": "kind of a later issue (limiters in time)",
-    "transient": "kind of a later issue (limiters in time)",
     "small_kernels": "kind of a later issue (eager chains)",
     "ring_attention": "kind of a later issue (ring attention)",
     "dit_step": "kind of a later issue (video diffusion)",

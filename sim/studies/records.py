@@ -62,11 +62,31 @@ def read_records(path: Path) -> Iterator[Record]:
             raise RecordError(f"{path}, line {number}: not valid JSON: {error.msg}") from None
         if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
             raise RecordError(f"{path}, line {number}: a record is an object with a text field 'kind'")
+        for name in ("latency_s", "energy_j"):
+            value = row.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise RecordError(f"{path}, line {number}: {name} = {value!r}: give a number or null")
         yield Record(
             path=path,
             line=number,
             kind=row["kind"],
-            inputs={k: v for k, v in row.items() if k not in MEASURED_FIELDS},
+            inputs={k: v for k, v in row.items() if k not in MEASURED_FIELDS} | _schedule(row),
             measured={k: v for k, v in row.items() if k in MEASURED_FIELDS},
             digest=row_digest(row),
         )
+
+
+def _schedule(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a transient row's host did and when: inputs that stand among measured times in ``marks`` and ``log``.
+
+    ``schedule`` lists (work, start in s, steps), ``duration_s`` is how long the log is. Step times stay behind.
+    """
+    if row["kind"] != "transient":
+        return {}
+    try:
+        return {
+            "schedule": [(str(m["work"]), float(m["start_s"]), len(m["step_ms"])) for m in row["marks"]],
+            "duration_s": float(row["log"][-1][0]) - float(row["log"][0][0]),
+        }
+    except (KeyError, IndexError, TypeError, ValueError):
+        return {}  # the predictor says what is missing

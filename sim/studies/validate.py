@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pandas as pd
 
 from sim.errors import SimError
 from sim.studies.predict import NotPredicted, Prediction, predict
-from sim.studies.records import Record, read_records
+from sim.studies.records import Record, RecordError, read_records
 
 OUTPUTS = ("latency_s", "energy_j", "power_w", "sm_clock_mhz")
 # Kinds whose clock the records resolve (a mixed step's NVML median is no measure of any kernel's clock).
@@ -28,13 +29,18 @@ class Row:
     fitted: bool
     skipped: str | None
 
+    @property
+    def measured(self) -> Mapping[str, Any]:
+        """The outputs that were measured, derived from a burst's iterations or a log where a kind has these."""
+        return measured_outputs(self.record)
+
     def as_json(self) -> dict[str, Any]:
         """The row in the fixed JSON contract."""
         return {
             "file": str(self.record.path),
             "line": self.record.line,
             "kind": self.record.kind,
-            "measured": {name: self.record.measured.get(name) for name in OUTPUTS},
+            "measured": dict(self.measured),
             "predicted": {name: getattr(self.predicted, name, None) for name in OUTPUTS},
             "fitted": self.fitted,
             "skipped": self.skipped,
@@ -42,17 +48,41 @@ class Row:
 
     def error(self, output: str) -> float | None:
         """Signed relative error of ``latency_s`` or ``energy_j``; None where either side is missing."""
-        measured = self.record.measured.get(output)
+        measured = self.measured.get(output)
         predicted = getattr(self.predicted, output, None)
         return float(predicted / measured - 1.0) if measured and predicted is not None else None
 
     def clock_error_mhz(self) -> float | None:
         """Mean clock error over GPUs, for kinds whose clock was measured."""
-        measured = self.record.measured.get("sm_clock_mhz")
+        measured = self.measured.get("sm_clock_mhz")
         if self.record.kind not in CLOCK_KINDS or not measured or not self.predicted or not self.predicted.sm_clock_mhz:
             return None
         predicted = self.predicted.sm_clock_mhz
         return float(sum(predicted) / len(predicted) - sum(measured) / len(measured))
+
+
+def measured_outputs(record: Record) -> dict[str, Any]:
+    """Measured latency (s), energy (J), power (W) and clock (MHz); None for what a row does not hold.
+
+    A duty row's latency is its mean iteration, its energy that of a burst and its pause. A transient row's
+    latency is the sum of its steps, its energy that of the whole log.
+    """
+    measured = record.measured
+    outputs: dict[str, Any] = {name: measured.get(name) for name in OUTPUTS}
+    try:
+        match record.kind:
+            case "duty":
+                outputs["latency_s"] = statistics.fmean(measured["iter_s"])
+                outputs["sm_clock_mhz"] = [statistics.fmean(measured["clock_mhz"])]
+                outputs["energy_j"] = measured["power_w"][0] * record.inputs["period_s"]
+            case "transient":
+                first, last = measured["log"][0], measured["log"][-1]
+                outputs["latency_s"] = sum(ms * 1e-3 for mark in measured["marks"] for ms in mark["step_ms"])
+                outputs["energy_j"] = (last[1] - first[1]) * 1e-3
+                outputs["power_w"] = [outputs["energy_j"] / (last[0] - first[0])]
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        pass  # an incomplete row measures less
+    return outputs
 
 
 def validate(paths: Sequence[Path], *, step: Callable[[], None] = lambda: None) -> list[Row]:
@@ -72,6 +102,8 @@ def validate(paths: Sequence[Path], *, step: Callable[[], None] = lambda: None) 
                 skipped = str(error)
             rows.append(Row(record=record, predicted=predicted, fitted=record.digest in fitted_rows, skipped=skipped))
             step()
+    if not rows:
+        raise RecordError(f"no records in {', '.join(map(str, paths))}: a record is one JSON object a line")
     return rows
 
 

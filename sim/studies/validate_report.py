@@ -92,10 +92,10 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
                 "line": row.record.line,
                 "kind": row.record.kind,
                 **{k: v for k, v in row.record.inputs.items() if k != "kind"},
-                "measured_latency_s": row.record.measured.get("latency_s"),
+                "measured_latency_s": row.measured.get("latency_s"),
                 "predicted_latency_s": getattr(row.predicted, "latency_s", None),
                 "latency_error": row.error("latency_s"),
-                "measured_energy_j": row.record.measured.get("energy_j"),
+                "measured_energy_j": row.measured.get("energy_j"),
                 "predicted_energy_j": getattr(row.predicted, "energy_j", None),
                 "energy_error": row.error("energy_j"),
                 "fitted": row.fitted,
@@ -121,7 +121,7 @@ def write_plot(rows: Sequence[Row], path: Path) -> None:
         kinds = sorted({row.record.kind for row in rows})
         for kind in kinds:
             points = [
-                (row.record.measured[output], (row.error(output) or 0.0) * 100)
+                (row.measured[output], (row.error(output) or 0.0) * 100)
                 for row in rows
                 if row.record.kind == kind and row.error(output) is not None
             ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum
+from workloads.errors import WorkloadError
 from workloads.families.moe import expert_kernels
 from workloads.families.overlap import overlapped_layer
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
@@ -68,6 +69,7 @@ def _program(
     model: ModelSpec, layout: Layout, steps: Iterable[tuple[str, PhaseName, int, int]], options: Options
 ) -> Program:
     stack = load_stack(options.stack)
+    _check_options(model, layout, options)
     layers = options.layers or model.layers
     phases: list[list[Phase]] = []
     for label, phase, batch, seq_len in steps:
@@ -83,6 +85,16 @@ def _program(
     distinct = len(phases[0])
     programs = [RankProgram(phases=tuple(step[i] for step in phases)) for i in range(distinct)]
     return Program(ranks=tuple(programs) if distinct > 1 else tuple(programs) * layout.world)
+
+
+def _check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
+    """Refuse what would silently run as something else."""
+    if options.dtype is DType.FP8 and model.experts:
+        raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
+    if layout.sequence_parallel and options.dtype is DType.FP8:
+        raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
+    if layout.sequence_parallel and options.stack != "reference-torch":
+        raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
 
 
 def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:

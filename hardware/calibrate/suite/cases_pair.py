@@ -71,7 +71,7 @@ def measure_in_context(bench: Bench, row: Row) -> dict[str, Any]:
     kernels, comm = bench.kernels, bench.comm
     x, weights, y = bench.randn(m, k), bench.weights(n, k), bench.empty(m, n)
     op = row["collective"]
-    buffer, part = (None, None) if op == "none" else collective_buffers(bench, op, row["bytes"])
+    buffer, part = _after_gemm(bench, op, y, row["bytes"])
 
     def gemm(i: int) -> None:
         kernels.linear(x, weights[i % len(weights)], y)
@@ -118,6 +118,16 @@ def measure_in_context(bench: Bench, row: Row) -> dict[str, Any]:
     return {**measured, **facts}
 
 
+def _after_gemm(bench: Bench, op: str, y: Any, full_bytes: int) -> tuple[Any, Any]:
+    """Buffers of ``op`` on the GEMM's output, so that sums start from fresh numbers every time."""
+    if op == "none":
+        return None, None
+    if op == "all_gather":
+        return collective_buffers(bench, op, full_bytes)
+    flat = y.view(-1)
+    return flat, bench.empty(part_bytes(op, full_bytes, bench.comm.world) // _BF16)
+
+
 @dataclass(slots=True, kw_only=True)
 class Lane:
     """One stream's repeated work in a contention row: a graph of ``count`` repetitions."""
@@ -126,7 +136,7 @@ class Lane:
     replay: Callable[[], None]
     count: int
     each_s: float
-    slots: Any = None
+    slots: Any = None  # two stamps, around the whole graph
     starts: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
 
@@ -225,7 +235,7 @@ def _lane(bench: Bench, launch: Callable[[int], None], *, rotate: int, priority:
     rough_s = most(bench.comm, timer.seconds(start, timer.record()) / 3)
     count = 1 if bench.dry else max(1, min(200, round(_GROUP_S / rough_s)))
     count = -(-count // rotate) * rotate if count > rotate else count
-    slots = new_slots(bench, 2) if stamped else None
+    slots: Any = new_slots(bench, 2) if stamped else None
 
     def body() -> None:
         if stamped:
@@ -235,7 +245,7 @@ def _lane(bench: Bench, launch: Callable[[int], None], *, rotate: int, priority:
         if stamped:
             bench.kernels.stamp(slots[1])
 
-    replay = capture(bench, body)
+    replay = capture(bench, body, priority=priority)
     alone: Steady = steady(bench, replay, count, window_s=0.3)
     stream = None if bench.dry else bench.torch.cuda.Stream(priority=priority)
     each_s = most(bench.comm, alone.latency_s)

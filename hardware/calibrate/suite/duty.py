@@ -80,7 +80,7 @@ def measure_duty(bench: Bench, row: Row) -> dict[str, Any]:
     end = time.monotonic()
     bench.meter.stop()
     pairs = [(i, i + 1) for i in range(kept)]
-    seen_stamps = record if bench.dry else record.cpu()
+    seen_stamps = record if bench.dry else record[:bursts].cpu()
     per_burst = [stamps_between(bench, seen_stamps[b], pairs) for b in range(bursts)]
     iter_s, clock_mhz = [], []
     for place in range(kept):

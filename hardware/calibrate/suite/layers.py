@@ -143,7 +143,7 @@ class Layer:
         self.out = Projection(bench, shape.width, self.q_heads * HEAD_DIM, fp8=fp8)
         self.norm_ff = Norm(bench, shape.width)
         self.feed_forward: Any = forward() if forward is not None else FeedForward(bench, shape, tp=tp, fp8=fp8)
-        self.cache = bench.randn(2, batch, self.kv_heads, cache_tokens, HEAD_DIM) if cache_tokens else None
+        self.cache: Any = bench.randn(2, batch, self.kv_heads, cache_tokens, HEAD_DIM) if cache_tokens else None
 
     def attend_prompt(self, bench: Bench, qkv: Tensor, batch: int) -> Tensor:
         """Causal attention over a prompt; [tokens, heads x 128] -> [tokens, q_heads x 128]."""

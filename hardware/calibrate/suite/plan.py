@@ -208,6 +208,8 @@ def step(model: str, layers: int, phase: str, batch: int, seq_len: int, **more: 
         "seq_len": seq_len,
         "tp": 1,
         "ep": 1,
+        "ep_mode": None,
+        "expert_skew": 0.0,
         "lm_head": True,
         "dtype": "bf16",
         "regime": "steady",

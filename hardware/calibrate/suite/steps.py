@@ -21,7 +21,7 @@ _STEP_WINDOW_S = 1.05
 
 def measure_step(bench: Bench, row: Row) -> dict[str, Any]:
     """Latency, power and energy of a ``model_step`` row in the steady state."""
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"tokens_per_ep_rank": None}
     step = build_step(bench, row, facts)
     if row.get("launch", "graph") == "eager":
         step()

@@ -22,7 +22,7 @@ SETTLE_FREE_S = 0.45
 WINDOW_S = 0.65
 CHUNK_S = 0.05
 CAPPED_FRACTION_OF_LIMIT = 0.92
-GRAPH_S = 0.003
+GRAPH_S = 0.006
 GRAPH_KERNELS = 600
 
 
@@ -97,13 +97,16 @@ class EventTimer:
         return float(start.elapsed_time(end)) / 1e3
 
 
-def capture(bench: Bench, body: Callable[[], None]) -> Callable[[], None]:
-    """``body`` as a CUDA graph's replay; it runs twice eagerly first, so that nothing is built in capture."""
+def capture(bench: Bench, body: Callable[[], None], *, priority: int = 0) -> Callable[[], None]:
+    """``body`` as a CUDA graph's replay; it runs twice eagerly first, so that nothing is built in capture.
+
+    Kernels keep the ``priority`` of the stream they are captured on (-1: before others).
+    """
     if bench.dry:
         body()
         return lambda: None
     torch = bench.torch
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream(priority=priority)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         body()
@@ -112,7 +115,7 @@ def capture(bench: Bench, body: Callable[[], None]) -> Callable[[], None]:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # Other threads (NCCL's watchdog, the meter) may call CUDA while this thread captures.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         body()
     torch.cuda.synchronize()
     return graph.replay  # type: ignore[no-any-return]
@@ -121,7 +124,7 @@ def capture(bench: Bench, body: Callable[[], None]) -> Callable[[], None]:
 def repeated(
     bench: Bench, launch: Callable[[int], None], *, kernels_each: int = 1, rotate: int = 1
 ) -> tuple[Callable[[], None], int]:
-    """A graph of enough repetitions of ``launch`` to take about 3 ms; returns (replay, repetitions).
+    """A graph of enough repetitions of ``launch`` to take about 6 ms; returns (replay, repetitions).
 
     ``launch(i)`` is repetition i; weights rotate with period ``rotate``, which the count is a multiple of
     when it fits.
@@ -152,6 +155,9 @@ def steady(bench: Bench, replay: Callable[[], None], repetitions: int, *, window
     """
     timer, meter = EventTimer(bench), bench.meter
     window_s = window_s or bench.window_s
+    if bench.dry:
+        replay()
+        return Steady(latency_s=1e-3 / repetitions, power_w=100.0, sm_clock_mhz=1980, temperature_c=40)
     start = timer.record()
     replay()
     each_s = most(bench.comm, timer.seconds(start, timer.record()))

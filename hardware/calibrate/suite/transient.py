@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from hardware.calibrate.suite.steps import build_step
@@ -57,7 +58,7 @@ def measure_transient(bench: Bench, row: Row) -> dict[str, Any]:
             replays[what]()
             events.append(timer.record())
         bench.synchronize()
-        steps = [round(1e3 * timer.seconds(a, b), 4) for a, b in zip(events, events[1:], strict=False)]
+        steps = [round(1e3 * timer.seconds(a, b), 4) for a, b in pairwise(events)]
         marks.append({"work": what, "start_s": round(start_s, 5), "step_ms": steps})
     bench.meter.stop()
     log = [[round(at - origin, 5), mj, mw, mhz] for at, mj, mw, mhz in bench.meter.samples()]

@@ -176,7 +176,7 @@ def work(rank: int, rows: Sequence[Row], options: Options) -> None:
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add one whole line and make it durable, so that an interrupted run leaves only whole records."""
-    line = json.dumps(record, allow_nan=False, default=float) + "\n"
+    line = json.dumps(_finite(record), allow_nan=False, default=float) + "\n"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode())
@@ -185,15 +185,28 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         os.close(handle)
 
 
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that were not read (NaN is no JSON)."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {key: _finite(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_finite(one) for one in value]
+        case _:
+            return value
+
+
 def label(row: Row) -> str:
     """A row's fields in one short line."""
     hidden = {"kind", "world", "dtype", "head_dim", "bytes_moved", "kernel", "regime", "gpu_index"}
-    return row["kind"] + "".join(f" {key}={value}" for key, value in row.items() if key not in hidden)
+    return str(row["kind"]) + "".join(f" {key}={value}" for key, value in row.items() if key not in hidden)
 
 
 def brief(record: Row) -> str:
     """What came out, in a few words."""
-    powers = [p for p in record.get("power_w", []) if p is not None]
+    powers = [p for p in record.get("power_w", []) if p is not None and math.isfinite(p)]
     watts = "/".join(f"{p:.0f}" for p in powers)
     if "latency_s" in record:
         return f"-> {1e6 * record['latency_s']:.1f} us {watts} W"

@@ -1,0 +1,284 @@
+"""How well the laws predict rows that they were not fitted on: ``python -m hardware.calibrate.crossval RECORDS...``.
+
+Each group of kernel rows is left out in turn, coefficients and corrections are fitted on the rest, and the group
+is predicted from its inputs alone, at the profile's own temperature. Whole-model records are refused, as in a fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hardware.calibrate.fit import ELEMENTWISE, read_fit_records
+from hardware.calibrate.fit_collective import fit_collectives
+from hardware.calibrate.fit_families import (
+    decode_features_of,
+    decode_terms_of,
+    elementwise_features_of,
+    elementwise_terms_of,
+    fit_decode,
+    fit_elementwise,
+    fit_grouped,
+    fit_prefill,
+    grouped_features_of,
+    grouped_terms_of,
+    prefill_features_of,
+    prefill_terms_of,
+)
+from hardware.calibrate.fit_gemm import base_terms, duty_anchors, features_of, fit_bf16, fit_fp8
+from hardware.calibrate.fit_kit import Family, Row, Setting
+from hardware.calibrate.fit_power import fit_power, setting_of, work_hbm_bytes
+from hardware.catalog import load_gpu
+from hardware.laws.collective import DEFAULT_CTAS, collective_base_terms
+from hardware.laws.correction import corrected
+from hardware.laws.terms import KernelTerms, time_s
+from hardware.power import point_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Errors of one family on rows left out: predicted over measured less one, NaN where nothing was metered."""
+
+    family: str
+    left_out: str
+    latency: tuple[float, ...]
+    energy: tuple[float, ...]
+
+    def line(self) -> str:
+        """One row of the table, in %."""
+        latency, energy = np.abs(self.latency) * 100, np.abs(self.energy) * 100
+        shown = [
+            f"{np.nanmean(e):8.2f}{np.nanmedian(e):8.2f}{np.nanmax(e):8.1f}" if np.isfinite(e).any() else " " * 24
+            for e in (latency, energy)
+        ]
+        return f"{self.family:<14}{self.left_out:<18}{len(latency):>5}{shown[0]}{shown[1]}"
+
+
+HEADER = (
+    f"{'family':<14}{'left out':<18}{'n':>5}{'lat.mean':>8}{'median':>8}{'worst':>8}{'en.mean':>8}{'median':>8}"
+    f"{'worst':>8}   (absolute error, %)"
+)
+
+Fold = tuple[list[Row], list[Row]]
+Errors = list[tuple[float, float]]
+
+
+def folds(rows: Sequence[Row], key: Callable[[Row], Any]) -> Iterator[Fold]:
+    """(rest, group) for each value of ``key``, sorted."""
+    for value in sorted({key(row) for row in rows}):
+        yield [row for row in rows if key(row) != value], [row for row in rows if key(row) == value]
+
+
+def errors_of(row: Row, terms: KernelTerms, setting: Setting) -> tuple[float, float]:
+    """Latency and energy error of ``row`` settled under the limit, at the profile's temperature."""
+    point = setting.point(terms, {})
+    energy_j = row["energy_j"]
+    energy = point.latency_s * point.power_w / energy_j - 1.0 if energy_j else float("nan")
+    return point.latency_s / row["latency_s"] - 1.0, energy
+
+
+def _of_family(
+    family: Family[Any],
+    test: Sequence[Row],
+    setting: Setting,
+    terms_of: Callable[[Any, Row], KernelTerms],
+    coordinates: Callable[[Row], tuple[float, ...]],
+) -> Errors:
+    learnt = family.corrections
+    return [
+        errors_of(
+            row,
+            corrected(terms_of(family.coefficients, row), learnt.time, learnt.energy, coordinates(row)),
+            setting,
+        )
+        for row in test
+    ]
+
+
+def _bf16(setting: Setting, hbm_j: float, anchors: list[tuple[Row, Row]], fold: Fold) -> Errors:
+    family = fit_bf16(fold[0], setting, hbm_j, anchors)
+    return _of_family(family, fold[1], setting, lambda c, row: base_terms(c, row, setting.gpu), features_of)
+
+
+def _fp8(setting: Setting, bf16: Any, bf16_rows: list[Row], fold: Fold) -> Errors:
+    out = {(row["n"], row["k"]) for row in fold[1]}
+    family = fit_fp8(fold[0], [row for row in bf16_rows if (row["n"], row["k"]) not in out], setting, bf16)
+    return _of_family(family, fold[1], setting, lambda c, row: base_terms(c, row, setting.gpu), features_of)
+
+
+def _prefill(setting: Setting, gemm: Any, fold: Fold) -> Errors:
+    family = fit_prefill(fold[0], setting, gemm)
+    return _of_family(
+        family, fold[1], setting, lambda c, row: prefill_terms_of(c, row, gemm, setting), prefill_features_of
+    )
+
+
+def _decode(setting: Setting, hbm_j: float, fold: Fold) -> Errors:
+    family = fit_decode(fold[0], setting, hbm_j)
+    return _of_family(family, fold[1], setting, lambda c, row: decode_terms_of(c, row, setting), decode_features_of)
+
+
+def _grouped(setting: Setting, decode: Any, fold: Fold) -> Errors:
+    family = fit_grouped(fold[0], setting, decode)
+    return _of_family(family, fold[1], setting, lambda c, row: grouped_terms_of(c, row, setting), grouped_features_of)
+
+
+def _elementwise(setting: Setting, hbm_j: float, fold: Fold) -> Errors:
+    family = fit_elementwise(fold[0], setting, hbm_j)[fold[1][0]["kind"]]
+    return _of_family(
+        family, fold[1], setting, lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of
+    )
+
+
+def collective_errors(rows: Sequence[Row], setting: Setting) -> Held:
+    """Each number of blocks between the least and the most of its operation and world, left out in turn."""
+    loops = [row for row in rows if row["kind"] == "collective"]
+    latency, power = [], []
+    idle_w = setting.curve.idle_w(setting.gpu.max_clock_hz)
+
+    def blocks(row: Row) -> int:
+        return int(row["ctas"] or DEFAULT_CTAS)
+
+    for op, world in sorted({(row["op"], row["world"]) for row in loops}):
+        own = [row for row in loops if (row["op"], row["world"]) == (op, world)]
+        counts = sorted({blocks(row) for row in own})
+        for count in counts[1:-1]:
+            rest = [row for row in rows if row["kind"] != "collective" or row not in own or blocks(row) != count]
+            fitted = fit_collectives(rest, setting, 1e-6)
+            for row in (row for row in own if blocks(row) == count):
+                terms = collective_base_terms(
+                    fitted, op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False,
+                    sms=setting.gpu.sms,
+                )  # fmt: skip
+                seconds = time_s(terms, sms=setting.gpu.sms, sm_clock_hz=setting.gpu.max_clock_hz)
+                latency.append(seconds / row["latency_s"] - 1.0)
+                watts = [w for w in row["power_w"] if w is not None]
+                predicted_w = idle_w + terms.link_energy_j / seconds
+                power.append(predicted_w / float(np.mean(watts)) - 1.0 if watts else float("nan"))
+    return Held(family="collective*", left_out="block count", latency=tuple(latency), energy=tuple(power))
+
+
+def duty_errors(rows: Sequence[Row], setting: Setting, bf16: Any, prefill: Any) -> Held:
+    """Slow over fast iteration time of each work and GPU at the true clocks, and the mean power of held-out rows.
+
+    Time errors are of the ratio (without pauses over with pauses of 60 ms); power errors of each row when the
+    rows with its burst and pause were left out of the power fit.
+    """
+    duty = [row for row in rows if row["kind"] == "duty"]
+    ratios = []
+    for work, gpu_index in sorted({(row["work"], row["gpu_index"]) for row in duty}):
+        own = [row for row in duty if (row["work"], row["gpu_index"]) == (work, gpu_index)]
+        slow, fast = ([row for row in own if row["idle_s"] == pause] for pause in (0, 0.06))
+        if not slow or not fast:
+            continue
+        terms = _terms_of_work(work, setting, bf16, prefill)
+        measured, predicted = [], []
+        for group in (slow, fast):
+            times = np.concatenate([_settled_half(row, "iter_s") for row in group])
+            clocks = np.concatenate([_settled_half(row, "clock_mhz") for row in group]) * 1e6
+            measured.append(float(np.median(times)))
+            point = point_at(
+                terms, setting.curve, sms=setting.gpu.sms, gpu_sms=setting.gpu.sms, sm_clock_hz=float(np.median(clocks))
+            )
+            predicted.append(point.latency_s)
+        ratios.append((predicted[0] / predicted[1]) / (measured[0] / measured[1]) - 1.0)
+    power: list[float] = []
+    others = [row for row in rows if row["kind"] != "duty"]
+    for rest, out in folds(duty, lambda row: (row["idle_s"], row["burst_s"])):
+        fit = fit_power([*others, *rest], setting.gpu)
+        power.extend(fit.mean_power_w(row) / row["power_w"][0] - 1.0 for row in out)
+    return Held(family="duty*", left_out="burst, pause", latency=tuple(ratios), energy=tuple(power))
+
+
+def _settled_half(row: Row, column: str) -> Any:
+    values = row[column]
+    return np.asarray(values if row["idle_s"] > 0 else values[len(values) // 2 :])
+
+
+def _terms_of_work(work: str, setting: Setting, bf16: Any, prefill: Any) -> KernelTerms:
+    """Terms of a duty row's work; a copy is HBM transfer alone."""
+    if work.startswith("gemm_"):
+        m, n, k = (int(part) for part in work.removeprefix("gemm_").split("x"))
+        return base_terms(bf16, {"m": m, "n": n, "k": k, "dtype": "bf16"}, setting.gpu)
+    if work.startswith("attention_"):
+        sizes = {"batch": 2, "seq_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True}
+        return prefill_terms_of(prefill, sizes, bf16, setting)
+    moved = work_hbm_bytes(work)
+    rate = bf16.hbm_bytes_per_s
+    return KernelTerms(floor_s=0.0, blocks=setting.gpu.sms, cycles_per_block=0.0, hbm_bytes=moved, hbm_bytes_per_s=rate)
+
+
+def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterator[Held]:
+    """All families, one after the other; folds run on ``workers`` processes."""
+    gpu = load_gpu(gpu_id)
+    rows = [row for row in rows if row["gpu"] == gpu.id]
+    power = fit_power(rows, gpu)
+    setting, hbm_j = setting_of(rows, gpu, power), power.hbm_byte_energy_j
+    single = [row for row in rows if row["world"] == 1 and "gpu_index" not in row]
+    of_kind = {kind: [row for row in single if row["kind"] == kind] for kind in (*ELEMENTWISE, "grouped_gemm")}
+    gemm = [row for row in single if row["kind"] == "gemm"]
+    bf16_rows = [row for row in gemm if row["dtype"] == "bf16"]
+    fp8_rows = [row for row in gemm if row["dtype"] == "fp8_e4m3"]
+    attention = {
+        phase: [row for row in single if row["kind"] == "attention" and row["phase"] == phase]
+        for phase in ("prefill", "decode")
+    }
+    anchors = duty_anchors(rows)
+    bf16 = fit_bf16(bf16_rows, setting, hbm_j, anchors).coefficients
+    decode = fit_decode(attention["decode"], setting, hbm_j).coefficients
+    prefill = fit_prefill(attention["prefill"], setting, bf16).coefficients
+
+    def shape(row: Row) -> tuple[int, int]:
+        return row["n"], row["k"]
+
+    def whole(row: Row) -> str:
+        return repr([(name, value) for name, value in sorted(row.items()) if name not in MEASURED])
+
+    plans: list[tuple[str, str, Callable[[Fold], Errors], list[Row], Callable[[Row], Any]]] = [
+        ("gemm bf16", "(n, k)", partial(_bf16, setting, hbm_j, anchors), bf16_rows, shape),
+        ("gemm fp8", "(n, k)", partial(_fp8, setting, bf16, bf16_rows), fp8_rows, shape),
+        ("prefill", "shape", partial(_prefill, setting, bf16), attention["prefill"], whole),
+        ("decode", "shape", partial(_decode, setting, hbm_j), attention["decode"], whole),
+        ("grouped gemm", "routing", partial(_grouped, setting, decode), of_kind["grouped_gemm"], whole),
+    ]
+    plans += [
+        (kind, "size", partial(_elementwise, setting, hbm_j), of_kind[kind], whole)
+        for kind in ELEMENTWISE
+        if len(of_kind[kind]) > 3
+    ]
+    with ProcessPoolExecutor(workers) as pool:
+        for name, left_out, run, of, key in plans:
+            errors = [error for fold in pool.map(run, folds(of, key)) for error in fold]
+            if errors:
+                latency, energy = zip(*errors, strict=True)
+                yield Held(family=name, left_out=left_out, latency=latency, energy=energy)
+    yield collective_errors(rows, setting)
+    yield duty_errors(rows, setting, bf16, prefill)
+
+
+MEASURED = frozenset({"latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c"})
+
+
+def main() -> None:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("--gpu", default="h100-sxm-80gb")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    print(HEADER)
+    for held in cross_validate(read_fit_records(arguments.records), arguments.gpu, workers=arguments.workers):
+        print(held.line(), flush=True)
+    print("* collective, duty: mean power in place of energy; duty: slow over fast iteration time at true clocks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The accuracy page: ``python -m sim.studies.fidelity SHARED_DIR --out docs/fidelity.md``.
+
+Every record of SHARED_DIR (or of its folder ``measurements``) is predicted from its inputs alone. Rows that a fit
+has seen and rows that none has seen are never averaged together. The page holds no date and no path, so equal
+records and an equal profile give equal bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hardware.profile import Profile, load_profile
+from sim.errors import SimError
+from sim.output import write_atomically
+from sim.studies.fidelity_errors import (
+    MIN_ROWS,
+    PRIOR_LOG_ERROR,
+    RESAMPLES,
+    SEED,
+    WEAK_LOG_ERROR,
+    GroupError,
+    gpus,
+    group_errors,
+    summarise,
+    weakly_identified,
+)
+from sim.studies.ordering import orderings
+from sim.studies.records import RecordError
+from sim.studies.validate import Row, validate
+
+GPU = "h100-sxm-80gb"
+OUTPUTS = {"latency_s": "latency", "energy_j": "energy"}
+# An unfitted group misses when its mean error is above this, and an unfitted row when its own is.
+MISS_GROUP = 0.04
+MISS_ROW = 0.05
+
+
+def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> str:
+    """The whole page as Markdown; ``digests`` holds the SHA-256 of each record file by name."""
+    fresh = [row for row in rows if not row.fitted and row.predicted is not None]
+    fitted = [row for row in rows if row.fitted and row.predicted is not None]
+    parts = [
+        _head(rows, profile, digests),
+        *_unfitted(fresh),
+        *_overlap(fresh),
+        *_misses(fresh),
+        *_fitted(fitted),
+        *_weak(profile),
+        *_silent(rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> str:
+    changed = sorted(name for name, digest in profile.provenance.files.items() if digests.get(name, digest) != digest)
+    absent = sorted(name for name in profile.provenance.files if name not in digests)
+    text = (
+        "# Fidelity\n\n"
+        "Written by `python -m sim.studies.fidelity SHARED_DIR --out docs/fidelity.md`; do not edit.\n\n"
+        f"{len(rows)} records of {len(digests)} files were read and predicted from their inputs alone with the profile "
+        f"`{profile.gpu}` ({profile.status}). Errors are predicted over measured minus one, in per cent. *Mean*, "
+        "*median* and *worst* are of absolute errors, *bias* is the signed mean. *95 %* is the bootstrap interval of "
+        f"the mean over the rows of the group ({RESAMPLES} resamples, percentile method, seed {SEED}; none below "
+        f"{MIN_ROWS} rows). It tells how the mean depends on which rows happen to be in the group, and nothing about "
+        "other GPUs, "
+        "hosts or software: rows of a file share those."
+    )
+    if changed:
+        text += f"\n\nFiles that differ from the ones the profile was fitted on: {', '.join(changed)}."
+    if absent:
+        text += f"\n\nFiles that the profile was fitted on and that were not read: {', '.join(absent)}."
+    return text
+
+
+def _unfitted(rows: Sequence[Row]) -> Iterator[str]:
+    yield (
+        "## Rows that no fit has seen\n\n"
+        "Whole-model steps: every kernel, the power cap and the clock have to come out right together. No coefficient "
+        "was fitted on them (the fitting command refuses them). They were looked at while the model was built, "
+        "so they are unfitted, not blind."
+    )
+    for output, word in OUTPUTS.items():
+        yield f"### {word.capitalize()}\n\n" + _error_table(group_errors(rows, output))
+    pooled = _pooled(rows)
+    if pooled:
+        yield "### By number of GPUs\n\n" + pooled
+    yield "What these rows cover, and so what is checked at all: " + _coverage(rows) + "."
+
+
+def _pooled(rows: Sequence[Row]) -> str:
+    lines = []
+    for world in sorted({int(row.record.inputs.get("world", 1)) for row in rows}):
+        part = [row for row in rows if int(row.record.inputs.get("world", 1)) == world]
+        for output, word in OUTPUTS.items():
+            signed = [e for row in part if (e := row.error(output)) is not None]
+            if signed:
+                lines.append(summarise(gpus(world), word, signed))
+    return _error_table(lines, first=("GPUs", "output"))
+
+
+def _coverage(rows: Sequence[Row]) -> str:
+    names = {"gpu": "GPU", "world": "GPUs in a run", "model": "models", "phase": "phases", "dtype": "data types"}
+    parts = []
+    for field, word in names.items():
+        values = {row.record.inputs[field] for row in rows if row.record.inputs.get(field) is not None}
+        if values:
+            parts.append(f"{word} {', '.join(str(value) for value in sorted(values))}")
+    for field, word in (("batch", "batch"), ("seq_len", "tokens"), ("layers", "layers run")):
+        values = {row.record.inputs[field] for row in rows if row.record.inputs.get(field) is not None}
+        if values:
+            parts.append(f"{word} {min(values)} to {max(values)}")
+    return "; ".join(parts) if parts else "nothing"
+
+
+def _overlap(rows: Sequence[Row]) -> Iterator[str]:
+    found = orderings(rows)
+    if not found:
+        return
+    lines = [
+        (
+            ", ".join(f"{name}={value}" for name, value in one.group.items()),
+            OUTPUTS[one.output],
+            f"{one.pairs_right} of {one.pairs}",
+            f"{100 * one.choice_excess:.1f}",
+            f"{one.chunk_right} of {one.chunk_cases}",
+            f"{one.one_chunk_right} of {one.chunk_cases}",
+            f"{one.most_chunks_right} of {one.chunk_cases}",
+        )
+        for one in found
+    ]
+    head = ("group", "output", "pairs in order", "choice above best %", "chunks right", "always one", "always most")
+    yield (
+        "## Does it choose the right overlap?\n\n"
+        "Rows that differ only in chunks and in blocks for communication. *Pairs in order* counts pairs whose "
+        "measurements differ by more than 3 %. *Chunks right*: for a given number of blocks, the predicted best chunk "
+        "count measures within 1 % of the best; beside it two habits that need no simulator.\n\n"
+        + _table(head, lines, left=2)
+    )
+
+
+def _misses(rows: Sequence[Row]) -> Iterator[str]:
+    lines = [
+        (one.file, one.group, word, str(one.n), _percent(one.mean), _percent(one.bias))
+        for output, word in OUTPUTS.items()
+        for one in group_errors(rows, output)
+        if one.mean > MISS_GROUP
+    ]
+    text = "## Misses\n\n"
+    if lines:
+        text += f"Unfitted groups with a mean error above {100 * MISS_GROUP:g} %:\n\n"
+        text += _table(("file", "group", "output", "n", "mean", "bias"), lines, left=3)
+    else:
+        text += f"No unfitted group has a mean error above {100 * MISS_GROUP:g} %."
+    yield text
+    far = [(max(abs(row.error(output) or 0.0) for output in OUTPUTS), row) for row in rows]
+    worst = sorted((item for item in far if item[0] > MISS_ROW), key=lambda item: -item[0])
+    if worst:
+        yield (
+            f"Unfitted rows more than {100 * MISS_ROW:g} % off in latency or energy ({len(worst)} of {len(rows)}):\n\n"
+            + _table(
+                ("row", "latency", "energy", "inputs"),
+                [
+                    (
+                        f"{row.record.path.name}:{row.record.line}",
+                        _percent(row.error("latency_s")),
+                        _percent(row.error("energy_j")),
+                        _inputs(row),
+                    )
+                    for _, row in worst
+                ],
+                left=1,
+                text_last=True,
+            )
+        )
+
+
+def _inputs(row: Row) -> str:
+    shown = {k: v for k, v in row.record.inputs.items() if k not in ("kind", "gpu", "regime") and v is not None}
+    return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def _fitted(rows: Sequence[Row]) -> Iterator[str]:
+    yield (
+        "## Rows that the profile was fitted on\n\n"
+        "How well the laws hold what they were given; **no estimate of the error on anything new**. Collectives are "
+        "tables of these very rows, so a bare collective is met by construction; kernel laws carry a bounded learnt "
+        "correction, which also leans to the rows it has seen. Figures near zero here say nothing more than that."
+    )
+    for output, word in OUTPUTS.items():
+        yield f"### {word.capitalize()}\n\n" + _error_table(group_errors(rows, output))
+
+
+def _weak(profile: Profile) -> Iterator[str]:
+    weak = weakly_identified(profile)
+    total = len(profile.provenance.standard_errors)
+    text = (
+        "## What is weakly identified\n\n"
+        f"{len(weak)} of {total} fitted coefficients have a standard error above {WEAK_LOG_ERROR:g} in the logarithm: "
+        "the records fix some sum or product that they enter, not the coefficient itself. Every logarithm was pulled "
+        f"to its start with a standard deviation of {PRIOR_LOG_ERROR:g}, so an error near or above {PRIOR_LOG_ERROR:g} "
+        "means that the records say next to nothing about it. Do not read these as physics, and do not trust a "
+        "forecast for another GPU that hangs on one of them."
+    )
+    if weak:
+        lines = [(f"`{name}`", f"{error:.2f}") for name, error in weak]
+        text += "\n\n" + _table(("coefficient", "standard error of the logarithm"), lines, left=1)
+    yield text
+
+
+def _silent(rows: Sequence[Row]) -> Iterator[str]:
+    reasons: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        if row.skipped:
+            key = (row.record.path.name, row.record.kind, row.skipped)
+            reasons[key] = reasons.get(key, 0) + 1
+    if reasons:
+        yield "## Rows without a prediction\n\n" + _table(
+            ("file", "kind", "reason", "n"), [(*key, str(count)) for key, count in reasons.items()], left=3
+        )
+
+
+def _error_table(errors: Sequence[GroupError], first: tuple[str, str] = ("file", "group")) -> str:
+    if not errors:
+        return "No rows."
+    lines = [
+        (
+            one.file,
+            one.group,
+            str(one.n),
+            _percent(one.mean),
+            "-" if one.interval is None else f"{_percent(one.interval[0])} to {_percent(one.interval[1])}",
+            _percent(one.median),
+            _percent(one.worst),
+            _percent(one.bias),
+        )
+        for one in errors
+    ]
+    return _table((*first, "n", "mean", "95 %", "median", "worst", "bias"), lines, left=2)
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]], *, left: int, text_last: bool = False) -> str:
+    """A Markdown table whose first ``left`` columns hold text and whose others hold figures."""
+    rule = ["---" if i < left or (text_last and i == len(head) - 1) else "---:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
+
+
+def _percent(value: Any) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    # No negative zero.
+    return f"{round(100 * value, 1) + 0.0:.1f}"
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The record files of ``folder``, or of its folder ``measurements`` where it has one, sorted by name."""
+    inner = folder / "measurements"
+    found = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
+    if not found:
+        raise RecordError(f"no .jsonl files in '{folder}' or its folder 'measurements': give the folder of the records")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of this module: 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m sim.studies.fidelity", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="SHARED_DIR")
+    parser.add_argument("--out", type=Path, required=True, help="the Markdown page to write")
+    arguments = parser.parse_args(argv)
+    profile = load_profile(GPU)
+    assert profile is not None, "the package ships this profile"
+    try:
+        paths = record_files(arguments.folder)
+        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+        text = page(validate(paths), profile, digests)
+        write_atomically(arguments.out, text.encode())
+    except SimError as error:
+        print(f"fidelity: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

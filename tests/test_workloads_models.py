@@ -1,0 +1,284 @@
+"""Models of one's own (TOML, Hugging Face), read strictly; parameters, memory, routing of experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.test_workloads_transformer import build, layer, names
+from workloads import DType, Layout, WorkloadError, load_model, params
+from workloads.huggingface import parse_config
+from workloads.memory import memory_need
+from workloads.model import list_models, parse_model
+from workloads.routing import expert_loads
+from workloads.work import GemmWork
+
+MINE = """
+id = "mine"
+source = "made up for a test"
+d_model = 5120
+layers = 3
+q_heads = 40
+kv_heads = 8
+head_dim = 128
+d_ff = 17408
+vocab = 151936
+"""
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        # Parameters as the model cards state them, in billions.
+        ("llama3-8b", 8.03),
+        ("llama3-70b", 70.6),
+        ("llama3-405b", 405.9),
+        ("mixtral-8x7b", 46.7),
+        ("qwen3-8b", 8.19),
+        ("qwen3-14b", 14.77),
+        ("qwen3-32b", 32.76),
+        ("qwen3-30b-a3b", 30.53),
+    ],
+)
+def test_parameters_are_within_half_a_percent_of_the_published(model: str, published: float) -> None:
+    assert params(load_model(model)) / 1e9 == pytest.approx(published, rel=0.005)
+
+
+def test_every_model_of_the_catalog_is_in_the_parameter_test() -> None:
+    assert list_models() == (
+        "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "qwen3-14b", "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b",
+    )  # fmt: skip
+
+
+def test_memory_of_llama3_8b_by_hand() -> None:
+    need = memory_need(
+        load_model("llama3-8b"), Layout(), batch=2, context=1024, new_tokens=1024, layers=32, lm_head=True,
+        dtype=DType.BF16,
+    )  # fmt: skip
+    # 8.03e9 weights less the norms, two bytes each; K and V of 8 heads x 128 in 32 layers
+    assert need.weight_bytes == 2 * (params(load_model("llama3-8b")) - 65 * 4096)
+    assert need.kv_bytes == 2 * 2 * 1024 * 8 * 128 * 32 * 2
+
+
+# -- models of one's own ----------------------------------------------------------------------------------------
+
+
+def test_a_made_up_model_from_toml(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE, encoding="utf-8")
+    found = layer(build(str(path), tp=4, seq_len=512))
+    shapes = {k: (v.work.m, v.work.n, v.work.k) for k, v in found.items() if isinstance(v.work, GemmWork)}
+    assert shapes == {
+        "qkv_gemm": (512, (10 + 2 * 2) * 128, 5120),
+        "o_gemm": (512, 5120, 10 * 128),
+        "gate_up_gemm": (512, 2 * 17408 // 4, 5120),
+        "down_gemm": (512, 5120, 17408 // 4),
+    }
+    assert names(build(str(path))) == names(build("llama3-8b"))
+
+
+def test_a_model_may_list_its_own_block() -> None:
+    # A plain two-matrix feed-forward (GELU) around multi-head attention, heads written as H.
+    text = (
+        MINE
+        + """
+[[block]]
+node = "gemm"
+name = "qkv_gemm"
+ops = [
+  { label = "Q", pattern = "bsm,mHh->bsHh", parallel = "H" },
+  { label = "K", pattern = "bsm,mKh->bsKh", parallel = "K" },
+  { label = "V", pattern = "bsm,mKh->bsKh", parallel = "K" },
+]
+[[block]]
+node = "attention"
+name = "attention"
+scores = "bHsh,bHzh->bHsz"
+values = "bHsz,bHzh->bHsh"
+parallel = "H"
+[[block]]
+node = "gemm"
+name = "o_gemm"
+ops = [{ label = "O", pattern = "bsHh,mHh->bsm", parallel = "H" }]
+[[block]]
+node = "gemm"
+name = "up_gemm"
+ops = [{ label = "up", pattern = "bsm,mf->bsf", parallel = "f" }]
+[[block]]
+node = "pointwise"
+name = "gelu"
+op = "gelu"
+[[block]]
+node = "gemm"
+name = "down_gemm"
+ops = [{ label = "down", pattern = "bsf,mf->bsm", parallel = "f" }]
+"""
+    )
+    model = parse_model(text, where="mine.toml")
+    program = build(model, tp=2)
+    assert names(program) == [
+        "qkv_gemm", "attention", "reshape_copy", "o_gemm", "all_reduce_attn", "up_gemm", "gelu", "down_gemm",
+        "all_reduce_down",
+    ]  # fmt: skip
+    assert 2 * layer(program)["attention"].flops == layer(build(model))["attention"].flops
+    assert layer(build(model))["attention"].flops == 4 * 40 * 1024 * 1024 * 128
+    assert layer(program)["gelu"].bytes_moved == 2 * 1024 * 8704 * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("d_ff = 17408\n", ""), "m.toml: d_ff is missing: give a positive whole number"),
+        (("17408", "-1"), "m.toml: d_ff = -1: give a positive whole number"),
+        (("17408", "1.5"), "m.toml: d_ff = 1.5: give a positive whole number"),
+        (("17408", "true"), "m.toml: d_ff = True: give a positive whole number"),
+        (("d_ff", "dff"), "m.toml: unknown key 'dff': did you mean 'd_ff'?"),
+        (("d_ff", "zzz"), "m.toml: unknown key 'zzz': known: id, source, d_model, layers, q_heads, kv_heads, head_dim, "
+            "d_ff, vocab, experts, top_k, tied_embeddings, block"),
+        (("kv_heads = 8", "kv_heads = 7"), "mine: q_heads = 40 is not a multiple of kv_heads = 7"),
+        (
+            ("vocab = 151936", "vocab = 8\nexperts = 4"),
+            "mine: experts = 4 with top_k = 0: give both, top_k at most experts",
+        ),
+        (('"mine"', "3"), "m.toml: id = 3: give a text"),
+        (("vocab = 151936", "vocab = 8\ntied_embeddings = 1"), "m.toml: tied_embeddings = 1: give true or false"),
+        (("vocab = 151936", "vocab = 8\nblock = 3"), "m.toml: block = 3: give [[block]] tables"),
+        (("vocab = 151936", "vocab = 8\nblock = [3]"), "m.toml: block = [3]: give [[block]] tables"),
+    ],
+)  # fmt: skip
+def test_a_model_file_is_read_strictly(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        parse_model(MINE.replace(*change, 1), where="m.toml")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ('node = "conv"\nname = "c"', "node = 'conv': known are gemm, attention, pointwise"),
+        ('node = "gemm"', "name = None: give a text"),
+        ('node = "gemm"\nname = "g"', "ops is missing: give a list of { label, pattern, parallel }"),
+        ('node = "gemm"\nname = "g"\nops = [1]', "an op is { label, pattern, parallel }, found 1"),
+        ('node = "gemm"\nname = "g"\nopps = []', "unknown key 'opps': did you mean 'ops'?"),
+        (
+            'node = "gemm"\nname = "g"\nops = [{ pattern = "bsm,mf->bsf", parallel = "H" }]',
+            "'bsm,mf->bsf': parallel axis 'H' is not in the pattern (bsmf)",
+        ),
+        (
+            'node = "gemm"\nname = "g"\nops = [{ pattern = "bsm,mf->bsf", parallel = 3 }]',
+            "parallel = 3: give one axis of the pattern, for example 'H'",
+        ),
+        (
+            'node = "attention"\nname = "a"',
+            "an op is { label, pattern, parallel }, found {'label': 'scores', 'pattern': None, 'parallel': None}",
+        ),
+        (
+            'node = "pointwise"\nname = "p"\nop = "tanh"',
+            "op = 'tanh': known are copy, add_rmsnorm, silu_mul, gelu, rope, cast_fp8, gather, index_add, topk_sum",
+        ),
+    ],
+)
+def test_a_block_is_read_strictly(node: str, message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        parse_model(f"{MINE}[[block]]\n{node}\n", where="m.toml")
+    assert str(error.value) == f"m.toml: block 1: {message}"
+
+
+def test_a_hugging_face_config_is_the_catalogs_model(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | {"torch_dtype": "bfloat16"}), encoding="utf-8")
+    mine, theirs = load_model(str(path)), load_model("llama3-8b")
+    assert (mine.sizes(), mine.layers, mine.block) == (theirs.sizes(), theirs.layers, theirs.block)
+    assert load_model(f"{tmp_path}/") == mine  # the folder of a checkpoint
+
+
+def test_a_hugging_face_config_of_experts() -> None:
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8,
+    }  # fmt: skip
+    mine, theirs = parse_config(json.dumps(config), where="c"), load_model("qwen3-30b-a3b")
+    assert (mine.sizes(), params(mine)) == (theirs.sizes(), params(theirs))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "c.json, line 1: not valid JSON: Expecting property name enclosed in double quotes"),
+        ("[]", "c.json: a configuration is an object, found list"),
+        (
+            '{"model_type": "gpt2"}',
+            "c.json: model_type = 'gpt2' is not supported; "
+            "supported are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+        ),
+        (
+            '{"model_type": ["llama"]}',
+            "c.json: model_type = ['llama'] is not supported; "
+            "supported are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+        ),
+        (
+            json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),
+            "c.json: hidden_size is missing: give a positive whole number",
+        ),
+        (json.dumps(CONFIG | {"vocab_size": "1"}), "c.json: vocab_size = '1': give a positive whole number"),
+        (
+            json.dumps(CONFIG | {"num_key_value_heads": 5}),
+            "c.json: q_heads = 32 is not a multiple of kv_heads = 5",
+        ),
+    ],
+)  # fmt: skip
+def test_a_hugging_face_config_is_checked(text: str, message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        parse_config(text, where="c.json")
+    assert str(error.value) == message
+
+
+# -- routing ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    tokens=st.integers(1, 4096),
+    top_k=st.integers(1, 8),
+    skew=st.floats(0, 2),
+    ranks=st.sampled_from([1, 2, 4, 8]),
+)
+def test_routing_gives_every_token_its_experts(tokens: int, top_k: int, skew: float, ranks: int) -> None:
+    loads = expert_loads(tokens=tokens, experts=32, top_k=top_k, skew=skew, ranks=ranks)
+    assert sum(load.rows for load in loads) == tokens * top_k
+    for load in loads:
+        assert 0 <= load.distinct <= min(load.rows, 32 // ranks)
+        assert load.rows / 128 <= load.tiles128 <= load.rows / 128 + load.distinct
+
+
+def test_skew_loads_one_rank_more_and_hits_fewer_experts() -> None:
+    flat = expert_loads(tokens=64, experts=128, top_k=8, skew=0.0, ranks=4)
+    steep = expert_loads(tokens=64, experts=128, top_k=8, skew=1.5, ranks=4)
+    assert max(load.rows for load in steep) > max(load.rows for load in flat)
+    assert sum(load.distinct for load in steep) < sum(load.distinct for load in flat)
+
+
+def test_recorded_loads_replace_the_drawn_ones() -> None:
+    loads = expert_loads(tokens=64, experts=128, top_k=8, skew=0.0, ranks=2, rows_per_rank=(500, 12))
+    assert [load.rows for load in loads] == [500, 12]
+    assert loads[1].distinct <= 12
+
+
+def test_routing_is_the_same_every_time() -> None:
+    draw = expert_loads.__wrapped__
+    fields: dict[str, Any] = {"tokens": 777, "experts": 128, "top_k": 8, "skew": 0.7, "ranks": 4}
+    assert draw(**fields) == draw(**fields)
