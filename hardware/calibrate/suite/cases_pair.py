@@ -35,6 +35,9 @@ _BF16 = 2
 _BESIDE_S = 1.1
 _GROUP_S = 0.002
 _MOST_STAMPED = 64
+_KEPT_STAMPS = 1024
+_DEPTH = 6
+_PAUSE_S = 1e-4
 
 
 def collective_buffers(bench: Bench, op: str, full_bytes: int) -> tuple[Any, Any]:
@@ -45,13 +48,13 @@ def collective_buffers(bench: Bench, op: str, full_bytes: int) -> tuple[Any, Any
 
 
 def measure_collective(bench: Bench, row: Row) -> dict[str, Any]:
-    """One collective back to back: launched from Python (``launch`` absent or loop) or in a graph."""
+    """One collective back to back in a graph, or launched from Python (``launch`` loop: host-bound below 60 us)."""
     buffer, part = collective_buffers(bench, row["op"], row["bytes"])
 
     def launch(_: int) -> None:
         bench.comm.collective(row["op"], buffer, part, row["ctas"])
 
-    if row.get("launch", "loop") == "graph":
+    if row.get("launch", "graph") == "graph":
         replay, count = repeated(bench, launch)
     else:
         for _ in range(3):
@@ -199,11 +202,10 @@ def measure_together(bench: Bench, row: Row) -> dict[str, Any]:
     buffer, part = collective_buffers(bench, op, row["comm_bytes"])
     a = _lane(bench, lambda i: _drop(launch(i)), rotate=rotate, priority=0, stamped=True)
     b = _lane(bench, lambda _: bench.comm.collective(op, buffer, part, ctas), rotate=1, priority=-1)
-    # First guess: both slow down by a third. The second try uses what the first one saw.
-    slow_a = slow_b = 1.3
-    seen = _race(bench, a, b, seconds=0.4, slow=(slow_a, slow_b))
-    slow_a, slow_b = most(bench.comm, seen.a_s / a.each_s), most(bench.comm, seen.b_s / b.each_s)
-    seen = _race(bench, a, b, seconds=_BESIDE_S, slow=(max(slow_a, 1.0), max(slow_b, 1.0)))
+    # How much the collective slows down sets how many of it fill the window; a short try finds out.
+    seen = _race(bench, a, b, seconds=0.25)
+    slow = max(1.0, most(bench.comm, seen.b_s / b.each_s))
+    seen = _race(bench, a, b, seconds=_BESIDE_S / slow)
     share = bench.comm.share
     return {
         "a_alone_s": a.each_s,
@@ -252,17 +254,17 @@ def _lane(bench: Bench, launch: Callable[[int], None], *, rotate: int, priority:
     return Lane(stream=stream, replay=replay, count=count, each_s=each_s, slots=slots)
 
 
-def _race(bench: Bench, a: Lane, b: Lane, *, seconds: float, slow: tuple[float, float]) -> _Seen:
-    """Replay both lanes for about ``seconds`` each, launches interleaved in time order."""
+def _race(bench: Bench, a: Lane, b: Lane, *, seconds: float) -> _Seen:
+    """Replay ``b`` as often as takes ``seconds`` alone, and ``a`` beside it until ``b`` is done.
+
+    Each lane has a few replays in flight whatever the other does: were launches interleaved in one order, the
+    slower lane would hold back the faster one. Ranks replay ``b`` equally often, ``a`` as each needs.
+    """
     if bench.dry:
         return _Seen(a_s=a.each_s, b_s=b.each_s, power_w=100.0, clock_mhz=1980.0)
     torch, meter = bench.torch, bench.meter
-    replays_a = max(8, round(seconds / (slow[0] * a.each_s * a.count)))
-    replays_b = max(8, round(seconds / (slow[1] * b.each_s * b.count)))
-    record = torch.zeros(replays_a, *a.slots.shape, device=bench.device, dtype=a.slots.dtype)
-    plan = sorted(
-        [((i + 0.5) / replays_a, 0) for i in range(replays_a)] + [((i + 0.5) / replays_b, 1) for i in range(replays_b)]
-    )
+    wanted_b = max(8, round(seconds / (b.each_s * b.count)))
+    record = torch.zeros(_KEPT_STAMPS, *a.slots.shape, device=bench.device, dtype=a.slots.dtype)
     bench.synchronize()
     bench.comm.share(0.0)
     meter.start()
@@ -271,39 +273,56 @@ def _race(bench: Bench, a: Lane, b: Lane, *, seconds: float, slow: tuple[float, 
     for lane in (a, b):
         lane.stream.wait_stream(torch.cuda.current_stream())
         lane.starts, lane.ends = [], []
-    done_a = 0
-    for _, which in plan:
-        lane = (a, b)[which]
+
+    def in_flight(lane: Lane) -> int:
+        # Events of a stream finish in order, so only the latest few can be unfinished.
+        return sum(not end.query() for end in lane.ends[-_DEPTH:])
+
+    def launch(lane: Lane) -> None:
         with torch.cuda.stream(lane.stream):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             lane.replay()
             end.record()
-            if which == 0:
-                record[done_a].copy_(a.slots)
-                done_a += 1
+            if lane is a:
+                record[len(lane.ends) % _KEPT_STAMPS].copy_(a.slots)
         lane.starts.append(start)
         lane.ends.append(end)
+
+    while len(b.ends) < wanted_b or not b.ends[-1].query():
+        moved = False
+        if len(b.ends) < wanted_b and in_flight(b) < _DEPTH:
+            launch(b)
+            moved = True
+        if in_flight(a) < _DEPTH:
+            launch(a)
+            moved = True
+        if not moved:
+            time.sleep(_PAUSE_S)
     bench.synchronize()
     finished_s = time.monotonic()
     meter.stop()
-    at = [
-        [(origin.elapsed_time(s) / 1e3, origin.elapsed_time(e) / 1e3) for s, e in zip(x.starts, x.ends, strict=True)]
-        for x in (a, b)
+    times = [
+        [
+            (origin.elapsed_time(start) / 1e3, origin.elapsed_time(end) / 1e3)
+            for start, end in zip(lane.starts, lane.ends, strict=True)
+        ]
+        for lane in (a, b)
     ]
-    last_s = max(at[0][-1][1], at[1][-1][1])
-    both_end = min(at[0][-1][1], at[1][-1][1])
-    both_start = 0.3 * both_end
-    kept = [[i for i, (s, e) in enumerate(x) if s >= both_start and e <= both_end] for x in at]
-    means = []
-    for lane, times, places in ((a, at[0], kept[0]), (b, at[1], kept[1])):
-        places = places or [len(times) // 2]
-        span = times[places[-1]][1] - times[places[0]][0]
-        means.append(span / (len(places) * lane.count))
+    b_end = times[1][-1][1]
+    b_start = times[1][0][0] + 0.3 * (b_end - times[1][0][0])
+    kept = [[i for i, (s, e) in enumerate(lane) if s >= b_start and e <= b_end] for lane in times]
+    if not kept[0] or not kept[1]:
+        raise HardwareError("contention row: no repetition fell wholly into the time when both ran; use smaller work")
+    means = [
+        (spans[places[-1]][1] - spans[places[0]][0]) / (len(places) * lane.count)
+        for lane, spans, places in zip((a, b), times, kept, strict=True)
+    ]
     host = record.cpu()
-    clocks = [stamps_between(bench, host[i], [(0, 1)])[0][1] for i in (kept[0] or [0])]
-    offset_s = finished_s - last_s
-    power = meter.power_w(offset_s + both_start, offset_s + both_end)
+    latest = [i for i in kept[0] if i >= len(times[0]) - _KEPT_STAMPS]
+    clocks = [stamps_between(bench, host[i % _KEPT_STAMPS], [(0, 1)])[0][1] for i in latest]
+    offset_s = finished_s - max(lane[-1][1] for lane in times)
+    power = meter.power_w(offset_s + b_start, offset_s + b_end)
     return _Seen(
         a_s=means[0],
         b_s=means[1],

@@ -16,6 +16,12 @@ from hardware.errors import HardwareError
 PlannedRow = dict[str, Any]
 MIB = 1 << 20
 
+# Fields whose absence means something: a record that has one is no answer to a row without it.
+_LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas")
+
+_DEFAULTS: dict[str, Any] = {"ep_mode": None, "expert_skew": 0.0, "ctas": None, "comm_ctas": None}
+_ABSENT = object()
+
 _OVERHEAD_S = 0.25
 _FREE_S = timing.SETTLE_FREE_S + timing.WINDOW_S + _OVERHEAD_S
 _CAPPED_S = timing.SETTLE_CAPPED_S + timing.WINDOW_S + _OVERHEAD_S
@@ -74,12 +80,16 @@ def estimated_s(row: Mapping[str, Any]) -> float:
 
 
 def done_already(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether some record carries every field of ``row`` with its value.
+    """Whether some record carries every field of ``row`` with its value, and no layout that ``row`` lacks.
 
     >>> done_already({"kind": "gemm", "m": 1}, [{"kind": "gemm", "m": 1, "latency_s": 1e-5}])
     True
     """
-    return any(all(key in record and record[key] == value for key, value in row.items()) for record in records)
+    return any(
+        all(record.get(key, _DEFAULTS.get(key, _ABSENT)) == value for key, value in row.items())
+        and all(record.get(key) == row.get(key) for key in _LAYOUT)
+        for record in records
+    )
 
 
 def _ordered(row: PlannedRow, world: int) -> PlannedRow:
@@ -215,6 +225,8 @@ def step(model: str, layers: int, phase: str, batch: int, seq_len: int, **more: 
         "regime": "steady",
         "launch": "graph",
     }
+    if more.get("sequence_parallel"):
+        row = {key: value for key, value in row.items() if key not in ("ep_mode", "expert_skew")}
     return {**row, **more}
 
 

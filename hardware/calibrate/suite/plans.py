@@ -71,7 +71,7 @@ def smoke(world: int) -> list[PlannedRow]:
         {"kind": "idle"},
         *(collective(op, 4 * MIB, 8) for op in ("all_reduce", "all_gather", "reduce_scatter")),
         *(collective(op, 4 * MIB, 8) for op in ("all_to_all", "sendrecv_ring")),
-        collective("all_gather", 4 * MIB, None, "graph"),
+        collective("all_gather", 4 * MIB, None, "loop"),
         in_context("reduce_scatter", (128, 8192, 4096), 8),
         in_context("sendrecv_ring", (128, 8192, 4096), 8),
         together("gemm", "rs8", {"gemm_mnk": [2048, 8192, 14336]}, 32 * MIB),
@@ -145,6 +145,8 @@ def pair(world: int) -> list[PlannedRow]:
         fields = {"gemm_mnk": [m, 8192, 14336]}
         rows.append({"kind": "alone", "what": "gemm", **fields})
         rows += [together("gemm", b, fields, 32 * MIB) for b in names]
+    # A point that earlier records hold too: the GEMM lost 3 %, the reduce-scatter took three times as long.
+    rows.append(together("gemm", "rs4", {"gemm_mnk": [8192, 8192, 14336]}, 128 * MIB))
     heads = {"batch": 1, "seq_len": 8192, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True}
     rows.append({"kind": "alone", "what": "attention", **heads})
     rows += [together("attention", b, heads, 32 * MIB) for b in ("sr8", "sr16", "sr32")]
@@ -154,8 +156,9 @@ def pair(world: int) -> list[PlannedRow]:
     more = (MIB, 16 * MIB, 64 * MIB)
     gathers = ("all_gather", "reduce_scatter")
     rows += [collective(op, b, c) for op, c, b in product(gathers, (8, 16, 4), more)]
-    launches = (("all_gather", "graph"), ("all_gather", None), ("all_reduce", "graph"), ("reduce_scatter", "graph"))
-    return rows + [collective(op, b, None, how) for b in (65536, 4 * MIB) for op, how in launches]
+    known = ("all_gather", "all_reduce", "reduce_scatter")
+    rows += [collective(op, b, None) for b in (65536, 4 * MIB) for op in known]
+    return [*rows, collective("all_gather", 65536, None, "loop")]
 
 
 def in_step(world: int) -> list[PlannedRow]:
