@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import networkx as nx
 
-from hardware.catalog import figure, refuse_unknown
+from hardware.catalog import figure, load_gpu, refuse_unknown
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 
@@ -53,6 +53,16 @@ class Cluster:
             raise HardwareError(f"rank {rank} is outside the {self.gpus} GPUs of the cluster")
         return rank // self.node.gpus_per_node
 
+    def ranks_of_node(self, node: int) -> range:
+        """The ranks that sit on node number ``node``.
+
+        >>> cluster_of("h100", 16).ranks_of_node(1)
+        range(8, 16)
+        """
+        if not 0 <= node < self.nodes:
+            raise HardwareError(f"node {node} is outside the {self.nodes} nodes of the cluster")
+        return range(node * self.node.gpus_per_node, (node + 1) * self.node.gpus_per_node)
+
     def same_node(self, ranks: Sequence[int]) -> bool:
         """True when no traffic among ``ranks`` leaves its node."""
         return len({self.node_of(rank) for rank in ranks}) == 1
@@ -64,7 +74,7 @@ class Cluster:
         link = gpu.link_bytes_per_s if node.interconnect != "pcie" else gpu.pcie_bytes_per_s
         link = link or gpu.pcie_bytes_per_s
         for n in range(self.nodes):
-            ranks = range(n * node.gpus_per_node, (n + 1) * node.gpus_per_node)
+            ranks = self.ranks_of_node(n)
             if node.interconnect == "nvlink-mesh":
                 share = link / max(node.gpus_per_node - 1, 1)  # links are split evenly over the peers
                 for a in ranks:
@@ -167,3 +177,49 @@ def cluster_for(gpu: GpuSpec, node: NodeSpec, world: int) -> Cluster:
     ['gpu0', 'nic0.0', 'rail0', 'rail1', 'nic1.1', 'gpu9']
     """
     return Cluster(gpu=gpu, node=node, nodes=-(-world // node.gpus_per_node))
+
+
+def cluster_of(gpu_id: str, world: int) -> Cluster:
+    """The usual nodes for a GPU, as few as hold ``world`` of them.
+
+    >>> cluster = cluster_of("h100", 12)
+    >>> cluster.node.id, cluster.nodes
+    ('hgx-8', 2)
+    """
+    gpu = load_gpu(gpu_id)
+    return cluster_for(gpu, load_node(default_node(gpu)), world)
+
+
+def default_node(gpu: GpuSpec) -> str:
+    """GPUs with a switched link sit on an eight-GPU baseboard; the others are cards on PCIe."""
+    return "pcie-8" if gpu.link_bytes_per_s == 0.0 or "bridge" in gpu.link else "hgx-8"
+
+
+def load_cluster(path: str) -> Cluster:
+    """A cluster from a .toml file of three lines: ``gpu`` and ``node`` (ids or .toml paths) and ``nodes``."""
+    try:
+        return parse_cluster(Path(path).read_text(encoding="utf-8"), where=path)
+    except OSError as error:
+        raise HardwareError(f"cannot read cluster file '{path}': {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise HardwareError(f"cannot read cluster file '{path}': not UTF-8 text (byte {error.start})") from None
+
+
+def parse_cluster(text: str, *, where: str) -> Cluster:
+    """A cluster from TOML text, loaded as strictly as its GPU and node.
+
+    >>> parse_cluster('gpu = "a100"\\nnode = "hgx-8"\\nnodes = 4', where="mine.toml").gpus
+    32
+    """
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(f"{where}: not valid TOML: {error}") from None
+    refuse_unknown(data, ("gpu", "node", "nodes"), where)
+    for field in ("gpu", "node"):
+        if not isinstance(data.get(field), str):
+            raise HardwareError(f"{where}: {field} = {data.get(field)!r}: give an id or the path of a .toml file")
+    nodes = data.get("nodes")
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise HardwareError(f"{where}: nodes = {nodes!r}: give a whole number, 1 or more")
+    return Cluster(gpu=load_gpu(data["gpu"]), node=load_node(data["node"]), nodes=nodes)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from hardware.gpu import GpuSpec
-from hardware.laws.correction import Correction, corrected
+from hardware.laws.correction import Correction
 from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, PowerCurve, point_at, steady_point
 from hardware.profile import Corrections
@@ -23,7 +23,9 @@ Coefficients = TypeVar("Coefficients")
 # A row whose median clock lies below this share of the maximum ran at the power cap.
 CAPPED_CLOCK = 0.97
 # How well a sampled median tells the clock of a kernel whose clock moves in steps (log).
-CLOCK_SIGMA = 0.05
+CLOCK_SIGMA = 0.025
+# Watts above idle below which a measured difference says nothing.
+LEAST_ABOVE_IDLE_W = 5.0
 # How well the ratio of a kernel's times at two true clocks is known (log; four GPUs agree to 0.4 %).
 RATIO_SIGMA = 0.004
 
@@ -64,6 +66,15 @@ class Setting:
             min_clock_hz=self.gpu.min_clock_hz,
             max_clock_hz=self.gpu.max_clock_hz,
         )
+
+    def seen(self, terms: KernelTerms, row: Row) -> OperatingPoint:
+        """``terms`` at the median clock of ``row``; where it settles if the row does not say."""
+        clocks = row.get("sm_clock_mhz")
+        if not clocks or not self.capped(row):
+            return self.point(terms, row)
+        sms = min(terms.blocks * terms.sms_per_block, float(self.gpu.sms))
+        clock_hz = clocks[0] * 1e6
+        return point_at(terms, self.curve_at(row), sms=sms, gpu_sms=self.gpu.sms, sm_clock_hz=clock_hz)
 
     def curve_at(self, row: Row) -> PowerCurve:
         """The power curve at the row's own temperature."""
@@ -183,27 +194,25 @@ def learn_corrections(
 ) -> Corrections:
     """Corrections of time and of energy above idle (amplitude, noise of each).
 
-    A capped row's clock depends on its energy and its time on the clock, so the two are learnt in turns.
+    Each row is compared with the law at the clock the row was seen at, so that time and energy are told apart
+    where the power cap ties them together: a slow kernel and a hungry one settle at the same latency.
     """
+    log_time, log_energy, metered = [], [], []
+    for row, law in zip(rows, terms, strict=True):
+        at = setting.seen(law, row)
+        log_time.append(math.log(row["latency_s"] / at.latency_s))
+        if row["energy_j"]:
+            idle_w = setting.curve_at(row).idle_w(at.sm_clock_hz)
+            measured = max(row["energy_j"] - idle_w * row["latency_s"], LEAST_ABOVE_IDLE_W * row["latency_s"])
+            modelled = max(at.power_w - idle_w, LEAST_ABOVE_IDLE_W) * at.latency_s
+            log_energy.append(math.log(measured / modelled))
+            metered.append(len(log_time) - 1)
     points = np.asarray(features)
-    time_correction, energy_correction = Correction.none(), Correction.none()
-    log_time, log_energy = np.zeros(len(rows)), np.zeros(len(rows))
-    for _ in range(4):
-        for i, row in enumerate(rows):
-            now = corrected(terms[i], time_correction, energy_correction, tuple(points[i]))
-            at = setting.point(now, row)
-            log_time[i] += math.log(row["latency_s"] / at.latency_s) - (
-                0.0 if not time_correction.points else log_time[i] - math.log(time_correction.factor(tuple(points[i])))
-            )
-            if row["energy_j"]:
-                idle_w = setting.curve_at(row).idle_w(at.sm_clock_hz)
-                measured = max(row["energy_j"] / row["latency_s"] - idle_w, 5.0) * row["latency_s"]
-                modelled = max(at.power_w - idle_w, 5.0) * at.latency_s
-                log_energy[i] += math.log(measured / modelled) - (
-                    0.0
-                    if not energy_correction.points
-                    else log_energy[i] - math.log(energy_correction.factor(tuple(points[i])))
-                )
-        time_correction = Correction.learn(points, log_time, lengths=lengths, amplitude=time[0], noise=time[1])
-        energy_correction = Correction.learn(points, log_energy, lengths=lengths, amplitude=energy[0], noise=energy[1])
-    return Corrections(time=time_correction, energy=energy_correction)
+    return Corrections(
+        time=Correction.learn(points, np.array(log_time), lengths=lengths, amplitude=time[0], noise=time[1]),
+        energy=Correction.learn(
+            points[metered], np.array(log_energy), lengths=lengths, amplitude=energy[0], noise=energy[1]
+        )
+        if metered
+        else Correction.none(),
+    )

@@ -54,11 +54,13 @@ def gemm_base_terms(
     flops_per_cycle_per_sm: float,
     sms: int,
     max_clock_hz: float,
+    cache_bytes: float,
 ) -> KernelTerms:
     """Terms of ``(m x k) . (k x n)`` before correction: the fastest tile and split at full SMs and clock.
 
     Time = floor + reduce + (compute^p + memory^p)^(1/p); compute = waves (2 a b (K/s) / (rate eta) +
     epilogue) / f; memory the slower of HBM (with the last wave's imbalance) and L2 (both tiles re-read).
+    Operands that exceed ``cache_bytes`` of L2 come from HBM again in every wave that needs them.
     """
     c = coefficients
     a, b, s = _A, _B, _S
@@ -78,20 +80,38 @@ def gemm_base_terms(
     best = int(np.argmin(body_s + reduce_s))
     padded_flops = 2.0 * tiles[best] * a[best] * b[best] * k_split[best]
     flops = 2.0 * m * n * k
+    moved = out_bytes * m * n + element_bytes * k * _rows_read(
+        m, n, int(a[best]), int(b[best]), sms, k * element_bytes, cache_bytes
+    )
     return KernelTerms(
         floor_s=c.floor_s + float(reduce_s[best]),
         blocks=int(tiles[best]),
         cycles_per_block=float(cycles[best]),
-        hbm_bytes=float(hbm_bytes),
+        hbm_bytes=moved,
         hbm_bytes_per_s=float(c.hbm_bytes_per_s / imbalance[best]),
         hbm_bytes_per_s_per_sm=float(c.hbm_bytes_per_s_per_sm / imbalance[best]),
         l2_bytes=float(l2_bytes[best]),
         l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
         sharpness=c.sharpness,
         core_energy_j=c.flop_energy_j * flops + c.padded_flop_energy_j * padded_flops,
-        hbm_energy_j=c.hbm_byte_energy_j * float(hbm_bytes),
+        hbm_energy_j=c.hbm_byte_energy_j * moved,
         sm_power_w=c.sm_power_w,
     )
+
+
+def _rows_read(m: int, n: int, a: int, b: int, sms: int, row_bytes: float, cache_bytes: float) -> float:
+    """Rows of both operands (``k`` long) that come from HBM.
+
+    A wave of tiles covers ``across`` by ``down`` of them, as square as it can be, and reads each row of its
+    panels once. The next wave finds the smaller operand in L2 if all of it fits there, else it reads again.
+    """
+    down = min(max(round((sms * a / b) ** 0.5), 1), -(-m // b))
+    across = min(max(sms // down, 1), -(-n // a))
+    if min(m, n) * row_bytes <= cache_bytes:
+        return float(m + n)
+    rounds_down, rounds_across = -(-m // (b * down)), -(-n // (a * across))
+    # Panels of n stay while the waves go down m, or the other way round, whichever reads less.
+    return float(min(n + m * rounds_across, m + n * rounds_down))
 
 
 # How far apart 8- and 16-bit kernels of one shape lie, in length scales: near, since the library picks tiles

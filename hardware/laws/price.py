@@ -42,6 +42,7 @@ def gemm_terms(
         flops_per_cycle_per_sm=_rates(gpu)[dtype] / (gpu.reference_clock_hz * gpu.sms),
         sms=gpu.sms,
         max_clock_hz=gpu.max_clock_hz,
+        cache_bytes=0.5 * gpu.l2_bytes,
     )
     learnt = profile.gemm_corrections[dtype]
     return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
