@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from hardware.catalog import load_gpu
 from hardware.clock import ClockLimits
-from hardware.cluster import Cluster, cluster_for, load_node
+from hardware.cluster import Cluster, cluster_for, default_node, load_node
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 from hardware.profile import Profile, profile_for
@@ -73,11 +73,6 @@ def machine(
         voltage_scale=curve.voltage_scale,
     )
     return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world, cluster=cluster)
-
-
-def default_node(gpu: GpuSpec) -> str:
-    """GPUs with a switched link sit on an eight-GPU baseboard; the others are cards on PCIe."""
-    return "pcie-8" if gpu.link_bytes_per_s == 0.0 or "bridge" in gpu.link else "hgx-8"
 
 
 def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:

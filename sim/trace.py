@@ -33,7 +33,7 @@ def write_timeline(run: Timeline, path: Path, *, layout: Literal["one", "hta"] =
     except OSError as error:
         raise TraceError(f"cannot write traces into folder '{path}': {error.strerror or error}") from None
     for gpu in range(run.graph.gpus):
-        write_chrome(to_trace(run, only_gpu=gpu), path / f"rank{gpu}.json.gz")
+        write_chrome(to_trace(run, only_gpu=gpu), path / f"rank{gpu}.json.gz", launches=True)
     return path
 
 
@@ -106,7 +106,8 @@ def _kernel_kinds(run: Timeline, cls: Any, stream: Any) -> tuple[list[SpanKind],
             args["link_bytes"] = terms.link_bytes
         if terms.extrapolated:
             args["extrapolated"] = True
-        kinds.append(SpanKind(name=kernel.name, category="kernel", args=args, timed=True))
+        communication = kernel.family == "communication"
+        kinds.append(SpanKind(name=kernel.name, category="kernel", args=args, timed=True, communication=communication))
     return kinds, index.reshape(-1)
 
 

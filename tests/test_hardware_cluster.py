@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hardware.catalog import load_gpu
-from hardware.cluster import Cluster, cluster_for, load_node, parse_node
+from hardware.cluster import Cluster, cluster_for, cluster_of, load_cluster, load_node, parse_cluster, parse_node
 from hardware.errors import HardwareError
 
 GOOD = """
@@ -26,6 +28,29 @@ def test_ranks_fill_one_node_after_another() -> None:
     cluster = two_nodes()
     assert (cluster.nodes, cluster.gpus) == (2, 16)
     assert cluster.same_node((0, 7)) and not cluster.same_node((7, 8))
+
+
+def test_the_ranks_of_a_node_are_those_it_holds() -> None:
+    cluster = two_nodes()
+    assert list(cluster.ranks_of_node(1)) == [8, 9, 10, 11, 12, 13, 14, 15]
+    assert all(cluster.node_of(rank) == 1 for rank in cluster.ranks_of_node(1))
+    with pytest.raises(HardwareError, match="node 2 is outside the 2 nodes of the cluster"):
+        cluster.ranks_of_node(2)
+
+
+@pytest.mark.parametrize(("world", "nodes"), [(1, 1), (8, 1), (9, 2), (16, 2), (64, 8)])
+def test_the_fewest_usual_nodes_hold_the_world(world: int, nodes: int) -> None:
+    assert (cluster_of("h100", world).node.id, cluster_of("h100", world).nodes) == ("hgx-8", nodes)
+    # A bridge joins two cards, so eight of them meet on PCIe.
+    assert cluster_of("h100-pcie", world).node.id == "pcie-8"
+
+
+def test_every_edge_of_the_graph_carries_bandwidth_and_latency() -> None:
+    graph = two_nodes().topology()
+    # 16 GPUs, 2 switches, 16 NICs, 8 rails; a GPU has two links, a NIC one more, and 7 rails meet rail 0.
+    assert (len(graph), graph.number_of_edges()) == (42, 16 * 2 + 16 + 7)
+    assert all(edge["bytes_per_s"] > 0 and edge["latency_s"] >= 0 for _, _, edge in graph.edges(data=True))
+    assert graph.edges["gpu0", "switch0"]["bytes_per_s"] == 450e9
 
 
 def test_paths_stay_in_the_node_or_take_the_rail() -> None:
@@ -67,3 +92,29 @@ def test_strict_loading(change: tuple[str, str], message: str) -> None:
 def test_a_rank_outside_is_an_error() -> None:
     with pytest.raises(HardwareError, match="rank 16 is outside the 16 GPUs"):
         two_nodes().path(0, 16)
+
+
+def test_a_cluster_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('gpu = "h200"\nnode = "hgx-8"\nnodes = 3\n')
+    cluster = load_cluster(str(path))
+    assert (cluster.gpu.id, cluster.gpus) == ("h200-sxm-141gb", 24)
+    with pytest.raises(HardwareError, match=r"cannot read cluster file '.*absent\.toml': No such file or directory"):
+        load_cluster(str(tmp_path / "absent.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('gpus = "h100"\nnode = "hgx-8"\nnodes = 2', "c.toml: unknown key 'gpus': did you mean 'gpu'?"),
+        ('gpu = "h100"\nnode = "hgx-8"', "c.toml: nodes = None: give a whole number, 1 or more"),
+        ('gpu = "h100"\nnode = "hgx-8"\nnodes = 0', "c.toml: nodes = 0: give a whole number, 1 or more"),
+        ('gpu = "h100"\nnode = "hgx-8"\nnodes = 1.5', "c.toml: nodes = 1.5: give a whole number, 1 or more"),
+        ('gpu = "h100"\nnode = 8\nnodes = 1', "c.toml: node = 8: give an id or the path of a .toml file"),
+        ('gpu = "h100"\nnode = "hgx-9"\nnodes = 1', "unknown node 'hgx-9': did you mean 'hgx-8'?"),
+    ],
+)
+def test_a_cluster_is_loaded_strictly(text: str, message: str) -> None:
+    with pytest.raises(HardwareError) as error:
+        parse_cluster(text, where="c.toml")
+    assert str(error.value) == message

@@ -161,7 +161,12 @@ def test_rank_files_for_holistic_trace_analysis(tmp_path: Path) -> None:
     for rank in (0, 1):
         document = json.loads(gzip.decompress((folder / f"rank{rank}.json.gz").read_bytes()))
         assert document["distributedInfo"]["rank"] == rank
-        assert {e["pid"] for e in document["traceEvents"]} == {rank}
+        kernels = [e for e in document["traceEvents"] if e.get("cat") == "kernel"]
+        launches = [e for e in document["traceEvents"] if e["name"] == "cudaLaunchKernel"]
+        assert {e["pid"] for e in kernels} == {rank} and len(kernels) == run.graph.kernels // 2
+        by_launch = sorted(e["args"]["correlation"] for e in launches)
+        assert by_launch == sorted(e["args"]["correlation"] for e in kernels)
+        assert any(e["name"].startswith("nccl") for e in kernels)
 
 
 @pytest.mark.parametrize(

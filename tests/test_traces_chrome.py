@@ -109,15 +109,25 @@ def test_of_two_counter_values_in_one_nanosecond_the_last_holds(tmp_path: Path) 
 
 
 def test_launches_pair_with_their_kernels(tmp_path: Path) -> None:
-    events = written(two_gpus(), tmp_path, launches=True)["traceEvents"]
+    trace = two_gpus()
+    kinds = [trace.kinds[0], replace(trace.kinds[1], name="all_reduce", communication=True), trace.kinds[2]]
+    events = written(replace(trace, kinds=kinds), tmp_path, launches=True)["traceEvents"]
     kernels = {e["args"]["correlation"]: e for e in events if e.get("cat") == "kernel"}
     launches = {e["args"]["correlation"]: e for e in events if e["name"] == "cudaLaunchKernel"}
     assert sorted(kernels) == sorted(launches) == [2, 3, 5, 6]
-    assert all(launches[n]["ts"] == kernels[n]["ts"] for n in kernels)
+    assert all(launches[n]["ts"] + launches[n]["dur"] <= kernels[n]["ts"] for n in kernels)
     assert [kernels[n]["args"]["device"] for n in sorted(kernels)] == [0, 0, 1, 1]
     assert not any("stream" in launch["args"] for launch in launches.values())  # a stream would make it a kernel
+    assert {e["name"] for e in kernels.values()} == {'gemm "q\\k"', "ncclDevKernel_all_reduce"}
     (layer,) = {json.dumps(e["args"]) for e in events if e.get("cat") == "layer"}
     assert layer == "{}"
+
+
+def test_launches_run_one_kernel_ahead(tmp_path: Path) -> None:
+    trace = one_lane((500_000, US), (US, 2 * US), (3 * US, 4 * US))
+    events = written(trace, tmp_path, launches=True)["traceEvents"]
+    launches = [(e["ts"], e["dur"]) for e in events if e["name"] == "cudaLaunchKernel"]
+    assert launches == [(0.0, 0.001), (0.5, 0.001), (1.0, 0.001)]
 
 
 def test_equal_traces_give_equal_bytes(tmp_path: Path) -> None:

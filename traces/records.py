@@ -27,13 +27,14 @@ class Lane:
 class SpanKind:
     """What spans of one kind share: the name shown, the category, and arguments.
 
-    ``timed`` kinds carry joules of their own in every span.
+    ``timed`` kinds carry joules of their own in every span; ``communication`` kinds are collectives.
     """
 
     name: str
     category: str
     args: Mapping[str, Any] = field(default_factory=dict)
     timed: bool = False
+    communication: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ import numpy as np
 
 from traces.errors import TraceError
 from traces.lint import overlaps, to_ns
-from traces.records import Counter, Trace
+from traces.records import Counter, Lane, Trace
 
 CHUNK = 16384  # events formatted at a time
 GZIP_LEVEL = 1  # level 6 takes three times as long for a sixth less
@@ -31,10 +31,13 @@ HOST_PID = 1_000_000  # the host thread that launches on GPU n is shown as proce
 def write_chrome(trace: Trace, path: Path, *, launches: bool = False) -> Path:
     """Write ``trace`` to ``path`` (gzip when it ends in .gz); equal traces give equal bytes.
 
-    ``launches`` adds what Holistic Trace Analysis pairs kernels by: a ``cudaLaunchKernel`` event at each
-    kernel's start (the host is not simulated, so it takes no time) and ``correlation`` and ``device``
-    arguments. Raises :class:`TraceError` when spans of a lane overlap, a value is not finite, a reference
-    points nowhere, or the path cannot be written; in every case no file is left behind.
+    ``launches`` adds what Holistic Trace Analysis pairs kernels by: a ``cudaLaunchKernel`` event for each
+    kernel (the host is not simulated: it takes 1 ns and runs one kernel ahead) and ``correlation`` and
+    ``device`` arguments, and names communication as NCCL does; to read such files without losing kernels
+    below a microsecond, set ``HTA_DISABLE_NS_ROUNDING=1``.
+
+    Raises :class:`TraceError` when spans of a lane overlap, a value is not finite, a reference points
+    nowhere, or the path cannot be written; in every case no file is left behind.
 
     >>> import tempfile
     >>> import numpy as np
@@ -169,7 +172,12 @@ def _us(ns: int) -> str:
 
 def _span_text(trace: Trace, launches: bool) -> Iterator[str]:
     spans = trace.spans
-    heads = [_json({"ph": "X", "name": kind.name, "cat": kind.category}, "span name")[:-1] for kind in trace.kinds]
+    # Readers that pair launches know communication by the names of NCCL's kernels alone.
+    names = [f"ncclDevKernel_{kind.name}" if launches and kind.communication else kind.name for kind in trace.kinds]
+    heads = [
+        _json({"ph": "X", "name": name, "cat": kind.category}, "span name")[:-1]
+        for name, kind in zip(names, trace.kinds, strict=True)
+    ]
     where = [f',"pid":{lane.pid},"tid":{lane.tid},"ts":' for lane in trace.lanes]
     args = [_json(dict(kind.args), f"arguments of '{kind.name}'")[1:-1] for kind in trace.kinds]
     # Text after the duration, without joules (even) and up to them (odd).
@@ -227,15 +235,21 @@ def _correlations(trace: Trace) -> list[str]:
 
 
 def _launch_text(trace: Trace) -> Iterator[str]:
-    start = to_ns(trace.spans.start_ps)
+    """A launch for every kernel, one ahead: issued as the kernel before it on its lane starts."""
+    start = to_ns(trace.spans.start_ps).tolist()
     lanes = [trace.lanes[lane] for lane in trace.spans.lane.tolist()]
-    rows = zip(_kernels(trace), lanes, start.tolist(), strict=True)
+    kernels = np.flatnonzero(_kernels(trace)).tolist()
+    issued: dict[int, int] = {}
+    previous: dict[Lane, int] = {}
+    for index in sorted(kernels, key=start.__getitem__):
+        issued[index] = previous.get(lanes[index], 0)
+        previous[lanes[index]] = start[index]
     yield "".join(
         [
-            f',\n{{"ph":"X","name":"cudaLaunchKernel","cat":"cuda_runtime","pid":{HOST_PID + lane.pid},'
-            f'"tid":{lane.tid},"ts":{_us(ts)},"dur":0.000,"args":{{"correlation":{number}}}}}'
-            for number, (kernel, lane, ts) in enumerate(rows, start=1)
-            if kernel
+            f',\n{{"ph":"X","name":"cudaLaunchKernel","cat":"cuda_runtime","pid":{HOST_PID + lanes[index].pid},'
+            f'"tid":{lanes[index].tid},"ts":{_us(issued[index])},"dur":{_us(min(1, start[index] - issued[index]))},'
+            f'"args":{{"correlation":{index + 1}}}}}'
+            for index in kernels
         ]
     )
 
