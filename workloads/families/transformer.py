@@ -20,6 +20,8 @@ from workloads.stack import Stack, load_stack
 from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
 
 PhaseName = Literal["prefill", "decode"]
+# SMs that a GEMM loses to one block of a collective beside it (contention records; see the collective law).
+SMS_PER_CTA = 2
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 
 
@@ -118,7 +120,8 @@ def _segments(
     shape: Shape, phase: PhaseName, layers: int, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> tuple[Segment, ...]:
     if shape.layout.sequence_parallel:
-        kernels = overlapped_layer(shape, options.overlap_chunks, options.comm_ctas)
+        chunks, ctas = _overlap(shape.model, options)
+        kernels = overlapped_layer(shape, chunks, ctas)
     else:
         kernels = []
         for node in shape.model.block.nodes:
@@ -130,6 +133,20 @@ def _segments(
         head = gemm_kernel("lm_head", (LM_HEAD,), last, DType.BF16)
         segments.append(Segment(name="lm_head", kernels=(head,)))
     return tuple(segments)
+
+
+def _overlap(model: ModelSpec, options: Options) -> tuple[int, int | None]:
+    """Chunks and blocks for communication: the step's own, else what the model's ops ask for.
+
+    An op asks in SMs; a block of the library takes ``SMS_PER_CTA`` of them from its neighbours.
+    """
+    asked = [node.overlap for node in model.block.nodes if isinstance(node, Gemm) and node.overlap is not None]
+    if options.overlap_chunks > 1 or not asked:
+        return options.overlap_chunks, options.comm_ctas
+    if len(set(asked)) > 1:
+        raise WorkloadError(f"{model.id}: ops ask for different overlaps: give all of them the same chunks and sms")
+    sms = asked[0].sms
+    return asked[0].chunks, options.comm_ctas or (None if sms is None else max(1, sms // SMS_PER_CTA))
 
 
 def _node_kernels(
