@@ -74,6 +74,16 @@ def test_memory_of_llama3_8b_by_hand() -> None:
     assert need.kv_bytes == 2 * 2 * 1024 * 8 * 128 * 32 * 2
 
 
+def test_memory_counts_copied_key_value_heads_and_prints_its_sum() -> None:
+    model = load_model("llama3-8b")  # 8 key/value heads on 16 ranks: one whole head each
+    need = memory_need(
+        model, Layout(tp=16), batch=1, context=1000, new_tokens=1, layers=32, lm_head=False, dtype=DType.BF16
+    )  # fmt: skip
+    assert need.weight_bytes == 32 * 2 * (4096 * 128 * (2 * 2 + 2 * 1) + 3 * 4096 * 14336 / 16)
+    assert need.kv_bytes == 2 * 1000 * 128 * 32 * 2
+    assert str(need) == "weights 0.9 + KV cache 0.0 + activations 0.0 = 0.9 GB a GPU"
+
+
 # -- models of one's own ----------------------------------------------------------------------------------------
 
 
@@ -240,12 +250,34 @@ def test_a_hugging_face_config_of_experts() -> None:
             json.dumps(CONFIG | {"num_key_value_heads": 5}),
             "c.json: q_heads = 32 is not a multiple of kv_heads = 5",
         ),
+        (
+            json.dumps(CONFIG | {"hidden_act": "gelu"}),
+            "c.json: hidden_act = 'gelu': gated layers are priced with 'silu' only",
+        ),
+        (
+            json.dumps(CONFIG | {"model_type": "mistral", "sliding_window": 4096}),
+            "c.json: sliding_window = 4096: attention over a window is not modelled: "
+            "set it to null for contexts within the window",
+        ),
+        (
+            json.dumps(CONFIG | {"mlp_only_layers": [0]}),
+            "c.json: mlp_only_layers = [0]: all layers must be alike",
+        ),
+        (
+            json.dumps(CONFIG | {"decoder_sparse_step": 2}),
+            "c.json: decoder_sparse_step = 2: all layers must be alike: only 1 is supported",
+        ),
     ],
 )  # fmt: skip
 def test_a_hugging_face_config_is_checked(text: str, message: str) -> None:
     with pytest.raises(WorkloadError) as error:
         parse_config(text, where="c.json")
     assert str(error.value) == message
+
+
+def test_a_window_that_is_switched_off_is_no_window() -> None:
+    config = CONFIG | {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False}
+    assert parse_config(json.dumps(config), where="c").q_heads == 32
 
 
 # -- routing ----------------------------------------------------------------------------------------------------

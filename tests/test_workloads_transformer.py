@@ -8,6 +8,7 @@ import pytest
 
 from workloads import DType, Layout, Options, WorkloadError, build_generate, build_program, load_model
 from workloads.model import ModelSpec
+from workloads.ops import Experts
 from workloads.program import Kernel, Program
 from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
 
@@ -300,6 +301,15 @@ def test_experts_over_ranks_do_the_whole_work(ranks: int) -> None:
     assert grouped(build("qwen3-30b-a3b", seq_len=512, ep=ranks, ep_mode="all_to_all")) == pytest.approx(ranks * whole)
 
 
+def test_expert_kernels_have_the_flops_of_their_einsums() -> None:
+    model = load_model("qwen3-30b-a3b")
+    node = next(node for node in model.block.nodes if isinstance(node, Experts))
+    sizes = model.sizes() | {"b": 1, "s": 512}
+    found = layer(build(model, seq_len=512))
+    assert found["gate_up_grouped"].flops == sum(one.einsum.flops(sizes) for one in node.up)
+    assert found["down_grouped"].flops == node.down.einsum.flops(sizes)
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
 def test_a_kernel_has_the_flops_of_its_einsums(model: str, phase: str) -> None:
@@ -347,9 +357,79 @@ def test_equal_ranks_share_one_program() -> None:
             {"model": "llama3-8b", "tp": 2, "sequence_parallel": True, "overlap_chunks": 3},
             "overlap_chunks = 3: does not divide the 1024 tokens over tp = 2 ranks",
         ),
+        (
+            {"model": "llama3-8b", "tp": 0},
+            "tp = 0: give a positive whole number",
+        ),
+        (
+            {"model": "llama3-8b", "batch": 0},
+            "batch = 0: give a positive whole number",
+        ),
+        (
+            {"model": "llama3-8b", "seq_len": 0},
+            "seq_len = 0: give a positive whole number",
+        ),
+        (
+            {"model": "llama3-8b", "layers": 0},
+            "layers = 0: give a positive whole number",
+        ),
+        (
+            {"model": "llama3-8b", "layers": 33},
+            "layers = 33: llama3-8b has 32",
+        ),
+        (
+            {"model": "llama3-8b", "phase": "prefil"},
+            "phase = 'prefil': known are 'prefill', 'decode'",
+        ),
+        (
+            {"model": "llama3-8b", "tp": 2, "overlap_chunks": 4},
+            "overlap_chunks = 4 needs sequence_parallel: only its collectives can be cut",
+        ),
+        (
+            {"model": "llama3-8b", "sequence_parallel": True},
+            "sequence_parallel: needs tp of at least 2",
+        ),
+        (
+            {"model": "llama3-8b", "phase": "decode", "batch": 2, "tp": 2, "sequence_parallel": True},
+            "sequence_parallel: is for phase 'prefill', not 'decode'",
+        ),
+        (
+            {"model": "qwen3-30b-a3b", "ep": 2},
+            "ep = 2 needs ep_mode: 'all_reduce' or 'all_to_all'",
+        ),
+        (
+            {"model": "qwen3-30b-a3b", "ep": 2, "ep_mode": "ring"},
+            "ep_mode = 'ring': known are 'all_reduce', 'all_to_all'",
+        ),
+        (
+            {"model": "qwen3-30b-a3b", "ep_mode": "all_reduce"},
+            "ep_mode = 'all_reduce' needs ep of at least 2",
+        ),
+        (
+            {"model": "qwen3-30b-a3b", "tp": 2, "ep": 4, "ep_mode": "all_reduce"},
+            "ep = 4 with tp = 2: tp must be 1 or equal to ep",
+        ),
+        (
+            {"model": "qwen3-30b-a3b", "ep": 2, "ep_mode": "all_reduce", "tokens_per_ep_rank": (1,)},
+            "tokens_per_ep_rank has 1 entries, ep is 2: one a rank",
+        ),
+        (
+            {"model": "llama3-8b", "tokens_per_ep_rank": (5,)},
+            "tokens_per_ep_rank = (5,): llama3-8b has no experts",
+        ),
+        (
+            {"model": "qwen3-30b-a3b", "expert_skew": -1.0},
+            "expert_skew = -1: give 0 (even) or more",
+        ),
     ],
 )  # fmt: skip
 def test_splits_that_the_sizes_do_not_allow_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as error:
         build(**fields)
     assert str(error.value) == message
+
+
+def test_generate_needs_an_output() -> None:
+    with pytest.raises(WorkloadError) as error:
+        build_generate(load_model("llama3-8b"), Layout(), batch=1, seq_len=8, output_len=0)
+    assert str(error.value) == "output_len = 0: give a positive whole number"

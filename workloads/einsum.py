@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from workloads.errors import WorkloadError
+from workloads.work import CollectiveOp
 
 # Axes as the field writes them (after EnergyLens' interface): upper case counts heads.
 AXES = {
@@ -25,7 +26,7 @@ AXES = {
     "k": "experts per token",
     "v": "vocabulary",
 }
-Reduction = Literal["all_reduce", "all_gather"]
+Reduction = Literal["all_reduce"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +43,22 @@ class Einsum:
         return "".join(dict.fromkeys("".join(self.inputs) + self.output))
 
     @property
+    def selected(self) -> str:
+        """``e`` where each token's ``k`` chosen experts pick a slice of the weight: looked up, not summed over."""
+        return "e" if "k" in self.output and "e" in self.axes and "e" not in self.output else ""
+
+    @property
     def contracted(self) -> str:
         """Axes that are summed over."""
-        return "".join(axis for axis in self.axes if axis not in self.output)
+        return "".join(axis for axis in self.axes if axis not in self.output and axis not in self.selected)
 
     def flops(self, sizes: Mapping[str, int]) -> int:
-        """Multiply-adds times two of a contraction; one per output element otherwise."""
-        points = math.prod(_size(self, axis, sizes) for axis in self.axes)
+        """Multiply-adds times two of a contraction; one per output element otherwise.
+
+        >>> parse("bskm,emf->bskf").flops({"b": 1, "s": 3, "k": 2, "m": 8, "e": 64, "f": 4})
+        384
+        """
+        points = math.prod(_size(self, axis, sizes) for axis in self.axes if axis not in self.selected)
         return 2 * points if self.contracted else points
 
     def input_elements(self, position: int, sizes: Mapping[str, int]) -> int:
@@ -63,13 +73,33 @@ class Einsum:
         """What a rank that holds one slice of ``parallel`` owes the others before everyone has the output.
 
         A contracted axis leaves partial sums (all-reduce); an output axis leaves slices, which the next
-        operation may take as they are (None here; an all-gather if it cannot).
+        operation may take as they are (None here; :meth:`collectives` says what is owed if it cannot).
         """
         if parallel is None:
             return None
         if parallel not in self.axes:
             raise WorkloadError(f"'{self.pattern}': parallel axis '{parallel}' is not in the pattern ({self.axes})")
         return "all_reduce" if parallel in self.contracted else None
+
+    def collectives(
+        self, parallel: str | None, *, consumed_sharded: bool = True, sequence_parallel: bool = False
+    ) -> tuple[CollectiveOp, ...]:
+        """Collectives that sharding ``parallel`` costs, in order.
+
+        Partial sums: an all-reduce, or a reduce-scatter and an all-gather when what follows works on slices of
+        the tokens. Slices of the output: an all-gather unless the next operation is sharded the same way.
+        Experts held by different ranks: tokens travel there and back, two all-to-alls.
+
+        >>> [c.value for c in parse("bsf,mf->bsm").collectives("f", sequence_parallel=True)]
+        ['reduce_scatter', 'all_gather']
+        """
+        if parallel is not None and parallel in self.selected:
+            return (CollectiveOp.ALL_TO_ALL, CollectiveOp.ALL_TO_ALL)
+        if self.reduction(parallel) is not None:
+            if sequence_parallel:
+                return (CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_GATHER)
+            return (CollectiveOp.ALL_REDUCE,)
+        return () if parallel is None or consumed_sharded else (CollectiveOp.ALL_GATHER,)
 
     def gemm(self, sizes: Mapping[str, int], weight: int = 1) -> tuple[int, int, int]:
         """(m, n, k) of the matrix product that a weight multiplication is; ``weight`` is the weight's position.

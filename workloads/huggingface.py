@@ -25,6 +25,8 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
         known = ", ".join(sorted(DENSE | EXPERTS))
         raise WorkloadError(f"{where}: model_type = {kind!r} is not supported; supported are {known}")
 
+    _refuse_other_arithmetic(data, kind, where)
+
     def size(name: str, default: Any = None) -> int:
         value = data.get(name)
         return positive(default if value is None else value, name, where)
@@ -48,3 +50,24 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
             tied_embeddings=bool(data.get("tie_word_embeddings", False)),
         )
     )
+
+
+def _refuse_other_arithmetic(data: dict[str, Any], kind: str, where: str) -> None:
+    """Fields that mean other kernels than the Llama-like layer has; absent ones mean the family's usual layer."""
+    activation = data.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise WorkloadError(f"{where}: hidden_act = {activation!r}: gated layers are priced with 'silu' only")
+    # Mistral and Mixtral slide whenever a window is given, the others only where they say so.
+    slides = data.get("use_sliding_window", kind in ("mistral", "mixtral"))
+    window = data.get("sliding_window")
+    if slides and window is not None:
+        raise WorkloadError(
+            f"{where}: sliding_window = {window!r}: attention over a window is not modelled: "
+            "set it to null for contexts within the window"
+        )
+    dense = data.get("mlp_only_layers")
+    if dense:
+        raise WorkloadError(f"{where}: mlp_only_layers = {dense!r}: all layers must be alike")
+    step = data.get("decoder_sparse_step", 1)
+    if step != 1:
+        raise WorkloadError(f"{where}: decoder_sparse_step = {step!r}: all layers must be alike: only 1 is supported")

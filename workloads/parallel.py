@@ -32,6 +32,10 @@ class Layout:
 def check_layout(model: ModelSpec, layout: Layout, *, tokens: int) -> None:
     """Refuse a split that the sizes do not allow; says which degree would."""
     tp = layout.tp
+    for name, degree in (("tp", tp), ("ep", layout.ep)):
+        if degree < 1:
+            raise WorkloadError(f"{name} = {degree}: give a positive whole number")
+    _check_experts_mode(layout)
     if model.q_heads % tp:
         raise WorkloadError(
             f"tp = {tp} does not divide the {model.q_heads} query heads of {model.id}: use {_divisors(model.q_heads)}"
@@ -53,8 +57,23 @@ def check_layout(model: ModelSpec, layout: Layout, *, tokens: int) -> None:
         raise WorkloadError(
             f"tp = {tp} without ep: experts of {model.id} are split by rank: add ep = {tp} and ep_mode = 'all_reduce'"
         )
+    if layout.sequence_parallel and tp == 1:
+        raise WorkloadError("sequence_parallel: needs tp of at least 2")
     if layout.sequence_parallel and tokens % tp:
         raise WorkloadError(f"sequence_parallel: tp = {tp} does not divide the {tokens} tokens of the step")
+
+
+def _check_experts_mode(layout: Layout) -> None:
+    """Refuse degrees of experts and attention that no mode of the records describes."""
+    mode, tp, ep = layout.ep_mode, layout.tp, layout.ep
+    if mode not in (None, "all_reduce", "all_to_all"):
+        raise WorkloadError(f"ep_mode = {mode!r}: known are 'all_reduce', 'all_to_all'")
+    if ep > 1 and mode is None:
+        raise WorkloadError(f"ep = {ep} needs ep_mode: 'all_reduce' or 'all_to_all'")
+    if mode is not None and ep == 1:
+        raise WorkloadError(f"ep_mode = '{mode}' needs ep of at least 2")
+    if ep > 1 and tp not in (1, ep):
+        raise WorkloadError(f"ep = {ep} with tp = {tp}: tp must be 1 or equal to ep")
 
 
 def _divisors(number: int) -> str:

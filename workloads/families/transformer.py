@@ -48,7 +48,17 @@ def build_program(
     seq_len: int,
     options: Options | None = None,
 ) -> Program:
-    """One step: a prefill of ``seq_len`` tokens a sequence, or one decode token over ``seq_len`` cached ones."""
+    """One step: a prefill of ``seq_len`` tokens a sequence, or one decode token over ``seq_len`` cached ones.
+
+    >>> from workloads import load_model
+    >>> program = build_program(load_model("llama3-70b"), Layout(tp=4), phase="decode", batch=8, seq_len=2048)
+    >>> [kernel.name for kernel in program.ranks[0].phases[0].segments[0].kernels][:3]
+    ['add_rmsnorm_attn', 'qkv_gemm', 'rope']
+    """
+    if phase not in ("prefill", "decode"):
+        raise WorkloadError(f"phase = {phase!r}: known are 'prefill', 'decode'")
+    if phase == "decode" and layout.sequence_parallel:
+        raise WorkloadError("sequence_parallel: is for phase 'prefill', not 'decode'")
     return _program(model, layout, [(phase, phase, batch, seq_len)], options or Options())
 
 
@@ -62,6 +72,9 @@ def build_generate(
     options: Options | None = None,
 ) -> Program:
     """A prefill, which yields the first token, then ``output_len - 1`` decode steps over a growing context."""
+    _positive("output_len", output_len)
+    if layout.sequence_parallel:
+        raise WorkloadError("sequence_parallel: is for phase 'prefill', not 'generate'")
     steps: list[tuple[str, PhaseName, int, int]] = [("prefill", "prefill", batch, seq_len)]
     steps += [(f"decode {i + 1}", "decode", batch, seq_len + i) for i in range(output_len - 1)]
     return _program(model, layout, steps, options or Options())
@@ -72,9 +85,11 @@ def _program(
 ) -> Program:
     stack = load_stack(options.stack)
     _check_options(model, layout, options)
-    layers = options.layers or model.layers
+    layers = model.layers if options.layers is None else options.layers
     phases: list[list[Phase]] = []
     for label, phase, batch, seq_len in steps:
+        _positive("batch", batch)
+        _positive("seq_len", seq_len)
         new_tokens = seq_len if phase == "prefill" else 1
         check_layout(model, layout, tokens=batch * new_tokens)
         shape = Shape(model=model, layout=layout, batch=batch, new_tokens=new_tokens, context=seq_len)
@@ -91,12 +106,33 @@ def _program(
 
 def _check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
     """Refuse what would silently run as something else."""
+    if options.layers is not None:
+        _positive("layers", options.layers)
+        if options.layers > model.layers:
+            raise WorkloadError(f"layers = {options.layers}: {model.id} has {model.layers}")
+    if options.overlap_chunks > 1 and not layout.sequence_parallel:
+        raise WorkloadError(
+            f"overlap_chunks = {options.overlap_chunks} needs sequence_parallel: only its collectives can be cut"
+        )
+    _positive("overlap_chunks", options.overlap_chunks)
+    if options.expert_skew < 0:
+        raise WorkloadError(f"expert_skew = {options.expert_skew:g}: give 0 (even) or more")
+    rows = options.tokens_per_ep_rank
+    if rows is not None and not model.experts:
+        raise WorkloadError(f"tokens_per_ep_rank = {rows}: {model.id} has no experts")
+    if rows is not None and len(rows) != layout.ep:
+        raise WorkloadError(f"tokens_per_ep_rank has {len(rows)} entries, ep is {layout.ep}: one a rank")
     if options.dtype is DType.FP8 and model.experts:
         raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
     if layout.sequence_parallel and options.dtype is DType.FP8:
         raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
     if layout.sequence_parallel and options.stack != "reference-torch":
         raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise WorkloadError(f"{name} = {value}: give a positive whole number")
 
 
 def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
