@@ -1,40 +1,103 @@
-"""Engine speed and memory at full detail: ``python benchmarks/engine.py`` (a quiet machine, please)."""
+"""Speed and memory of the engine at full detail: ``python benchmarks/engine.py [--out benchmarks/results.md]``.
+
+Every case runs in a fresh process, so memory is its own and no memo is warm. *Run* is one repetition of the kernel
+graph under the settled power target (``sim.runner.run``), the best of ``--repeat``; *whole* is ``simulate`` with
+building, lowering and the search for that target, or both repetitions where the limiters act in time. Memory is the
+largest resident set of the process, interpreter and libraries (about the first row) included.
+"""
 
 from __future__ import annotations
 
-import platform
+import argparse
+import multiprocessing
 import resource
 import time
-from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-import workloads
-from sim.machine import machine_of
-from sim.runner import build, lower_on, run
-from sim.scenario import Scenario
+from results import machine, put, section
 
-CASES = {
-    "Llama-3-70B prefill, 8 ranks x 80 layers": {"model": "llama3-70b", "tp": 8, "batch": 2, "seq_len": 4096},
-    "Llama-3-70B, 8 ranks, prefill + 216 decode steps": {
-        "model": "llama3-70b", "tp": 8, "phase": "generate", "batch": 8, "seq_len": 2048, "output_len": 217,
-    },
-}  # fmt: skip
+COMMON = {"model": "llama3-70b", "gpu": "h100-sxm-80gb", "tp": 8}
+CASES: dict[str, dict[str, Any]] = {
+    "1 layer (what importing costs)": COMMON | {"batch": 1, "seq_len": 4096, "layers": 1},
+    "prefill, 8 ranks x 80 layers": COMMON | {"batch": 1, "seq_len": 4096},
+    "prefill in 4 overlapped chunks, 8 ranks x 80 layers": COMMON
+    | {"batch": 1, "seq_len": 4096, "sequence_parallel": True, "overlap_chunks": 4, "comm_ctas": 8, "lm_head": False},
+    "generate 256 tokens, 8 ranks x 80 layers": COMMON
+    | {"phase": "generate", "batch": 8, "seq_len": 1024, "output_len": 256},
+}
+
+
+def measure(fields: dict[str, Any], repeat: int) -> dict[str, float]:
+    """One case, in this process."""
+    import workloads
+    from sim import Scenario, simulate
+    from sim.machine import machine_of
+    from sim.runner import build, lower_on, run
+
+    scenario = Scenario.of(**fields)
+    begin = time.perf_counter()
+    timeline = simulate(scenario)
+    energy_j = timeline.energy_j  # a user reads at least this
+    whole_s = time.perf_counter() - begin
+    limits = list(timeline.power_limit_w)
+    kernels, steps = timeline.graph.kernels, len(timeline.records.step_time_ps)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    del timeline
+
+    target = machine_of(scenario)
+    program, _ = build(scenario, workloads.load_model(scenario.model))
+    begin = time.perf_counter()
+    graph = lower_on(program, target, scenario)
+    lower_s = time.perf_counter() - begin
+    run_s = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        run(graph, target, limits)
+        run_s.append(time.perf_counter() - begin)
+    return {
+        "kernels": kernels,
+        "steps": steps,
+        "energy_j": energy_j,
+        "whole_s": whole_s,
+        "lower_s": lower_s,
+        "run_s": min(run_s),
+        "peak_bytes": peak_bytes,
+    }
 
 
 def main() -> None:
-    """Print one line a case: kernels, best kernels a second of CPU time, peak memory of the process."""
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, simpy {version('simpy')}")
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", help="run the cases whose name holds this text")
+    parser.add_argument("--out", type=Path, help="put the section into this Markdown file")
+    arguments = parser.parse_args()
+    where = machine()
+    rows = []
     for name, fields in CASES.items():
-        scenario = Scenario.of(**fields)
-        target = machine_of(scenario)
-        program, _ = build(scenario, workloads.load_model(scenario.model))
-        graph = lower_on(program, target, scenario)
-        best = 0.0
-        for _ in range(5 if graph.kernels < 100_000 else 1):
-            start = time.process_time()
-            run(graph, target, [target.limits.slow_limit_w] * graph.gpus)
-            best = max(best, graph.kernels / (time.process_time() - start))
-        peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        print(f"{name}: {graph.kernels:,} kernels, {best:,.0f} kernels/s, peak {peak_gb:.2f} GB")
+        if arguments.only and arguments.only not in name:
+            continue
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            got = pool.apply(measure, (fields, arguments.repeat))
+        rows.append(
+            (
+                name,
+                f"{got['kernels']:,.0f}",
+                f"{got['steps']:,.0f}",
+                f"{got['lower_s']:.2f}",
+                f"{got['run_s']:.2f}",
+                f"{got['kernels'] / got['run_s']:,.0f}",
+                f"{got['whole_s']:.2f}",
+                f"{got['peak_bytes'] / 1e6:,.0f}",
+            )
+        )
+        print(" | ".join(rows[-1]), flush=True)
+    head = ("case", "kernels", "power steps", "lower s", "run s", "kernels/s", "whole s", "memory MB")
+    text = section("Engine, Llama-3-70B on 8 H100s, full detail", "python benchmarks/engine.py", where, head, rows)
+    print(text)
+    if arguments.out is not None:
+        put(text, arguments.out)
 
 
 if __name__ == "__main__":

@@ -58,11 +58,10 @@ def shoot(page: Any, address: str, layer: str | None) -> bytes:
         """async (wanted) => {
             const where = wanted ? `s.name = '${wanted.replaceAll("'", "''")}'` : "t.name = 'layers'";
             const result = await window.app.trace.engine.query(
-                `select s.ts as ts, s.dur as dur, s.name as name from slice s join thread_track k on s.track_id = k.id
+                `select s.ts as ts, s.dur as dur from slice s join thread_track k on s.track_id = k.id
                  join thread t using (utid) where ${where} and t.name = 'layers' order by s.ts`);
             const rows = [];
-            for (const it = result.iter({}); it.valid(); it.next())
-                rows.push([it.get('ts'), it.get('dur'), it.get('name')]);
+            for (const it = result.iter({}); it.valid(); it.next()) rows.push([it.get('ts'), it.get('dur')]);
             if (!rows.length) return null;
             return rows[Math.floor(rows.length / 2)].map(String);
         }""",
@@ -73,11 +72,12 @@ def shoot(page: Any, address: str, layer: str | None) -> bytes:
     start, duration = int(found[0]), int(found[1])
     air = int(duration * MARGIN)
     page.evaluate(
-        """([start, end]) => {
-            const time = { start: BigInt(start), end: BigInt(end), behavior: 'focus' };
-            window.app.trace.scrollTo({ time });
+        """([start, duration]) => {
+            const timeline = window.app.trace.timeline;
+            const { constructor: Span, start: { constructor: Time } } = timeline.visibleWindow;
+            timeline.updateVisibleTimeHP(new Span(new Time(BigInt(start)), Number(duration)));
         }""",
-        [str(start - air), str(start + duration + air)],
+        [str(start - air), str(duration + 2 * air)],
     )
     page.wait_for_timeout(2500)
     png: bytes = page.screenshot()

@@ -1,43 +1,94 @@
-"""Trace writing: one million slices to .json.gz (``python benchmarks/trace_write.py``)."""
+"""Seconds to write a large trace: ``python benchmarks/trace_write.py [--slices N] [--out benchmarks/results.md]``.
+
+The trace is made up: 8 processes with one lane and one counter each, slices of 10 kinds end to end, every slice with
+its joules. It goes to a temporary folder as .json.gz and as .json.
+"""
 
 from __future__ import annotations
 
+import argparse
+import resource
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from results import machine, put, section
 
-from traces.records import Lane, SpanKind, Spans, Trace
+from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.chrome import write_chrome
 
-SLICES, GPUS, KINDS = 1_000_000, 8, 13
+GPUS, KINDS = 8, 10
+SLICE_PS = 25_000_000
+
+
+def made_up(slices: int) -> Trace:
+    """A trace of ``slices`` kernels over eight GPUs, with a power counter that changes at every kernel."""
+    per_gpu = slices // GPUS
+    index = np.arange(per_gpu * GPUS, dtype=np.int64)
+    start_ps = index % per_gpu * SLICE_PS
+    kinds = [
+        SpanKind(
+            name=f"kernel_{number}",
+            category="kernel",
+            args={"stream": 7, "family": "gemm", "shape": f"4096x{1024 * (number + 1)}x8192", "blocks": 128 * number},
+            timed=True,
+        )
+        for number in range(KINDS)
+    ]
+    return Trace(
+        processes={gpu: f"GPU {gpu}" for gpu in range(GPUS)},
+        lanes=[Lane(pid=gpu, tid=7, name="stream 7", order=7) for gpu in range(GPUS)],
+        kinds=kinds,
+        spans=Spans(
+            lane=index // per_gpu,
+            kind=index % KINDS,
+            start_ps=start_ps,
+            end_ps=start_ps + SLICE_PS,
+            energy_j=0.01 + index % 997 * 1e-6,
+        ),
+        counters=[
+            Counter(
+                pid=gpu,
+                name="power W",
+                time_ps=start_ps[:per_gpu],
+                value=400.0 + np.arange(per_gpu, dtype=np.float64) % 300,
+            )
+            for gpu in range(GPUS)
+        ],
+    )
 
 
 def main() -> None:
-    """Print seconds and megabytes."""
-    per_gpu = SLICES // GPUS
-    start = np.tile(np.arange(per_gpu, dtype=np.int64) * 5_000_000, GPUS)
-    trace = Trace(
-        processes={gpu: f"GPU {gpu}" for gpu in range(GPUS)},
-        lanes=[Lane(pid=gpu, tid=7, name="stream 7", order=7) for gpu in range(GPUS)],
-        kinds=[
-            SpanKind(name=f"kernel {i}", category="kernel", args={"m": 4096, "n": i, "k": 8192}, timed=True)
-            for i in range(KINDS)
-        ],
-        spans=Spans(
-            lane=np.repeat(np.arange(GPUS, dtype=np.int64), per_gpu),
-            kind=np.arange(SLICES, dtype=np.int64) % KINDS,
-            start_ps=start,
-            end_ps=start + 4_000_000,
-            energy_j=np.full(SLICES, 0.0021),
-        ),
-    )
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slices", type=int, default=1_000_000)
+    parser.add_argument("--out", type=Path, help="put the section into this Markdown file")
+    arguments = parser.parse_args()
+    where = machine()
+    trace = made_up(arguments.slices)
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "t.json.gz"
-        begin = time.perf_counter()
-        write_chrome(trace, path)
-        print(f"{SLICES:,} slices: {time.perf_counter() - begin:.2f} s, {path.stat().st_size / 1e6:.1f} MB")
+        for name in ("trace.json.gz", "trace.json"):
+            begin = time.perf_counter()
+            path = write_chrome(trace, Path(folder) / name)
+            seconds = time.perf_counter() - begin
+            peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+            rows.append(
+                (
+                    name.removeprefix("trace"),
+                    f"{len(trace.spans.start_ps):,}",
+                    f"{sum(len(counter.value) for counter in trace.counters):,}",
+                    f"{seconds:.1f}",
+                    f"{path.stat().st_size / 1e6:.1f}",
+                    f"{peak_mb:,.0f}",
+                )
+            )
+    head = ("format", "slices", "counter values", "write s", "file MB", "memory MB")
+    text = section("Writing a trace", "python benchmarks/trace_write.py", where, head, rows)
+    print(text)
+    if arguments.out is not None:
+        put(text, arguments.out)
 
 
 if __name__ == "__main__":

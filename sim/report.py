@@ -104,6 +104,9 @@ def _status(run: Timeline) -> str:
     if error:
         text += f"; {error}"
     outside = sorted({c.name for c in run.graph.classes if c.terms.extrapolated})
+    cap_w = run.scenario.power_cap_w
+    if run.scenario.uncapped or (cap_w is not None and cap_w != run.machine.gpu.tdp_w):
+        text += "; no measurement was taken under this power limit"
     if outside:
         text += f"; outside the measured range: {', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
     return text

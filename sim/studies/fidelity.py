@@ -1,19 +1,17 @@
-"""The accuracy page: ``python -m sim.studies.fidelity SHARED_DIR --out docs/fidelity.md``.
+"""The accuracy page: ``python -m sim.studies.fidelity FOLDER... --out docs/fidelity.md``.
 
-Every record of SHARED_DIR (or of its folder ``measurements``) is predicted from its inputs alone. Rows that a fit
-has seen and rows that none has seen are never averaged together. The page holds no date and no path, so equal
-records and an equal profile give equal bytes.
+Every record under the FOLDERs is predicted from its inputs alone. Rows that a fit has seen and rows that none has
+seen are never averaged together, nor are whole-model runs and lone kernels. The page holds no date and no path, so
+equal records and an equal profile give equal bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hardware.profile import Profile, load_profile
 from sim.errors import SimError
@@ -24,32 +22,38 @@ from sim.studies.fidelity_errors import (
     RESAMPLES,
     SEED,
     WEAK_LOG_ERROR,
-    GroupError,
     gpus,
     group_errors,
     summarise,
     weakly_identified,
 )
+from sim.studies.fidelity_tables import error_table, inputs_text, percent, table
 from sim.studies.ordering import orderings
 from sim.studies.records import RecordError
 from sim.studies.validate import Row, validate
 
 GPU = "h100-sxm-80gb"
 OUTPUTS = {"latency_s": "latency", "energy_j": "energy"}
+# Kinds that run a whole model; the others run a kernel or two.
+WHOLE = frozenset({"model_step", "generate", "ring_attention", "dit_step"})
 # An unfitted group misses when its mean error is above this, and an unfitted row when its own is.
 MISS_GROUP = 0.04
 MISS_ROW = 0.05
+SHOWN_ROWS = 25
 
 
 def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> str:
     """The whole page as Markdown; ``digests`` holds the SHA-256 of each record file by name."""
     fresh = [row for row in rows if not row.fitted and row.predicted is not None]
     fitted = [row for row in rows if row.fitted and row.predicted is not None]
+    whole = [row for row in fresh if row.record.kind in WHOLE]
+    kernels = [row for row in fresh if row.record.kind not in WHOLE]
     parts = [
         _head(rows, profile, digests),
-        *_unfitted(fresh),
+        *_whole(whole),
         *_overlap(fresh),
-        *_misses(fresh),
+        *_kernels(kernels),
+        *_misses(whole, kernels),
         *_fitted(fitted),
         *_weak(profile),
         *_silent(rows),
@@ -62,14 +66,13 @@ def _head(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> 
     absent = sorted(name for name in profile.provenance.files if name not in digests)
     text = (
         "# Fidelity\n\n"
-        "Written by `python -m sim.studies.fidelity SHARED_DIR --out docs/fidelity.md`; do not edit.\n\n"
-        f"{len(rows)} records of {len(digests)} files were read and predicted from their inputs alone with the profile "
+        "Written by `python -m sim.studies.fidelity FOLDER... --out docs/fidelity.md`; do not edit.\n\n"
+        f"{len(rows)} records of {len(digests)} files were predicted from their inputs alone with the profile "
         f"`{profile.gpu}` ({profile.status}). Errors are predicted over measured minus one, in per cent. *Mean*, "
         "*median* and *worst* are of absolute errors, *bias* is the signed mean. *95 %* is the bootstrap interval of "
         f"the mean over the rows of the group ({RESAMPLES} resamples, percentile method, seed {SEED}; none below "
         f"{MIN_ROWS} rows). It tells how the mean depends on which rows happen to be in the group, and nothing about "
-        "other GPUs, "
-        "hosts or software: rows of a file share those."
+        "other GPUs, hosts or software: rows of a file share those."
     )
     if changed:
         text += f"\n\nFiles that differ from the ones the profile was fitted on: {', '.join(changed)}."
@@ -78,30 +81,43 @@ def _head(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> 
     return text
 
 
-def _unfitted(rows: Sequence[Row]) -> Iterator[str]:
+def _whole(rows: Sequence[Row]) -> Iterator[str]:
     yield (
-        "## Rows that no fit has seen\n\n"
-        "Whole-model steps: every kernel, the power cap and the clock have to come out right together. No coefficient "
-        "was fitted on them (the fitting command refuses them). They were looked at while the model was built, "
-        "so they are unfitted, not blind."
+        "## Whole-model runs, which no fit has seen\n\n"
+        "Every kernel, the power cap and the clock have to come out right together. No coefficient was fitted on these "
+        "rows (the fitting command refuses them). Some were looked at while the model was built: they are unfitted, "
+        "not blind."
     )
+    yield "### In short\n\n" + _pooled(rows)
     for output, word in OUTPUTS.items():
-        yield f"### {word.capitalize()}\n\n" + _error_table(group_errors(rows, output))
-    pooled = _pooled(rows)
-    if pooled:
-        yield "### By number of GPUs\n\n" + pooled
+        yield f"### {word.capitalize()}\n\n" + error_table(group_errors(rows, output))
     yield "What these rows cover, and so what is checked at all: " + _coverage(rows) + "."
 
 
 def _pooled(rows: Sequence[Row]) -> str:
+    """All rows of a file with the same number of GPUs as one group."""
+    members: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        members.setdefault((row.record.path.name, int(row.record.inputs.get("world", 1))), []).append(row)
     lines = []
-    for world in sorted({int(row.record.inputs.get("world", 1)) for row in rows}):
-        part = [row for row in rows if int(row.record.inputs.get("world", 1)) == world]
+    for (file, world), part in members.items():
         for output, word in OUTPUTS.items():
-            signed = [e for row in part if (e := row.error(output)) is not None]
+            signed = [error for row in part if (error := row.error(output)) is not None]
             if signed:
-                lines.append(summarise(gpus(world), word, signed))
-    return _error_table(lines, first=("GPUs", "output"))
+                lines.append(summarise(file, f"{gpus(world)}, {word}", signed))
+    return error_table(lines)
+
+
+def _kernels(rows: Sequence[Row]) -> Iterator[str]:
+    if not rows:
+        return
+    yield (
+        "## Kernels that no fit has seen\n\n"
+        "Lone kernels, collectives and bursts, many at sizes chosen to lie between or beyond those of the fit: the "
+        "harder test of each law. Short kernels count as much as long ones here, and little in a model."
+    )
+    for output, word in OUTPUTS.items():
+        yield f"### {word.capitalize()}\n\n" + error_table(group_errors(rows, output))
 
 
 def _coverage(rows: Sequence[Row]) -> str:
@@ -140,49 +156,47 @@ def _overlap(rows: Sequence[Row]) -> Iterator[str]:
         "Rows that differ only in chunks and in blocks for communication. *Pairs in order* counts pairs whose "
         "measurements differ by more than 3 %. *Chunks right*: for a given number of blocks, the predicted best chunk "
         "count measures within 1 % of the best; beside it two habits that need no simulator.\n\n"
-        + _table(head, lines, left=2)
+        + table(head, lines, left=2)
     )
 
 
-def _misses(rows: Sequence[Row]) -> Iterator[str]:
+def _misses(whole: Sequence[Row], kernels: Sequence[Row]) -> Iterator[str]:
+    yield (
+        f"## Misses\n\nUnfitted groups with a mean error above {100 * MISS_GROUP:g} %, and the unfitted rows that are "
+        f"furthest off (more than {100 * MISS_ROW:g} %, at most {SHOWN_ROWS}, the furthest first)."
+    )
+    for word, rows in (("Whole-model runs", whole), ("Kernels", kernels)):
+        if rows:
+            yield f"### {word}\n\n" + _groups_off(rows)
+            yield _rows_off(rows)
+
+
+def _groups_off(rows: Sequence[Row]) -> str:
     lines = [
-        (one.file, one.group, word, str(one.n), _percent(one.mean), _percent(one.bias))
+        (one.file, one.group, word, str(one.n), percent(one.mean), percent(one.bias))
         for output, word in OUTPUTS.items()
         for one in group_errors(rows, output)
         if one.mean > MISS_GROUP
     ]
-    text = "## Misses\n\n"
-    if lines:
-        text += f"Unfitted groups with a mean error above {100 * MISS_GROUP:g} %:\n\n"
-        text += _table(("file", "group", "output", "n", "mean", "bias"), lines, left=3)
-    else:
-        text += f"No unfitted group has a mean error above {100 * MISS_GROUP:g} %."
-    yield text
+    return table(("file", "group", "output", "n", "mean", "bias"), lines, left=3) if lines else "No group."
+
+
+def _rows_off(rows: Sequence[Row]) -> str:
     far = [(max(abs(row.error(output) or 0.0) for output in OUTPUTS), row) for row in rows]
     worst = sorted((item for item in far if item[0] > MISS_ROW), key=lambda item: -item[0])
-    if worst:
-        yield (
-            f"Unfitted rows more than {100 * MISS_ROW:g} % off in latency or energy ({len(worst)} of {len(rows)}):\n\n"
-            + _table(
-                ("row", "latency", "energy", "inputs"),
-                [
-                    (
-                        f"{row.record.path.name}:{row.record.line}",
-                        _percent(row.error("latency_s")),
-                        _percent(row.error("energy_j")),
-                        _inputs(row),
-                    )
-                    for _, row in worst
-                ],
-                left=1,
-                text_last=True,
-            )
+    text = f"{len(worst)} of {len(rows)} rows are more than {100 * MISS_ROW:g} % off in latency or energy"
+    if not worst:
+        return text + "."
+    lines = [
+        (
+            f"{row.record.path.name}:{row.record.line}",
+            percent(row.error("latency_s")),
+            percent(row.error("energy_j")),
+            inputs_text(row),
         )
-
-
-def _inputs(row: Row) -> str:
-    shown = {k: v for k, v in row.record.inputs.items() if k not in ("kind", "gpu", "regime") and v is not None}
-    return ", ".join(f"{name}={value}" for name, value in shown.items())
+        for _, row in worst[:SHOWN_ROWS]
+    ]
+    return f"{text}:\n\n" + table(("row", "latency", "energy", "inputs"), lines, left=1, text_last=True)
 
 
 def _fitted(rows: Sequence[Row]) -> Iterator[str]:
@@ -193,7 +207,7 @@ def _fitted(rows: Sequence[Row]) -> Iterator[str]:
         "correction, which also leans to the rows it has seen. Figures near zero here say nothing more than that."
     )
     for output, word in OUTPUTS.items():
-        yield f"### {word.capitalize()}\n\n" + _error_table(group_errors(rows, output))
+        yield f"### {word.capitalize()}\n\n" + error_table(group_errors(rows, output))
 
 
 def _weak(profile: Profile) -> Iterator[str]:
@@ -209,7 +223,7 @@ def _weak(profile: Profile) -> Iterator[str]:
     )
     if weak:
         lines = [(f"`{name}`", f"{error:.2f}") for name, error in weak]
-        text += "\n\n" + _table(("coefficient", "standard error of the logarithm"), lines, left=1)
+        text += "\n\n" + table(("coefficient", "standard error of the logarithm"), lines, left=1)
     yield text
 
 
@@ -220,65 +234,32 @@ def _silent(rows: Sequence[Row]) -> Iterator[str]:
             key = (row.record.path.name, row.record.kind, row.skipped)
             reasons[key] = reasons.get(key, 0) + 1
     if reasons:
-        yield "## Rows without a prediction\n\n" + _table(
+        yield "## Rows without a prediction\n\n" + table(
             ("file", "kind", "reason", "n"), [(*key, str(count)) for key, count in reasons.items()], left=3
         )
 
 
-def _error_table(errors: Sequence[GroupError], first: tuple[str, str] = ("file", "group")) -> str:
-    if not errors:
-        return "No rows."
-    lines = [
-        (
-            one.file,
-            one.group,
-            str(one.n),
-            _percent(one.mean),
-            "-" if one.interval is None else f"{_percent(one.interval[0])} to {_percent(one.interval[1])}",
-            _percent(one.median),
-            _percent(one.worst),
-            _percent(one.bias),
-        )
-        for one in errors
-    ]
-    return _table((*first, "n", "mean", "95 %", "median", "worst", "bias"), lines, left=2)
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]], *, left: int, text_last: bool = False) -> str:
-    """A Markdown table whose first ``left`` columns hold text and whose others hold figures."""
-    rule = ["---" if i < left or (text_last and i == len(head) - 1) else "---:" for i in range(len(head))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
-
-
-def _percent(value: Any) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    # No negative zero.
-    return f"{round(100 * value, 1) + 0.0:.1f}"
-
-
 def record_files(folder: Path) -> list[Path]:
-    """The record files of ``folder``, or of its folder ``measurements`` where it has one, sorted by name."""
+    """The record files under ``folder``, or under its folder ``measurements`` where it has one, sorted by path."""
     inner = folder / "measurements"
-    found = sorted((inner if inner.is_dir() else folder).glob("*.jsonl"))
+    found = sorted((inner if inner.is_dir() else folder).rglob("*.jsonl"))
     if not found:
-        raise RecordError(f"no .jsonl files in '{folder}' or its folder 'measurements': give the folder of the records")
+        raise RecordError(f"no .jsonl files under '{folder}': give a folder of records")
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of this module: 0, or 2 with one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m sim.studies.fidelity", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="SHARED_DIR")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="the Markdown page to write")
     arguments = parser.parse_args(argv)
     profile = load_profile(GPU)
     assert profile is not None, "the package ships this profile"
     try:
-        paths = record_files(arguments.folder)
+        paths = [path for folder in arguments.folders for path in record_files(folder)]
         digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-        text = page(validate(paths), profile, digests)
-        write_atomically(arguments.out, text.encode())
+        write_atomically(arguments.out, page(validate(paths), profile, digests).encode())
     except SimError as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 2

@@ -68,9 +68,9 @@ def group_errors(rows: Sequence[Row], output: str) -> list[GroupError]:
 
 
 def group_name(row: Row) -> str:
-    """What a row is counted under: its kind, and those of the group fields that it has."""
+    """What a row is counted under: its kind (where model and phase do not say it), and its group fields."""
     inputs = row.record.inputs
-    words = [] if row.record.kind == "model_step" else [row.record.kind]
+    words = [] if "model" in inputs and "phase" in inputs else [row.record.kind]
     for field in GROUP_FIELDS:
         match field, inputs.get(field):
             case (_, None) | ("launch", "graph"):  # a row that does not say was a graph too
