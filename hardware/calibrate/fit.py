@@ -122,12 +122,13 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     )
 
 
-# Kernels launched one by one from Python while the host is ahead: mean pause from one kernel's end to the next
-# one's start, cuBLAS's memsets between them counted in (second layer of our one-GPU prefill profiler trace).
-EAGER_GAP_S = 2.7e-6
-# The host's own pace per launch where it is behind: the shortest kernel-to-kernel distance of that trace's
-# launches; most real steps are slower (a Python layer costs 10 to 100 us under the profiler).
-HOST_ISSUE_S = 5.0e-6
+# Kernels launched one by one while the host is ahead: mean pause from one kernel's end to the next one's start in the
+# second half of our one-GPU prefill profiler trace (18 pauses, cuBLAS's memsets between them counted in: 2.62 us).
+EAGER_GAP_S = 2.6e-6
+# The host's pace per launch where it is behind: the shortest distance between two launches in our one-GPU decode
+# profiler trace (5.8 us). A lower bound only: the median there is 36 us under the profiler, and nothing measured it
+# without.
+HOST_ISSUE_S = 5.8e-6
 
 
 def _graph_gap_s(rows: Sequence[Row]) -> float:

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from simpy.core import EmptySchedule, Environment
 from simpy.events import NORMAL, Event
 
-from sim.engine.core import Core, Flow
+from sim.engine.core import Core
 from sim.engine.record import Recorder
 from sim.engine.resources import LinkPort, SmPool, Stream
+from sim.engine.state import Flow
 
 # SimPy orders events of one instant by priority. Completions come at NORMAL, then everything that follows
 # from them (streams moving on) at NORMAL too, then governors, then one settle.

@@ -20,7 +20,7 @@ from workloads.stack import Stack, load_stack
 from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
 
 PhaseName = Literal["prefill", "decode"]
-# SMs that a GEMM loses to one block of a collective beside it (contention records; see the collective law).
+# SMs that a GEMM loses to one block of a collective beside it (the collective law has the same figure and its origin).
 SMS_PER_CTA = 2
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 
