@@ -55,6 +55,8 @@ def estimated_s(row: Mapping[str, Any]) -> float:
     match row["kind"]:
         case "host":
             return 0.05
+        case "host_issue":
+            return 0.4
         case "idle":
             return 2.1
         case "duty":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from hardware.calibrate.suite.host_issue import WORKS
 from hardware.calibrate.suite.plan import (
     MIB,
     PlanMaker,
@@ -256,6 +257,7 @@ def calibrate(_: int) -> list[PlannedRow]:
     for work in ("gemm_8192x8192x8192", "gemm_512x28672x8192", "gemm_128x28672x8192", "gemm_64x28672x8192"):
         rows += [duty(work, burst_s, idle_s) for burst_s, idle_s in (BURSTS[0], BURSTS[2], BURSTS[4])]
     rows += [small(part, 64) for part in ("gemm", "add_rms", "silu", "mix")]
+    rows += host_issue(1)[1:]
     rows.append(
         {
             "kind": "transient",
@@ -269,6 +271,11 @@ def calibrate(_: int) -> list[PlannedRow]:
         }
     )
     return rows
+
+
+def host_issue(_: int) -> list[PlannedRow]:
+    """What each operation of an eager step costs the host."""
+    return [HOST[0], *({"kind": "host_issue", "work": work} for work in WORKS)]
 
 
 def calibrate_multi(world: int) -> list[PlannedRow]:
@@ -292,6 +299,7 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "smoke": (1, smoke),
     "calibrate": (1, calibrate),
     "calibrate_multi": (2, calibrate_multi),
+    "host_issue": (1, host_issue),
     "gaps": (1, gaps),
     "pair": (2, pair),
     "validate1": (1, validate1),

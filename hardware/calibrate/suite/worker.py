@@ -25,6 +25,7 @@ from hardware.calibrate.suite.cases_pair import (
 )
 from hardware.calibrate.suite.comm import Comm, NcclComm, QuietComm, most
 from hardware.calibrate.suite.duty import measure_duty, measure_host, measure_idle
+from hardware.calibrate.suite.host_issue import measure_host_issue
 from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import DryMeter, Meter, NvmlMeter
 from hardware.calibrate.suite.plan import estimated_s
@@ -70,6 +71,8 @@ def measure(bench: Bench, row: Row) -> dict[str, Any]:
     match row["kind"]:
         case "host":
             return measure_host(bench)
+        case "host_issue":
+            return measure_host_issue(bench, row)
         case "idle":
             return measure_idle(bench, row)
         case "duty":

@@ -1,0 +1,87 @@
+"""What one launch costs the host in eager mode: seconds that Python and PyTorch take to issue each operation."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hardware.calibrate.suite.layers import Norm, Projection, Rotary
+from hardware.calibrate.suite.shapes import HEAD_DIM
+from hardware.calibrate.suite.timing import Bench
+
+Row = Mapping[str, Any]
+WORKS = (
+    "linear",
+    "linear_fp8",
+    "add_rmsnorm",
+    "rope",
+    "silu_mul",
+    "kv_copy",
+    "attention_decode",
+    "attention_prefill",
+    "gather",
+    "grouped_gemm",
+)
+# Fewer than the launches that a stream may hold waiting (1,024), so that the host never waits for the GPU.
+_LAUNCHES = 256
+_REPEATS = 15
+_WIDTH, _FF, _HEADS, _KV_HEADS, _ROWS = 4096, 14336, 32, 8, 4
+
+
+def measure_host_issue(bench: Bench, row: Row) -> dict[str, Any]:
+    """Median host seconds a call over launches that nothing waits for, and seconds until the GPU has done them."""
+    launch = _launcher(bench, str(row["work"]))
+    issue_s, done_s = [], []
+    launches = 2 if bench.dry else _LAUNCHES
+    for _ in range(2 if bench.dry else _REPEATS):
+        bench.synchronize()
+        begin = time.perf_counter()
+        for _ in range(launches):
+            launch()
+        issue_s.append((time.perf_counter() - begin) / launches)
+        bench.synchronize()
+        done_s.append((time.perf_counter() - begin) / launches)
+    return {"host_s": statistics.median(issue_s), "done_s": statistics.median(done_s), "launches": launches}
+
+
+def _launcher(bench: Bench, work: str) -> Callable[[], object]:
+    """One operation of the reference stack as an eager step calls it, small enough to end before the next."""
+    x, kernels = bench.randn(_ROWS, _WIDTH), bench.kernels
+    q, cache = bench.randn(_ROWS, _HEADS, 1, HEAD_DIM), bench.randn(2, _ROWS, _KV_HEADS, 256, HEAD_DIM)
+    match work:
+        case "linear" | "linear_fp8":
+            projection = Projection(bench, _WIDTH, _WIDTH, fp8=work == "linear_fp8")
+            return lambda: projection(x)
+        case "add_rmsnorm":
+            norm, residual = Norm(bench, _WIDTH), bench.randn(_ROWS, _WIDTH)
+            return lambda: norm(x, residual)
+        case "rope":
+            rotary, qkv = Rotary(bench, 256), bench.randn(_ROWS, (_HEADS + 2 * _KV_HEADS) * HEAD_DIM)
+            return lambda: rotary(qkv, _HEADS + _KV_HEADS)
+        case "silu_mul":
+            gate_up = bench.randn(_ROWS, 2 * _FF)
+
+            def silu() -> None:
+                kernels.silu_mul(gate_up, bench.empty(_ROWS, _FF))
+
+            return silu
+        case "kv_copy":
+            token = bench.randn(_ROWS, _KV_HEADS, 1, HEAD_DIM)
+            return lambda: cache[0][:, :, -1:].copy_(token)
+        case "attention_decode":
+            return lambda: kernels.attention(q, cache[0], cache[1], causal=False)
+        case "attention_prefill":
+            prompt = bench.randn(1, _HEADS, 128, HEAD_DIM)
+            keys = bench.randn(1, _KV_HEADS, 128, HEAD_DIM)
+            return lambda: kernels.attention(prompt, keys, keys, causal=True)
+        case "gather":
+            index = bench.torch.zeros(32, device=bench.device, dtype=bench.torch.int64)
+            return lambda: kernels.gather(x, index)
+        case "grouped_gemm":
+            rows, weight = bench.randn(32, 2048), bench.randn(8, 768, 2048).transpose(1, 2)
+            ends = bench.torch.arange(4, 36, 4, device=bench.device, dtype=bench.torch.int32)
+            return lambda: kernels.grouped_gemm(rows, weight, ends)
+        case other:
+            raise ValueError(f"work = {other!r}: known are {', '.join(WORKS)}")
