@@ -228,7 +228,7 @@ def test_the_first_seconds_of_load_as_measured():
     record = record_rows("transient.jsonl")[0]
     run = transient_run(record.inputs)
     measured = [ms * 1e-3 for mark in record.measured["marks"] for ms in mark["step_ms"]]
-    assert run.launch_s[:3] == pytest.approx(measured[:3], rel=0.025)
+    assert run.launch_s[:3] == pytest.approx(measured[:3], rel=0.04)  # the bar of issue 3
     assert float(run.launch_s.sum()) == pytest.approx(sum(measured), rel=0.02)
     assert np.abs(run.launch_s[:20] / measured[:20] - 1.0).max() < 0.06  # through dip and recovery
     start = record.inputs["schedule"][0][1]

@@ -141,7 +141,7 @@ ops = [{ label = "down", pattern = "bsf,mf->bsm", parallel = "f" }]
     model = parse_model(text, where="mine.toml")
     program = build(model, tp=2)
     assert names(program) == [
-        "qkv_gemm", "attention", "reshape_copy", "o_gemm", "all_reduce_attn", "up_gemm", "gelu", "down_gemm",
+        "qkv_gemm", "attention", "o_gemm", "all_reduce_attn", "up_gemm", "gelu", "down_gemm",
         "all_reduce_down",
     ]  # fmt: skip
     assert 2 * layer(program)["attention"].flops == layer(build(model))["attention"].flops

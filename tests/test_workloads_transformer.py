@@ -111,7 +111,6 @@ def test_elementwise_bytes_by_hand() -> None:
     assert moved == {
         "add_rmsnorm_attn": 4 * 2048 * 4096 * 2,  # input and residual, read and written
         "rope": 2 * 2048 * (32 + 8) * 128 * 2,  # in place
-        "reshape_copy": 2 * 2048 * 4096 * 2,
         "add_rmsnorm_ff": 4 * 2048 * 4096 * 2,
         "silu_mul": 3 * 2048 * 14336 * 2,  # gate, up, product
     }
@@ -144,7 +143,7 @@ def test_sharded_contractions_owe_an_all_reduce_of_the_hidden_state(
 
 # -- kernel lists -----------------------------------------------------------------------------------------------
 
-ATTENTION = ["add_rmsnorm_attn", "qkv_gemm", "rope", "attention", "reshape_copy", "o_gemm"]
+ATTENTION = ["add_rmsnorm_attn", "qkv_gemm", "rope", "attention", "o_gemm"]
 FEED = ["add_rmsnorm_ff", "gate_up_gemm", "silu_mul", "down_gemm"]
 
 
@@ -162,7 +161,7 @@ def test_kernels_of_a_decode_layer() -> None:
 def test_fp8_casts_the_input_of_every_product_but_the_head() -> None:
     program = build("llama3-8b", dtype=DType.FP8)
     assert names(program) == [
-        "add_rmsnorm_attn", "cast_qkv_gemm", "qkv_gemm", "rope", "attention", "reshape_copy", "cast_o_gemm", "o_gemm",
+        "add_rmsnorm_attn", "cast_qkv_gemm", "qkv_gemm", "rope", "attention", "cast_o_gemm", "o_gemm",
         "add_rmsnorm_ff", "cast_gate_up_gemm", "gate_up_gemm", "silu_mul", "cast_down_gemm", "down_gemm",
     ]  # fmt: skip
     found = layer(program)
@@ -197,7 +196,7 @@ def test_expert_products_by_hand() -> None:
 def test_sequence_parallel_with_one_chunk_runs_in_one_stream() -> None:
     program = build("llama3-8b", tp=2, sequence_parallel=True)
     assert names(program) == [
-        "add_rmsnorm_attn", "all_gather_attn", "qkv_gemm", "rope", "attention", "reshape_copy", "o_gemm",
+        "add_rmsnorm_attn", "all_gather_attn", "qkv_gemm", "rope", "attention", "o_gemm",
         "reduce_scatter_attn", "add_rmsnorm_ff", "all_gather_ff", "gate_up_gemm", "silu_mul", "down_gemm",
         "reduce_scatter_ff",
     ]  # fmt: skip
@@ -211,7 +210,7 @@ def test_four_chunks_cut_collectives_and_products_on_two_streams() -> None:
     assert names(program) == [
         "add_rmsnorm_attn",
         *["all_gather_attn", "qkv_gemm"] * 4,
-        "concat_qkv", "rope", "attention", "reshape_copy",
+        "concat_qkv", "rope", "attention",
         *["o_gemm", "reduce_scatter_attn"] * 4,
         "add_rmsnorm_ff",
         *["all_gather_ff", "gate_up_gemm", "silu_mul"] * 4,
@@ -224,9 +223,9 @@ def test_four_chunks_cut_collectives_and_products_on_two_streams() -> None:
     edges = {i: k.after for i, k in enumerate(found) if k.after}
     assert edges == {
         1: (0,), 2: (1,), 4: (3,), 6: (5,), 8: (7,),  # a gather of normed rows, then its product
-        14: (13,), 16: (15,), 18: (17,), 20: (19,), 21: (20,),  # a product, then its scatter; the norm needs all
-        22: (21,), 23: (22,), 26: (25,), 29: (28,), 32: (31,),
-        35: (34,), 37: (36,), 39: (38,), 41: (40,),
+        13: (12,), 15: (14,), 17: (16,), 19: (18,), 20: (19,),  # a product, then its scatter; the norm needs all
+        21: (20,), 22: (21,), 25: (24,), 28: (27,), 31: (30,),
+        34: (33,), 36: (35,), 38: (37,), 40: (39,),
     }  # fmt: skip
     one = found[1].work
     assert isinstance(one, CollectiveWork)
@@ -238,7 +237,7 @@ def test_other_stacks_differ_in_what_they_fuse_and_copy() -> None:
     assert unfused[:5] == ["add_rmsnorm_attn.add", "add_rmsnorm_attn.norm", "q_gemm", "k_gemm", "v_gemm"]
     assert unfused[-4:] == ["gate_gemm", "up_gemm", "silu_mul", "down_gemm"]
     paged = names(build("llama3-8b", "decode", stack="paged-kv"))
-    assert "copy_k" not in paged and "reshape_copy" not in names(build("llama3-8b", stack="paged-kv"))
+    assert "copy_k" not in paged
 
 
 def test_generate_is_a_prefill_and_a_growing_context() -> None:

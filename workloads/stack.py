@@ -17,7 +17,6 @@ class Stack:
     fused_add_norm: bool
     fused_weights: bool
     kv_copies: bool
-    reshape_copy: bool
 
 
 STACKS = {
@@ -29,7 +28,6 @@ STACKS = {
             fused_add_norm=True,
             fused_weights=True,
             kv_copies=True,
-            reshape_copy=True,
         ),
         Stack(
             id="unfused-torch",
@@ -37,7 +35,6 @@ STACKS = {
             fused_add_norm=False,
             fused_weights=False,
             kv_copies=True,
-            reshape_copy=True,
         ),
         Stack(
             id="paged-kv",
@@ -45,7 +42,6 @@ STACKS = {
             fused_add_norm=True,
             fused_weights=True,
             kv_copies=False,
-            reshape_copy=False,
         ),
     )
 }

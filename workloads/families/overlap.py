@@ -96,8 +96,6 @@ def overlapped_layer(shape: Shape, chunks: int, ctas: int | None) -> list[Kernel
         )
     )
     layer.add(attention_kernel(attention, shape))
-    out_width = shape.q_heads * shape.model.head_dim
-    layer.add(elementwise_kernel("reshape_copy", Elementwise.COPY, tokens, out_width, 2 * tokens * out_width * element))
     reduced = scattered("attn", out)
     normed = norm("add_rmsnorm_ff", _cross(reduced, chunks))
     gathered("ff", up, normed, with_silu=True)

@@ -203,10 +203,6 @@ def _node_kernels(
                     for name in ("copy_k", "copy_v")
                 ]
             kernels.append(attention_kernel(node, shape))
-            if phase == "prefill" and stack.reshape_copy:
-                width = shape.q_heads * shape.model.head_dim
-                moved = 2 * shape.tokens * width * DType.BF16.bytes
-                kernels.append(elementwise_kernel("reshape_copy", Elementwise.COPY, shape.tokens, width, moved))
             return kernels
         case Experts():
             assert load is not None

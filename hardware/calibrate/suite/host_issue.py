@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hardware.calibrate.suite.layers import Norm, Projection, Rotary
-from hardware.calibrate.suite.shapes import HEAD_DIM
+from hardware.calibrate.suite.layers import Layer, Norm, Projection, Rotary
+from hardware.calibrate.suite.shapes import HEAD_DIM, shape_of
 from hardware.calibrate.suite.timing import Bench
 
 Row = Mapping[str, Any]
@@ -21,6 +21,8 @@ WORKS = (
     "kv_copy",
     "attention_decode",
     "attention_prefill",
+    "attend_token",
+    "attend_prompt",
     "gather",
     "grouped_gemm",
 )
@@ -47,7 +49,10 @@ def measure_host_issue(bench: Bench, row: Row) -> dict[str, Any]:
 
 
 def _launcher(bench: Bench, work: str) -> Callable[[], object]:
-    """One operation of the reference stack as an eager step calls it, small enough to end before the next."""
+    """One operation of the reference stack as an eager step calls it, small enough to end before the next.
+
+    ``attend_token`` is four launches (K and V into the cache, attention, and the views between them).
+    """
     x, kernels = bench.randn(_ROWS, _WIDTH), bench.kernels
     q, cache = bench.randn(_ROWS, _HEADS, 1, HEAD_DIM), bench.randn(2, _ROWS, _KV_HEADS, 256, HEAD_DIM)
     match work:
@@ -76,12 +81,18 @@ def _launcher(bench: Bench, work: str) -> Callable[[], object]:
             prompt = bench.randn(1, _HEADS, 128, HEAD_DIM)
             keys = bench.randn(1, _KV_HEADS, 128, HEAD_DIM)
             return lambda: kernels.attention(prompt, keys, keys, causal=True)
+        case "attend_token" | "attend_prompt":
+            layer = Layer(bench, shape_of("llama3-8b"), tp=1, fp8=False, cache_tokens=256, batch=_ROWS)
+            rows = bench.randn(_ROWS, (_HEADS + 2 * _KV_HEADS) * HEAD_DIM)
+            if work == "attend_token":
+                return lambda: layer.attend_token(bench, rows, 256)
+            return lambda: layer.attend_prompt(bench, rows, 1)
         case "gather":
             index = bench.torch.zeros(32, device=bench.device, dtype=bench.torch.int64)
             return lambda: kernels.gather(x, index)
         case "grouped_gemm":
-            rows, weight = bench.randn(32, 2048), bench.randn(8, 768, 2048).transpose(1, 2)
+            sent, weight = bench.randn(32, 2048), bench.randn(8, 768, 2048).transpose(1, 2)
             ends = bench.torch.arange(4, 36, 4, device=bench.device, dtype=bench.torch.int32)
-            return lambda: kernels.grouped_gemm(rows, weight, ends)
+            return lambda: kernels.grouped_gemm(sent, weight, ends)
         case other:
             raise ValueError(f"work = {other!r}: known are {', '.join(WORKS)}")

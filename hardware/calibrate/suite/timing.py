@@ -118,7 +118,12 @@ def capture(bench: Bench, body: Callable[[], None], *, priority: int = 0) -> Cal
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         body()
     torch.cuda.synchronize()
-    return graph.replay  # type: ignore[no-any-return]
+
+    def replay(_keeps_tensors: Callable[[], None] = body) -> None:
+        # The graph holds addresses only: weights that ``body`` made before capture live as long as it does.
+        graph.replay()
+
+    return replay
 
 
 def repeated(
