@@ -167,6 +167,16 @@ def profile_for(gpu: GpuSpec) -> Profile:
     return forecast_profile(gpu, base, load_gpu(BASE_GPU))
 
 
+def own_profile(gpu: GpuSpec, path: Path) -> Profile:
+    """A user's profile of ``gpu``."""
+    profile = read_profile(path)
+    if profile.gpu != gpu.id:
+        raise HardwareError(
+            f"profile '{path}' is of {profile.gpu}, the scenario's GPU is {gpu.id}: give --gpu {profile.gpu}"
+        )
+    return profile
+
+
 @lru_cache(maxsize=1)
 def fitted_row_digests() -> frozenset[str]:
     """Digests of every record that any shipped profile was fitted on."""

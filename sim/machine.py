@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from hardware.catalog import load_gpu
 from hardware.clock import ClockLimits
 from hardware.cluster import Cluster, cluster_for, default_node, load_node
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
-from hardware.profile import Profile, profile_for
+from hardware.profile import Profile, own_profile, profile_for
 from sim.engine.fluid import GpuModel
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
@@ -44,10 +45,11 @@ def machine(
     uncapped: bool,
     sm_clock_mhz: float | None,
     stepped: bool,
+    profile_path: str | None = None,
 ) -> Machine:
     """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
     gpu = load_gpu(gpu_name)
-    profile = profile_for(gpu)
+    profile = profile_for(gpu) if profile_path is None else own_profile(gpu, Path(profile_path))
     cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
     curve = profile.power_curve(gpu)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if uncapped else power_cap_w)
@@ -85,4 +87,5 @@ def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:
         scenario.uncapped,
         scenario.sm_clock_mhz,
         stepped,
+        scenario.profile,
     )

@@ -34,6 +34,7 @@ class Scenario(BaseModel):
 
     model: str = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
     gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
+    profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     phase: Literal["prefill", "decode", "generate"] = "prefill"
     batch: Positive = Field(1, description="sequences")

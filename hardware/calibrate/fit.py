@@ -30,7 +30,7 @@ from hardware.profile import ChipSpread, LaunchCosts, Profile, Provenance, dump_
 FIT_KINDS = frozenset(
     {
         "idle", "gemm", "attention", "collective", "contention", "alone", "together", "duty", "grouped_gemm",
-        "in_context", "small_kernels", "transient", "host", "copy", "add_rmsnorm", "silu_mul", "rope", "cast_fp8",
+        "in_context", "small_kernels", "transient", "host", "host_issue", "copy", "add_rmsnorm", "silu_mul", "rope", "cast_fp8",
         "gather", "index_add", "topk_sum", "gelu",
     }
 )  # fmt: skip
@@ -57,6 +57,28 @@ def read_fit_records(paths: Sequence[Path]) -> list[Row]:
                 raise HardwareError(f"{path}, line {number}: unknown kind '{row['kind']}': leave the file out")
             rows.append(row)
     return rows
+
+
+def record_files(paths: Sequence[Path]) -> list[Path]:
+    """The record files among ``paths``, of which folders stand for the .jsonl files in them, by name."""
+    files: list[Path] = []
+    for path in paths:
+        files += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise HardwareError(f"no .jsonl records in {', '.join(map(str, paths))}")
+    return files
+
+
+def fit_records(paths: Sequence[Path], gpu: GpuSpec, *, date: str = "") -> Profile:
+    """A profile of ``gpu`` from record files or folders of them; whole-model rows are refused."""
+    files = record_files(paths)
+    return fit_profile(
+        read_fit_records(files),
+        gpu,
+        files={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        command=f"wattline calibrate --from {' '.join(path.name for path in files)} --gpu {gpu.id}",
+        date=date,
+    )
 
 
 def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], command: str, date: str) -> Profile:

@@ -14,6 +14,7 @@ import click
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--by", default="", help="split groups further, for example world,dtype,launch,phase")
+@click.option("--profile", type=click.Path(path_type=Path), help="profile of your own (wattline calibrate)")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--csv", "csv", type=click.Path(path_type=Path), help="write one line a record")
 @click.option("--plot", type=click.Path(path_type=Path), help="write measured against predicted (PNG)")
@@ -22,6 +23,7 @@ import click
 def command(
     files: tuple[Path, ...],
     by: str,
+    profile: Path | None,
     as_json: bool,
     csv: Path | None,
     plot: Path | None,
@@ -47,7 +49,7 @@ def command(
             disable=quiet or not sys.stderr.isatty(),
         )
     )
-    rows = validate(files, step=lambda: void(next(ticks, None)))
+    rows = validate(files, profile=profile, step=lambda: void(next(ticks, None)))
     fields = [field.strip() for field in by.split(",") if field.strip()]
     groups = error_table(rows, fields)
     if csv is not None:

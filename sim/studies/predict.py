@@ -100,7 +100,7 @@ def _model_step(inputs: Inputs) -> Prediction:
 def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = False) -> Prediction:
     """Kernels back to back on ``world`` GPUs until the power cap has settled."""
     world = int(inputs["world"])
-    target = machine(str(inputs["gpu"]), None, world, None, False, None, False)
+    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, inputs.get("profile"))
     records, graph = run_works(target, works, in_graph=in_graph, gap=gap)
     seconds = records.end_ps * 1e-12
     energy = [gpu.energy_j for gpu in graph.gpus]

@@ -177,7 +177,7 @@ def _segments(described: str, phase: str, target: Machine) -> tuple[Segment, ...
 
 def _one_gpu(inputs: Inputs) -> Machine:
     # A transient record logs one GPU, however many did the same beside it.
-    return machine(str(inputs["gpu"]), None, 1, None, False, None, False)
+    return machine(str(inputs["gpu"]), None, 1, None, False, None, False, inputs.get("profile"))
 
 
 def work_of(name: str) -> Work:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from hardware.profile import fitted_row_digests, read_profile
 from sim.errors import SimError
 from sim.studies.predict import NotPredicted, Prediction, predict
 from sim.studies.records import Record, RecordError, read_records
@@ -85,15 +86,21 @@ def measured_outputs(record: Record) -> dict[str, Any]:
     return outputs
 
 
-def validate(paths: Sequence[Path], *, step: Callable[[], None] = lambda: None) -> list[Row]:
-    """Predict the records of ``paths`` in file order; ``step`` is called after each row."""
-    fitted_rows = _fitted_rows()
+def validate(
+    paths: Sequence[Path], *, profile: Path | None = None, step: Callable[[], None] = lambda: None
+) -> list[Row]:
+    """Predict the records of ``paths`` in file order, with a user's ``profile`` where one is given.
+
+    ``step`` is called after each row.
+    """
+    fitted_rows = fitted_row_digests() if profile is None else frozenset(read_profile(profile).provenance.row_digests)
+    own = {} if profile is None else {"profile": str(profile)}
     rows = []
     for path in paths:
         for record in read_records(path):
             predicted, skipped = None, None
             try:
-                predicted = predict(record.kind, record.inputs)
+                predicted = predict(record.kind, {**record.inputs, **own})
             except NotPredicted as reason:
                 skipped = str(reason)
             except Exception as error:
@@ -164,9 +171,3 @@ def _is_input_error(error: Exception) -> bool:
     from workloads.errors import WorkloadError
 
     return isinstance(error, SimError | HardwareError | WorkloadError)
-
-
-def _fitted_rows() -> frozenset[str]:
-    from hardware.profile import fitted_row_digests
-
-    return fitted_row_digests()

@@ -33,17 +33,26 @@ def planned(name: str, *, world: int = 1) -> list[PlannedRow]:
     >>> planned("smoke")[0]
     {'kind': 'host', 'world': 1}
     """
+    least, make = _plan(name)
+    if world < least:
+        raise HardwareError(f"plan '{name}' needs at least {least} GPUs, world = {world}: pass --world {least}")
+    rows = [_ordered(row, world) for row in make(world)]
+    return [row for i, row in enumerate(rows) if row not in rows[:i]]
+
+
+def least_world(name: str) -> int:
+    """The fewest GPUs that plan ``name`` needs."""
+    return _plan(name)[0]
+
+
+def _plan(name: str) -> tuple[int, PlanMaker]:
     from hardware.calibrate.suite.plans import PLANS
 
     if name not in PLANS:
         near = difflib.get_close_matches(name, PLANS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(PLANS)}"
         raise HardwareError(f"unknown plan '{name}': {hint}")
-    least, make = PLANS[name]
-    if world < least:
-        raise HardwareError(f"plan '{name}' needs at least {least} GPUs, world = {world}: pass --world {least}")
-    rows = [_ordered(row, world) for row in make(world)]
-    return [row for i, row in enumerate(rows) if row not in rows[:i]]
+    return PLANS[name]
 
 
 def estimated_s(row: Mapping[str, Any]) -> float:

@@ -221,6 +221,32 @@ def validate2(world: int) -> list[PlannedRow]:
     return rows
 
 
+def validate4(world: int) -> list[PlannedRow]:
+    """Whole models on four GPUs: tensor, expert and context parallel, overlap, full depth, ring, diffusion."""
+    tp, ep = {"tp": world}, {"tp": world, "ep": world, "ep_mode": "all_reduce"}
+    return [
+        *HOST,
+        *(step("llama3-70b", 8, "prefill", b, s, **tp) for b, s in ((1, 512), (1, 2048), (2, 3072))),
+        *(step("llama3-70b", 8, "decode", b, s, **tp) for b, s in ((1, 2048), (16, 2048), (64, 1024))),
+        step("llama3-8b", 32, "prefill", 1, 1536, **tp),
+        step("llama3-8b", 32, "decode", 24, 1024, **tp),
+        *(step("qwen3-30b-a3b", 12, "prefill", 1, s, **ep, expert_skew=k) for s, k in ((2048, 0.0), (1024, 0.5))),
+        *(step("qwen3-30b-a3b", 12, "decode", b, 1024, **ep, expert_skew=k) for b, k in ((8, 0.0), (64, 0.5))),
+        *(
+            step("llama3-70b", 4, "prefill", 2, 2048, **overlap(world, chunks, ctas))
+            for chunks, ctas in ((1, None), (1, 8), (2, 8), (4, 8), (2, 4), (4, 16))
+        ),
+        step("llama3-70b", 4, "prefill", 1, 2048, **overlap(world, 2, 8)),
+        step("llama3-8b", 32, "prefill", 1, 8192, cp=world, ulysses=world, lm_head=False),
+        ring("striped", 32768, 32, 8),
+        ring("contiguous", 32768, 32, 8),
+        dit("wan2.1-1.3b", 30, 16384, world),
+        dit("wan2.1-14b", 8, 16384, world),
+        step("llama3-70b", 80, "prefill", 1, 3072, **tp),
+        step("llama3-70b", 80, "decode", 16, 2048, **tp),
+    ]
+
+
 def overlap(world: int, chunks: int, ctas: int | None) -> PlannedRow:
     """The fields of a sequence-parallel step."""
     return {
@@ -304,4 +330,5 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "pair": (2, pair),
     "validate1": (1, validate1),
     "validate2": (2, validate2),
+    "validate4": (4, validate4),
 }

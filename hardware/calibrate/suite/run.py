@@ -8,11 +8,12 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s, planned
+from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s, least_world, planned
+from hardware.calibrate.suite.shapes import SHAPES, Shape
 from hardware.errors import HardwareError
 
 
@@ -30,26 +31,56 @@ def run_plan(
 
     ``only`` keeps rows of these kinds. ``budget_s`` ends the run before the row that would exceed it.
     """
-    world = world or (2 if name in ("pair", "calibrate_multi", "validate2") else 1)
+    world = world or least_world(name)
+    rows = planned(name, world=world)
+    return run_rows(
+        rows, out, label=f"plan {name}", world=world, only=only, budget_s=budget_s, dry_run=dry_run, gpu_id=gpu_id
+    )
+
+
+def visible_gpus() -> int:
+    """How many GPUs PyTorch sees; an error with the remedy where PyTorch is missing."""
     try:
         import torch
     except ImportError:
         raise HardwareError("measuring needs PyTorch: install wattline[measure]") from None
-    if not dry_run and torch.cuda.device_count() < world:
-        raise HardwareError(f"plan '{name}' on world = {world} GPUs: {torch.cuda.device_count()} seen by PyTorch")
+    return int(torch.cuda.device_count())
+
+
+def run_rows(
+    rows: Sequence[PlannedRow],
+    out: Path,
+    *,
+    label: str,
+    world: int,
+    only: Sequence[str] = (),
+    budget_s: float = math.inf,
+    dry_run: bool = False,
+    gpu_id: str | None = None,
+    shapes: Mapping[str, Shape] = SHAPES,
+) -> int:
+    """Measure those of ``rows`` that ``out`` lacks; returns how many it gained. ``shapes``: model sizes by name."""
+    seen = visible_gpus()
+    if not dry_run and seen < world:
+        raise HardwareError(f"{label} on world = {world} GPUs: {seen} seen by PyTorch")
     before = load(out)
-    rows = pending(planned(name, world=world), before, only)
+    rows = pending(rows, before, only)
     print(
-        f"plan {name}, {world} GPU(s): {len(rows)} rows to measure, about "
+        f"{label}, {world} GPU(s): {len(rows)} rows to measure, about "
         f"{sum(estimated_s(row) for row in rows):.0f} s; {len(before)} records in {out}",
+        file=sys.stderr,
         flush=True,
     )
     if not rows:
         return 0
     out.parent.mkdir(parents=True, exist_ok=True)
+    import torch
+
     from hardware.calibrate.suite.worker import Options, work
 
-    options = Options(out=out, world=world, port=_free_port(), gpu_id=gpu_id, dry=dry_run, budget_s=budget_s)
+    options = Options(
+        out=out, world=world, port=_free_port(), gpu_id=gpu_id, dry=dry_run, budget_s=budget_s, shapes=dict(shapes)
+    )
     if world == 1 or dry_run:
         work(0, rows, options)
     else:

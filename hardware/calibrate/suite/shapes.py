@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hardware.errors import HardwareError
@@ -39,15 +40,15 @@ SHAPES = {
 }
 
 
-def shape_of(model: str) -> Shape:
-    """The sizes of ``model``.
+def shape_of(model: str, shapes: Mapping[str, Shape] = SHAPES) -> Shape:
+    """The sizes of ``model`` among ``shapes``.
 
     >>> shape_of("llama3-8b").width
     4096
     """
     try:
-        return SHAPES[model]
+        return shapes[model]
     except KeyError:
-        near = difflib.get_close_matches(model, SHAPES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(SHAPES)}"
+        near = difflib.get_close_matches(model, shapes, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(shapes)}"
         raise HardwareError(f"model = '{model}' is not one the suite can run: {hint}") from None

@@ -85,7 +85,7 @@ class _Dense:
     """A model whose ranks all hold all tokens: alone, tensor parallel, or expert parallel by all-reduce."""
 
     def __init__(self, bench: Bench, row: Row, *, cache_tokens: int) -> None:
-        shape = shape_of(row["model"])
+        shape = shape_of(row["model"], bench.shapes)
         self._bench = bench
         self._batch, self._seq_len = int(row["batch"]), int(row["seq_len"])
         self._tp, ep = int(row.get("tp", 1)), int(row.get("ep", 1))
@@ -169,7 +169,7 @@ class _Dense:
 
 def _ulysses_step(bench: Bench, row: Row) -> Step:
     """Context parallel prefill: tokens/n rows everywhere, all tokens of heads/n inside attention."""
-    shape, n = shape_of(row["model"]), int(row["cp"])
+    shape, n = shape_of(row["model"], bench.shapes), int(row["cp"])
     batch, seq_len = int(row["batch"]), int(row["seq_len"])
     if batch != 1 or row["phase"] != "prefill" or row.get("lm_head"):
         raise HardwareError("cp > 1: the suite runs a prefill of batch = 1 without lm_head")
@@ -204,7 +204,7 @@ def _ulysses_step(bench: Bench, row: Row) -> Step:
 
 def _pipeline_step(bench: Bench, row: Row) -> Step:
     """Two stages over micro-batches; activations travel on a second stream; a step ends when both are done."""
-    shape, stages, parts = shape_of(row["model"]), int(row["pp"]), int(row["micro_batches"])
+    shape, stages, parts = shape_of(row["model"], bench.shapes), int(row["pp"]), int(row["micro_batches"])
     if stages != 2 or row["phase"] != "prefill" or row["batch"] % parts:
         raise HardwareError("pp: the suite runs a prefill in 2 stages whose batch is a multiple of micro_batches")
     batch, seq_len, rank = row["batch"] // parts, int(row["seq_len"]), bench.comm.rank

@@ -22,7 +22,7 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
     With one chunk everything is in one stream. With more, chunk i's collective runs on a second,
     high-priority stream with ``comm_ctas`` blocks while another chunk's GEMM runs.
     """
-    shape, tp, chunks = shape_of(row["model"]), int(row["tp"]), int(row["overlap_chunks"])
+    shape, tp, chunks = shape_of(row["model"], bench.shapes), int(row["tp"]), int(row["overlap_chunks"])
     batch, tokens = int(row["batch"]), int(row["batch"]) * int(row["seq_len"])
     ctas = row.get("comm_ctas")
     if row["phase"] != "prefill" or row.get("lm_head") or tokens % (tp * chunks):
@@ -104,7 +104,7 @@ def measure_dit(bench: Bench, row: Row) -> dict[str, Any]:
 
 def dit_step(bench: Bench, row: Row) -> Callable[[], None]:
     """Self-attention over all tokens, cross-attention to the text, GELU feed-forward; see the records."""
-    shape, n, tokens = shape_of(row["model"]), int(row["ulysses"]), int(row["tokens"])
+    shape, n, tokens = shape_of(row["model"], bench.shapes), int(row["ulysses"]), int(row["tokens"])
     text = int(row.get("text_tokens", WAN_TEXT_TOKENS))
     if tokens % n or shape.q_heads % n:
         raise HardwareError(f"ulysses = {n} divides neither tokens = {tokens} nor heads = {shape.q_heads}")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hardware.calibrate.suite.comm import Comm, most
 from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import Meter
+from hardware.calibrate.suite.shapes import SHAPES, Shape
 
 SETTLE_CAPPED_S = 2.0
 SETTLE_FREE_S = 0.45
@@ -38,6 +39,7 @@ class Bench:
     gpu_id: str
     dry: bool
     pool: Any
+    shapes: Mapping[str, Shape] = field(default_factory=lambda: SHAPES)
     window_s: float = WINDOW_S
     settle_capped_s: float = SETTLE_CAPPED_S
     log: Callable[[str], None] = field(default=lambda _: None)

@@ -7,11 +7,10 @@ import json
 import math
 import os
 import re
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from hardware.calibrate.suite.host_issue import measure_host_issue
 from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import DryMeter, Meter, NvmlMeter
 from hardware.calibrate.suite.plan import estimated_s
+from hardware.calibrate.suite.progress import Reporter, reporter
+from hardware.calibrate.suite.shapes import SHAPES, Shape
 from hardware.calibrate.suite.steps import measure_generate, measure_step
 from hardware.calibrate.suite.steps_overlap import measure_dit, measure_ring
 from hardware.calibrate.suite.timing import Bench
@@ -54,6 +55,7 @@ class Options:
     gpu_id: str | None = None
     dry: bool = False
     budget_s: float = math.inf
+    shapes: Mapping[str, Shape] = field(default_factory=lambda: SHAPES)
 
 
 def gpu_id_of(name: str) -> str:
@@ -139,42 +141,44 @@ def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
         gpu_id=options.gpu_id or gpu_id_of(meter.facts.name),
         dry=options.dry,
         pool=pool,
+        shapes=options.shapes,
     )
 
 
 def work(rank: int, rows: Sequence[Row], options: Options) -> None:
     """Measure ``rows`` in order; a row that fails on any rank is reported and left out."""
-    began_s = time.monotonic()
     bench = make_bench(rank, rows, options)
-    left_s = sum(estimated_s(row) for row in rows)
-    failed = 0
+    with reporter(rank, rows) as report:
+        _measure_all(bench, rows, options, report)
+    bench.comm.close()
+
+
+def _measure_all(bench: Bench, rows: Sequence[Row], options: Options, report: Reporter) -> None:
+    began_s = time.monotonic()
+    rank, failed = bench.comm.rank, 0
     for number, row in enumerate(rows, start=1):
         spent_s = time.monotonic() - began_s
         if most(bench.comm, float(spent_s + estimated_s(row) > options.budget_s)) > 0:
-            _say(rank, f"budget of {options.budget_s:.0f} s reached: {len(rows) - number + 1} rows not measured")
+            report.say(f"budget of {options.budget_s:.0f} s reached: {len(rows) - number + 1} rows not measured")
             break
         record: dict[str, Any] | None = None
         problem = ""
-        row_began_s = time.monotonic()
         try:
             record = {"kind": row["kind"], "gpu": bench.gpu_id, **row, **measure(bench, row)}
         except Exception as error:
             problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             if os.environ.get("WATTLINE_SUITE_TRACEBACK"):
                 traceback.print_exc()
-        took_s = time.monotonic() - row_began_s
-        left_s -= estimated_s(row)
         if most(bench.comm, float(record is None)) > 0:
             failed += 1
-            print(f"[{number}/{len(rows)}] rank {rank} FAILED {label(row)}: {problem}", file=sys.stderr, flush=True)
+            report.failed(f"rank {rank} {label(row)}: {problem}", row)
         elif rank == 0 and record is not None:
             if options.dry:
                 record["dry_run"] = True
             append(options.out, record)
-            _say(rank, f"[{number}/{len(rows)}] {took_s:4.1f} s, left ~{left_s:3.0f} s  {label(row)}  {brief(record)}")
+            report.measured(f"{label(row)}  {brief(record)}", row)
         _tidy(bench)
-    _say(rank, f"{options.out.name}: done in {time.monotonic() - began_s:.0f} s, {failed} rows failed")
-    bench.comm.close()
+    report.say(f"{options.out.name}: done in {time.monotonic() - began_s:.0f} s, {failed} rows failed")
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -227,8 +231,3 @@ def _tidy(bench: Bench) -> None:
     gc.collect()
     if not bench.dry and bench.torch.cuda.memory_reserved() > _CACHE_LIMIT_BYTES:
         bench.torch.cuda.empty_cache()
-
-
-def _say(rank: int, text: str) -> None:
-    if rank == 0:
-        print(text, flush=True)

@@ -1,0 +1,64 @@
+"""``wattline calibrate``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+
+@click.command("calibrate")
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="fit these records or folders; measure nothing",
+)
+@click.option("--gpu", help="GPU id (wattline gpus) or .toml file [default: the GPU of this machine]")
+@click.option(
+    "--records",
+    type=click.Path(path_type=Path),
+    default=Path("calibration"),
+    show_default=True,
+    help="folder that measured records go to; an interrupted run resumes there",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="profile to write [default: GPU id + .json]")
+@click.option(
+    "--world", type=click.IntRange(1, 64), help="GPUs to measure collectives on [default: all of this machine]"
+)
+@click.option(
+    "--budget-s", type=click.FloatRange(min=1), default=math.inf, help="stop measuring before this many seconds"
+)
+def command(
+    sources: tuple[Path, ...], gpu: str | None, records: Path, out: Path | None, world: int | None, budget_s: float
+) -> None:
+    """Measure this machine's GPUs with microbenchmarks (five minutes for one GPU) and fit a profile.
+
+    Use the profile with --profile FILE in simulate, sweep and the other commands. Needs PyTorch
+    (wattline[measure]) unless --from names records that exist.
+    """
+    from hardware.calibrate.fit import fit_records, record_files
+    from hardware.catalog import load_gpu
+    from hardware.profile import dump_profile
+    from sim.cli.console import wide_console
+    from sim.output import write_atomically
+    from sim.studies.calibrate import measure_here
+    from sim.studies.validate import error_table, validate
+    from sim.studies.validate_report import print_groups
+
+    given = load_gpu(gpu) if gpu is not None else None
+    if sources and given is None:
+        raise click.UsageError("--gpu is missing: say which GPU the records of --from are of")
+    spec = given
+    if not sources:
+        spec, sources = measure_here(given, records, world=world, budget_s=budget_s)
+    assert spec is not None
+    profile = fit_records(sources, spec)
+    path = out or Path(f"{spec.id}.json")
+    write_atomically(path, dump_profile(profile).encode())
+    rows = validate(record_files(sources), profile=path)
+    print_groups(error_table(rows), wide_console())
+    click.echo(f"errors on the fitted records themselves; others: wattline validate FILE --profile {path}")
+    click.echo(f"profile: {path}  (use it: wattline simulate --gpu {gpu or spec.id} --profile {path} ...)")

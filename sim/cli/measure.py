@@ -1,0 +1,50 @@
+"""``wattline measure``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.cli.options import scenario_of, scenario_options
+
+
+@click.command("measure")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@scenario_options
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("measured.jsonl"),
+    show_default=True,
+    help="records, appended to; a scenario that they hold already is not run again",
+)
+@click.option("--no-predict", is_flag=True, help="measure only")
+def command(file: Path | None, out: Path, no_predict: bool, **fields: Any) -> None:
+    """Run one scenario on this machine's GPUs with random weights, and compare with the prediction.
+
+    Takes the scenario as simulate does. Clocks and limits of the card stay as they are.
+    """
+    from hardware.calibrate.suite.run import run_rows
+    from sim.cli.console import wide_console
+    from sim.studies.measure import planned_row
+    from sim.studies.validate import error_table, validate
+    from sim.studies.validate_report import print_groups, print_worst
+
+    scenario = scenario_of(file, fields)
+    row, shapes = planned_row(scenario)
+    gained = run_rows(
+        [{"kind": "host", "world": scenario.world}, row],
+        out,
+        label=f"{scenario.model} {scenario.phase}",
+        world=scenario.world,
+        shapes=shapes,
+    )
+    click.echo(f"{gained} records added to {out}")
+    if no_predict:
+        return
+    rows = validate((out,))
+    console = wide_console()
+    print_groups(error_table(rows, ["phase"]), console)
+    print_worst(rows, 5, console)

@@ -1,0 +1,72 @@
+"""A scenario as a row that the measuring suite can run, or one line that says why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hardware.calibrate.suite.plan import step
+from hardware.calibrate.suite.shapes import HEAD_DIM, Shape
+from sim.errors import ScenarioError
+from sim.scenario import Scenario
+from workloads import ModelSpec, load_model
+from workloads.ops import llama_block
+
+# Fields of a scenario that the suite's steps have no switch for, with the value at which they change nothing.
+_UNSUPPORTED: dict[str, Any] = {
+    "power_cap_w": None,
+    "uncapped": False,
+    "sm_clock_mhz": None,
+    "regime": "steady",
+    "stack": "reference-torch",
+    "tokens_per_ep_rank": None,
+}
+_DTYPES = ("bf16", "fp8_e4m3")
+
+
+def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
+    """The suite's row for ``scenario`` and the shape of its model.
+
+    >>> row, shapes = planned_row(Scenario.of(model="llama3-8b", phase="decode", batch=4, seq_len=1000))
+    >>> row["kind"], row["batch"], shapes["llama3-8b"].width
+    ('model_step', 4, 4096)
+    """
+    for name, neutral in _UNSUPPORTED.items():
+        value = getattr(scenario, name)
+        if value != neutral:
+            raise ScenarioError(f"{name} = {value!r}: the suite measures with {name} = {neutral!r} only")
+    if scenario.dtype not in _DTYPES:
+        raise ScenarioError(f"dtype = '{scenario.dtype}': the suite measures {' and '.join(_DTYPES)}")
+    if scenario.ep_mode == "all_to_all":
+        raise ScenarioError("ep_mode = 'all_to_all': the suite measures expert parallelism by 'all_reduce'")
+    model = load_model(scenario.model)
+    shape = _shape(model)
+    more: dict[str, Any] = {"tp": scenario.tp, "lm_head": scenario.lm_head, "dtype": scenario.dtype}
+    more |= {"launch": scenario.launch, "world": scenario.world}
+    if scenario.ep > 1:
+        more |= {"ep": scenario.ep, "ep_mode": scenario.ep_mode}
+    if model.experts:
+        more["expert_skew"] = scenario.expert_skew
+    if scenario.sequence_parallel:
+        more |= {"sequence_parallel": True, "overlap_chunks": scenario.overlap_chunks, "comm_ctas": scenario.comm_ctas}
+    layers = scenario.layers or model.layers
+    row = step(model.id, layers, scenario.phase, scenario.batch, scenario.seq_len, **more)
+    if scenario.phase == "generate":
+        row |= {"kind": "generate", "output_len": scenario.output_len}
+    return row, {model.id: shape}
+
+
+def _shape(model: ModelSpec) -> Shape:
+    if model.head_dim != HEAD_DIM:
+        raise ScenarioError(f"head_dim = {model.head_dim} of {model.id}: the suite's kernels have {HEAD_DIM}")
+    if model.block != llama_block(experts=model.experts > 0):
+        raise ScenarioError(f"{model.id} has a block of its own: the suite runs Llama-like blocks only")
+    return Shape(
+        width=model.d_model,
+        q_heads=model.q_heads,
+        kv_heads=model.kv_heads,
+        ff=model.d_ff,
+        layers=model.layers,
+        vocabulary=model.vocab,
+        experts=model.experts,
+        top_k=model.top_k,
+    )
