@@ -19,7 +19,7 @@ from hardware.calibrate.suite.cases_pair import collective_of
 from hardware.calibrate.suite.comm import QuietComm, part_bytes
 from hardware.calibrate.suite.duty import work_row
 from hardware.calibrate.suite.meter import DryMeter, HostFacts, Tick, slope_w
-from hardware.calibrate.suite.plan import done_already, estimated_s, planned
+from hardware.calibrate.suite.plan import done_already, estimated_s, least_world, planned
 from hardware.calibrate.suite.plans import PLANS
 from hardware.calibrate.suite.routing import route
 from hardware.calibrate.suite.worker import append, block_counts, gpu_id_of
@@ -53,7 +53,7 @@ def test_plans_fit_their_time(name: str, world: int, most_s: float) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_planned_rows_are_distinct_and_survive_json(name: str) -> None:
-    rows = planned(name, world=2)
+    rows = planned(name, world=max(2, least_world(name)))
     assert json.loads(json.dumps(rows)) == rows
     for i, row in enumerate(rows):
         assert not done_already(row, rows[:i])
@@ -78,7 +78,7 @@ def test_rows_have_the_fields_of_earlier_records(name: str) -> None:
             inputs = set(record) - MEASURED - counted - HOST_FACTS - {"gpu"}
             if inputs not in fields.setdefault(record["kind"], []):
                 fields[record["kind"]].append(inputs)
-    for row in planned(name, world=2):
+    for row in planned(name, world=max(2, least_world(name))):
         if row["kind"] in fields:
             mine = set(row) - MORE.get(row["kind"], set())
             known = [one - MORE.get(row["kind"], set()) for one in fields[row["kind"]]]

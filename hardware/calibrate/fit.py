@@ -30,8 +30,8 @@ from hardware.profile import ChipSpread, LaunchCosts, Profile, Provenance, dump_
 FIT_KINDS = frozenset(
     {
         "idle", "gemm", "attention", "collective", "contention", "alone", "together", "duty", "grouped_gemm",
-        "in_context", "small_kernels", "transient", "host", "host_issue", "copy", "add_rmsnorm", "silu_mul", "rope", "cast_fp8",
-        "gather", "index_add", "topk_sum", "gelu",
+        "in_context", "small_kernels", "transient", "host", "host_issue", "copy", "add_rmsnorm", "silu_mul", "rope",
+        "cast_fp8", "gather", "index_add", "topk_sum", "gelu",
     }
 )  # fmt: skip
 CHECK_KINDS = frozenset({"model_step", "ring_attention", "dit_step", "generate"})
