@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
-from workloads.program import Kernel, Program, RankProgram
+from workloads.program import Kernel, Program, RankProgram, Segment
 from workloads.work import CollectiveWork
 
 Classify = Callable[[Kernel], KernelClass]
@@ -36,8 +36,8 @@ class _Tables:
     classes: list[KernelClass] = field(default_factory=list)
     class_of: dict[Kernel, int] = field(default_factory=dict)
     segments: list[tuple[str, str, int]] = field(default_factory=list)
-    segment_of: dict[tuple[int, int, str, str], int] = field(default_factory=dict)
-    flops: list[float] = field(default_factory=list)
+    segment_of: dict[tuple[int, int, Segment], int] = field(default_factory=dict)
+    asynchronous: set[int] = field(default_factory=set)
 
     def kernel(self, kernel: Kernel) -> int:
         # Where a kernel stands (stream, edges) does not change what it costs.
@@ -54,12 +54,15 @@ class _Tables:
             self.classes.append(self.classify(bare))
         return index
 
-    def segment(self, phase_index: int, segment_index: int, phase: str, name: str, repeat: int) -> int:
-        key = (phase_index, segment_index, phase, name)
+    def segment(self, phase_index: int, segment_index: int, phase: str, segment: Segment) -> int:
+        key = (phase_index, segment_index, replace(segment, kernels=()))
         first = self.segment_of.get(key)
         if first is None:
             first = self.segment_of[key] = len(self.segments)
-            self.segments.extend((phase, name, repetition) for repetition in range(repeat))
+            numbers = range(segment.first, segment.first + segment.repeat)
+            self.segments.extend((phase, segment.name, number) for number in numbers)
+            if segment.asynchronous:
+                self.asynchronous.update(range(first, first + segment.repeat))
         return first
 
 
@@ -118,6 +121,7 @@ def lower(program: Program, classify: Classify, *, issue_s: float | None = None)
         predecessor_count=predecessors,
         collective_members=members,
         segments=tuple(tables.segments),
+        asynchronous_segments=frozenset(tables.asynchronous),
         issue_ps=issue_ps,
     )
 
@@ -130,11 +134,12 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
     groups: dict[tuple[int, ...], list[Ints]] = {}
     start = 0
     last_of: dict[int, int] = {}  # stream -> its last kernel so far
+    marks: dict[str, list[int]] = {}
     for phase_index, phase in enumerate(program.phases):
         for segment_index, segment in enumerate(phase.segments):
             kernels, repeat = segment.kernels, segment.repeat
             size = len(kernels)
-            first = tables.segment(phase_index, segment_index, phase.name, segment.name, repeat)
+            first = tables.segment(phase_index, segment_index, phase.name, segment)
             classes.append(np.tile([tables.kernel(k) for k in kernels], repeat))
             lane = [k.stream for k in kernels]
             streams.append(np.tile(lane, repeat))
@@ -148,7 +153,14 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
                 groups.setdefault(ranks, []).append(repeated)
             inner = [(p, i) for i, k in enumerate(kernels) for p in k.after]
             used = sorted(set(lane))
-            joins = len(used) > 1 or any(s not in used for s in last_of)
+            joins = not segment.asynchronous and (len(used) > 1 or any(s not in used for s in last_of))
+            heads = [start + lane.index(s) for s in used]
+            try:
+                edges.extend((tail, head) for name in segment.waits for tail in marks[name] for head in heads)
+            except KeyError as unknown:
+                raise ScenarioError(
+                    f"segment '{segment.name}' waits for {unknown}, which no earlier one marks"
+                ) from None
             for repetition in range(repeat):
                 base = start + repetition * size
                 if joins:
@@ -156,9 +168,11 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
                         head = base + lane.index(stream)
                         edges.extend((tail, head) for other, tail in last_of.items() if other != stream)
                 edges.extend((base + before, base + after) for before, after in inner)
-                if joins or repetition == repeat - 1:
+                if (joins or repetition == repeat - 1) and not segment.asynchronous:
                     last_of = {s: base + size - 1 - lane[::-1].index(s) for s in used}
             start += size * repeat
+            if segment.mark is not None:
+                marks[segment.mark] = [start - 1 - lane[::-1].index(s) for s in used]
     return _Columns(
         kernel_class=np.concatenate(classes),
         stream=np.concatenate(streams),

@@ -5,18 +5,21 @@ from __future__ import annotations
 import workloads
 from hardware.gpu import GpuSpec
 from sim.errors import ScenarioError
+from sim.layout import layout_of
 from sim.scenario import Scenario
 
 
 def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> None:
     """Raise :class:`ScenarioError` when one rank's weights, KV cache and activations exceed its memory."""
-    layout = workloads.Layout(tp=scenario.tp, ep=scenario.ep, ep_mode=scenario.ep_mode)
+    layout = layout_of(scenario)
+    new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
+    workloads.check_layout(model, layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)
     need = workloads.memory_need(
         model,
         layout,
         batch=scenario.batch,
         context=scenario.seq_len + (scenario.output_len or 0),
-        new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
+        new_tokens=new_tokens,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
         dtype=workloads.DType(scenario.dtype),
@@ -26,5 +29,5 @@ def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -
         raise ScenarioError(
             f"{model.id} does not fit on {gpu.id}: weights {need.weight_bytes / gb:.1f} + KV cache "
             f"{need.kv_bytes / gb:.1f} + activations {need.activation_bytes / gb:.1f} = {need.bytes / gb:.1f} GB "
-            f"a GPU, it has {gpu.memory_bytes / gb:.0f} GB: raise tp, lower batch or layers, or give --ignore-memory"
+            f"a GPU, it has {gpu.memory_bytes / gb:.0f} GB: raise tp or pp, lower batch or layers, or --ignore-memory"
         )

@@ -13,6 +13,7 @@ from sim.engine.fluid import FluidModel, GpuState
 from sim.engine.governor import Limiter
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
+from sim.layout import layout_of
 from sim.lower import lower
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
@@ -69,12 +70,7 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
 
 def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]:
     """The rank programs of ``scenario`` and the tokens they process or produce."""
-    layout = workloads.Layout(
-        tp=scenario.tp,
-        ep=scenario.ep,
-        ep_mode=scenario.ep_mode,
-        sequence_parallel=scenario.sequence_parallel,
-    )
+    layout = layout_of(scenario)
     options = workloads.Options(
         layers=scenario.layers,
         lm_head=scenario.lm_head,
@@ -84,6 +80,7 @@ def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]
         tokens_per_ep_rank=scenario.tokens_per_ep_rank,
         overlap_chunks=scenario.overlap_chunks,
         comm_ctas=scenario.comm_ctas,
+        all_reduce=workloads.AllReduce(scenario.all_reduce),
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}
     own_batches = scenario.ep if scenario.ep_mode == "all_to_all" else 1

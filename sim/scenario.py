@@ -48,6 +48,18 @@ class Scenario(BaseModel):
     ep: Degree = Field(1, description="expert-parallel degree")
     ep_mode: Literal["all_reduce", "all_to_all"] | None = None
     sequence_parallel: bool = False
+    cp: Degree = Field(1, description="context-parallel degree: ranks that share the tokens of a sequence")
+    cp_mode: Literal["ulysses"] = Field("ulysses", description="how attention meets tokens on other ranks")
+    ulysses: Degree | None = Field(None, description="degree of the Ulysses all-to-all; must equal cp")
+    pp: Degree = Field(1, description="pipeline stages")
+    micro_batches: Degree | None = Field(
+        None, description="parts of a replica's batch in the pipeline [default: as many as fill it, up to pp]"
+    )
+    pp_schedule: Literal["gpipe", "1f1b"] = Field("gpipe", description="order of micro-batches in the pipeline")
+    dp: Degree = Field(1, description="independent replicas, each with batch / dp sequences")
+    all_reduce: Literal["library", "ring", "tree", "one_shot", "two_shot", "auto"] = Field(
+        "library", description="all-reduce algorithm; auto: by size, as serving engines choose"
+    )
     expert_skew: Annotated[float, Field(ge=0, le=10)] = 0.0
     tokens_per_ep_rank: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     overlap_chunks: Annotated[int, Field(gt=0, le=256)] = 1
@@ -65,8 +77,8 @@ class Scenario(BaseModel):
 
     @property
     def world(self) -> int:
-        """Number of GPUs: tensor-parallel ranks, or expert-parallel ranks where attention is replicated."""
-        return max(self.tp, self.ep)
+        """Number of GPUs: a tensor or expert group for every context slice, pipeline stage and replica."""
+        return max(self.tp, self.ep) * self.cp * self.pp * self.dp
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
@@ -91,6 +103,10 @@ class Scenario(BaseModel):
             raise ValueError(f"ep_mode = '{self.ep_mode}' needs ep of at least 2")
         if self.ep > 1 and self.tp not in (1, self.ep):
             raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep")
+        if self.ulysses not in (None, self.cp):
+            raise ValueError(f"ulysses = {self.ulysses} with cp = {self.cp}: give cp = {self.ulysses}, or leave it out")
+        if self.micro_batches is not None and self.micro_batches > 1 and self.pp == 1:
+            raise ValueError(f"micro_batches = {self.micro_batches} needs pp of at least 2")
         if self.tokens_per_ep_rank is not None and len(self.tokens_per_ep_rank) != self.ep:
             raise ValueError(
                 f"tokens_per_ep_rank has {len(self.tokens_per_ep_rank)} entries, ep is {self.ep}: one a rank"

@@ -83,7 +83,7 @@ BAD = [
     (
         ["simulate", "--model", "llama3-405b"],
         "llama3-405b does not fit on h100-sxm-80gb: weights 811.7 + KV cache 1.1 + activations 0.9 = 813.7 GB a GPU, "
-        "it has 80 GB: raise tp, lower batch or layers, or give --ignore-memory",
+        "it has 80 GB: raise tp or pp, lower batch or layers, or --ignore-memory",
     ),
     ([*DENSE, "--trace", "nowhere/x.json"], "cannot write trace 'nowhere/x.json': No such file or directory"),
     ([*DENSE, "--trace", "x.txt"], "trace file 'x.txt': name it .json or .json.gz"),

@@ -4,11 +4,12 @@ from workloads.errors import WorkloadError
 from workloads.families.transformer import Options, build_generate, build_program
 from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec, list_models, load_model, params
-from workloads.parallel import Layout
+from workloads.parallel import Layout, check_layout
 from workloads.stack import load_stack
-from workloads.work import DType
+from workloads.work import AllReduce, DType
 
 __all__ = [
+    "AllReduce",
     "DType",
     "Layout",
     "MemoryNeed",
@@ -17,6 +18,7 @@ __all__ = [
     "WorkloadError",
     "build_generate",
     "build_program",
+    "check_layout",
     "list_models",
     "load_model",
     "load_stack",

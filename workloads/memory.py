@@ -46,22 +46,54 @@ def memory_need(
     lm_head: bool,
     dtype: DType,
 ) -> MemoryNeed:
-    """Bytes per rank of ``layers`` layers over ``context`` tokens a sequence, ``new_tokens`` of them at once.
+    """Bytes of the fullest rank: ``layers`` layers, ``context`` tokens a sequence, ``new_tokens`` of them at once.
 
     Weights in ``dtype`` (embedding and head in 16 bit), KV cache in 16 bit; activations: residual, hidden,
-    QKV and the wide feed-forward intermediate of one layer at a time.
+    QKV and the wide feed-forward intermediate of one layer at a time, and what waits between stages. Replicas
+    share the batch, stages the layers (embedding on the first, head on the last), a context group the tokens
+    and, in its KV cache, the heads.
     """
+    stages = [
+        _stage_need(
+            model, layout, stage,
+            batch=batch, context=context, new_tokens=new_tokens, layers=layers, lm_head=lm_head, dtype=dtype,
+        )
+        for stage in range(layout.pp)
+    ]  # fmt: skip
+    return max(stages, key=lambda need: need.bytes)
+
+
+def _stage_need(
+    model: ModelSpec,
+    layout: Layout,
+    stage: int,
+    *,
+    batch: int,
+    context: int,
+    new_tokens: int,
+    layers: int,
+    lm_head: bool,
+    dtype: DType,
+) -> MemoryNeed:
+    own_layers = len(layout.stage_layers(layers, stage))
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     attention = model.d_model * model.head_dim * (2 * model.q_heads / layout.tp + 2 * kv_heads)
     feed = 3.0 * model.d_model * model.d_ff
     feed = feed * model.experts / layout.ep if model.experts else feed / layout.tp
-    weights = layers * (attention + feed) * dtype.bytes
+    weights = own_layers * (attention + feed) * dtype.bytes
     if lm_head:
-        copies = 1 if model.tied_embeddings else 2
+        ends = (stage == 0) + (stage == layout.pp - 1)  # embedding, head
+        copies = 1 if model.tied_embeddings and layout.pp == 1 else ends
         weights += copies * model.vocab * model.d_model / layout.tp * DType.BF16.bytes
-    kv = 2.0 * batch * context * kv_heads * model.head_dim * layers * DType.BF16.bytes
-    tokens = batch * new_tokens
+    sequences = batch / layout.dp
+    cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp))
+    kv = 2.0 * sequences * context * cached_heads * model.head_dim * own_layers * DType.BF16.bytes
+    tokens = sequences / layout.micro_batches * new_tokens / layout.cp
     wide = 3.0 * (model.d_ff * max(model.top_k, 1)) / layout.tp
     qkv = model.head_dim * (model.q_heads / layout.tp + 2 * kv_heads)
-    activations = tokens * (3.0 * model.d_model + qkv + wide) * DType.BF16.bytes
+    waiting = 0
+    if layout.pp > 1:  # inputs and outputs of micro-batches: all of them, or the one at hand
+        buffers = layout.micro_batches if layout.pp_schedule == "gpipe" else 1
+        waiting = buffers * ((stage > 0) + (stage < layout.pp - 1))
+    activations = tokens * ((3.0 + waiting) * model.d_model + qkv + wide) * DType.BF16.bytes
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)

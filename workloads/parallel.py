@@ -8,34 +8,90 @@ from typing import Literal
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
 
+CpMode = Literal["ulysses"]
+Schedule = Literal["gpipe", "1f1b"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of tensor and expert parallelism; ``ep_mode`` as in the measurement records."""
+    """Degrees of parallelism. Ranks are numbered tensor (or expert) innermost, then context, stage, replica.
+
+    ``tp`` and ``ep`` name one group: its ranks split a layer's tensors, its experts, or both (``ep_mode`` as in
+    the measurement records). ``micro_batches`` of a replica's batch travel through ``pp`` stages.
+
+    >>> Layout(tp=2, cp=2, pp=2, dp=2).world
+    16
+    """
 
     tp: int = 1
     ep: int = 1
     ep_mode: Literal["all_reduce", "all_to_all"] | None = None
     sequence_parallel: bool = False
+    cp: int = 1
+    cp_mode: CpMode = "ulysses"
+    pp: int = 1
+    dp: int = 1
+    micro_batches: int = 1
+    pp_schedule: Schedule = "gpipe"
+
+    @property
+    def group(self) -> int:
+        """Ranks that share one layer's tensors or experts."""
+        return max(self.tp, self.ep)
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage of one replica."""
+        return self.group * self.cp
 
     @property
     def world(self) -> int:
         """Ranks in all."""
-        return max(self.tp, self.ep)
+        return self.stage_ranks * self.pp * self.dp
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks, in order."""
-        return tuple(range(self.world))
+        """The tensor or expert group of rank 0; :mod:`workloads.placement` gives every other rank its own."""
+        return tuple(range(self.group))
+
+    @property
+    def context_ranks(self) -> tuple[int, ...]:
+        """The context-parallel group of rank 0."""
+        return tuple(range(0, self.stage_ranks, self.group))
+
+    def stage_layers(self, layers: int, stage: int) -> range:
+        """The layers of ``stage``; what does not divide evenly goes to the last stages.
+
+        >>> [len(Layout(pp=3).stage_layers(32, stage)) for stage in range(3)]
+        [10, 11, 11]
+        """
+        base, over = divmod(layers, self.pp)
+        ends = [base * s + max(0, s - (self.pp - over)) for s in range(self.pp + 1)]
+        return range(ends[stage], ends[stage + 1])
 
 
-def check_layout(model: ModelSpec, layout: Layout, *, tokens: int) -> None:
-    """Refuse a split that the sizes do not allow; says which degree would."""
+def check_layout(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: int, layers: int | None = None) -> None:
+    """Refuse a split that the sizes do not allow; says which degree would. ``new_tokens`` is per sequence."""
+    for name in ("tp", "ep", "cp", "pp", "dp", "micro_batches"):
+        if getattr(layout, name) < 1:
+            raise WorkloadError(f"{name} = {getattr(layout, name)}: give a positive whole number")
+    _check_experts(model, layout)
+    _check_tensors(model, layout)
+    _check_batch(layout, batch)
+    depth = model.layers if layers is None else layers
+    if layout.pp > depth:
+        raise WorkloadError(f"pp = {layout.pp}: {depth} layers fill at most {depth} stages: use pp = {depth} or less")
+    if layout.cp > 1:
+        _check_context(model, layout, batch=batch, new_tokens=new_tokens)
+    tokens = batch * new_tokens // (layout.dp * layout.micro_batches)
+    if layout.sequence_parallel and layout.tp == 1:
+        raise WorkloadError("sequence_parallel: needs tp of at least 2")
+    if layout.sequence_parallel and tokens % layout.tp:
+        raise WorkloadError(f"sequence_parallel: tp = {layout.tp} does not divide the {tokens} tokens of the step")
+
+
+def _check_tensors(model: ModelSpec, layout: Layout) -> None:
     tp = layout.tp
-    for name, degree in (("tp", tp), ("ep", layout.ep)):
-        if degree < 1:
-            raise WorkloadError(f"{name} = {degree}: give a positive whole number")
-    _check_experts_mode(layout)
     if model.q_heads % tp:
         raise WorkloadError(
             f"tp = {tp} does not divide the {model.q_heads} query heads of {model.id}: use {_divisors(model.q_heads)}"
@@ -46,24 +102,9 @@ def check_layout(model: ModelSpec, layout: Layout, *, tokens: int) -> None:
         )
     if not model.experts and model.d_ff % tp:
         raise WorkloadError(f"tp = {tp} does not divide d_ff = {model.d_ff} of {model.id}")
-    if layout.ep > 1 and not model.experts:
-        raise WorkloadError(f"ep = {layout.ep}: {model.id} has no experts: use tp")
-    if model.experts and layout.ep > 1 and model.experts % layout.ep:
-        raise WorkloadError(
-            f"ep = {layout.ep} does not divide the {model.experts} experts of {model.id}: "
-            f"use {_divisors(model.experts)}"
-        )
-    if model.experts and tp > 1 and layout.ep == 1:
-        raise WorkloadError(
-            f"tp = {tp} without ep: experts of {model.id} are split by rank: add ep = {tp} and ep_mode = 'all_reduce'"
-        )
-    if layout.sequence_parallel and tp == 1:
-        raise WorkloadError("sequence_parallel: needs tp of at least 2")
-    if layout.sequence_parallel and tokens % tp:
-        raise WorkloadError(f"sequence_parallel: tp = {tp} does not divide the {tokens} tokens of the step")
 
 
-def _check_experts_mode(layout: Layout) -> None:
+def _check_experts(model: ModelSpec, layout: Layout) -> None:
     """Refuse degrees of experts and attention that no mode of the records describes."""
     mode, tp, ep = layout.ep_mode, layout.tp, layout.ep
     if mode not in (None, "all_reduce", "all_to_all"):
@@ -74,6 +115,54 @@ def _check_experts_mode(layout: Layout) -> None:
         raise WorkloadError(f"ep_mode = '{mode}' needs ep of at least 2")
     if ep > 1 and tp not in (1, ep):
         raise WorkloadError(f"ep = {ep} with tp = {tp}: tp must be 1 or equal to ep")
+    if ep > 1 and not model.experts:
+        raise WorkloadError(f"ep = {ep}: {model.id} has no experts: use tp")
+    if model.experts and ep > 1 and model.experts % ep:
+        raise WorkloadError(
+            f"ep = {ep} does not divide the {model.experts} experts of {model.id}: use {_divisors(model.experts)}"
+        )
+    if model.experts and tp > 1 and ep == 1:
+        raise WorkloadError(
+            f"tp = {tp} without ep: experts of {model.id} are split by rank: add ep = {tp} and ep_mode = 'all_reduce'"
+        )
+
+
+def _check_batch(layout: Layout, batch: int) -> None:
+    """Replicas and micro-batches divide whole sequences."""
+    dp, parts = layout.dp, layout.micro_batches
+    if batch % dp:
+        raise WorkloadError(f"dp = {dp} does not divide batch = {batch}: use {_divisors(batch)}")
+    if parts > 1 and layout.pp == 1:
+        raise WorkloadError(f"micro_batches = {parts} needs pp of at least 2: without stages there is nothing to fill")
+    if (batch // dp) % parts:
+        raise WorkloadError(
+            f"micro_batches = {parts} does not divide the {batch // dp} sequences of a replica: "
+            f"use {_divisors(batch // dp)}"
+        )
+
+
+def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: int) -> None:
+    """Ulysses splits rows outside attention and heads inside it."""
+    cp, heads = layout.cp, model.q_heads // layout.tp
+    if layout.sequence_parallel:
+        raise WorkloadError(f"cp = {cp} with sequence_parallel: both split the tokens of a layer: use one of them")
+    if heads % cp:
+        raise WorkloadError(
+            f"cp = {cp} does not divide the {heads} query heads of a rank of {model.id}: use {_divisors(heads)}"
+        )
+    kv_heads = max(1, model.kv_heads // layout.tp)
+    if kv_heads % cp and cp % kv_heads:
+        raise WorkloadError(
+            f"cp = {cp} neither divides nor is a multiple of the {kv_heads} key/value heads of a rank of {model.id}"
+        )
+    if new_tokens > 1 and new_tokens % cp:
+        raise WorkloadError(f"cp = {cp} does not divide the {new_tokens} tokens of a sequence: use a multiple of {cp}")
+    sequences = batch // (layout.dp * layout.micro_batches)
+    if new_tokens == 1 and sequences % cp:
+        raise WorkloadError(
+            f"cp = {cp} does not divide the {sequences} sequences that a decode step runs at once: "
+            f"use {_divisors(sequences)}"
+        )
 
 
 def _divisors(number: int) -> str:

@@ -30,11 +30,20 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Kernels that repeat as a unit (a layer, the head); streams join at the end of each repetition."""
+    """Kernels that repeat as a unit (a layer, the head); streams join at the end of each repetition.
+
+    ``first`` numbers its first repetition. ``mark`` names its end, and ``waits`` the marks of earlier segments
+    that must have ended before it starts. An ``asynchronous`` segment (a transfer between pipeline stages)
+    runs on streams that nobody joins: only marks tie it to the others.
+    """
 
     name: str
     kernels: tuple[Kernel, ...]
     repeat: int = 1
+    first: int = 0
+    mark: str | None = None
+    waits: tuple[str, ...] = ()
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

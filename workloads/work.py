@@ -46,7 +46,22 @@ class CollectiveOp(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     SEND_RECV = "sendrecv_ring"
+    SEND = "send"
     BROADCAST = "broadcast"
+
+
+class AllReduce(StrEnum):
+    """How an all-reduce is done: the library's own choice (what was measured), or a named algorithm.
+
+    ``auto`` chooses by size and world as serving engines do: one-shot, two-shot, then the library.
+    """
+
+    LIBRARY = "library"
+    RING = "ring"
+    TREE = "tree"
+    ONE_SHOT = "one_shot"
+    TWO_SHOT = "two_shot"
+    AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +129,15 @@ class CollectiveWork:
     """One collective over ``ranks``; ``buffer_bytes`` is the full buffer as in the measurement records.
 
     All-gather counts its output, reduce-scatter its input, all-to-all the buffer of one rank, send/recv
-    the bytes one rank sends. ``ctas`` None leaves the number of blocks to the library.
+    the bytes one rank sends; ``send`` goes one way, from the first rank to the second. ``ctas`` None leaves
+    the number of blocks to the library. ``algorithm`` is for all-reduces.
     """
 
     op: CollectiveOp
     ranks: tuple[int, ...]
     buffer_bytes: int
     ctas: int | None = None
+    algorithm: AllReduce = AllReduce.LIBRARY
 
 
 Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | CollectiveWork

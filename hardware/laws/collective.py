@@ -51,11 +51,12 @@ class CollectiveCoefficients:
 
 def ring_steps(op: str, world: int) -> int:
     """Steps of the ring: 2 (n - 1) for all-reduce, n - 1 for its halves and all-to-all, 1 for send/recv."""
-    return {"all_reduce": 2 * (world - 1), "sendrecv_ring": 1}.get(op, world - 1)
+    return {"all_reduce": 2 * (world - 1), "sendrecv_ring": 1, "send": 1}.get(op, world - 1)
 
 
 def bus_bytes(op: str, world: int, buffer_bytes: float) -> float:
-    """Bytes that one rank sends: 2 (n-1)/n B for all-reduce, (n-1)/n B for its halves and all-to-all, B else.
+    """Bytes that one rank sends, mean over ranks: 2 (n-1)/n B for all-reduce, (n-1)/n B for its halves and
+    all-to-all, B/2 for a send from one to the other, B else.
 
     >>> bus_bytes("all_reduce", 4, 1000)
     1500.0
@@ -64,6 +65,8 @@ def bus_bytes(op: str, world: int, buffer_bytes: float) -> float:
         return 2.0 * (world - 1) / world * buffer_bytes
     if op in ("all_gather", "reduce_scatter", "all_to_all"):
         return (world - 1) / world * buffer_bytes
+    if op == "send":
+        return buffer_bytes / 2.0  # one of the two ranks sends
     return float(buffer_bytes)
 
 
@@ -120,6 +123,8 @@ def _loop(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, c
     if table is not None:
         time_s, power_w, inside = _interpolate(table, buffer_bytes, ctas)
         return time_s, power_w, inside
+    if op == "send":
+        return _loop(c, "sendrecv_ring", world, buffer_bytes, ctas)  # links carry both ways at once
     known = [t for t in c.tables if t.op == op]
     if not known:
         known = [t for t in c.tables if t.op == "all_gather"]

@@ -36,6 +36,7 @@ class KernelGraph:
     """All kernels of all GPUs. ``op_collective`` is -1 for kernels of one rank.
 
     ``issue_ps`` holds the host's launch time of every kernel in eager mode, and is None for graphs.
+    ``asynchronous_segments`` are transfers that run beside the other segments of their rank.
     """
 
     gpus: int
@@ -53,6 +54,7 @@ class KernelGraph:
     collective_members: list[tuple[int, ...]]
     segments: tuple[tuple[str, str, int], ...]
     issue_ps: list[int] | None = None
+    asynchronous_segments: frozenset[int] = frozenset()
 
     @property
     def kernels(self) -> int:

@@ -8,16 +8,19 @@ from typing import Literal, assert_never
 
 from workloads.einsum import Einsum
 from workloads.errors import WorkloadError
+from workloads.families.context import attention_kernels, own_shape
 from workloads.families.moe import expert_kernels
 from workloads.families.overlap import overlapped_layer
-from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
+from workloads.families.pipeline import Step, stage_segments
+from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Experts, Gemm, Node, Pointwise, op
 from workloads.parallel import Layout, check_layout
+from workloads.placement import bind, groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad, expert_loads
 from workloads.stack import Stack, load_stack
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+from workloads.work import AllReduce, CollectiveOp, CollectiveWork, DType, Elementwise
 
 PhaseName = Literal["prefill", "decode"]
 # SMs that a GEMM loses to one block of a collective beside it (the collective law has the same figure and its origin).
@@ -37,6 +40,7 @@ class Options:
     tokens_per_ep_rank: tuple[int, ...] | None = None
     overlap_chunks: int = 1
     comm_ctas: int | None = None
+    all_reduce: AllReduce = AllReduce.LIBRARY
 
 
 def build_program(
@@ -86,22 +90,58 @@ def _program(
     stack = load_stack(options.stack)
     _check_options(model, layout, options)
     layers = model.layers if options.layers is None else options.layers
-    phases: list[list[Phase]] = []
+    shapes = []
     for label, phase, batch, seq_len in steps:
         _positive("batch", batch)
         _positive("seq_len", seq_len)
         new_tokens = seq_len if phase == "prefill" else 1
-        check_layout(model, layout, tokens=batch * new_tokens)
-        shape = Shape(model=model, layout=layout, batch=batch, new_tokens=new_tokens, context=seq_len)
-        phases.append(
-            [
-                Phase(name=label, segments=_segments(shape, phase, layers, load, stack, options))
-                for load in _loads(shape, options)
-            ]
+        check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
+        share = batch // (layout.dp * layout.micro_batches)
+        shape = Shape(model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len)
+        shapes.append((label, phase, own_shape(shape, phase)))
+    templates: dict[_Role, RankProgram] = {}
+    bound: dict[tuple[_Role, tuple[object, ...]], RankProgram] = {}
+    ranks = []
+    for rank in range(layout.world):
+        place, groups = place_of(layout, rank), groups_of(layout, rank)
+        role = _Role(
+            stage=place.stage, tail=place.context == layout.cp - 1, member=place.member if layout.ep > 1 else 0
         )
-    distinct = len(phases[0])
-    programs = [RankProgram(phases=tuple(step[i] for step in phases)) for i in range(distinct)]
-    return Program(ranks=tuple(programs) if distinct > 1 else tuple(programs) * layout.world)
+        if role not in templates:
+            templates[role] = _role_program(role, shapes, layers, stack, options)
+        key = (role, tuple(groups.values()))
+        if key not in bound:
+            bound[key] = bind(templates[role], groups, ctas=options.comm_ctas, all_reduce=options.all_reduce)
+        ranks.append(bound[key])
+    return Program(ranks=tuple(ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Role:
+    """What sets ranks apart besides whom they meet: stage, the last slice of a context, whose experts."""
+
+    stage: int
+    tail: bool
+    member: int
+
+
+def _role_program(
+    role: _Role, shapes: list[tuple[str, PhaseName, Shape]], layers: int, stack: Stack, options: Options
+) -> RankProgram:
+    phases = []
+    previous: str | None = None
+    for number, (label, phase, shape) in enumerate(shapes):
+        load = _loads(shape, options)[role.member]
+        layout = shape.layout
+        mine = layout.stage_layers(layers, role.stage)
+        # In a prefill the last slice of a context holds the tokens that are scored.
+        head = options.lm_head and role.stage == layout.pp - 1 and (phase == "decode" or role.tail)
+        compute = _segments(shape, phase, mine, load, stack, options, head=head)
+        returns = number < len(shapes) - 1
+        step = Step(shape=shape, stage=role.stage, label=label, previous=previous, returns=returns)
+        phases.append(Phase(name=label, segments=tuple(stage_segments(step, compute))))
+        previous = label
+    return RankProgram(phases=tuple(phases))
 
 
 def _check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
@@ -153,7 +193,14 @@ def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
 
 
 def _segments(
-    shape: Shape, phase: PhaseName, layers: int, load: ExpertLoad | None, stack: Stack, options: Options
+    shape: Shape,
+    phase: PhaseName,
+    layers: range,
+    load: ExpertLoad | None,
+    stack: Stack,
+    options: Options,
+    *,
+    head: bool,
 ) -> tuple[Segment, ...]:
     if shape.layout.sequence_parallel:
         chunks, ctas = _overlap(shape.model, options)
@@ -162,13 +209,24 @@ def _segments(
         kernels = []
         for node in shape.model.block.nodes:
             kernels += _node_kernels(node, shape, phase, load, stack, options)
-    segments = [Segment(name="layer", kernels=tuple(kernels), repeat=layers)]
-    if options.lm_head and not shape.layout.sequence_parallel:
-        # Only the last token of each sequence is scored; the vocabulary is padded up to the ranks.
-        last = replace(shape, new_tokens=1)
-        head = gemm_kernel("lm_head", (LM_HEAD,), last, DType.BF16)
-        segments.append(Segment(name="lm_head", kernels=(head,)))
+    segments = [Segment(name="layer", kernels=tuple(kernels), repeat=len(layers), first=layers.start)]
+    if head:
+        segments.append(Segment(name="lm_head", kernels=_head_kernels(shape)))
     return tuple(segments)
+
+
+def _head_kernels(shape: Shape) -> tuple[Kernel, ...]:
+    """Only the last token of each sequence is scored; the vocabulary is padded up to the ranks.
+
+    Under sequence parallelism these tokens lie on the last rank: a broadcast brings them to the others.
+    """
+    last = replace(shape, new_tokens=1)
+    head = gemm_kernel("lm_head", (LM_HEAD,), last, DType.BF16)
+    if not shape.layout.sequence_parallel:
+        return (head,)
+    buffer = shape.batch * shape.model.d_model * DType.BF16.bytes
+    work = CollectiveWork(op=CollectiveOp.BROADCAST, ranks=shape.layout.ranks, buffer_bytes=buffer)
+    return (Kernel(name="broadcast_last", work=work, flops=0.0, bytes_moved=float(buffer)), head)
 
 
 def _overlap(model: ModelSpec, options: Options) -> tuple[int, int | None]:
@@ -194,16 +252,7 @@ def _node_kernels(
         case Pointwise():
             return _pointwise_kernels(node, shape, stack)
         case Attention():
-            heads = shape.kv_heads * shape.model.head_dim
-            kernels: list[Kernel] = []
-            if phase == "decode" and stack.kv_copies:
-                cached = shape.tokens * heads * DType.BF16.bytes * 2
-                kernels += [
-                    elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached)
-                    for name in ("copy_k", "copy_v")
-                ]
-            kernels.append(attention_kernel(node, shape))
-            return kernels
+            return attention_kernels(node, shape, phase, stack)
         case Experts():
             assert load is not None
             return expert_kernels(node, shape, load)
@@ -229,7 +278,6 @@ def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack, options: Options) -> l
                     op=CollectiveOp.ALL_REDUCE,
                     ranks=shape.layout.ranks,
                     buffer_bytes=buffer,
-                    ctas=options.comm_ctas,
                 ),
                 flops=0.0,
                 bytes_moved=float(buffer),

@@ -1,0 +1,81 @@
+"""Attention of one rank: alone, or with the tokens of a sequence spread over a context-parallel group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, assert_never
+
+from workloads.kernels import Shape, attention_kernel, elementwise_kernel
+from workloads.ops import Attention
+from workloads.parallel import Layout
+from workloads.program import Kernel
+from workloads.stack import Stack
+from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+
+Pass = Literal["prefill", "decode"]
+
+
+def attention_kernels(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
+    """The attention node of ``shape``'s rank, with the exchanges that its layout needs."""
+    if shape.layout.cp == 1:
+        return _local(node, shape, phase, stack)
+    match shape.layout.cp_mode:
+        case "ulysses":
+            return _ulysses(node, shape, phase, stack)
+    assert_never(shape.layout.cp_mode)
+
+
+def own_shape(shape: Shape, phase: Pass) -> Shape:
+    """What one rank of a context group holds outside attention: a slice of each prompt, or some of the sequences."""
+    cp = shape.layout.cp
+    if phase == "prefill":
+        return replace(shape, new_tokens=shape.new_tokens // cp)
+    return replace(shape, batch=shape.batch // cp)
+
+
+def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
+    heads = shape.kv_heads * shape.model.head_dim
+    kernels: list[Kernel] = []
+    if phase == "decode" and stack.kv_copies:
+        cached = shape.tokens * heads * DType.BF16.bytes * 2
+        kernels += [
+            elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached) for name in ("copy_k", "copy_v")
+        ]
+    kernels.append(attention_kernel(node, shape))
+    return kernels
+
+
+def _ulysses(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
+    """All-to-all from rows to heads, attention over whole sequences, all-to-all back; a copy sorts each by rank.
+
+    Inside, heads are split over tp x cp ranks as if tp were that large; key/value heads are sent to every rank
+    that shares them (DeepSpeed Ulysses, arXiv 2309.14509, and its use with grouped queries).
+    """
+    layout, model = shape.layout, shape.model
+    cp = layout.cp
+    whole = replace(shape, new_tokens=shape.new_tokens * cp) if phase == "prefill" else None
+    whole = whole or replace(shape, batch=shape.batch * cp)
+    inside = replace(whole, layout=Layout(tp=layout.tp * cp))
+    out_width = shape.q_heads * model.head_dim
+    sent_width = cp * (inside.q_heads + 2 * inside.kv_heads) * model.head_dim
+    return [
+        _copy("permute_qkv", shape.tokens, sent_width),
+        _exchange("all_to_all_qkv", shape, sent_width),
+        *_local(node, inside, phase, stack),
+        _exchange("all_to_all_out", shape, out_width),
+        _copy("permute_out", shape.tokens, out_width),
+    ]
+
+
+def _copy(name: str, rows: int, width: int) -> Kernel:
+    return elementwise_kernel(name, Elementwise.COPY, rows, width, 2 * rows * width * DType.BF16.bytes)
+
+
+def _exchange(name: str, shape: Shape, width: int) -> Kernel:
+    buffer = shape.tokens * width * DType.BF16.bytes
+    return Kernel(
+        name=name,
+        work=CollectiveWork(op=CollectiveOp.ALL_TO_ALL, ranks=shape.layout.context_ranks, buffer_bytes=buffer),
+        flops=0.0,
+        bytes_moved=float(buffer),
+    )

@@ -1,0 +1,136 @@
+"""Pipeline stages: which layers a stage runs, in which order micro-batches pass, what travels between stages.
+
+``gpipe`` posts its receives ahead on a stream of their own, as the measured pipeline does: transfers hide, but
+a receive that waits holds SMs beside the stage's compute. Each step ends when all its micro-batches have.
+``1f1b`` keeps one micro-batch in flight a stage: receive, compute, send in one stream. Nothing waits beside
+compute, transfers are exposed, and a stage starts a micro-batch's next token as soon as its last one is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from workloads.kernels import Shape, elementwise_kernel
+from workloads.placement import stage_pairs
+from workloads.program import Kernel, Segment
+from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+
+# Streams of transfers between stages; 0 computes, 1 is for collectives that overlap.
+SEND_STREAM, RECEIVE_STREAM = 2, 3
+TRANSFER_PRIORITY = -1  # lower runs first, as in CUDA
+TOKEN_BYTES = 8  # one token id, 64 bits, as frameworks keep them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One pass of all micro-batches through one stage. ``previous`` is the step before it, if tokens come back."""
+
+    shape: Shape
+    stage: int
+    label: str
+    previous: str | None
+    returns: bool
+
+    @property
+    def first(self) -> bool:
+        """True on the stage that takes tokens in."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """True on the stage that has the head."""
+        return self.stage == self.shape.layout.pp - 1
+
+    def mark(self, event: str, part: int) -> str:
+        """The name of an event of one micro-batch."""
+        return f"{self.label}: {event} {part}"
+
+
+def stage_segments(step: Step, compute: Sequence[Segment]) -> Iterator[Segment]:
+    """``compute`` once a micro-batch, with receives before and sends after; alone where there is one stage."""
+    layout = step.shape.layout
+    if layout.pp == 1:
+        yield from compute
+        return
+    parts = range(layout.micro_batches)
+    ahead = layout.pp_schedule == "gpipe"
+    if ahead and not step.first:
+        for part in parts:
+            yield _receive(step, part, ahead=True)
+    if ahead and step.first and step.previous is not None:
+        tokens = tuple(_transfer("receive_token", _pair(step, 0, back=True), _token_bytes(step)) for _ in parts)
+        yield Segment(name="receive tokens", kernels=tokens)
+    for part in parts:
+        if not ahead and not step.first:
+            yield _receive(step, part, ahead=False)
+        if not ahead and step.first and step.previous is not None:
+            token = _transfer("receive_token", _pair(step, 0, back=True), _token_bytes(step))
+            yield Segment(name=f"receive token {part}", kernels=(token,))
+        own = [replace(one, name=f"micro-batch {part} {one.name}") for one in compute]
+        if ahead and not step.first:
+            own[0] = replace(own[0], waits=(step.mark("received", part),))
+        if ahead and not step.last:
+            own.append(Segment(name=f"micro-batch {part} hand over", kernels=(_copy_out(step.shape),)))
+        own[-1] = replace(own[-1], mark=step.mark("computed", part))
+        yield from own
+        if not step.last:
+            yield _send(step, part, ahead=ahead)
+        elif step.returns:
+            token = _transfer("send_token", _pair(step, 0, back=True), _token_bytes(step), stream=SEND_STREAM)
+            yield Segment(
+                name=f"send token {part}",
+                kernels=(token,),
+                waits=(step.mark("computed", part),),
+                asynchronous=True,
+            )
+
+
+def activation_bytes(shape: Shape) -> int:
+    """Bytes of one micro-batch's activations on one rank, in 16 bit."""
+    rows = shape.tokens // shape.layout.tp if shape.layout.sequence_parallel else shape.tokens
+    return rows * shape.model.d_model * DType.BF16.bytes
+
+
+def _send(step: Step, part: int, *, ahead: bool) -> Segment:
+    pair = _pair(step, step.stage)
+    kernel = _transfer("send", pair, activation_bytes(step.shape), stream=SEND_STREAM if ahead else 0)
+    waits = (step.mark("computed", part),) if ahead else ()
+    return Segment(name=f"send {part}", kernels=(kernel,), waits=waits, asynchronous=ahead)
+
+
+def _receive(step: Step, part: int, *, ahead: bool) -> Segment:
+    pair = _pair(step, step.stage - 1)
+    kernel = _transfer("receive", pair, activation_bytes(step.shape), stream=RECEIVE_STREAM if ahead else 0)
+    waits: tuple[str, ...] = ()
+    if ahead and part == 0 and step.previous is not None:
+        # A step's receives are posted when the step begins, not while the last one still computes.
+        waits = (f"{step.previous}: computed {step.shape.layout.micro_batches - 1}",)
+    mark = step.mark("received", part) if ahead else None
+    return Segment(name=f"receive {part}", kernels=(kernel,), mark=mark, waits=waits, asynchronous=ahead)
+
+
+def _pair(step: Step, stage: int, *, back: bool = False) -> tuple[int, int]:
+    return stage_pairs(step.shape.layout)[-1 if back else stage]
+
+
+def _transfer(name: str, pair: tuple[int, int], buffer: int, *, stream: int = 0) -> Kernel:
+    return Kernel(
+        name=name,
+        work=CollectiveWork(op=CollectiveOp.SEND, ranks=pair, buffer_bytes=buffer),
+        flops=0.0,
+        bytes_moved=float(buffer),
+        stream=stream,
+        priority=TRANSFER_PRIORITY if stream else 0,
+    )
+
+
+def _token_bytes(step: Step) -> int:
+    return step.shape.batch * TOKEN_BYTES
+
+
+def _copy_out(shape: Shape) -> Kernel:
+    """The last layer's output goes to a buffer that the next micro-batch does not touch."""
+    moved = activation_bytes(shape)
+    rows = moved // (shape.model.d_model * DType.BF16.bytes)
+    return elementwise_kernel("copy_out", Elementwise.COPY, rows, shape.model.d_model, 2 * moved)
