@@ -28,6 +28,8 @@ def summary(run: Timeline) -> dict[str, Any]:
         "sm_clock_hz_per_gpu": list(run.sm_clock_hz_per_gpu),
         "power_target_w_per_gpu": [x if x < 1e9 else None for x in run.power_limit_w],
         "exposed_communication_s": run.exposed_communication_s,
+        "exposed_communication_by_kind": run.exposed_by_kind.to_dict(orient="index"),
+        "bubble_s": run.bubble_s,
         "kernels": run.graph.kernels,
         "extrapolated_kernels": sorted({c.name for c in run.graph.classes if c.terms.extrapolated}),
         "energy_j_by_class": run.energy_by("family")["energy_j"].to_dict(),
@@ -81,7 +83,11 @@ def print_summary(run: Timeline, console: Console) -> None:
     head.add_row("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)")
     head.add_row("mean power per GPU", _range(run.power_w_per_gpu, 1.0, "W"))
     head.add_row("mean SM clock", _range(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
-    head.add_row("exposed communication", _time(run.exposed_communication_s))
+    head.add_row("exposed communication", _exposed(run))
+    if scenario.pp > 1:
+        head.add_row(
+            "pipeline bubbles", f"{_time(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
+        )
     head.add_row("kernels", f"{run.graph.kernels:,}")
     head.add_row("these numbers are", _status(run))
     console.print(head)
@@ -96,6 +102,16 @@ def print_summary(run: Timeline, console: Console) -> None:
             _time(float(row["duration_s"])),
         )
     console.print(table)
+
+
+def _exposed(run: Timeline) -> str:
+    """The sum, and its kinds where there are several: moving data, and waiting for the last rank."""
+    table = run.exposed_by_kind
+    parts = [f"{kind} {_time(row['exposed_s'])}" for kind, row in table.iterrows() if row["exposed_s"] > 0]
+    if (waiting := float(table["waiting_s"].sum())) > 1e-9:
+        parts.append(f"waiting {_time(waiting)}")
+    text = _time(run.exposed_communication_s)
+    return f"{text}  ({', '.join(parts)})" if len(parts) > 1 else text
 
 
 def _status(run: Timeline) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
+from sim.exposure import bubble_s, exposed_by_kind
 
 if TYPE_CHECKING:
     from sim.machine import Machine
@@ -73,19 +74,27 @@ class Timeline:
     @cached_property
     def exposed_communication_s(self) -> float:
         """Seconds in which a GPU runs communication and nothing else, mean over GPUs."""
-        total = 0.0
-        spans = self.kernels
-        for _, of_gpu in spans.groupby("gpu"):
-            compute = _union(of_gpu[~of_gpu["collective"]])
-            both = _union(of_gpu)
-            total += _length(both) - _length(compute)
-        return total / self.graph.gpus
+        return float(self.exposed_by_kind.to_numpy().sum())
+
+    @cached_property
+    def exposed_by_kind(self) -> pd.DataFrame:
+        """Exposed and waiting seconds by kind of collective; see :func:`sim.exposure.exposed_by_kind`."""
+        return exposed_by_kind(self.kernels)
+
+    @cached_property
+    def bubble_s(self) -> float:
+        """Seconds in which a GPU neither computes nor moves data, mean over GPUs."""
+        return bubble_s(self.kernels, self.latency_s, self.graph.gpus)
 
     # -- tables -------------------------------------------------------------------------------------------
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
-        """One row a kernel and rank: times in s, energy in J, name, family, phase, segment, gpu, stream."""
+        """One row a kernel and rank: times in s, energy in J, name, family, phase, segment, gpu, stream.
+
+        ``kind`` is the operation of a collective, ``moving_s`` when its last rank came, ``gap_s`` the pause
+        before a kernel.
+        """
         graph, records = self.graph, self.records
         op = np.frombuffer(records.span_op, dtype=np.int64)
         cls = np.asarray(graph.op_class)[op]
@@ -111,6 +120,12 @@ class Timeline:
             }
         )
         table["duration_s"] = table["end_s"] - table["start_s"]
+        table["kind"] = np.array([c.describe.get("op", c.family) for c in graph.classes], dtype=object)[cls]
+        table["gap_s"] = np.array([c.gap_s for c in graph.classes])[cls]
+        # A collective moves data once its last rank is there.
+        together = np.asarray(graph.op_collective)[op]
+        last = table["start_s"].groupby(np.where(together >= 0, together, -1 - op)).transform("max")
+        table["moving_s"] = np.minimum(last, table["end_s"])
         return table.sort_values(["gpu", "start_s", "op"], ignore_index=True)
 
     @cached_property
@@ -174,18 +189,3 @@ class Timeline:
         from sim.report import summary_text
 
         return summary_text(self)
-
-
-def _union(spans: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Disjoint intervals that cover the spans."""
-    if spans.empty:
-        return np.empty(0), np.empty(0)
-    start = spans["start_s"].to_numpy()
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(spans["end_s"].to_numpy()[order])
-    first = np.append(True, start[1:] > end[:-1])
-    return start[first], end[np.append(first[1:], True)]
-
-
-def _length(intervals: tuple[Floats, Floats]) -> float:
-    return float(np.sum(intervals[1] - intervals[0]))

@@ -8,13 +8,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sim.layout import layout_of
 from sim.timeline import Timeline
 from traces.errors import TraceError
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.chrome import write_chrome
+from workloads.families.pipeline import RECEIVE_STREAM, SEND_STREAM
+from workloads.placement import place_of
 
 # Lanes above the streams that show what a kernel belongs to.
 PHASE_LANE, LAYER_LANE, FIRST_STREAM = 1, 2, 7
+STREAM_ROLES = {0: "", 1: " (communication)", SEND_STREAM: " (send)", RECEIVE_STREAM: " (receive)"}
 COUNTERS = (
     ("power W", "power_w", 1.0),
     ("SM clock MHz", "sm_clock_hz", 1e-6),
@@ -51,7 +55,7 @@ def to_trace(run: Timeline, *, only_gpu: int | None = None) -> Trace:
         for number, (owner, stream) in enumerate(zip(graph.queue_gpu, graph.queue_stream, strict=True)):
             if owner == gpu:
                 lane_of_queue[number] = len(lanes)
-                name = f"stream {FIRST_STREAM + stream}" + (" (communication)" if stream else "")
+                name = f"stream {FIRST_STREAM + stream}" + STREAM_ROLES.get(stream, " (communication)")
                 lanes.append(Lane(pid=gpu, tid=FIRST_STREAM + stream, name=name, order=FIRST_STREAM + stream))
 
     op = np.frombuffer(records.span_op, dtype=np.int64)
@@ -66,7 +70,9 @@ def to_trace(run: Timeline, *, only_gpu: int | None = None) -> Trace:
     streams = graph.queue_stream
     kinds, kind = _kernel_kinds(run, np.asarray(graph.op_class)[op], np.asarray(streams)[queue])
     segment = np.asarray(graph.op_segment)[op]
-    outer_spans = _enclosing(run, segment, gpu_of, start, end, outer, kinds)
+    # Transfers between stages run beside the layers of their rank: they have lanes of their own.
+    inside = ~np.isin(segment, list(graph.asynchronous_segments))
+    outer_spans = _enclosing(run, segment[inside], gpu_of[inside], start[inside], end[inside], outer, kinds)
     spans = Spans(
         lane=np.concatenate([lane_table[queue], outer_spans.lane]),
         kind=np.concatenate([kind, outer_spans.kind]),
@@ -78,7 +84,7 @@ def to_trace(run: Timeline, *, only_gpu: int | None = None) -> Trace:
     if only_gpu is not None:
         metadata = {"distributedInfo": {"rank": only_gpu, "world_size": graph.gpus}} | metadata
     return Trace(
-        processes={gpu: f"GPU {gpu} ({run.machine.gpu.id})" for gpu in gpus},
+        processes={gpu: _process_name(run, gpu) for gpu in gpus},
         lanes=lanes,
         kinds=kinds,
         spans=spans,
@@ -86,6 +92,19 @@ def to_trace(run: Timeline, *, only_gpu: int | None = None) -> Trace:
         flows=_flows(run, op) if graph.successors else (),
         metadata=metadata,
     )
+
+
+def _process_name(run: Timeline, gpu: int) -> str:
+    """The GPU, and where it stands if there are stages, replicas or context slices."""
+    layout = layout_of(run.scenario)
+    place = place_of(layout, gpu)
+    parts = [
+        (layout.dp, "replica", place.replica),
+        (layout.pp, "stage", place.stage),
+        (layout.cp, "context", place.context),
+    ]
+    where = "".join(f", {name} {number}" for degree, name, number in parts if degree > 1)
+    return f"GPU {gpu} ({run.machine.gpu.id}{where})"
 
 
 def _kernel_kinds(run: Timeline, cls: Any, stream: Any) -> tuple[list[SpanKind], Any]:
