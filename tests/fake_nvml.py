@@ -13,25 +13,37 @@ class NVMLError(Exception):
 
 
 class FakeClock:
-    """Stands in for the module ``time``: sleeping advances it at once, so a second takes milliseconds."""
+    """Stands in for the module ``time``: sleeping advances it at once, so a second takes milliseconds.
+
+    Threads advance together: none sleeps further than one step ahead of the slowest, however busy the machine is.
+    """
 
     def __init__(self) -> None:
-        self._now_s = 100.0
+        self._started_s = 100.0
+        self._slept_to_s: dict[int, float] = {}
         self._lock = threading.Lock()
 
     def monotonic(self) -> float:
-        return self._now_s
+        return self._slept_to_s.get(threading.get_ident(), self._slowest_s())
 
     def sleep(self, seconds: float) -> None:
+        me = threading.get_ident()
         with self._lock:
-            self._now_s += seconds
-        time.sleep(0)  # let the other thread run
+            self._slept_to_s[me] = mine = self.monotonic() + seconds
+        while mine - self._slowest_s() > seconds:
+            time.sleep(0)
 
     def run_for(self, seconds: float) -> None:
-        """Wait until the sampling thread has slept ``seconds`` away."""
-        until = self._now_s + seconds
-        while self._now_s < until:
+        """Wait until the sampling threads have slept ``seconds`` away."""
+        until = self._slowest_s() + seconds
+        while self._slowest_s() < until:
             time.sleep(1e-4)
+
+    def _slowest_s(self) -> float:
+        alive = {thread.ident for thread in threading.enumerate()}
+        times = [at for ident, at in list(self._slept_to_s.items()) if ident in alive]
+        self._started_s = max(self._started_s, min(times, default=self._started_s))
+        return self._started_s
 
 
 @dataclass
