@@ -19,6 +19,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "regime": "steady",
     "stack": "reference-torch",
     "tokens_per_ep_rank": None,
+    "dp": 1,
 }
 _DTYPES = ("bf16", "fp8_e4m3")
 
@@ -48,11 +49,27 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
         more["expert_skew"] = scenario.expert_skew
     if scenario.sequence_parallel:
         more |= {"sequence_parallel": True, "overlap_chunks": scenario.overlap_chunks, "comm_ctas": scenario.comm_ctas}
+    if scenario.cp > 1:
+        _only(scenario, "cp", tp=1, pp=1, ep=1, phase="prefill", cp_mode="ulysses", lm_head=False)
+        more |= {"cp": scenario.cp, "ulysses": scenario.cp}
+    if scenario.pp > 1:
+        _only(scenario, "pp", tp=1, ep=1, pp=2, phase="prefill")
+        more |= {"pp": scenario.pp, "micro_batches": scenario.micro_batches or scenario.pp}
     layers = scenario.layers or model.layers
     row = step(model.id, layers, scenario.phase, scenario.batch, scenario.seq_len, **more)
     if scenario.phase == "generate":
         row |= {"kind": "generate", "output_len": scenario.output_len}
     return row, {model.id: shape}
+
+
+def _only(scenario: Scenario, name: str, **runs: Any) -> None:
+    """Refuse a layout by ``name`` whose other fields differ from what the suite runs with it."""
+    for field, value in runs.items():
+        if getattr(scenario, field) != value:
+            raise ScenarioError(
+                f"{name} = {getattr(scenario, name)} with {field} = {getattr(scenario, field)!r}: "
+                f"the suite measures it with {field} = {value!r} only"
+            )
 
 
 def _shape(model: ModelSpec) -> Shape:
