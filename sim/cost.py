@@ -13,6 +13,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.collective import ring_steps
 from hardware.laws.price import (
     attention_decode_terms,
+    attention_latent_terms,
     attention_prefill_terms,
     collective_terms,
     elementwise_terms,
@@ -108,6 +109,17 @@ class Pricer:
                     out_bytes=work.out_dtype.bytes,
                     count=work.count,
                 )
+            case AttentionWork() if work.latent:
+                assert work.v_head_dim is not None
+                return attention_latent_terms(
+                    profile,
+                    gpu,
+                    batch=work.batch,
+                    kv_len=work.kv_len,
+                    q_heads=work.q_heads,
+                    cached_dim=work.head_dim,
+                    v_dim=work.v_head_dim,
+                )
             case AttentionWork() if work.decode:
                 return attention_decode_terms(
                     profile,
@@ -128,7 +140,7 @@ class Pricer:
                     kv_len=work.kv_len,
                     q_heads=work.q_heads,
                     kv_heads=work.kv_heads,
-                    head_dim=work.head_dim,
+                    head_dim=work.mean_head_dim,
                     causal=work.causal,
                 )
             case ElementwiseWork():

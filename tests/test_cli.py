@@ -95,8 +95,8 @@ BAD = [
     ),
     (
         ["simulate", "--model", "config.json"],
-        "config.json: model_type = 'gpt9' is not supported; supported are llama, mistral, mixtral, qwen2, qwen3, "
-        "qwen3_moe",
+        "config.json: model_type = 'gpt9' is not supported; supported are deepseek_v2, deepseek_v3, llama, mistral, "
+        "mixtral, qwen2, qwen3, qwen3_moe",
     ),
     (
         ["simulate", "--model", "negative.json"],

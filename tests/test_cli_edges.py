@@ -25,7 +25,7 @@ FILES = {
     "list.jsonl": "[1]\n",
     "text.jsonl": json.dumps(GEMM | {"latency_s": "fast"}) + "\n",
     "block.toml": f"{MODEL}block = 3\n",
-    "axis.toml": MODEL + '[[block]]\nnode = "gemm"\nname = "g"\nops = [{ pattern = "bsm,mq->bsq" }]\n',
+    "axis.toml": MODEL + '[[block]]\nnode = "gemm"\nname = "g"\nops = [{ pattern = "bsm,mx->bsx" }]\n',
     "shard.toml": MODEL + '[[block]]\nnode = "gemm"\nname = "g"\nops = [{ pattern = "bsm,mf->bsf", parallel = 3 }]\n',
     "types.json": '{"model_type": ["llama"]}',
     "half.json": "{",
@@ -36,7 +36,7 @@ LAYER = ["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "128"
 TP2 = [*LAYER, "--tp", "2", "--sequence-parallel"]
 EXPERTS = ["simulate", "--model", "qwen3-30b-a3b", "--layers", "1"]
 KERNEL = ["kernel", "gemm", "--m", "8", "--n", "8", "--k", "8"]
-AXES = "b s z m H K r h f e k v"
+AXES = "b s z m H K r h f e k v d u q c n p"
 BAD = [
     (
         ["frobnicate"],
@@ -110,7 +110,7 @@ BAD = [
     (["simulate", "--model", "block.toml"], "block.toml: block = 3: give [[block]] tables"),
     (
         ["simulate", "--model", "axis.toml"],
-        f"axis.toml: block 1: 'bsm,mq->bsq': unknown axis 'q'; known axes are {AXES}",
+        f"axis.toml: block 1: 'bsm,mx->bsx': unknown axis 'x'; known axes are {AXES}",
     ),
     (
         ["simulate", "--model", "shard.toml"],
@@ -118,7 +118,7 @@ BAD = [
     ),
     (
         ["simulate", "--model", "types.json"],
-        "types.json: model_type = ['llama'] is not supported; supported are llama, mistral, mixtral, qwen2, qwen3, "
+        "types.json: model_type = ['llama'] is not supported; supported are deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, "
         "qwen3_moe",
     ),
     (

@@ -52,6 +52,8 @@ CONFIG: dict[str, Any] = {
         ("qwen3-14b", 14.77),
         ("qwen3-32b", 32.76),
         ("qwen3-30b-a3b", 30.53),
+        ("qwen3-235b-a22b", 235.0),
+        ("deepseek-v3", 671.0),  # arXiv 2412.19437
     ],
 )
 def test_parameters_are_within_half_a_percent_of_the_published(model: str, published: float) -> None:
@@ -60,8 +62,24 @@ def test_parameters_are_within_half_a_percent_of_the_published(model: str, publi
 
 def test_every_model_of_the_catalog_is_in_the_parameter_test() -> None:
     assert list_models() == (
-        "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "qwen3-14b", "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b",
+        "deepseek-v3", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "qwen3-14b", "qwen3-235b-a22b",
+        "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "active"),
+    [
+        # Active parameters a token, in billions: model cards; DeepSeek-V3: arXiv 2412.19437 (says 37).
+        ("mixtral-8x7b", 12.9),
+        ("qwen3-30b-a3b", 3.3),
+        ("qwen3-235b-a22b", 22.0),
+        ("deepseek-v3", 37.0),
+        ("llama3-8b", 8.03),
+    ],
+)
+def test_active_parameters_are_within_two_percent_of_the_published(model: str, active: float) -> None:
+    assert params(load_model(model), active=True) / 1e9 == pytest.approx(active, rel=0.02)
 
 
 def test_memory_of_llama3_8b_by_hand() -> None:
@@ -158,7 +176,8 @@ ops = [{ label = "down", pattern = "bsf,mf->bsm", parallel = "f" }]
         (("17408", "true"), "m.toml: d_ff = True: give a positive whole number"),
         (("d_ff", "dff"), "m.toml: unknown key 'dff': did you mean 'd_ff'?"),
         (("d_ff", "zzz"), "m.toml: unknown key 'zzz': known: id, source, d_model, layers, q_heads, kv_heads, head_dim, "
-            "d_ff, vocab, experts, top_k, tied_embeddings, block"),
+            "d_ff, vocab, experts, top_k, shared_d_ff, dense_layers, dense_d_ff, route_groups, top_groups, "
+            "tied_embeddings, qk_norm, latent, block"),
         (("kv_heads = 8", "kv_heads = 7"), "mine: q_heads = 40 is not a multiple of kv_heads = 7"),
         (
             ("vocab = 151936", "vocab = 8\nexperts = 4"),
@@ -198,7 +217,8 @@ def test_a_model_file_is_read_strictly(change: tuple[str, str], message: str) ->
         ),
         (
             'node = "pointwise"\nname = "p"\nop = "tanh"',
-            "op = 'tanh': known are copy, add_rmsnorm, silu_mul, gelu, rope, cast_fp8, gather, index_add, topk_sum",
+            "op = 'tanh': known are copy, add_rmsnorm, rmsnorm, silu_mul, gelu, rope, cast_fp8, gather, index_add, "
+            "topk_sum",
         ),
     ],
 )
@@ -234,12 +254,12 @@ def test_a_hugging_face_config_of_experts() -> None:
         (
             '{"model_type": "gpt2"}',
             "c.json: model_type = 'gpt2' is not supported; "
-            "supported are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+            "supported are deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
         ),
         (
             '{"model_type": ["llama"]}',
             "c.json: model_type = ['llama'] is not supported; "
-            "supported are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+            "supported are deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
         ),
         (
             json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),

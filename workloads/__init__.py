@@ -3,8 +3,9 @@
 from workloads.errors import WorkloadError
 from workloads.families.transformer import Options, build_generate, build_program
 from workloads.memory import MemoryNeed, memory_need
-from workloads.model import ModelSpec, list_models, load_model, params
+from workloads.model import ModelSpec, list_models, load_model
 from workloads.parallel import Layout, check_layout
+from workloads.params import params
 from workloads.stack import load_stack
 from workloads.work import AllReduce, DType
 

@@ -25,6 +25,12 @@ AXES = {
     "e": "experts",
     "k": "experts per token",
     "v": "vocabulary",
+    "d": "feed-forward width of the dense layers before the experts",
+    "u": "width of the shared expert",
+    "q": "query latent",
+    "c": "key/value latent",
+    "n": "head size without rotary part (latent attention)",
+    "p": "rotary part of a head (latent attention)",
 }
 Reduction = Literal["all_reduce"]
 

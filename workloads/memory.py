@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from workloads.kernels import Shape
 from workloads.model import ModelSpec
+from workloads.ops import Experts
 from workloads.parallel import Layout
+from workloads.params import weighted_ops
 from workloads.work import DType
 
 
@@ -75,19 +78,17 @@ def _stage_need(
     lm_head: bool,
     dtype: DType,
 ) -> MemoryNeed:
-    own_layers = len(layout.stage_layers(layers, stage))
-    kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
-    attention = model.d_model * model.head_dim * (2 * model.q_heads / layout.tp + 2 * kv_heads)
-    feed = 3.0 * model.d_model * model.d_ff
-    feed = feed * model.experts / layout.ep if model.experts else feed / layout.tp
-    weights = own_layers * (attention + feed) * dtype.bytes
+    mine = layout.stage_layers(layers, stage)
+    weights = float(_layer_weights(model, layout, mine) * dtype.bytes)
     if lm_head:
         ends = (stage == 0) + (stage == layout.pp - 1)  # embedding, head
         copies = 1 if model.tied_embeddings and layout.pp == 1 else ends
         weights += copies * model.vocab * model.d_model / layout.tp * DType.BF16.bytes
     sequences = batch / layout.dp
+    kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp))
-    kv = 2.0 * sequences * context * cached_heads * model.head_dim * own_layers * DType.BF16.bytes
+    cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
+    kv = 1.0 * sequences * context * cached * len(mine) * DType.BF16.bytes
     tokens = sequences / layout.micro_batches * new_tokens / layout.cp
     wide = 3.0 * (model.d_ff * max(model.top_k, 1)) / layout.tp
     qkv = model.head_dim * (model.q_heads / layout.tp + 2 * kv_heads)
@@ -97,3 +98,19 @@ def _stage_need(
         waiting = buffers * ((stage > 0) + (stage < layout.pp - 1))
     activations = tokens * ((3.0 + waiting) * model.d_model + qkv + wide) * DType.BF16.bytes
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
+
+
+def _layer_weights(model: ModelSpec, layout: Layout, layers: range) -> int:
+    """Weights of one rank's share of ``layers`` layers (norms left out)."""
+    shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
+    # Shared experts are split over the ranks that split everything else of the layer, see families.moe.
+    split = replace(shape, layout=replace(layout, tp=layout.ep)) if layout.ep_mode == "all_reduce" else shape
+    total = 0
+    for _, block, mine in model.layer_groups(layers):
+        for node in block.nodes:
+            for one in weighted_ops(node):
+                sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)
+                if isinstance(node, Experts) and one is not node.router:
+                    sizes["e"] = model.experts // layout.ep
+                total += len(mine) * one.einsum.input_elements(1, sizes)
+    return total

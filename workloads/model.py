@@ -11,16 +11,48 @@ from pathlib import Path
 from typing import Any
 
 from workloads.errors import WorkloadError
-from workloads.ops import Attention, Block, Gemm, Node, Op, Pointwise, llama_block, op
+from workloads.ops import (
+    Attention,
+    Block,
+    Gemm,
+    Node,
+    Op,
+    Pointwise,
+    decoder_block,
+    expert_feed,
+    gated_feed,
+    op,
+)
 from workloads.work import Elementwise
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
-OPTIONAL_SIZES = ("experts", "top_k")
+OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
+LATENT_SIZES = ("kv_rank", "nope_dim", "rope_dim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Ranks and head sizes of latent attention; ``q_rank`` 0: queries straight from the width."""
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    q_rank: int = 0
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements a token and layer in the cache: the latent and one rotary key for all heads."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model as sizes and a block. ``d_ff`` is the width of one expert in a mixture of experts."""
+    """A model as sizes and a block. ``d_ff`` is the width of one expert in a mixture of experts.
+
+    The first ``dense_layers`` layers run ``dense_block`` (a feed-forward of ``dense_d_ff``), the others ``block``.
+    ``shared_d_ff`` is the width of the shared experts together. With ``route_groups`` a token chooses its experts
+    among those of its ``top_groups`` best groups. With ``latent``, ``head_dim`` is the size of a value.
+    """
 
     id: str
     source: str
@@ -33,8 +65,16 @@ class ModelSpec:
     vocab: int
     experts: int = 0
     top_k: int = 0
+    shared_d_ff: int = 0
+    dense_layers: int = 0
+    dense_d_ff: int = 0
+    route_groups: int = 0
+    top_groups: int = 0
+    qk_norm: bool = False
+    latent: Latent | None = None
     tied_embeddings: bool = False
     block: Block = field(default_factory=Block)
+    dense_block: Block = field(default_factory=Block)
 
     def sizes(self) -> dict[str, int]:
         """Sizes by einsum axis (batch and lengths are not the model's)."""
@@ -48,29 +88,72 @@ class ModelSpec:
             "v": self.vocab,
         }
         if self.experts:
-            sizes |= {"e": self.experts, "k": self.top_k}
+            sizes |= {"e": self.experts, "k": self.top_k, "u": self.shared_d_ff, "d": self.dense_d_ff}
+        if self.latent:
+            latent = self.latent
+            sizes |= {"q": latent.q_rank, "c": latent.kv_rank, "n": latent.nope_dim, "p": latent.rope_dim}
         return sizes
 
+    @property
+    def cached_elements_per_token(self) -> int:
+        """Elements of the KV cache a token and layer.
 
-def params(model: ModelSpec) -> int:
-    """Number of weights: projections, feed-forward or experts, norms, embeddings."""
-    attention = model.d_model * model.head_dim * (2 * model.q_heads + 2 * model.kv_heads)
-    feed = 3 * model.d_model * model.d_ff
-    if model.experts:
-        feed = feed * model.experts + model.d_model * model.experts
-    embeddings = model.vocab * model.d_model * (1 if model.tied_embeddings else 2)
-    return model.layers * (attention + feed + 2 * model.d_model) + embeddings + model.d_model
+        >>> load_model("deepseek-v3").cached_elements_per_token, load_model("llama3-8b").cached_elements_per_token
+        (576, 2048)
+        """
+        return self.latent.cached_dim if self.latent else 2 * self.kv_heads * self.head_dim
+
+    def layer_groups(self, layers: range) -> tuple[tuple[str, Block, range], ...]:
+        """Layers ``layers`` as runs of equal ones: name, block, which."""
+        border = min(max(self.dense_layers, layers.start), layers.stop)
+        groups = (
+            ("dense layer", self.dense_block, range(layers.start, border)),
+            ("layer", self.block, range(border, layers.stop)),
+        )
+        return tuple(group for group in groups if group[2])
 
 
 def with_block(model: ModelSpec) -> ModelSpec:
-    """``model`` with the Llama-like block where it names none of its own; checks sizes."""
+    """``model`` with the usual decoder layers where it names none of its own; checks sizes."""
     if model.q_heads % model.kv_heads:
         raise WorkloadError(f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}")
     if bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
         raise WorkloadError(
             f"{model.id}: experts = {model.experts} with top_k = {model.top_k}: give both, top_k at most experts"
         )
-    return model if model.block.nodes else replace(model, block=llama_block(experts=model.experts > 0))
+    for name in OPTIONAL_SIZES[2:]:
+        if getattr(model, name) and not model.experts:
+            raise WorkloadError(
+                f"{model.id}: {name} = {getattr(model, name)}: is for a mixture of experts: give experts"
+            )
+    if bool(model.dense_layers) != bool(model.dense_d_ff) or model.dense_layers >= model.layers:
+        raise WorkloadError(
+            f"{model.id}: dense_layers = {model.dense_layers} with dense_d_ff = {model.dense_d_ff}: "
+            f"give both, dense_layers below layers = {model.layers}"
+        )
+    _check_groups(model)
+    if model.block.nodes:
+        if model.dense_layers or model.latent:
+            raise WorkloadError(f"{model.id}: dense_layers and [latent] are for the usual layers: leave [[block]] out")
+        return model
+    latent = model.latent
+    attention = {
+        "qk_norm": model.qk_norm, "latent": latent is not None, "q_latent": latent is not None and latent.q_rank > 0,
+    }  # fmt: skip
+    feed = (expert_feed(shared=model.shared_d_ff > 0),) if model.experts else gated_feed()
+    dense = decoder_block(*gated_feed("d"), **attention) if model.dense_layers else Block()
+    return replace(model, block=decoder_block(*feed, **attention), dense_block=dense)
+
+
+def _check_groups(model: ModelSpec) -> None:
+    groups, top = model.route_groups, model.top_groups
+    if not groups and not top:
+        return
+    if not 0 < top <= groups or model.experts % max(groups, 1) or model.top_k > top * (model.experts // groups):
+        raise WorkloadError(
+            f"{model.id}: route_groups = {groups} with top_groups = {top}: groups must divide the {model.experts} "
+            f"experts, and the best ones hold top_k = {model.top_k}"
+        )
 
 
 @lru_cache(maxsize=1)
@@ -126,19 +209,40 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"{where}: not valid TOML: {error}") from None
-    refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, "tied_embeddings", "block"), where)
+    flags = ("tied_embeddings", "qk_norm")
+    refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, *flags, "latent", "block"), where)
     for name in ("id", "source"):
         if not isinstance(data.get(name), str) or not data[name]:
             raise WorkloadError(f"{where}: {name} = {data.get(name)!r}: give a text")
-    sizes = {name: positive(data.get(name), name, where) for name in SIZES}
+    sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in SIZES}
     sizes |= {name: positive(data[name], name, where) for name in OPTIONAL_SIZES if name in data}
-    tied = data.get("tied_embeddings", False)
-    if not isinstance(tied, bool):
-        raise WorkloadError(f"{where}: tied_embeddings = {tied!r}: give true or false")
-    nodes = _nodes(data.get("block", []), where)
+    tied, qk_norm = (_flag(data, name, where) for name in flags)
     return with_block(
-        ModelSpec(id=data["id"], source=data["source"], tied_embeddings=tied, block=Block(nodes=nodes), **sizes)
+        ModelSpec(
+            id=data["id"],
+            source=data["source"],
+            tied_embeddings=tied,
+            qk_norm=qk_norm,
+            latent=_latent(data["latent"], where) if "latent" in data else None,
+            block=Block(nodes=_nodes(data.get("block", []), where)),
+            **sizes,
+        )
     )
+
+
+def _flag(data: dict[str, Any], name: str, where: str) -> bool:
+    value = data.get(name, False)
+    if not isinstance(value, bool):
+        raise WorkloadError(f"{where}: {name} = {value!r}: give true or false")
+    return value
+
+
+def _latent(table: Any, where: str) -> Latent:
+    if not isinstance(table, dict):
+        raise WorkloadError(f"{where}: latent = {table!r}: give a [latent] table")
+    refuse_unknown(table, (*LATENT_SIZES, "q_rank"), f"{where}: latent")
+    sizes = {name: positive(table.get(name), f"latent.{name}", where) for name in LATENT_SIZES}
+    return Latent(q_rank=positive(table["q_rank"], "latent.q_rank", where) if "q_rank" in table else 0, **sizes)
 
 
 def positive(value: Any, name: str, where: str) -> int:

@@ -60,23 +60,41 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: queries and keys/values pass through low ranks, and only the latent is cached.
+
+    ``down`` makes the latents (and the shared rotary key) on every rank, ``q_up`` the query heads from theirs.
+    ``k_up`` and ``v_up`` rebuild keys and values in prefill; in decode they are absorbed into queries and outputs.
+    After DeepSeek-V2 (arXiv 2405.04434, section 2.1).
+    """
+
+    name: str
+    down: tuple[Op, ...]
+    q_up: tuple[Op, ...]
+    k_up: Op
+    v_up: Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
-    """A memory-bound kernel over the tokens."""
+    """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's."""
 
     name: str
     op: Elementwise
+    axis: str = "f"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Router, dispatch, per-expert gated feed-forward and combine."""
+    """Router, dispatch, per-expert gated feed-forward and combine; ``shared`` is the expert of all tokens."""
 
     router: Op
     up: tuple[Op, ...]
     down: Op
+    shared: tuple[Gemm | Pointwise, ...] = ()
 
 
-Node = Gemm | Attention | Pointwise | Experts
+Node = Gemm | Attention | LatentAttention | Pointwise | Experts
 
 
 def fuse(name: str, *ops: Op, overlap: Overlap | None = None) -> Gemm:
@@ -96,42 +114,70 @@ def block(*nodes: Node) -> Block:
     return Block(nodes=nodes)
 
 
-def llama_block(*, experts: bool) -> Block:
-    """The Llama-like layer: grouped-query attention and a gated feed-forward, or experts."""
-    feed: tuple[Node, ...]
-    if experts:
-        feed = (
-            Experts(
-                router=op("bsm,em->bse", label="router"),
-                up=(op("bskm,emf->bskf", label="gate"), op("bskm,emf->bskf", label="up")),
-                down=op("bskf,emf->bskm", label="down"),
-            ),
-        )
-    else:
-        feed = (
-            fuse(
-                "gate_up_gemm",
-                op("bsm,mf->bsf", parallel="f", label="gate"),
-                op("bsm,mf->bsf", parallel="f", label="up"),
-            ),
-            Pointwise(name="silu_mul", op=Elementwise.SILU_MUL),
-            fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down")),
-        )
+def decoder_block(*feed: Node, qk_norm: bool = False, latent: bool = False, q_latent: bool = False) -> Block:
+    """A decoder layer around ``feed``: grouped-query attention (``qk_norm``: heads normed before RoPE), or latent."""
     return block(
         Pointwise(name="add_rmsnorm_attn", op=Elementwise.ADD_RMSNORM),
+        *(_latent_attention(q_latent) if latent else _grouped_query_attention(qk_norm)),
+        fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O")),
+        Pointwise(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM),
+        *feed,
+    )
+
+
+def gated_feed(axis: str = "f", suffix: str = "") -> tuple[Gemm | Pointwise, ...]:
+    """Gate and up side by side, their product, and down again; ``axis`` is the width between."""
+    return (
+        fuse(
+            f"gate_up{suffix}_gemm",
+            op(f"bsm,m{axis}->bs{axis}", parallel=axis, label="gate"),
+            op(f"bsm,m{axis}->bs{axis}", parallel=axis, label="up"),
+        ),
+        Pointwise(name=f"silu_mul{suffix}", op=Elementwise.SILU_MUL, axis=axis),
+        fuse(f"down{suffix}_gemm", op(f"bs{axis},m{axis}->bsm", parallel=axis, label="down")),
+    )
+
+
+def expert_feed(*, shared: bool = False) -> Experts:
+    """Routed experts of width f, and beside them a shared one of width u."""
+    return Experts(
+        router=op("bsm,em->bse", label="router"),
+        up=(op("bskm,emf->bskf", label="gate"), op("bskm,emf->bskf", label="up")),
+        down=op("bskf,emf->bskm", label="down"),
+        shared=gated_feed("u", "_shared") if shared else (),
+    )
+
+
+def _grouped_query_attention(qk_norm: bool) -> tuple[Node, ...]:
+    return (
         fuse(
             "qkv_gemm",
             op("bsm,mHh->bsHh", parallel="H", label="Q"),
             op("bsm,mKh->bsKh", parallel="K", label="K"),
             op("bsm,mKh->bsKh", parallel="K", label="V"),
         ),
+        *((Pointwise(name="qk_norm", op=Elementwise.RMSNORM),) if qk_norm else ()),
         Pointwise(name="rope", op=Elementwise.ROPE),
         Attention(
             name="attention",
             scores=op("bKrsh,bKzh->bKrsz", parallel="K", label="scores"),
             values=op("bKrsz,bKzh->bKrsh", parallel="K", label="values"),
         ),
-        fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O")),
-        Pointwise(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM),
-        *feed,
+    )
+
+
+def _latent_attention(q_latent: bool) -> tuple[Node, ...]:
+    source = "q" if q_latent else "m"
+    q_down = (op("bsm,mq->bsq", label="Q down"),) if q_latent else ()
+    return (
+        LatentAttention(
+            name="attention",
+            down=(*q_down, op("bsm,mc->bsc", label="KV down"), op("bsm,mp->bsp", label="rotary key")),
+            q_up=(
+                op(f"bs{source},{source}Hn->bsHn", parallel="H", label="Q"),
+                op(f"bs{source},{source}Hp->bsHp", parallel="H", label="rotary Q"),
+            ),
+            k_up=op("bsc,cHn->bsHn", parallel="H", label="K up"),
+            v_up=op("bsc,cHh->bsHh", parallel="H", label="V up"),
+        ),
     )

@@ -17,6 +17,7 @@ class Stack:
     fused_add_norm: bool
     fused_weights: bool
     kv_copies: bool
+    qk_norm: bool
 
 
 STACKS = {
@@ -28,6 +29,7 @@ STACKS = {
             fused_add_norm=True,
             fused_weights=True,
             kv_copies=True,
+            qk_norm=False,  # what was measured as qwen3-30b-a3b had no kernel for it
         ),
         Stack(
             id="unfused-torch",
@@ -35,6 +37,7 @@ STACKS = {
             fused_add_norm=False,
             fused_weights=False,
             kv_copies=True,
+            qk_norm=True,
         ),
         Stack(
             id="paged-kv",
@@ -42,6 +45,7 @@ STACKS = {
             fused_add_norm=True,
             fused_weights=True,
             kv_copies=False,
+            qk_norm=True,
         ),
     )
 }

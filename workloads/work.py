@@ -29,6 +29,7 @@ class Elementwise(StrEnum):
 
     COPY = "copy"
     ADD_RMSNORM = "add_rmsnorm"
+    RMSNORM = "rmsnorm"
     SILU_MUL = "silu_mul"
     GELU = "gelu"
     ROPE = "rope"
@@ -78,7 +79,11 @@ class GemmWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWork:
-    """Flash attention: ``q_len`` new tokens per sequence over ``kv_len`` keys (decode: ``q_len`` 1)."""
+    """Flash attention: ``q_len`` new tokens per sequence over ``kv_len`` keys (decode: ``q_len`` 1).
+
+    ``v_head_dim`` is the size of a value where that is not a key's. ``latent``: decode over one cached vector a
+    token that is key and value of all heads (``head_dim`` long, its first ``v_head_dim`` are the value).
+    """
 
     batch: int
     q_len: int
@@ -89,6 +94,13 @@ class AttentionWork:
     causal: bool
     dtype: DType = DType.BF16
     kv_dtype: DType = DType.BF16
+    v_head_dim: int | None = None
+    latent: bool = False
+
+    @property
+    def mean_head_dim(self) -> int:
+        """Mean of a key's and a value's size: what FLOPs and bytes of a prefill are proportional to."""
+        return (self.head_dim + (self.v_head_dim or self.head_dim)) // 2
 
     @property
     def decode(self) -> bool:

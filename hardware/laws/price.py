@@ -13,6 +13,7 @@ from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_features
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.grouped import grouped_base_terms, grouped_features
+from hardware.laws.latent import latent_decode_base_terms
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # fp16 runs on the same tensor cores at the same rate as bf16 on every GPU in the catalog.
 _SAME_RATE = {"fp16": "bf16"}
 # Kernels without rows of their own take the coefficients of the nearest one measured: one pass in, one out.
-_LIKE = {"gelu": "silu_mul"}
+_LIKE = {"gelu": "silu_mul", "rmsnorm": "add_rmsnorm"}
 
 
 def gemm_terms(
@@ -104,6 +105,24 @@ def attention_decode_terms(
     )
     learnt = profile.decode_corrections
     return corrected(terms, learnt.time, learnt.energy, decode_features(batch, kv_len, q_heads, kv_heads))
+
+
+def attention_latent_terms(
+    profile: Profile, gpu: GpuSpec, *, batch: int, kv_len: int, q_heads: int, cached_dim: int, v_dim: int
+) -> KernelTerms:
+    """One query token a sequence over ``kv_len`` cached latents (16 bit)."""
+    return latent_decode_base_terms(
+        profile.decode,
+        profile.prefill,
+        batch=batch,
+        kv_len=kv_len,
+        q_heads=q_heads,
+        cached_dim=cached_dim,
+        v_dim=v_dim,
+        element_bytes=2,
+        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
+        sms=gpu.sms,
+    )
 
 
 def elementwise_terms(

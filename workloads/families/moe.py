@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
-from workloads.ops import Experts
+from workloads.ops import Experts, Gemm
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
 from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, GroupedGemmWork
@@ -19,6 +21,11 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad) -> list[Kernel
     sent = shape.tokens * model.top_k  # rows of this rank's own tokens
     rows = load.rows
     kernels = [gemm_kernel("router_gemm", (node.router,), shape, DType.BF16)]
+    if model.route_groups:
+        # Scores of all experts and groups: read in 32 bit, the chosen written.
+        moved = 2 * shape.tokens * model.experts * DType.FP32.bytes
+        kernels.append(elementwise_kernel("group_topk", Elementwise.COPY, shape.tokens, model.experts, moved))
+    kernels += shared_kernels(node, shape)
     travels = layout.ep_mode == "all_to_all"
     if travels:
         kernels += [
@@ -54,6 +61,29 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad) -> list[Kernel
         _gather("gather_back", sent, width),
         elementwise_kernel("topk_sum", Elementwise.TOPK_SUM, sent, width, passes * shape.tokens * width * element),
     ]
+    return kernels
+
+
+def shared_kernels(node: Experts, shape: Shape) -> list[Kernel]:
+    """The expert of all tokens, and adding it to the routed ones' output.
+
+    Where all ranks hold all tokens it is split over them like a feed-forward and joins their all-reduce.
+    """
+    layout = shape.layout
+    if layout.ep_mode == "all_reduce":
+        shape = replace(shape, layout=replace(layout, tp=layout.ep))
+    kernels: list[Kernel] = []
+    for part in node.shared:
+        if isinstance(part, Gemm):
+            kernels.append(gemm_kernel(part.name, part.ops, shape, DType.BF16))
+        else:
+            width = shape.local_sizes(part.axis)[part.axis]
+            moved = 3 * shape.tokens * width * DType.BF16.bytes
+            kernels.append(elementwise_kernel(part.name, part.op, shape.tokens, width, moved))
+    if kernels:
+        width = shape.model.d_model
+        moved = 3 * shape.tokens * width * DType.BF16.bytes
+        kernels.append(elementwise_kernel("add_shared", Elementwise.COPY, shape.tokens, width, moved))
     return kernels
 
 

@@ -35,6 +35,10 @@ def overlapped_layer(shape: Shape, chunks: int, ctas: int | None) -> list[Kernel
     tokens, tp = shape.tokens, shape.layout.tp
     if tokens % (chunks * tp):
         raise WorkloadError(f"overlap_chunks = {chunks}: does not divide the {tokens} tokens over tp = {tp} ranks")
+    if shape.model.experts or shape.model.latent:
+        raise WorkloadError(
+            f"sequence_parallel: the layers of {shape.model.id} are not the plain decoder's: use tp and ep"
+        )
     nodes = {node.name: node for node in shape.model.block.nodes if isinstance(node, Gemm | Attention | Pointwise)}
     try:
         qkv, out, up, down = (nodes[name] for name in ("qkv_gemm", "o_gemm", "gate_up_gemm", "down_gemm"))

@@ -9,12 +9,13 @@ from typing import Literal, assert_never
 from workloads.einsum import Einsum
 from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels, own_shape
+from workloads.families.latent import latent_kernels
 from workloads.families.moe import expert_kernels
 from workloads.families.overlap import overlapped_layer
 from workloads.families.pipeline import Step, stage_segments
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, Node, Pointwise, op
+from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Pointwise, op
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -202,14 +203,16 @@ def _segments(
     *,
     head: bool,
 ) -> tuple[Segment, ...]:
-    if shape.layout.sequence_parallel:
-        chunks, ctas = _overlap(shape.model, options)
-        kernels = overlapped_layer(shape, chunks, ctas)
-    else:
-        kernels = []
-        for node in shape.model.block.nodes:
-            kernels += _node_kernels(node, shape, phase, load, stack, options)
-    segments = [Segment(name="layer", kernels=tuple(kernels), repeat=len(layers), first=layers.start)]
+    segments = []
+    for name, block, mine in shape.model.layer_groups(layers):
+        if shape.layout.sequence_parallel:
+            chunks, ctas = _overlap(shape.model, options)
+            kernels = overlapped_layer(shape, chunks, ctas)
+        else:
+            kernels = []
+            for node in block.nodes:
+                kernels += _node_kernels(node, shape, phase, load, stack, options)
+        segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(mine), first=mine.start))
     if head:
         segments.append(Segment(name="lm_head", kernels=_head_kernels(shape)))
     return tuple(segments)
@@ -253,6 +256,8 @@ def _node_kernels(
             return _pointwise_kernels(node, shape, stack)
         case Attention():
             return attention_kernels(node, shape, phase, stack)
+        case LatentAttention():
+            return latent_kernels(node, shape, phase, stack)
         case Experts():
             assert load is not None
             return expert_kernels(node, shape, load)
@@ -310,11 +315,17 @@ def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kern
             return [
                 elementwise_kernel(node.name, node.op, tokens, heads * model.head_dim, moved, blocks=tokens * heads)
             ]
+        case Elementwise.RMSNORM:
+            if not stack.qk_norm:
+                return []
+            heads = shape.q_heads + shape.kv_heads
+            moved = 2 * tokens * heads * model.head_dim * element  # in place
+            return [elementwise_kernel(node.name, node.op, tokens * heads, model.head_dim, moved)]
         case Elementwise.SILU_MUL:
-            width = model.d_ff // shape.layout.tp
+            width = shape.local_sizes(node.axis)[node.axis]
             return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
         case Elementwise.GELU:
-            width = model.d_ff // shape.layout.tp
+            width = shape.local_sizes(node.axis)[node.axis]
             return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]
         case _:
             width = model.d_model

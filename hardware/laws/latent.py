@@ -1,0 +1,57 @@
+"""Decode over a latent cache: one vector a token is key and value of all heads, so that tensor cores may bound it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, decode_base_terms
+from hardware.laws.terms import KernelTerms
+
+# Query heads of one block: the rows of a tensor-core instruction on Hopper (wgmma has m = 64), which FlashMLA's
+# public kernel uses as its block; fewer heads on a rank are padded up to it.
+HEADS_PER_BLOCK = 64
+
+
+@lru_cache(maxsize=65536)
+def latent_decode_base_terms(
+    streaming: DecodeCoefficients,
+    tensor: PrefillCoefficients,
+    *,
+    batch: int,
+    kv_len: int,
+    q_heads: int,
+    cached_dim: int,
+    v_dim: int,
+    element_bytes: int,
+    flops_per_cycle_per_sm: float,
+    sms: int,
+) -> KernelTerms:
+    """Terms of one call: the cache streams once as in plain decode, scores and values run at prefill's efficiency.
+
+    Not measured by us. Checked against FlashMLA's published figures (its README: up to 3000 GB/s where memory
+    bounds it and 660 TFLOP/s where compute does, H800 SXM5, whose SMs and HBM are the H100's).
+    """
+    blocks_of_heads = math.ceil(q_heads / HEADS_PER_BLOCK)
+    terms = decode_base_terms(
+        streaming,
+        batch=batch,
+        kv_len=kv_len,
+        kv_heads=1,
+        head_dim=cached_dim,
+        kv_bytes=element_bytes,
+        sms=sms,
+    )
+    once = 0.5 * terms.hbm_bytes  # that law counts keys and values apart; here they are the same bytes
+    flops = 2.0 * batch * kv_len * (cached_dim + v_dim) * blocks_of_heads * HEADS_PER_BLOCK
+    blocks = terms.blocks * blocks_of_heads
+    return replace(
+        terms,
+        blocks=blocks,
+        cycles_per_block=flops / blocks / (flops_per_cycle_per_sm * tensor.efficiency),
+        hbm_bytes=once,
+        core_energy_j=0.5 * terms.core_energy_j + tensor.flop_energy_j * flops,
+        hbm_energy_j=0.5 * terms.hbm_energy_j,
+        extrapolated=True,
+    )

@@ -1,0 +1,112 @@
+"""Multi-head latent attention: keys and values rebuilt in prefill, absorbed into queries and outputs in decode."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from workloads.errors import WorkloadError
+from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
+from workloads.ops import LatentAttention, Op
+from workloads.program import Kernel
+from workloads.stack import Stack
+from workloads.work import AttentionWork, DType, Elementwise, GemmWork
+
+
+def latent_kernels(
+    node: LatentAttention, shape: Shape, phase: Literal["prefill", "decode"], stack: Stack
+) -> list[Kernel]:
+    """Kernels of one rank up to the attention's output, values of all its heads side by side.
+
+    The latents and the rotary key are made, and in decode read, by every rank; only heads are split. In decode
+    queries are carried into the latent space (``k_up``) and outputs back (``v_up``), a product for each head, so
+    that attention reads ``kv_rank + rope_dim`` cached elements a token and layer and nothing else.
+    """
+    model, latent = shape.model, shape.model.latent
+    if latent is None:
+        raise WorkloadError(f"{model.id}: latent attention without a [latent] table of sizes")
+    if shape.layout.cp > 1:
+        raise WorkloadError(f"cp = {shape.layout.cp}: latent attention of {model.id} is not split over tokens: use tp")
+    tokens, element, heads = shape.tokens, DType.BF16.bytes, shape.q_heads
+    key_dim = latent.nope_dim + latent.rope_dim
+    rotary = heads + 1
+    moved = 2 * tokens * rotary * latent.rope_dim * element
+    normed = latent.q_rank + latent.kv_rank
+    kernels = [
+        gemm_kernel("latent_down_gemm", node.down, shape, DType.BF16),
+        elementwise_kernel("latent_norm", Elementwise.RMSNORM, tokens, normed, 2 * tokens * normed * element),
+        gemm_kernel("q_up_gemm", node.q_up, shape, DType.BF16),
+        elementwise_kernel("rope", Elementwise.ROPE, tokens, rotary * latent.rope_dim, moved, blocks=tokens * rotary),
+    ]
+    if phase == "decode":
+        cached = 2 * tokens * latent.cached_dim * element
+        if stack.kv_copies:
+            kernels.append(elementwise_kernel("copy_latent", Elementwise.COPY, tokens, latent.cached_dim, cached))
+        kernels += [
+            _product_per_head("absorb_k_gemm", node.k_up, shape),
+            _absorbed_attention(node.name, shape),
+            _product_per_head("absorb_v_gemm", node.v_up, shape),
+        ]
+        return kernels
+    width = heads * key_dim
+    kernels += [
+        gemm_kernel("kv_up_gemm", (node.k_up, node.v_up), shape, DType.BF16),
+        elementwise_kernel("concat_k", Elementwise.COPY, tokens, width, 2 * tokens * width * element),
+        _rebuilt_attention(node.name, shape, key_dim),
+    ]
+    if stack.reshape_copy:
+        width = heads * model.head_dim
+        kernels.append(
+            elementwise_kernel("reshape_copy", Elementwise.COPY, tokens, width, 2 * tokens * width * element)
+        )
+    return kernels
+
+
+def _product_per_head(name: str, one: Op, shape: Shape) -> Kernel:
+    """Tokens by head: queries (latent from their size) or outputs (values from the latent), one product a head."""
+    sizes = shape.local_sizes(one.parallel)
+    assert shape.model.latent is not None
+    into, out = shape.model.latent.nope_dim, shape.model.latent.kv_rank  # K up, read backwards
+    if one.einsum.output[-1] == "h":
+        into, out = shape.model.latent.kv_rank, shape.model.head_dim
+    heads, tokens = sizes["H"], shape.tokens
+    work = GemmWork(m=tokens, n=out, k=into, count=heads)
+    moved = DType.BF16.bytes * heads * (tokens * (into + out) + into * out)
+    return Kernel(name=name, work=work, flops=2.0 * tokens * heads * into * out, bytes_moved=float(moved))
+
+
+def _absorbed_attention(name: str, shape: Shape) -> Kernel:
+    latent = shape.model.latent
+    assert latent is not None
+    work = AttentionWork(
+        batch=shape.batch,
+        q_len=1,
+        kv_len=shape.context,
+        q_heads=shape.q_heads,
+        kv_heads=1,
+        head_dim=latent.cached_dim,
+        v_head_dim=latent.kv_rank,
+        causal=False,
+        latent=True,
+    )
+    per_key = latent.cached_dim + latent.kv_rank
+    moved = shape.batch * (shape.context * latent.cached_dim + shape.q_heads * per_key) * DType.BF16.bytes
+    flops = 2.0 * shape.batch * shape.q_heads * shape.context * per_key
+    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
+
+
+def _rebuilt_attention(name: str, shape: Shape, key_dim: int) -> Kernel:
+    model = shape.model
+    work = AttentionWork(
+        batch=shape.batch,
+        q_len=shape.new_tokens,
+        kv_len=shape.context,
+        q_heads=shape.q_heads,
+        kv_heads=shape.q_heads,
+        head_dim=key_dim,
+        v_head_dim=model.head_dim,
+        causal=True,
+    )
+    both = key_dim + model.head_dim
+    moved = shape.batch * shape.q_heads * (shape.new_tokens + shape.context) * both * DType.BF16.bytes
+    flops = 2.0 * shape.batch * shape.q_heads * shape.new_tokens * shape.context * both
+    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
