@@ -23,6 +23,7 @@ def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
         dtype=workloads.DType(scenario.dtype),
+        expert_replicas=scenario.expert_replicas or 0,
     )
     if need.bytes > gpu.memory_bytes:
         gb = 1e9

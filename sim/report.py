@@ -8,6 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import workloads
+from sim.layout import layout_of
+from sim.runner import routing_of
+from sim.scenario import Scenario
 from sim.timeline import Timeline
 
 
@@ -35,9 +39,39 @@ def summary(run: Timeline) -> dict[str, Any]:
         "energy_j_by_class": run.energy_by("family")["energy_j"].to_dict(),
         "energy_j_by_phase": phases["energy_j"].to_dict(),
     }
+    balance = expert_balance(run.scenario)
+    if balance is not None:
+        result["expert_balance"] = balance
     if run.scenario.phase == "generate":
         result |= generation(run)
     return result
+
+
+def expert_balance(scenario: Scenario) -> dict[str, float] | None:
+    """Rows of the busiest rank's experts over the mean rank's: of this run's draw, and among 32 other seeds.
+
+    Layers share the run's one draw; real layers differ as the seeds do. None without experts on several ranks.
+    """
+    model = workloads.load_model(scenario.model)
+    if not model.experts or scenario.ep == 1:
+        return None
+    if scenario.tokens_per_ep_rank is not None:
+        rows = scenario.tokens_per_ep_rank
+        return {"busiest_over_mean": max(rows) * len(rows) / max(sum(rows), 1)}
+    layout = layout_of(scenario)
+    tokens = scenario.batch * (1 if scenario.phase == "decode" else scenario.seq_len)
+    tokens //= layout.dp * layout.micro_batches * layout.cp
+    tokens *= scenario.ep if scenario.ep_mode == "all_to_all" else 1
+    choice, routing = workloads.choice_of(model), routing_of(scenario)
+    loads = workloads.expert_loads(tokens=tokens, choice=choice, routing=routing, ranks=scenario.ep)
+    low, mean, high = workloads.busiest_spread(tokens=tokens, choice=choice, routing=routing, ranks=scenario.ep)
+    rows = tuple(load.rows for load in loads)
+    return {
+        "busiest_over_mean": max(rows) * len(rows) / max(sum(rows), 1),
+        "least_of_seeds": low,
+        "mean_of_seeds": mean,
+        "most_of_seeds": high,
+    }
 
 
 def generation(run: Timeline) -> dict[str, float]:
@@ -88,6 +122,8 @@ def print_summary(run: Timeline, console: Console) -> None:
         head.add_row(
             "pipeline bubbles", f"{_time(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
         )
+    if "expert_balance" in data:
+        head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
     head.add_row("kernels", f"{run.graph.kernels:,}")
     head.add_row("these numbers are", _status(run))
     console.print(head)
@@ -112,6 +148,16 @@ def _exposed(run: Timeline) -> str:
         parts.append(f"waiting {_time(waiting)}")
     text = _time(run.exposed_communication_s)
     return f"{text}  ({', '.join(parts)})" if len(parts) > 1 else text
+
+
+def _balance(balance: dict[str, float]) -> str:
+    text = f"{balance['busiest_over_mean']:.2f} x the mean rank's"
+    if "mean_of_seeds" in balance:
+        text += (
+            f" in this draw; other seeds {balance['least_of_seeds']:.2f} to {balance['most_of_seeds']:.2f}, "
+            f"mean {balance['mean_of_seeds']:.2f}"
+        )
+    return text
 
 
 def _status(run: Timeline) -> str:

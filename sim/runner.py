@@ -76,7 +76,7 @@ def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]
         lm_head=scenario.lm_head,
         dtype=workloads.DType(scenario.dtype),
         stack=scenario.stack,
-        expert_skew=scenario.expert_skew,
+        routing=routing_of(scenario),
         tokens_per_ep_rank=scenario.tokens_per_ep_rank,
         overlap_chunks=scenario.overlap_chunks,
         comm_ctas=scenario.comm_ctas,
@@ -91,6 +91,16 @@ def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]
     program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
     return program, scenario.batch * per_sequence * own_batches
+
+
+def routing_of(scenario: Scenario) -> workloads.Routing:
+    """How the scenario's tokens choose experts."""
+    law = scenario.routing
+    return workloads.Routing(
+        popularity=workloads.parse_popularity(law) if law else workloads.Zipf(exponent=scenario.expert_skew),
+        seed=scenario.routing_seed,
+        replicas=scenario.expert_replicas,
+    )
 
 
 def lower_on(program: Program, target: Machine, scenario: Scenario) -> KernelGraph:

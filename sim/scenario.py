@@ -61,6 +61,15 @@ class Scenario(BaseModel):
         "library", description="all-reduce algorithm; auto: by size, as serving engines choose"
     )
     expert_skew: Annotated[float, Field(ge=0, le=10)] = 0.0
+    routing: str | None = Field(
+        None,
+        description="how tokens choose experts: uniform, zipf:S, gini:G, busiest:SHARE,EXPERTS_FOR_90_PERCENT, or a "
+        ".json or .csv file of rows by expert [default: zipf by expert_skew]",
+    )
+    routing_seed: Annotated[int, Field(ge=0)] = Field(20240601, description="seed of the draw of experts")
+    expert_replicas: Annotated[int, Field(ge=0, le=4096)] | None = Field(
+        None, description="copies of the busiest experts, all placed by expected load (0: placed, none copied)"
+    )
     tokens_per_ep_rank: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     overlap_chunks: Annotated[int, Field(gt=0, le=256)] = 1
     comm_ctas: Annotated[int, Field(gt=0, le=128)] | None = None
@@ -111,6 +120,8 @@ class Scenario(BaseModel):
             raise ValueError(
                 f"tokens_per_ep_rank has {len(self.tokens_per_ep_rank)} entries, ep is {self.ep}: one a rank"
             )
+        if self.routing is not None and self.expert_skew:
+            raise ValueError(f"routing = '{self.routing}' contradicts expert_skew = {self.expert_skew:g}: give one")
         return self
 
     @classmethod

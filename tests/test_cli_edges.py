@@ -118,8 +118,8 @@ BAD = [
     ),
     (
         ["simulate", "--model", "types.json"],
-        "types.json: model_type = ['llama'] is not supported; supported are deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, "
-        "qwen3_moe",
+        "types.json: model_type = ['llama'] is not supported; supported are deepseek_v2, deepseek_v3, llama, mistral, "
+        "mixtral, qwen2, qwen3, qwen3_moe",
     ),
     (
         ["simulate", "--model", "half.json"],

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.test_workloads_transformer import build, layer, names
 from workloads import DType, Layout, WorkloadError, load_model, params
 from workloads.huggingface import parse_config
 from workloads.memory import memory_need
 from workloads.model import list_models, parse_model
-from workloads.routing import expert_loads
 from workloads.work import GemmWork
 
 MINE = """
@@ -298,39 +295,3 @@ def test_a_hugging_face_config_is_checked(text: str, message: str) -> None:
 def test_a_window_that_is_switched_off_is_no_window() -> None:
     config = CONFIG | {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False}
     assert parse_config(json.dumps(config), where="c").q_heads == 32
-
-
-# -- routing ----------------------------------------------------------------------------------------------------
-
-
-@given(
-    tokens=st.integers(1, 4096),
-    top_k=st.integers(1, 8),
-    skew=st.floats(0, 2),
-    ranks=st.sampled_from([1, 2, 4, 8]),
-)
-def test_routing_gives_every_token_its_experts(tokens: int, top_k: int, skew: float, ranks: int) -> None:
-    loads = expert_loads(tokens=tokens, experts=32, top_k=top_k, skew=skew, ranks=ranks)
-    assert sum(load.rows for load in loads) == tokens * top_k
-    for load in loads:
-        assert 0 <= load.distinct <= min(load.rows, 32 // ranks)
-        assert load.rows / 128 <= load.tiles128 <= load.rows / 128 + load.distinct
-
-
-def test_skew_loads_one_rank_more_and_hits_fewer_experts() -> None:
-    flat = expert_loads(tokens=64, experts=128, top_k=8, skew=0.0, ranks=4)
-    steep = expert_loads(tokens=64, experts=128, top_k=8, skew=1.5, ranks=4)
-    assert max(load.rows for load in steep) > max(load.rows for load in flat)
-    assert sum(load.distinct for load in steep) < sum(load.distinct for load in flat)
-
-
-def test_recorded_loads_replace_the_drawn_ones() -> None:
-    loads = expert_loads(tokens=64, experts=128, top_k=8, skew=0.0, ranks=2, rows_per_rank=(500, 12))
-    assert [load.rows for load in loads] == [500, 12]
-    assert loads[1].distinct <= 12
-
-
-def test_routing_is_the_same_every_time() -> None:
-    draw = expert_loads.__wrapped__
-    fields: dict[str, Any] = {"tokens": 777, "experts": 128, "top_k": 8, "skew": 0.7, "ranks": 4}
-    assert draw(**fields) == draw(**fields)

@@ -416,10 +416,6 @@ def test_equal_ranks_share_one_program() -> None:
             {"model": "llama3-8b", "tokens_per_ep_rank": (5,)},
             "tokens_per_ep_rank = (5,): llama3-8b has no experts",
         ),
-        (
-            {"model": "qwen3-30b-a3b", "expert_skew": -1.0},
-            "expert_skew = -1: give 0 (even) or more",
-        ),
     ],
 )  # fmt: skip
 def test_splits_that_the_sizes_do_not_allow_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -1,11 +1,13 @@
 """What work is: einsum models, layouts, and the kernels that every rank runs."""
 
 from workloads.errors import WorkloadError
-from workloads.families.transformer import Options, build_generate, build_program
+from workloads.families.transformer import Options, build_generate, build_program, choice_of
 from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec, list_models, load_model
 from workloads.parallel import Layout, check_layout
 from workloads.params import params
+from workloads.popularity import Zipf, parse_popularity
+from workloads.routing import Routing, busiest_spread, expert_loads
 from workloads.stack import load_stack
 from workloads.work import AllReduce, DType
 
@@ -16,13 +18,19 @@ __all__ = [
     "MemoryNeed",
     "ModelSpec",
     "Options",
+    "Routing",
     "WorkloadError",
+    "Zipf",
     "build_generate",
     "build_program",
+    "busiest_spread",
     "check_layout",
+    "choice_of",
+    "expert_loads",
     "list_models",
     "load_model",
     "load_stack",
     "memory_need",
     "params",
+    "parse_popularity",
 ]

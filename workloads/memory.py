@@ -48,6 +48,7 @@ def memory_need(
     layers: int,
     lm_head: bool,
     dtype: DType,
+    expert_replicas: int = 0,
 ) -> MemoryNeed:
     """Bytes of the fullest rank: ``layers`` layers, ``context`` tokens a sequence, ``new_tokens`` of them at once.
 
@@ -60,6 +61,7 @@ def memory_need(
         _stage_need(
             model, layout, stage,
             batch=batch, context=context, new_tokens=new_tokens, layers=layers, lm_head=lm_head, dtype=dtype,
+            expert_replicas=expert_replicas,
         )
         for stage in range(layout.pp)
     ]  # fmt: skip
@@ -77,9 +79,10 @@ def _stage_need(
     layers: int,
     lm_head: bool,
     dtype: DType,
+    expert_replicas: int,
 ) -> MemoryNeed:
     mine = layout.stage_layers(layers, stage)
-    weights = float(_layer_weights(model, layout, mine) * dtype.bytes)
+    weights = float(_layer_weights(model, layout, mine, expert_replicas) * dtype.bytes)
     if lm_head:
         ends = (stage == 0) + (stage == layout.pp - 1)  # embedding, head
         copies = 1 if model.tied_embeddings and layout.pp == 1 else ends
@@ -100,7 +103,7 @@ def _stage_need(
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
 
 
-def _layer_weights(model: ModelSpec, layout: Layout, layers: range) -> int:
+def _layer_weights(model: ModelSpec, layout: Layout, layers: range, expert_replicas: int) -> int:
     """Weights of one rank's share of ``layers`` layers (norms left out)."""
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
     # Shared experts are split over the ranks that split everything else of the layer, see families.moe.
@@ -111,6 +114,6 @@ def _layer_weights(model: ModelSpec, layout: Layout, layers: range) -> int:
             for one in weighted_ops(node):
                 sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)
                 if isinstance(node, Experts) and one is not node.router:
-                    sizes["e"] = model.experts // layout.ep
+                    sizes["e"] = (model.experts + expert_replicas) // layout.ep
                 total += len(mine) * one.einsum.input_elements(1, sizes)
     return total

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
+from workloads.balance import Placement, balanced_placement, contiguous_placement
+from workloads.popularity import Popularity, Recorded, Zipf, chosen_share, log_odds
+
+Floats = NDArray[np.float64]
 # Draws are made for at most this many tokens and scaled: beyond it every expert's share is settled.
 MAX_DRAWN_TOKENS = 16384
 SEED = 20240601
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How tokens choose experts, and where experts live.
+
+    ``replicas`` None keeps experts in order, an equal run of them on each rank. A number adds that many copies of
+    the most loaded experts and places all of them by expected load, as expert-parallel load balancers do.
+    """
+
+    popularity: Popularity = field(default_factory=Zipf)
+    seed: int = SEED
+    replicas: int | None = None
+
+    @property
+    def slots_added(self) -> int:
+        """Copies beyond one of each expert."""
+        return self.replicas or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A router: ``top_k`` of ``experts``, among the best ``top_groups`` of ``groups`` where it has groups."""
+
+    experts: int
+    top_k: int
+    groups: int = 0
+    top_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,27 +58,29 @@ class ExpertLoad:
 def expert_loads(
     *,
     tokens: int,
-    experts: int,
-    top_k: int,
-    skew: float,
+    choice: Choice,
+    routing: Routing,
     ranks: int,
     rows_per_rank: tuple[int, ...] | None = None,
 ) -> tuple[ExpertLoad, ...]:
-    """Loads of ``ranks`` equal groups of experts for ``tokens`` tokens that each choose ``top_k`` experts.
+    """Loads of ``ranks`` equal groups of expert slots for ``tokens`` tokens that each choose experts.
 
-    Popularity is proportional to rank^-skew over a seeded order of the experts (skew 0: uniform).
-    ``rows_per_rank`` overrides how many rows each rank gets; its experts share them as drawn.
+    One seeded draw (:func:`busiest_spread` says how much draws differ). Laws of popularity run over a seeded order
+    of the experts. ``rows_per_rank`` overrides how many rows each rank gets; its experts share them as drawn.
     """
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(routing.seed)
     drawn = min(tokens, MAX_DRAWN_TOKENS)
-    weight = np.arange(1, experts + 1, dtype=np.float64) ** -skew
-    log_weight = np.log(weight / weight.sum())[rng.permutation(experts)]
+    order = _order(routing.popularity, choice.experts, rng)
+    log_weight = np.asarray(log_odds(routing.popularity, choice.experts, choice.top_k))[order]
     # Gumbel top-k: k distinct experts a token with the given odds.
-    noise = log_weight - np.log(-np.log(rng.random((drawn, experts))))
-    chosen = np.argpartition(-noise, top_k - 1, axis=1)[:, :top_k]
-    counts = np.bincount(chosen.ravel(), minlength=experts) * (tokens / drawn)
+    noise = log_weight - np.log(-np.log(rng.random((drawn, choice.experts))))
+    if choice.groups:
+        noise = _best_groups(noise, choice)
+    chosen = np.argpartition(-noise, choice.top_k - 1, axis=1)[:, : choice.top_k]
+    counts = np.bincount(chosen.ravel(), minlength=choice.experts) * (tokens / drawn)
+    placement = _placement(routing, choice, order, ranks)
     loads = []
-    for rank, mine in enumerate(counts.reshape(ranks, experts // ranks)):
+    for rank, mine in enumerate(placement.rows_by_rank(counts)):
         wanted = rows_per_rank[rank] if rows_per_rank is not None else mine.sum()
         rows = mine * (wanted / mine.sum()) if mine.sum() else mine
         hit = rows > 0
@@ -53,3 +88,45 @@ def expert_loads(
         tiles = np.ceil(rows[hit] / 128).sum()
         loads.append(ExpertLoad(rows=round(wanted), distinct=distinct, tiles128=max(int(tiles), distinct)))
     return tuple(loads)
+
+
+@lru_cache(maxsize=1024)
+def busiest_spread(
+    *, tokens: int, choice: Choice, routing: Routing, ranks: int, seeds: int = 32
+) -> tuple[float, float, float]:
+    """Least, mean and largest of "rows of the busiest rank over the mean rank's" among ``seeds`` draws.
+
+    Draws are binomial around each expert's expected share, so that no tokens need to be drawn (groups left out).
+    """
+    ratios = []
+    share = chosen_share(routing.popularity, choice.experts, choice.top_k)
+    for seed in range(seeds):
+        rng = np.random.default_rng([routing.seed, seed])
+        order = _order(routing.popularity, choice.experts, rng)
+        counts = rng.binomial(tokens, np.minimum(share[order] * choice.top_k, 1.0)).astype(np.float64)
+        rows = [mine.sum() for mine in _placement(routing, choice, order, ranks).rows_by_rank(counts)]
+        ratios.append(max(rows) / (sum(rows) / ranks) if sum(rows) else 1.0)
+    return min(ratios), sum(ratios) / seeds, max(ratios)
+
+
+def _order(popularity: Popularity, experts: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Which place in the law each expert takes; a recording names its experts itself."""
+    return np.arange(experts) if isinstance(popularity, Recorded) else rng.permutation(experts)
+
+
+def _best_groups(noise: Floats, choice: Choice) -> Floats:
+    """Keep the experts of each token's best groups; a group counts by its two best (arXiv 2412.19437, 2.1.2)."""
+    grouped = noise.reshape(len(noise), choice.groups, -1)
+    score = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
+    best = np.argpartition(-score, choice.top_groups - 1, axis=1)[:, : choice.top_groups]
+    keep = np.zeros(score.shape, dtype=bool)
+    np.put_along_axis(keep, best, True, axis=1)
+    return np.where(keep[:, :, None], grouped, -np.inf).reshape(noise.shape)
+
+
+def _placement(routing: Routing, choice: Choice, order: NDArray[np.int64], ranks: int) -> Placement:
+    if routing.replicas is None:
+        return contiguous_placement(choice.experts, ranks)
+    # A balancer knows how experts are loaded in the long run, not what the tokens of this step will choose.
+    expected = chosen_share(routing.popularity, choice.experts, choice.top_k)[order]
+    return balanced_placement(tuple(expected.tolist()), routing.replicas, ranks)

@@ -11,10 +11,11 @@ from workloads.routing import ExpertLoad
 from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, GroupedGemmWork
 
 
-def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad) -> list[Kernel]:
-    """Kernels of one rank. ``all_reduce``: all tokens everywhere, own experts, index-add, all-reduce.
+def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int) -> list[Kernel]:
+    """Kernels of one rank; ``slots`` are expert weights over all ranks, copies included.
+    ``all_reduce``: all tokens everywhere, own experts, index-add, all-reduce.
 
-    ``all_to_all``: own tokens travel to their experts and back around the grouped GEMMs.
+       ``all_to_all``: own tokens travel to their experts and back around the grouped GEMMs.
     """
     model, layout = shape.model, shape.layout
     width, element = model.d_model, DType.BF16.bytes
@@ -34,9 +35,9 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad) -> list[Kernel
         ]
     kernels.append(_gather("gather", rows, width))
     kernels += [
-        _grouped("gate_up_grouped", shape, load, n=2 * model.d_ff, k=width),
+        _grouped("gate_up_grouped", shape, load, slots, n=2 * model.d_ff, k=width),
         elementwise_kernel("silu_mul", Elementwise.SILU_MUL, rows, model.d_ff, 3 * rows * model.d_ff * element),
-        _grouped("down_grouped", shape, load, n=width, k=model.d_ff),
+        _grouped("down_grouped", shape, load, slots, n=width, k=model.d_ff),
     ]
     if layout.ep_mode == "all_reduce":
         moved = 5 * rows * width * element
@@ -91,8 +92,8 @@ def _gather(name: str, rows: int, width: int) -> Kernel:
     return elementwise_kernel(name, Elementwise.GATHER, rows, width, 2 * rows * width * DType.BF16.bytes)
 
 
-def _grouped(name: str, shape: Shape, load: ExpertLoad, *, n: int, k: int) -> Kernel:
-    local = shape.model.experts // shape.layout.ep
+def _grouped(name: str, shape: Shape, load: ExpertLoad, slots: int, *, n: int, k: int) -> Kernel:
+    local = slots // shape.layout.ep
     element = DType.BF16.bytes
     return Kernel(
         name=name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum
@@ -19,7 +19,7 @@ from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Point
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.routing import ExpertLoad, expert_loads
+from workloads.routing import Choice, ExpertLoad, Routing, expert_loads
 from workloads.stack import Stack, load_stack
 from workloads.work import AllReduce, CollectiveOp, CollectiveWork, DType, Elementwise
 
@@ -37,7 +37,7 @@ class Options:
     lm_head: bool = True
     dtype: DType = DType.BF16
     stack: str = "reference-torch"
-    expert_skew: float = 0.0
+    routing: Routing = field(default_factory=Routing)
     tokens_per_ep_rank: tuple[int, ...] | None = None
     overlap_chunks: int = 1
     comm_ctas: int | None = None
@@ -156,8 +156,7 @@ def _check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
             f"overlap_chunks = {options.overlap_chunks} needs sequence_parallel: only its collectives can be cut"
         )
     _positive("overlap_chunks", options.overlap_chunks)
-    if options.expert_skew < 0:
-        raise WorkloadError(f"expert_skew = {options.expert_skew:g}: give 0 (even) or more")
+    _check_routing(model, layout, options)
     rows = options.tokens_per_ep_rank
     if rows is not None and not model.experts:
         raise WorkloadError(f"tokens_per_ep_rank = {rows}: {model.id} has no experts")
@@ -169,6 +168,27 @@ def _check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
     if layout.sequence_parallel and options.stack != "reference-torch":
         raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
+
+
+def _check_routing(model: ModelSpec, layout: Layout, options: Options) -> None:
+    copies = options.routing.replicas
+    if options.routing != Routing() and not model.experts:
+        raise WorkloadError(f"routing: {model.id} has no experts to choose from")
+    if copies is None:
+        return
+    if copies < 0 or layout.ep == 1 or (model.experts + copies) % layout.ep:
+        step = layout.ep - model.experts % layout.ep
+        raise WorkloadError(
+            f"expert_replicas = {copies}: the {model.experts} experts and their copies must fill ep = {layout.ep} "
+            f"ranks evenly (at least 2): use {step % layout.ep}, {step % layout.ep + layout.ep}, ..."
+        )
+    if options.tokens_per_ep_rank is not None:
+        raise WorkloadError("expert_replicas moves experts between ranks: leave tokens_per_ep_rank out")
+
+
+def choice_of(model: ModelSpec) -> Choice:
+    """The model's router as sizes."""
+    return Choice(experts=model.experts, top_k=model.top_k, groups=model.route_groups, top_groups=model.top_groups)
 
 
 def _positive(name: str, value: int) -> None:
@@ -184,9 +204,8 @@ def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
     batches = layout.ep if layout.ep_mode == "all_to_all" else 1
     loads = expert_loads(
         tokens=shape.tokens * batches,
-        experts=model.experts,
-        top_k=model.top_k,
-        skew=options.expert_skew,
+        choice=choice_of(model),
+        routing=options.routing,
         ranks=layout.ep,
         rows_per_rank=options.tokens_per_ep_rank,
     )
@@ -260,7 +279,7 @@ def _node_kernels(
             return latent_kernels(node, shape, phase, stack)
         case Experts():
             assert load is not None
-            return expert_kernels(node, shape, load)
+            return expert_kernels(node, shape, load, slots=(shape.model.experts + options.routing.slots_added))
     assert_never(node)
 
 
