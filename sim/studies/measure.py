@@ -9,7 +9,7 @@ from hardware.calibrate.suite.shapes import HEAD_DIM, Shape
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from workloads import ModelSpec, load_model
-from workloads.ops import llama_block
+from workloads.ops import decoder_block, expert_feed, gated_feed
 
 # Fields of a scenario that the suite's steps have no switch for, with the value at which they change nothing.
 _UNSUPPORTED: dict[str, Any] = {
@@ -75,8 +75,9 @@ def _only(scenario: Scenario, name: str, **runs: Any) -> None:
 def _shape(model: ModelSpec) -> Shape:
     if model.head_dim != HEAD_DIM:
         raise ScenarioError(f"head_dim = {model.head_dim} of {model.id}: the suite's kernels have {HEAD_DIM}")
-    if model.block != llama_block(experts=model.experts > 0):
-        raise ScenarioError(f"{model.id} has a block of its own: the suite runs Llama-like blocks only")
+    feed = (expert_feed(),) if model.experts else gated_feed()
+    if model.block != decoder_block(*feed, qk_norm=model.qk_norm) or model.dense_layers:
+        raise ScenarioError(f"{model.id} has layers of its own kind: the suite runs Llama-like layers only")
     return Shape(
         width=model.d_model,
         q_heads=model.q_heads,

@@ -53,11 +53,6 @@ def latent_kernels(
         elementwise_kernel("concat_k", Elementwise.COPY, tokens, width, 2 * tokens * width * element),
         _rebuilt_attention(node.name, shape, key_dim),
     ]
-    if stack.reshape_copy:
-        width = heads * model.head_dim
-        kernels.append(
-            elementwise_kernel("reshape_copy", Elementwise.COPY, tokens, width, 2 * tokens * width * element)
-        )
     return kernels
 
 
