@@ -7,6 +7,7 @@ from workloads.model import ModelSpec, list_models, load_model
 from workloads.parallel import Layout, check_layout
 from workloads.params import params
 from workloads.popularity import Zipf, parse_popularity
+from workloads.program import Program
 from workloads.routing import Routing, busiest_spread, expert_loads
 from workloads.stack import load_stack
 from workloads.work import AllReduce, DType
@@ -18,6 +19,7 @@ __all__ = [
     "MemoryNeed",
     "ModelSpec",
     "Options",
+    "Program",
     "Routing",
     "WorkloadError",
     "Zipf",

@@ -24,9 +24,13 @@ TOKEN_BYTES = 8  # one token id, 64 bits, as frameworks keep them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One pass of all micro-batches through one stage. ``previous`` is the step before it, if tokens come back."""
+    """One pass of all micro-batches, each of ``sequences``, through one stage.
+
+    ``previous`` is the step before it, if tokens come back; ``returns`` says that its own tokens do.
+    """
 
     shape: Shape
+    sequences: int
     stage: int
     label: str
     previous: str | None
@@ -126,7 +130,7 @@ def _transfer(name: str, pair: tuple[int, int], buffer: int, *, stream: int = 0)
 
 
 def _token_bytes(step: Step) -> int:
-    return step.shape.batch * TOKEN_BYTES
+    return step.sequences * TOKEN_BYTES
 
 
 def _copy_out(shape: Shape) -> Kernel:

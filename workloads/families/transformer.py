@@ -99,7 +99,7 @@ def _program(
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len)
-        shapes.append((label, phase, own_shape(shape, phase)))
+        shapes.append((label, phase, share, own_shape(shape, phase)))
     templates: dict[_Role, RankProgram] = {}
     bound: dict[tuple[_Role, tuple[object, ...]], RankProgram] = {}
     ranks = []
@@ -127,11 +127,11 @@ class _Role:
 
 
 def _role_program(
-    role: _Role, shapes: list[tuple[str, PhaseName, Shape]], layers: int, stack: Stack, options: Options
+    role: _Role, shapes: list[tuple[str, PhaseName, int, Shape]], layers: int, stack: Stack, options: Options
 ) -> RankProgram:
     phases = []
     previous: str | None = None
-    for number, (label, phase, shape) in enumerate(shapes):
+    for number, (label, phase, sequences, shape) in enumerate(shapes):
         load = _loads(shape, options)[role.member]
         layout = shape.layout
         mine = layout.stage_layers(layers, role.stage)
@@ -139,7 +139,7 @@ def _role_program(
         head = options.lm_head and role.stage == layout.pp - 1 and (phase == "decode" or role.tail)
         compute = _segments(shape, phase, mine, load, stack, options, head=head)
         returns = number < len(shapes) - 1
-        step = Step(shape=shape, stage=role.stage, label=label, previous=previous, returns=returns)
+        step = Step(shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns)
         phases.append(Phase(name=label, segments=tuple(stage_segments(step, compute))))
         previous = label
     return RankProgram(phases=tuple(phases))
