@@ -1,0 +1,132 @@
+"""Layouts in time: pipeline bubbles, replicas, context slices, and what their traces show."""
+
+from __future__ import annotations
+
+import pytest
+
+from hardware.laws.terms import KernelTerms
+from sim import simulate
+from sim.engine.core import Core
+from sim.engine.driver import Engine
+from sim.engine.fluid import FluidModel
+from sim.engine.graph import KernelClass
+from sim.lower import lower
+from sim.machine import machine_of
+from sim.scenario import Scenario
+from sim.timeline import Timeline
+from sim.trace import to_trace
+from traces.lint import overlaps
+from workloads import Layout, Options, build_generate, build_program, load_model
+from workloads.program import Kernel
+from workloads.work import CollectiveWork
+
+SMALL = {"model": "llama3-8b", "gpu": "h100-sxm-80gb", "layers": 4}
+MOMENT_S = 1e-12
+
+
+def free_communication(kernel: Kernel) -> KernelClass:
+    """A microsecond for every kernel of a layer, nothing for what moves data."""
+    free = isinstance(kernel.work, CollectiveWork) or kernel.name == "copy_out"
+    terms = KernelTerms(
+        floor_s=MOMENT_S if free else 1e-6,
+        blocks=1 if free else 132,
+        cycles_per_block=0.0,
+        sms_per_block=1e-9 if free else 1.0,
+    )
+    collective = isinstance(kernel.work, CollectiveWork)
+    return KernelClass(
+        name=kernel.name,
+        family="communication" if collective else "gemm",
+        terms=terms,
+        priority=kernel.priority,
+        collective=collective,
+    )
+
+
+def timeline(layout: Layout, *, batch: int, output_len: int | None = None) -> Timeline:
+    model, options = load_model("llama3-8b"), Options(lm_head=False)
+    if output_len is None:
+        program = build_program(model, layout, phase="prefill", batch=batch, seq_len=64, options=options)
+    else:
+        program = build_generate(model, layout, batch=batch, seq_len=64, output_len=output_len, options=options)
+    scenario = Scenario.of(model="llama3-8b", pp=layout.pp, batch=batch, uncapped=True)
+    target = machine_of(scenario)
+    graph = lower(program, free_communication)
+    core = Core(graph, [FluidModel(target.model, graph.classes, [])] * graph.gpus, [1e9] * graph.gpus)
+    records = Engine(core).run()
+    return Timeline(scenario=scenario, machine=target, graph=graph, records=records, power_limit_w=(), tokens=1)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "parts"), [(2, 1), (2, 4), (4, 4), (4, 16), (8, 8)])
+def test_the_bubble_is_what_gpipe_says(stages: int, parts: int, schedule: str) -> None:
+    """(p - 1) / (m + p - 1) of the time (Huang et al., GPipe, arXiv 1811.06965, section 2.3)."""
+    layout = Layout(pp=stages, micro_batches=parts, pp_schedule=schedule)  # type: ignore[arg-type]
+    run = timeline(layout, batch=parts)
+    assert run.bubble_s / run.latency_s == pytest.approx((stages - 1) / (parts + stages - 1), rel=1e-4)
+
+
+def test_without_a_flush_a_full_pipeline_decodes_without_bubbles() -> None:
+    """Four micro-batches on four stages: gpipe drains after each token, 1f1b never."""
+    times = {}
+    for schedule in ("gpipe", "1f1b"):
+        layout = Layout(pp=4, micro_batches=4, pp_schedule=schedule)  # type: ignore[arg-type]
+        times[schedule] = [timeline(layout, batch=4, output_len=n).latency_s for n in (4, 8)]
+    kernels_a_stage = 8 * len(_decode_layer())
+    step_s = {schedule: (long - short) / 4 for schedule, (short, long) in times.items()}
+    assert step_s["1f1b"] == pytest.approx(4 * kernels_a_stage * 1e-6, rel=1e-3)
+    assert step_s["gpipe"] == pytest.approx(7 * kernels_a_stage * 1e-6, rel=1e-3)
+
+
+def _decode_layer() -> tuple[Kernel, ...]:
+    program = build_program(load_model("llama3-8b"), Layout(), phase="decode", batch=1, seq_len=64)
+    return program.ranks[0].phases[0].segments[0].kernels
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pp": 2, "micro_batches": 4, "batch": 4},
+        {"pp": 4, "micro_batches": 2, "batch": 2, "pp_schedule": "1f1b", "phase": "decode"},
+        {"tp": 2, "cp": 2, "pp": 2, "dp": 2, "batch": 8, "phase": "generate", "output_len": 3},
+        {"pp": 2, "batch": 4, "phase": "generate", "output_len": 3, "pp_schedule": "1f1b"},
+        {"tp": 2, "sequence_parallel": True, "pp": 2, "batch": 2, "overlap_chunks": 2},
+        {"cp": 2, "pp": 2, "batch": 2, "launch": "eager"},
+    ],
+    ids=str,
+)
+def test_parts_sum_to_the_whole_and_traces_nest(fields: dict[str, object]) -> None:
+    run = simulate(Scenario.of(**SMALL | {"seq_len": 256} | fields))
+    assert run.graph.gpus == run.scenario.world
+    assert sum(run.energy_j_per_gpu) == pytest.approx(run.energy_by("kernel")["energy_j"].sum(), rel=1e-9)
+    assert run.exposed_by_kind.to_numpy().sum() == pytest.approx(run.exposed_communication_s, rel=1e-9, abs=1e-15)
+    assert 0.0 <= run.bubble_s < run.latency_s
+    assert overlaps(to_trace(run).spans) == (0, -1)
+
+
+def test_replicas_take_the_same_time_and_add_up_their_energy() -> None:
+    one = simulate(Scenario.of(**SMALL, batch=4, seq_len=512))
+    three = simulate(Scenario.of(**SMALL, batch=12, seq_len=512, dp=3))
+    # Chips of a group differ: a replica of several goes at the expected pace of the slowest of all GPUs.
+    assert three.latency_s == pytest.approx(one.latency_s, rel=0.02)
+    assert three.energy_j == pytest.approx(3 * one.energy_j, rel=0.04)
+    assert three.energy_j / three.tokens == pytest.approx(one.energy_j / one.tokens, rel=0.04)
+
+
+def test_a_trace_names_stages_and_transfers() -> None:
+    run = simulate(Scenario.of(**SMALL, batch=4, seq_len=256, pp=2, micro_batches=4))
+    trace = to_trace(run)
+    assert trace.processes == {0: "GPU 0 (h100-sxm-80gb, stage 0)", 1: "GPU 1 (h100-sxm-80gb, stage 1)"}
+    assert {lane.name for lane in trace.lanes} >= {"stream 9 (send)", "stream 10 (receive)"}
+    names = {kind.name for kind in trace.kinds}
+    assert {"send", "receive", "micro-batch 3 layer 0", "micro-batch 3 layer 2"} <= names
+
+
+def test_more_micro_batches_shrink_the_bubble_until_kernels_get_small() -> None:
+    runs = [
+        simulate(Scenario.of(**SMALL, batch=16, seq_len=1024, pp=2, micro_batches=m, pp_schedule="1f1b"))
+        for m in (1, 4, 16)
+    ]
+    bubbles = [run.bubble_s / run.latency_s for run in runs]
+    assert bubbles == sorted(bubbles, reverse=True)
+    assert runs[1].latency_s < runs[0].latency_s
