@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,7 @@ import networkx as nx
 from hardware.catalog import figure, load_gpu, refuse_unknown
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from hardware.laws.routes import Span
 
 Interconnect = Literal["nvswitch", "nvlink-mesh", "pcie"]
 INTERCONNECTS: tuple[Interconnect, ...] = ("nvswitch", "nvlink-mesh", "pcie")
@@ -66,6 +68,22 @@ class Cluster:
     def same_node(self, ranks: Sequence[int]) -> bool:
         """True when no traffic among ``ranks`` leaves its node."""
         return len({self.node_of(rank) for rank in ranks}) == 1
+
+    def span(self, ranks: Sequence[int]) -> Span:
+        """How ``ranks`` lie on nodes; where nodes hold different numbers of them, the fewest sets the pace.
+
+        A rank sends through the NIC of its position in the node (its rail); GPUs that share a NIC share its rate.
+
+        >>> cluster_of("h100", 16).span(range(4, 12))
+        Span(nodes=2, per_node=4, nic_bytes_per_s=50000000000.0, nic_latency_s=3e-06)
+        """
+        here = Counter(self.node_of(rank) for rank in ranks)
+        return Span(
+            nodes=len(here),
+            per_node=min(here.values()),
+            nic_bytes_per_s=self.node.nic_bytes_per_s * min(1.0, self.node.nics_per_node / self.node.gpus_per_node),
+            nic_latency_s=self.node.nic_latency_s,
+        )
 
     def topology(self) -> nx.Graph[str]:
         """GPUs, switches, NICs and rails as a graph; edges carry bytes_per_s (per direction) and latency_s."""

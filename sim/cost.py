@@ -10,7 +10,6 @@ from scipy.special import ndtri
 
 from hardware.cluster import Cluster
 from hardware.gpu import GpuSpec
-from hardware.laws.collective import ring_steps
 from hardware.laws.price import (
     attention_decode_terms,
     attention_latent_terms,
@@ -72,13 +71,10 @@ class Pricer:
         """
         if self.world == 1:
             return terms
-        if isinstance(work, CollectiveWork) and self.cluster is not None and not self.cluster.same_node(work.ranks):
-            # No measurement crosses nodes yet: the ring's slowest link and a NIC's latency each step.
-            return replace(
-                terms,
-                floor_s=terms.floor_s + self.cluster.node.nic_latency_s * ring_steps(work.op.value, len(work.ranks)),
-                link_bytes_per_s=self.cluster.bottleneck_bytes_per_s(work.ranks),
-                extrapolated=True,
+        if isinstance(work, CollectiveWork) and self.cluster is not None and self.cluster.same_node(work.ranks):
+            # Tables were measured on the GPU's own switched links: cards on a mesh or on PCIe move bytes slower.
+            terms = replace(
+                terms, floor_s=max(terms.floor_s, terms.link_bytes / self.cluster.bottleneck_bytes_per_s(work.ranks))
             )
         spread = self.profile.spread
         lag = 1.0
@@ -172,6 +168,8 @@ class Pricer:
                     buffer_bytes=work.buffer_bytes,
                     ctas=work.ctas,
                     in_graph=self.in_graph,
+                    algorithm=work.algorithm.value,
+                    span=self.cluster.span(work.ranks) if self.cluster is not None else None,
                 )
         assert_never(work)
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from hardware.errors import HardwareError
+from hardware.laws.routes import DIRECT_CTAS, Span, between_nodes_s, direct_bytes, direct_choice, direct_s, tree_s
 from hardware.laws.terms import KernelTerms
 
 # Blocks that NCCL takes by itself on these machines (profiler traces: grid of 24).
@@ -80,22 +81,45 @@ def collective_base_terms(
     ctas: int | None,
     in_graph: bool,
     sms: int,
+    algorithm: str = "library",
+    span: Span | None = None,
+    link_bytes_per_s: float = math.inf,
 ) -> KernelTerms:
-    """Terms of one collective: loop cost as measured, or its cost inside a step."""
+    """Terms of one collective: loop cost as measured, or its cost inside a step.
+
+    ``algorithm`` chooses among the ways of an all-reduce. ``span`` says how the ranks lie on nodes; None: on one.
+    ``link_bytes_per_s`` is a GPU's own link rate, for reads of peers.
+    """
     c = coefficients
     if world < 2:
         raise HardwareError(f"{op} over {world} rank: a collective needs at least 2")
     blocks = DEFAULT_CTAS if ctas is None else ctas
-    loop_s, loop_w, measured = _loop(c, op, world, buffer_bytes, blocks)
+    one_node = span is None or span.nodes == 1
+    if algorithm == "auto":
+        algorithm = direct_choice(world, buffer_bytes) if one_node else "library"
     moved = bus_bytes(op, world, buffer_bytes)
+    _, loop_w, measured = _loop(c, op, world, buffer_bytes, blocks)
+
+    def inside(name: str, ranks: int, size: float) -> float:
+        return _seconds(c, name, ranks, size, blocks, in_graph)
+
+    if algorithm in ("one_shot", "two_shot"):
+        if not one_node:
+            raise HardwareError(f"all_reduce = '{algorithm}' reads peers of one node, these {world} ranks span several")
+        floor_s = direct_s(algorithm, world, buffer_bytes, link_bytes_per_s)
+        moved = direct_bytes(algorithm, world, buffer_bytes)
+        blocks, measured = min(blocks, DIRECT_CTAS), False
+    elif span is not None and not one_node:
+        floor_s, measured = between_nodes_s(op, algorithm, span, buffer_bytes, inside), False
+    elif algorithm == "tree":
+        chain = Span(nodes=1, per_node=world, nic_bytes_per_s=math.inf, nic_latency_s=0.0)
+        floor_s, measured = tree_s(chain, buffer_bytes, inside), False
+    else:
+        floor_s = inside(op, world, buffer_bytes)
     if in_graph:
-        smallest_s, _, _ = _loop(c, op, world, 8192, DEFAULT_CTAS)
-        launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(op, world))
-        hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
-        floor_s = max(loop_s - launch_s * (1.0 - hidden), 0.3 * loop_s)
         power_w, energy_j = c.step_power_w, c.bus_byte_energy_j * moved + c.call_energy_j
     else:
-        floor_s, power_w, energy_j = loop_s, 0.0, loop_w * loop_s
+        power_w, energy_j = 0.0, loop_w * floor_s
     held = min(blocks * c.sms_per_cta, float(sms))
     return KernelTerms(
         floor_s=floor_s,
@@ -112,6 +136,17 @@ def collective_base_terms(
         beside_slowdown=c.beside_slowdown,
         extrapolated=not measured,
     )
+
+
+def _seconds(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int, in_graph: bool) -> float:
+    """Seconds within a node: as in a bare loop, or less what a graph hides of a launch."""
+    loop_s, _, _ = _loop(c, op, world, buffer_bytes, ctas)
+    if not in_graph:
+        return loop_s
+    smallest_s, _, _ = _loop(c, op, world, 8192, DEFAULT_CTAS)
+    launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(op, world))
+    hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
+    return max(loop_s - launch_s * (1.0 - hidden), 0.3 * loop_s)
 
 
 def _loop(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:

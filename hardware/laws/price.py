@@ -14,6 +14,7 @@ from hardware.laws.elementwise import elementwise_base_terms, elementwise_featur
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.latent import latent_decode_base_terms
+from hardware.laws.routes import Span
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -173,8 +174,10 @@ def collective_terms(
     buffer_bytes: int,
     ctas: int | None,
     in_graph: bool,
+    algorithm: str = "library",
+    span: Span | None = None,
 ) -> KernelTerms:
-    """One collective over ``world`` ranks, in a step or as a bare loop."""
+    """One collective over ``world`` ranks, in a step or as a bare loop; ``span`` None: within one node."""
     return collective_base_terms(
         profile.collective,
         op=op,
@@ -183,6 +186,9 @@ def collective_terms(
         ctas=ctas,
         in_graph=in_graph,
         sms=gpu.sms,
+        algorithm=algorithm,
+        span=span,
+        link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
     )
 
 

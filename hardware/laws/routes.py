@@ -1,0 +1,134 @@
+"""Ways of a collective: direct access within a node, rings, trees and hierarchies over several nodes.
+
+Every function returns the seconds of one collective whose full buffer has ``buffer_bytes`` (as in the records).
+``inside(op, world, bytes)`` is the law within a node; nothing here knows a table. No measurement of ours
+crosses nodes or reads peers directly: these laws rest on the cited sources and are marked extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hardware.errors import HardwareError
+
+Inside = Callable[[str, int, float], float]
+
+# Serving engines' all-reduce by direct peer access: latency of one stage (arrive, read, leave), of the second, and the
+# share of the link's rate that reads reach. Least squares of relative errors on vLLM's kernel in a graph on 2 and 4
+# H100s below 8 MiB (aiconfigurator-core 0.12.0, custom_allreduce table, Apache-2.0; bf16, sizes there in elements):
+# mean error 2.6 and 3.4 %; not fitted: 8 H100s 5.9 % (largest 13 %), 8 H200s 7.5 %, A100s 10-24 %, B200s 40 %.
+ONE_SHOT_S, SECOND_SHOT_S, DIRECT_LINK_SHARE = 4.41e-6, 3.31e-6, 0.611
+# The sizes below which vLLM takes one shot, by world, and below which it does not call NCCL (bytes; vLLM
+# csrc/custom_all_reduce.cuh and its max_size). Its kernel runs in at most 36 blocks.
+ONE_SHOT_BELOW = {2: 8 * 2**20, 4: 512 * 2**10, 8: 256 * 2**10}
+DIRECT_BELOW = 8 * 2**20
+DIRECT_CTAS = 36
+# A tree reaches this share of a ring's bus bandwidth (NCCL 2.28 tuning.cc).
+TREE_SHARE = 0.92
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """How a group lies on a cluster: ``per_node`` ranks on each of ``nodes``, and each rank's share of its NICs."""
+
+    nodes: int
+    per_node: int
+    nic_bytes_per_s: float
+    nic_latency_s: float
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.per_node
+
+
+def direct_choice(world: int, buffer_bytes: float) -> str:
+    """What a serving engine takes for an all-reduce within one node: one_shot, two_shot or the library.
+
+    >>> direct_choice(4, 2**18), direct_choice(4, 2**20), direct_choice(4, 2**25)
+    ('one_shot', 'two_shot', 'library')
+    """
+    below = next((size for largest, size in ONE_SHOT_BELOW.items() if world <= largest), 0)
+    if buffer_bytes >= DIRECT_BELOW or not below:
+        return "library"
+    return "one_shot" if buffer_bytes < below or world == 2 else "two_shot"
+
+
+def direct_bytes(algorithm: str, world: int, buffer_bytes: float) -> float:
+    """Bytes that one rank reads from its peers: (n-1) B in one shot, 2 (n-1)/n B in two."""
+    return (world - 1) * buffer_bytes * (1.0 if algorithm == "one_shot" else 2.0 / world)
+
+
+def direct_s(algorithm: str, world: int, buffer_bytes: float, link_bytes_per_s: float) -> float:
+    """All-reduce by direct peer access: its stages' latencies and the bytes that one rank reads."""
+    latency_s = ONE_SHOT_S + (SECOND_SHOT_S if algorithm == "two_shot" else 0.0)
+    return latency_s + direct_bytes(algorithm, world, buffer_bytes) / (DIRECT_LINK_SHARE * link_bytes_per_s)
+
+
+def ring_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
+    """One ring a rail through all nodes: the slower of NVLink and NICs, and a NIC's latency at each node.
+
+    Each NIC carries its rail's part of what leaves a node: (n-1)/n B a direction, twice for an all-reduce.
+    """
+    laps = 2 if op == "all_reduce" else 1
+    crossing = laps * (span.world - 1) / span.world * buffer_bytes / span.per_node
+    on_link_s = inside(op, span.world, buffer_bytes)
+    return max(on_link_s, crossing / span.nic_bytes_per_s) + laps * (span.nodes - 1) * span.nic_latency_s
+
+
+def tree_s(span: Span, buffer_bytes: float, inside: Inside) -> float:
+    """Double binary tree over nodes, a chain within: all bytes up and down, latency by the tree's depth."""
+    carried = buffer_bytes / TREE_SHARE
+    within = max(2, span.per_node)
+    on_link_s = inside("all_reduce", within, carried * within / (within - 1)) if span.per_node > 1 else 0.0
+    on_nic_s = 2.0 * carried / span.per_node / span.nic_bytes_per_s if span.nodes > 1 else 0.0
+    return max(on_link_s, on_nic_s) + 2.0 * math.ceil(math.log2(span.nodes)) * span.nic_latency_s
+
+
+def hierarchical_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
+    """Phase after phase: reduce-scatter in the node, the exchange of equal parts on every rail, all-gather in the node.
+
+    An all-to-all sorts by rail in the node and then crosses once; a gather crosses first.
+    """
+    nodes, per_node = span.nodes, span.per_node
+    outside = (nodes - 1) / nodes / span.nic_bytes_per_s
+    latency_s = (nodes - 1) * span.nic_latency_s
+
+    def within(name: str, size: float) -> float:
+        return inside(name, per_node, size) if per_node > 1 else 0.0
+
+    match op:
+        case "all_reduce":
+            part = buffer_bytes / per_node
+            phases_s = within("reduce_scatter", buffer_bytes) + within("all_gather", buffer_bytes)
+            return phases_s + 2.0 * (part * outside + latency_s)
+        case "all_gather" | "reduce_scatter":
+            return within(op, buffer_bytes) + buffer_bytes / per_node * outside + latency_s
+        case "all_to_all":
+            return within(op, buffer_bytes) + buffer_bytes * outside + latency_s
+    raise HardwareError(f"'{op}' has no hierarchical form: use a ring")
+
+
+def between_nodes_s(op: str, algorithm: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
+    """A collective that leaves its node, by ``algorithm`` or by the quickest that its library knows."""
+    match op:
+        case "send" | "sendrecv_ring":
+            return max(inside(op, 2, buffer_bytes), buffer_bytes / span.nic_bytes_per_s) + span.nic_latency_s
+        case "broadcast":
+            on_nic_s = buffer_bytes / span.per_node / span.nic_bytes_per_s
+            return max(inside(op, span.world, buffer_bytes), on_nic_s) + (span.nodes - 1) * span.nic_latency_s
+        case "all_to_all":
+            crossing = (span.world - span.per_node) / span.world * buffer_bytes / span.nic_bytes_per_s
+            messages = span.world - span.per_node
+            pairwise_s = max(inside(op, span.world, buffer_bytes), crossing) + messages * span.nic_latency_s
+            return min(pairwise_s, hierarchical_s(op, span, buffer_bytes, inside))
+    if algorithm == "ring":
+        return ring_s(op, span, buffer_bytes, inside)
+    if algorithm == "tree":
+        return tree_s(span, buffer_bytes, inside)
+    ways = [ring_s(op, span, buffer_bytes, inside), hierarchical_s(op, span, buffer_bytes, inside)]
+    if op == "all_reduce":
+        ways.append(tree_s(span, buffer_bytes, inside))
+    return min(ways)
