@@ -1,0 +1,158 @@
+"""Ways of a collective: published figures, volumes, and which way wins where."""
+
+from __future__ import annotations
+
+import pytest
+
+from hardware.catalog import load_gpu
+from hardware.cluster import cluster_for, cluster_of, load_node
+from hardware.errors import HardwareError
+from hardware.laws.collective import bus_bytes
+from hardware.laws.price import collective_terms
+from hardware.laws.routes import (
+    Span,
+    between_nodes_s,
+    direct_bytes,
+    direct_choice,
+    direct_s,
+    hierarchical_s,
+    ring_s,
+    tree_s,
+)
+from hardware.laws.terms import KernelTerms
+from hardware.profile import profile_for
+
+H100 = load_gpu("h100")
+PROFILE = profile_for(H100)
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+TWO_NODES = Span(nodes=2, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
+
+
+def terms(op: str, world: int, size: int, **more: object) -> KernelTerms:
+    given = {"ctas": None, "in_graph": True} | more
+    return collective_terms(PROFILE, H100, op=op, world=world, buffer_bytes=size, **given)  # type: ignore[arg-type]
+
+
+def free(*_: object) -> float:
+    """A node whose links cost nothing: what is left is the network."""
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("world", "size", "microseconds"),
+    [
+        (2, 64 * KIB, 4.5),
+        (2, MIB, 8.3),
+        (4, 256 * KIB, 7.1),
+        (4, 2 * MIB, 18.6),
+        (8, 128 * KIB, 7.8),
+        (8, 2 * MIB, 19.4),
+    ],
+)
+def test_direct_all_reduces_take_what_vllms_kernel_takes(world: int, size: int, microseconds: float) -> None:
+    """H100, in a graph (aiconfigurator-core 0.12.0, custom_allreduce table); eight GPUs are in no fit."""
+    seconds = direct_s(direct_choice(world, size), world, size, 450e9)
+    assert seconds * 1e6 == pytest.approx(microseconds, rel=0.13)
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "microseconds", "tolerance"),
+    [
+        ("all_gather", 8 * KIB, 11.0, 0.10),
+        ("all_gather", 512 * MIB, 1400.5, 0.10),
+        ("reduce_scatter", 512 * MIB, 1400.6, 0.10),
+        ("all_to_all", 512 * MIB, 1480.4, 0.10),
+        ("all_reduce", 8 * KIB, 16.4, 0.10),
+        ("all_reduce", 4 * MIB, 50.5, 0.15),
+        ("all_reduce", 512 * MIB, 2111.4, 0.30),  # measured with multicast (NVLS), which our tables were not
+    ],
+)
+def test_eight_gpus_follow_from_the_tables_of_two_and_four(
+    op: str, size: int, microseconds: float, tolerance: float
+) -> None:
+    """NCCL on eight H100s (aiconfigurator-core 0.12.0, nccl table); no fit has seen them."""
+    predicted = terms(op, 8, size)
+    assert predicted.extrapolated
+    assert predicted.floor_s * 1e6 == pytest.approx(microseconds, rel=tolerance)
+
+
+def test_serving_engines_choose_by_size_and_world() -> None:
+    """Thresholds of vLLM's custom_all_reduce.cuh."""
+    assert [direct_choice(2, size) for size in (KIB, 4 * MIB, 8 * MIB)] == ["one_shot", "one_shot", "library"]
+    assert [direct_choice(4, size) for size in (511 * KIB, 512 * KIB, 8 * MIB)] == ["one_shot", "two_shot", "library"]
+    assert [direct_choice(8, size) for size in (255 * KIB, 256 * KIB, 8 * MIB)] == ["one_shot", "two_shot", "library"]
+    assert direct_choice(16, KIB) == "library"
+
+
+def test_two_shots_move_what_a_ring_moves_and_one_shot_more() -> None:
+    for world in (2, 4, 8):
+        assert direct_bytes("two_shot", world, MIB) == bus_bytes("all_reduce", world, MIB)
+        assert direct_bytes("one_shot", world, MIB) == (world - 1) * MIB
+
+
+def test_small_messages_gain_from_direct_access_and_large_ones_do_not() -> None:
+    small = [terms("all_reduce", 4, 64 * KIB, algorithm=a).floor_s for a in ("auto", "library")]
+    assert small[0] < small[1]
+    large = [terms("all_reduce", 4, 64 * MIB, algorithm=a).floor_s for a in ("auto", "library", "one_shot")]
+    assert large[0] == large[1] < large[2]
+    assert terms("all_reduce", 4, 64 * KIB, algorithm="auto").blocks <= 36
+
+
+def test_a_tree_in_one_node_is_a_slower_ring() -> None:
+    assert terms("all_reduce", 4, GIB, algorithm="ring") == terms("all_reduce", 4, GIB)
+    assert terms("all_reduce", 4, GIB, algorithm="tree").floor_s > terms("all_reduce", 4, GIB).floor_s
+
+
+def test_rails_carry_a_ring_side_by_side() -> None:
+    crossing_s = 2 * 15 / 16 * GIB / 8 / 50e9
+    assert ring_s("all_reduce", TWO_NODES, GIB, free) == pytest.approx(crossing_s + 2 * 3e-6)
+
+
+def test_a_hierarchy_is_the_sum_of_its_phases() -> None:
+    def inside(op: str, world: int, size: float) -> float:
+        return {"reduce_scatter": 1e-3, "all_gather": 2e-3}[op] * (world == 8) * (size == GIB)
+
+    on_rails_s = 2 * (GIB / 8 / 2 / 50e9 + 3e-6)
+    assert hierarchical_s("all_reduce", TWO_NODES, GIB, inside) == pytest.approx(3e-3 + on_rails_s)
+    assert hierarchical_s("all_to_all", TWO_NODES, GIB, free) == pytest.approx(GIB / 2 / 50e9 + 3e-6)
+
+
+def test_many_nodes_want_a_tree_for_small_messages_and_a_ring_for_large_ones() -> None:
+    """NCCL's own reason to have both (its tuning model: 2 (N - 1) against 2 log2 N network latencies)."""
+    many = Span(nodes=32, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
+    assert tree_s(many, 8 * KIB, free) < ring_s("all_reduce", many, 8 * KIB, free)
+    assert tree_s(many, GIB, free) > ring_s("all_reduce", many, GIB, free)
+    for size in (8 * KIB, MIB, GIB):
+        best = between_nodes_s("all_reduce", "library", many, size, free)
+        ways = [tree_s(many, size, free), ring_s("all_reduce", many, size, free)]
+        assert best == min(*ways, hierarchical_s("all_reduce", many, size, free))
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"])
+def test_leaving_the_node_costs_time_and_more_bytes_more(op: str) -> None:
+    world = 2 if op == "send" else 8
+    apart = Span(nodes=2, per_node=world // 2, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
+    sizes = (8 * KIB, MIB, 64 * MIB, GIB)
+    within = [terms(op, world, size).floor_s for size in sizes]
+    across = [terms(op, world, size, span=apart).floor_s for size in sizes]
+    assert all(far > near for far, near in zip(across, within, strict=True))
+    assert across == sorted(across)
+
+
+def test_activations_cross_a_nic_at_its_rate() -> None:
+    cluster = cluster_for(H100, load_node("hgx-8"), 16)
+    far = terms("send", 2, GIB, span=cluster.span((3, 11)))
+    assert far.floor_s == pytest.approx(GIB / 50e9 + 3e-6, rel=1e-6)
+
+
+def test_ranks_of_a_group_and_their_rails() -> None:
+    cluster = cluster_of("h100", 16)
+    assert cluster.span((0, 8)).per_node == 1
+    assert cluster.span(range(16)).per_node == 8
+    shared = cluster_for(H100, load_node("pcie-8"), 16).span(range(16))
+    assert shared.nic_bytes_per_s == 12.5e9 * 2 / 8
+
+
+def test_direct_access_ends_at_the_node() -> None:
+    with pytest.raises(HardwareError, match="all_reduce = 'one_shot' reads peers of one node, these 16 ranks span"):
+        terms("all_reduce", 16, KIB, algorithm="one_shot", span=TWO_NODES)
