@@ -17,3 +17,7 @@ class DeadlockError(SimError):
 
 class LivelockError(SimError):
     """Time stands still: one instant was settled too often."""
+
+
+class FoldError(SimError):
+    """Ranks or layers that were asked to be simulated once are not equal: says which obligation failed."""

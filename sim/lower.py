@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from workloads.work import CollectiveWork
 
 Classify = Callable[[Kernel], KernelClass]
 Ints = NDArray[np.int64]
+# A group that meets in collectives: (rank, which of its groups this is); without folding the second is 0.
+Group = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -66,11 +68,18 @@ class _Tables:
         return first
 
 
-def lower(program: Program, classify: Classify, *, issue_s: float | None = None) -> KernelGraph:
+def lower(
+    program: Program,
+    classify: Classify,
+    *,
+    issue_s: float | None = None,
+    groups: Mapping[tuple[int, ...], Group] | None = None,
+) -> KernelGraph:
     """The kernel graph of ``program``; ``classify`` prices one kernel.
 
     ``issue_s`` is the host's time per launch in eager mode (kernel i of a rank cannot start before
-    ``(i + 1) * issue_s``), None for graph launches.
+    ``(i + 1) * issue_s``), None for graph launches. ``groups`` says what groups of ranks become when the
+    programs are those of representatives (:mod:`sim.fold`).
     """
     tables = _Tables(classify)
     laid: dict[int, _Columns] = {}
@@ -83,7 +92,7 @@ def lower(program: Program, classify: Classify, *, issue_s: float | None = None)
     total = sum(sizes)
 
     op_collective = np.full(total, -1, dtype=np.int64)
-    members = _tie_collectives(columns, offsets, op_collective)
+    members = _tie_collectives(columns, offsets, op_collective, groups)
     queue_gpu: list[int] = []
     queue_stream: list[int] = []
     queue_ops: list[Sequence[int]] = []
@@ -173,25 +182,33 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
             start += size * repeat
             if segment.mark is not None:
                 marks[segment.mark] = [start - 1 - lane[::-1].index(s) for s in used]
+    nothing = np.empty(0, dtype=np.int64)  # a rank may sit out
     return _Columns(
-        kernel_class=np.concatenate(classes),
-        stream=np.concatenate(streams),
-        segment=np.concatenate(segments),
+        kernel_class=np.concatenate([nothing, *classes]),
+        stream=np.concatenate([nothing, *streams]),
+        segment=np.concatenate([nothing, *segments]),
         collectives=[(np.sort(np.concatenate(parts)), ranks) for ranks, parts in groups.items()],
         edges=edges,
     )
 
 
-def _tie_collectives(columns: list[_Columns], offsets: list[int], op_collective: Ints) -> list[tuple[int, ...]]:
+def _tie_collectives(
+    columns: list[_Columns],
+    offsets: list[int],
+    op_collective: Ints,
+    groups: Mapping[tuple[int, ...], Group] | None,
+) -> list[tuple[int, ...]]:
     """Give the i-th collective of each group the same id on all its ranks; returns the members by id."""
     members: list[tuple[int, ...]] = []
-    by_group: dict[tuple[int, ...], dict[int, Ints]] = {}
+    by_group: dict[Group, dict[int, Ints]] = {}
     for rank, (column, offset) in enumerate(zip(columns, offsets, strict=True)):
         for positions, ranks in column.collectives:
-            if rank not in ranks:
+            group = tuple((member, 0) for member in ranks) if groups is None else groups[ranks]
+            if all(member != rank for member, _ in group):
                 raise ScenarioError(f"rank {rank} runs a collective of ranks {ranks}, to which it does not belong")
-            by_group.setdefault(ranks, {})[rank] = positions + offset
-    for ranks, parts in sorted(by_group.items()):
+            by_group.setdefault(group, {})[rank] = positions + offset
+    for group, parts in sorted(by_group.items()):
+        ranks = tuple(member for member, _ in group)
         counts = {rank: len(parts[rank]) if rank in parts else 0 for rank in ranks}
         if len(set(counts.values())) != 1:
             raise ScenarioError(f"ranks {ranks} run different numbers of collectives of their group: {counts}")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 import workloads
+from sim.exposure import S_PER_PS
 from sim.layout import layout_of
 from sim.runner import routing_of
 from sim.scenario import Scenario
@@ -17,7 +18,6 @@ from sim.timeline import Timeline
 
 def summary(run: Timeline) -> dict[str, Any]:
     """Headline figures in SI units, energy by kernel class and phase, and what they rest on."""
-    phases = run.energy_by("phase")
     result: dict[str, Any] = {
         "scenario": run.scenario.model_dump(),
         "gpu": run.machine.gpu.id,
@@ -32,12 +32,17 @@ def summary(run: Timeline) -> dict[str, Any]:
         "sm_clock_hz_per_gpu": list(run.sm_clock_hz_per_gpu),
         "power_target_w_per_gpu": [x if x < 1e9 else None for x in run.power_limit_w],
         "exposed_communication_s": run.exposed_communication_s,
-        "exposed_communication_by_kind": run.exposed_by_kind.to_dict(orient="index"),
+        "exposed_communication_by_kind": {
+            kind: {"exposed_s": exposed_s, "waiting_s": waiting_s}
+            for kind, (exposed_s, waiting_s) in run.exposed_and_waiting_s.items()
+        },
         "bubble_s": run.bubble_s,
-        "kernels": run.graph.kernels,
-        "extrapolated_kernels": sorted({c.name for c in run.graph.classes if c.terms.extrapolated}),
-        "energy_j_by_class": run.energy_by("family")["energy_j"].to_dict(),
-        "energy_j_by_phase": phases["energy_j"].to_dict(),
+        "kernels": run.outcome.kernels,
+        "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
+        "detail": run.outcome.detail,
+        "detail_why": run.outcome.why,
+        "energy_j_by_class": {name: energy_j for name, (energy_j, _) in run.sums_by("family").items()},
+        "energy_j_by_phase": {name: energy_j for name, (energy_j, _) in run.sums_by("phase").items()},
     }
     balance = expert_balance(run.scenario)
     if balance is not None:
@@ -77,9 +82,7 @@ def expert_balance(scenario: Scenario) -> dict[str, float] | None:
 def generation(run: Timeline) -> dict[str, float]:
     """Time and energy to first token, time and energy per output token; the parts sum to the whole."""
     assert run.scenario.output_len is not None
-    spans = run.kernels
-    prefill = spans[spans["phase"] == "prefill"]
-    ttft_s = float(prefill["end_s"].max())
+    ttft_s = run.outcome.phase_end_ps("prefill") * S_PER_PS
     first_j = run.energy_until(ttft_s)
     steps = run.scenario.output_len - 1
     sequences = run.scenario.batch
@@ -102,7 +105,7 @@ def summary_text(run: Timeline) -> str:
 def print_summary(run: Timeline, console: Console) -> None:
     """Headline table and energy by kernel class, with units."""
     scenario, data = run.scenario, summary(run)
-    where = f"{run.graph.gpus} x {run.machine.gpu.id}"
+    where = f"{run.gpus} x {run.machine.gpu.id}"
     sizes = f"batch {scenario.batch}, {scenario.seq_len} tokens"
     if scenario.output_len:
         sizes += f" + {scenario.output_len} generated"
@@ -124,7 +127,7 @@ def print_summary(run: Timeline, console: Console) -> None:
         )
     if "expert_balance" in data:
         head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
-    head.add_row("kernels", f"{run.graph.kernels:,}")
+    head.add_row("kernels", f"{run.outcome.kernels:,}; {simulated(run)}")
     head.add_row("these numbers are", _status(run))
     console.print(head)
     table = Table(title="Where the joules go", title_justify="left")
@@ -142,9 +145,9 @@ def print_summary(run: Timeline, console: Console) -> None:
 
 def _exposed(run: Timeline) -> str:
     """The sum, and its kinds where there are several: moving data, and waiting for the last rank."""
-    table = run.exposed_by_kind
-    parts = [f"{kind} {_time(row['exposed_s'])}" for kind, row in table.iterrows() if row["exposed_s"] > 0]
-    if (waiting := float(table["waiting_s"].sum())) > 1e-9:
+    kinds = run.exposed_and_waiting_s
+    parts = [f"{kind} {_time(exposed_s)}" for kind, (exposed_s, _) in kinds.items() if exposed_s > 0.0]
+    if (waiting := sum(waiting_s for _, waiting_s in kinds.values())) > 1e-9:
         parts.append(f"waiting {_time(waiting)}")
     text = _time(run.exposed_communication_s)
     return f"{text}  ({', '.join(parts)})" if len(parts) > 1 else text
@@ -160,12 +163,25 @@ def _balance(balance: dict[str, float]) -> str:
     return text
 
 
+def simulated(run: Timeline) -> str:
+    """How much of the run was simulated."""
+    outcome = run.outcome
+    ranks = f"{len(outcome.folding.classes)} of {run.gpus} GPUs"
+    match outcome.detail:
+        case "segment":
+            return f"equal ranks and layers simulated once ({ranks})"
+        case "folded":
+            return f"equal ranks simulated once ({ranks})"
+        case _:
+            return "every one simulated"
+
+
 def _status(run: Timeline) -> str:
     text = run.machine.status
     error = run.machine.profile.expected_error()
     if error:
         text += f"; {error}"
-    outside = sorted({c.name for c in run.graph.classes if c.terms.extrapolated})
+    outside = sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated})
     cap_w = run.scenario.power_cap_w
     if run.scenario.uncapped or (cap_w is not None and cap_w != run.machine.gpu.tdp_w):
         text += "; no measurement was taken under this power limit"

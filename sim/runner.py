@@ -1,28 +1,30 @@
-"""``simulate(scenario)``: build the program, lower it, find the settled power target, run, hand over."""
+"""``simulate(scenario)``: plan the work, find the settled power target, run as little of it as will do, hand over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import workloads
-from sim.cost import Pricer
-from sim.engine.core import Core
-from sim.engine.driver import Engine
-from sim.engine.fluid import FluidModel, GpuState
+from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
-from sim.engine.graph import KernelGraph
-from sim.engine.record import Recorder
+from sim.engine.replay import Part, Repeated, play, play_governed
+from sim.errors import FoldError
 from sim.layout import layout_of
-from sim.lower import lower
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
+from sim.plan import Layout, Plan, classifier
 from sim.scenario import Scenario
 from sim.timeline import Timeline
 from workloads.program import Program
 
 # Power targets lie on this grid, so that memo keys stay few (design.md, physics).
 TARGET_STEP_W = 2.0
+# Full detail, kernels a second of one core (benchmarks/results.md, "Engine": chunked overlap, the slowest case).
+KERNELS_PER_S = 58_000
+# Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
+POLICY = frozenset({"power_cap_w", "uncapped", "regime", "detail", "ignore_memory"})
 
 Progress = Callable[[str], None]
 
@@ -45,26 +47,111 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
     model = workloads.load_model(scenario.model)
     if not scenario.ignore_memory:
         check_memory(scenario, model, target.gpu)
-    program, tokens = build(scenario, model)
-    graph = lower_on(program, target, scenario)
+    plan = plan_of(scenario, model, target)
+    refused: list[str] = []
+    for detail, layout in _layouts(plan, scenario.detail, refused):
+        if detail == "full":
+            say(f"full detail: {plan.kernels:,} kernels, about {max(1, round(plan.kernels / KERNELS_PER_S))} s a run")
+        try:
+            parts, limits = _run(plan, layout, target, scenario, say)
+        except FoldError as error:
+            if scenario.detail != "auto":
+                raise
+            refused.append(f"{detail}: {error}")
+            continue
+        why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
+        return Timeline(
+            scenario=scenario,
+            machine=target,
+            outcome=plan.outcome(layout, parts, detail=detail, why=why),
+            power_limit_w=_of_ranks(layout, limits),
+            tokens=plan.tokens,
+        )
+    raise AssertionError("full detail is never refused")
+
+
+def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, Layout]]:
+    """The layouts to try, the cheapest first."""
+    for name in ("segment", "folded", "full") if detail == "auto" else (detail,):
+        try:
+            layout = plan.segments if name == "segment" else plan.folded if name == "folded" else plan.full
+        except FoldError as error:
+            if detail != "auto":
+                raise
+            refused.append(f"{name}: {error}")
+            continue
+        yield name, layout
+
+
+def _run(
+    plan: Plan, layout: Layout, target: Machine, scenario: Scenario, say: Progress
+) -> tuple[list[Part], Sequence[float]]:
+    """Parts of the run and the power target (W) of each of the layout's GPUs."""
+    gpus = len(layout.folding.classes)
     if scenario.regime == "cold":
         say("running")
-        records, limits = run_governed(graph, target, repetitions=1)
-    else:
-        say("finding the settled power target")
-        limits = settled_targets(graph, target, shared=len({id(r) for r in program.ranks}) == 1)
-        say("running")
-        records = run(graph, target, limits)
-        if scenario.phase == "generate" and records.end_ps * 1e-12 > target.limits.slow_time_s:
-            # Phases of different power, each long enough for the limiters to follow: one mean is not enough.
-            records, limits = run_governed(graph, target, repetitions=2)
-    return Timeline(
-        scenario=scenario,
-        machine=target,
-        graph=graph,
-        records=records,
-        power_limit_w=tuple(limits),
+        return governed(layout.sequence, target.limits, gpus, repetitions=1)
+    say("finding the settled power target")
+    limits = _settled(plan, layout, target)
+    say("running")
+    parts = play(layout.sequence, tuple(limits))
+    length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
+    if scenario.phase == "generate" and length_s > target.limits.slow_time_s:
+        # Phases of different power, each long enough for the limiters to follow: one mean is not enough.
+        return governed(layout.sequence, target.limits, gpus, repetitions=2)
+    return parts, limits
+
+
+def _settled(plan: Plan, layout: Layout, target: Machine) -> list[float]:
+    """The settled power target of each of the layout's GPUs, found on the cheapest layout: all agree to the ps."""
+    for _, cheapest in _layouts(plan, "auto", []):
+        try:
+            limits = settled_targets(cheapest.sequence, target.limits, len(cheapest.folding.classes))
+        except FoldError:
+            continue
+        by_rank = _of_ranks(cheapest, limits)
+        return [by_rank[ranks[0]] for ranks in layout.folding.classes]
+    raise AssertionError("full detail is never refused")
+
+
+def _of_ranks(layout: Layout, values: Sequence[float]) -> tuple[float, ...]:
+    """Values of the simulated GPUs, one a rank."""
+    by_rank = {rank: value for value, ranks in zip(values, layout.folding.classes, strict=True) for rank in ranks}
+    return tuple(by_rank[rank] for rank in range(len(by_rank)))
+
+
+def plan_of(scenario: Scenario, model: workloads.ModelSpec, target: Machine) -> Plan:
+    """The plan of ``scenario``; scenarios that differ in nothing but power policy share it."""
+    work = tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY)
+    return _plan(_Request((work, id(model), id(target.profile), scenario.regime == "cold"), scenario, model, target))
+
+
+class _Request:
+    """What a plan is made of, told apart by its key alone."""
+
+    __slots__ = ("key", "model", "scenario", "target")
+
+    def __init__(self, key: object, scenario: Scenario, model: workloads.ModelSpec, target: Machine) -> None:
+        self.key, self.scenario, self.model, self.target = key, scenario, model, target
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Request) and self.key == other.key
+
+
+@lru_cache(maxsize=64)
+def _plan(request: _Request) -> Plan:
+    scenario, target = request.scenario, request.target
+    program, tokens = build(scenario, request.model)
+    eager = scenario.launch == "eager"
+    return Plan(
+        program=program,
         tokens=tokens,
+        classify=classifier(target, eager=eager),
+        machine=target,
+        issue_s=target.profile.launch.host_issue_s if eager else None,
     )
 
 
@@ -103,87 +190,67 @@ def routing_of(scenario: Scenario) -> workloads.Routing:
     )
 
 
-def lower_on(program: Program, target: Machine, scenario: Scenario) -> KernelGraph:
-    """The kernel graph of ``program`` priced on ``target``."""
-    launch = target.profile.launch
-    eager = scenario.launch == "eager"
-    pricer = Pricer(
-        profile=target.profile,
-        gpu=target.gpu,
-        gap_s=launch.eager_gap_s if eager else launch.graph_gap_s,
-        world=target.world,
-        cluster=target.cluster,
-    )
-    return lower(program, pricer.price, issue_s=launch.host_issue_s if eager else None)
-
-
-def run(graph: KernelGraph, target: Machine, limits_w: list[float]) -> Recorder:
-    """One repetition of ``graph`` under fixed power targets (W per GPU)."""
-    model = FluidModel(target.model, graph.classes, [])
-    return Engine(Core(graph, [model] * graph.gpus, limits_w)).run()
-
-
-def run_governed(graph: KernelGraph, target: Machine, *, repetitions: int) -> tuple[Recorder, list[float]]:
-    """Repetitions of ``graph`` with the limiters acting in time; the records are the last one's."""
-    limiter = Limiter(target.limits, gpus=graph.gpus)
+def governed(
+    sequence: Sequence[Repeated], limits: ClockLimits, gpus: int, *, repetitions: int
+) -> tuple[list[Part], list[float]]:
+    """Repetitions with the limiters acting in time; the parts are the last one's."""
+    limiter = Limiter(limits, gpus=gpus)
     for _ in range(repetitions):
-        model = FluidModel(target.model, graph.classes, [])
-        core = Core(graph, [model] * graph.gpus, limiter.targets_w())
-        records = Engine(core, limiter).run()
-    return records, limiter.targets_w()
+        parts = play_governed(sequence, limiter)
+    return parts, limiter.targets_w()
 
 
-def settled_targets(graph: KernelGraph, target: Machine, *, shared: bool) -> list[float]:
+def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[float]:
     """Power target X of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
-    Programs that all ranks share on one stream have a closed form (sum of kernels); others are run. X is
-    the highest point of the 2 W grid, at most the fast limit, whose mean power is within the slow limit.
+    X is a point of the 2 W grid, at most the fast limit, whose mean power is within the slow limit while the
+    next point's is not; false position on the grid, halving where that does not help.
     """
-    limits = target.limits
-    serial = shared and len(graph.queue_ops) == graph.gpus and graph.issue_ps is None
-    mean = _serial_mean_power(graph, target) if serial else _simulated_mean_power(graph, target)
-    top = [limits.fast_limit_w] * graph.gpus
-    low = [0] * graph.gpus
-    high = [int(limits.fast_limit_w / TARGET_STEP_W) if limits.fast_limit_w < 1e6 else 0] * graph.gpus
-    if all(power <= limits.slow_limit_w for power in mean(top)):
+
+    def mean(limits_w: list[float]) -> list[float]:
+        parts = play(sequence, tuple(limits_w))
+        time_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
+        return [sum(part.repeat * part.played.energy_j[gpu] for part in parts) / time_s for gpu in range(gpus)]
+
+    top = [limits.fast_limit_w] * gpus
+    top_w = mean(top)
+    if all(power <= limits.slow_limit_w for power in top_w):
         return top
-    while any(top_ - base > 1 for base, top_ in zip(low, high, strict=True)):
-        middle = [(base + top_) // 2 for base, top_ in zip(low, high, strict=True)]
-        powers = mean([m * TARGET_STEP_W for m in middle])
-        for gpu, power in enumerate(powers):
-            if power <= limits.slow_limit_w:
-                low[gpu] = middle[gpu]
-            else:
-                high[gpu] = max(middle[gpu], low[gpu] + 1)
-    return [step * TARGET_STEP_W for step in low]
+    searches = [_Search(limits, power) for power in top_w]
+    while any(search.high - search.low > 1 for search in searches):
+        steps = [search.guess() for search in searches]
+        for search, step, power in zip(searches, steps, mean([s * TARGET_STEP_W for s in steps]), strict=True):
+            search.learn(step, power)
+    return [search.low * TARGET_STEP_W for search in searches]
 
 
-def _serial_mean_power(graph: KernelGraph, target: Machine) -> Callable[[list[float]], list[float]]:
-    model = FluidModel(target.model, graph.classes, [])
-    per_gpu = graph.kernels // graph.gpus
-    counts: dict[int, int] = {}
-    for class_id in graph.op_class[:per_gpu]:
-        counts[class_id] = counts.get(class_id, 0) + 1
+class _Search:
+    """False position for one GPU's target, in steps of the grid; halves where that does not help."""
 
-    def alone(class_id: int, limit_w: float) -> GpuState:
-        terms = graph.classes[class_id].terms
-        sms = min(terms.blocks * terms.sms_per_block, float(target.model.sms))
-        return model.solve(((class_id, sms, False),), limit_w, target.model.max_clock_hz)
+    def __init__(self, limits: ClockLimits, top_w: float) -> None:
+        self.limit_w = limits.slow_limit_w
+        self.low, self.low_w = 0, 0.0
+        self.high, self.high_w = int(limits.fast_limit_w / TARGET_STEP_W), top_w
+        self.same_end = 0  # how often in a row the same end has moved, and which
+        self.begun = False
 
-    def mean(limits_w: list[float]) -> list[float]:
-        states = {class_id: alone(class_id, limits_w[0]) for class_id in counts}
-        time = sum(n / states[c].rates[0] for c, n in counts.items())
-        energy = sum(n / states[c].rates[0] * states[c].power_w for c, n in counts.items())
-        return [energy / time] * graph.gpus
+    def guess(self) -> int:
+        down, up = self.low, self.high
+        if not self.begun:
+            step = int(self.limit_w / TARGET_STEP_W)  # draws no more than that, unless the clock is at its lowest
+        elif self.low == 0:
+            step = 1  # is there any target that will do?
+        elif abs(self.same_end) < 3 and self.high_w > self.limit_w:
+            step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
+        else:
+            step = (down + up) // 2
+        return min(max(step, down + 1), max(up - 1, down))
 
-    return mean
-
-
-def _simulated_mean_power(graph: KernelGraph, target: Machine) -> Callable[[list[float]], list[float]]:
-    def mean(limits_w: list[float]) -> list[float]:
-        model = FluidModel(target.model, graph.classes, [])
-        core = Core(graph, [model] * graph.gpus, limits_w)
-        end_ps = Engine(core).run().end_ps
-        return [gpu.energy_j / (end_ps * 1e-12) for gpu in core.gpus]
-
-    return mean
+    def learn(self, step: int, power_w: float) -> None:
+        if power_w <= self.limit_w:
+            self.low, self.low_w = step, power_w
+            self.same_end = max(self.same_end, 0) + 1 if self.begun else 0
+        else:
+            self.high, self.high_w = max(step, self.low + 1), power_w
+            self.same_end = min(self.same_end, 0) - 1 if self.begun else 0
+        self.begun = True

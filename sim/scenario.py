@@ -82,6 +82,9 @@ class Scenario(BaseModel):
         None, description="locked SM clock (the power cap may still lower it)"
     )
     regime: Literal["steady", "cold"] = "steady"
+    detail: Literal["auto", "full", "folded", "segment"] = Field(
+        "auto", description="what is simulated: every rank and layer, equal ranks once, equal layers once too"
+    )
     ignore_memory: bool = Field(False, description="simulate even what does not fit in GPU memory")
 
     @property

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, assert_never
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.exposure import bubble_s, exposed_by_kind
+from sim.exposure import S_PER_PS, moving_ps
+from sim.outcome import Outcome, power_steps, unfold
 
 if TYPE_CHECKING:
     from sim.machine import Machine
     from sim.scenario import Scenario
 
-Floats = NDArray[np.float64]
 By = Literal["family", "kernel", "phase", "gpu", "segment"]
-S_PER_PS = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,24 +33,26 @@ class Timeline:
 
     scenario: Scenario
     machine: Machine
-    graph: KernelGraph
-    records: Recorder
+    outcome: Outcome
     power_limit_w: tuple[float, ...]
     tokens: int
 
     # -- whole-run figures --------------------------------------------------------------------------------
 
     @property
+    def gpus(self) -> int:
+        """GPUs of the machine, simulated one by one or folded."""
+        return len(self.power_limit_w)
+
+    @property
     def latency_s(self) -> float:
         """Seconds from the start to the last completion on any GPU."""
-        return self.records.end_ps * S_PER_PS
+        return self.outcome.end_ps * S_PER_PS
 
     @cached_property
     def energy_j_per_gpu(self) -> tuple[float, ...]:
         """Joules of each GPU: the exact integral of its power steps."""
-        steps = self.power
-        energy = (steps["power_w"] * steps["duration_s"]).groupby(steps["gpu"]).sum()
-        return tuple(float(energy.get(gpu, 0.0)) for gpu in range(self.graph.gpus))
+        return tuple(self.outcome.per_gpu[:, 0].tolist())
 
     @property
     def energy_j(self) -> float:
@@ -66,25 +67,44 @@ class Timeline:
     @cached_property
     def sm_clock_hz_per_gpu(self) -> tuple[float, ...]:
         """Mean SM clock of each GPU while it was busy, weighted by time."""
-        steps = self.power[self.power["sms_busy"] > 0]
-        weight = steps["duration_s"].groupby(steps["gpu"]).sum()
-        clock = (steps["sm_clock_hz"] * steps["duration_s"]).groupby(steps["gpu"]).sum() / weight
-        return tuple(float(clock.get(gpu, np.nan)) for gpu in range(self.graph.gpus))
+        sums = self.outcome.per_gpu
+        return tuple(float(clock / busy) if busy else math.nan for busy, clock in sums[:, 3:5].tolist())
 
     @cached_property
     def exposed_communication_s(self) -> float:
         """Seconds in which a GPU runs communication and nothing else, mean over GPUs."""
-        return float(self.exposed_by_kind.to_numpy().sum())
+        return sum(exposed_s + waiting_s for exposed_s, waiting_s in self.exposed_and_waiting_s.values())
 
     @cached_property
     def exposed_by_kind(self) -> pd.DataFrame:
-        """Exposed and waiting seconds by kind of collective; see :func:`sim.exposure.exposed_by_kind`."""
-        return exposed_by_kind(self.kernels)
+        """Exposed and waiting seconds by kind of collective, mean over GPUs; see :mod:`sim.exposure`."""
+        table = pd.DataFrame.from_dict(self.exposed_and_waiting_s, orient="index", columns=["exposed_s", "waiting_s"])
+        return table.rename_axis("kind")
+
+    @cached_property
+    def exposed_and_waiting_s(self) -> dict[str, tuple[float, float]]:
+        """What :attr:`exposed_by_kind` says, without pandas."""
+        return {
+            kind: (exposed_s / self.gpus, waiting_s / self.gpus)
+            for kind, (exposed_s, waiting_s) in self.outcome.exposed_gpu_s().items()
+        }
 
     @cached_property
     def bubble_s(self) -> float:
         """Seconds in which a GPU neither computes nor moves data, mean over GPUs."""
-        return bubble_s(self.kernels, self.latency_s, self.graph.gpus)
+        return max(0.0, self.latency_s - float(self.outcome.per_gpu[:, 5].mean()))
+
+    # -- laid out on demand -------------------------------------------------------------------------------
+
+    @cached_property
+    def graph(self) -> KernelGraph:
+        """The kernel graph of all ranks."""
+        return self.outcome.full_graph()
+
+    @cached_property
+    def records(self) -> Recorder:
+        """Spans and power steps of all ranks and layers, those simulated once laid out for each."""
+        return unfold(self.outcome, self.graph)
 
     # -- tables -------------------------------------------------------------------------------------------
 
@@ -96,7 +116,11 @@ class Timeline:
         before a kernel.
         """
         graph, records = self.graph, self.records
-        op = np.frombuffer(records.span_op, dtype=np.int64)
+        op, start, end = (
+            np.frombuffer(column, dtype=np.int64)
+            for column in (records.span_op, records.span_start_ps, records.span_end_ps)
+        )
+        together = np.asarray(graph.op_collective)[op]
         cls = np.asarray(graph.op_class)[op]
         segment = np.asarray(graph.op_segment)[op]
         queue = np.asarray(graph.op_queue)[op]
@@ -113,19 +137,16 @@ class Timeline:
                 "segment": labels[segment],
                 "gpu": np.asarray(graph.op_gpu)[op],
                 "stream": np.asarray(graph.queue_stream)[queue],
-                "collective": np.asarray(graph.op_collective)[op] >= 0,
-                "start_s": np.frombuffer(records.span_start_ps, dtype=np.int64) * S_PER_PS,
-                "end_s": np.frombuffer(records.span_end_ps, dtype=np.int64) * S_PER_PS,
+                "collective": together >= 0,
+                "start_s": start * S_PER_PS,
+                "end_s": end * S_PER_PS,
                 "energy_j": np.frombuffer(records.span_energy_j, dtype=np.float64),
             }
         )
         table["duration_s"] = table["end_s"] - table["start_s"]
         table["kind"] = np.array([c.describe.get("op", c.family) for c in graph.classes], dtype=object)[cls]
         table["gap_s"] = np.array([c.gap_s for c in graph.classes])[cls]
-        # A collective moves data once its last rank is there.
-        together = np.asarray(graph.op_collective)[op]
-        last = table["start_s"].groupby(np.where(together >= 0, together, -1 - op)).transform("max")
-        table["moving_s"] = np.minimum(last, table["end_s"])
+        table["moving_s"] = moving_ps(together, start, end) * S_PER_PS
         return table.sort_values(["gpu", "start_s", "op"], ignore_index=True)
 
     @cached_property
@@ -133,13 +154,9 @@ class Timeline:
         """One row a power step and GPU: start, duration, W, SM clock, SMs busy, HBM and link bytes/s."""
         records = self.records
         states = records.states
-        time_ps = np.frombuffer(records.step_time_ps, dtype=np.int64)
-        gpu = np.frombuffer(records.step_gpu, dtype=np.int32)
-        state = np.frombuffer(records.step_state, dtype=np.int64)
-        order = np.lexsort((time_ps, gpu))
-        time_ps, gpu, state = time_ps[order], gpu[order], state[order]
-        end_ps = np.append(time_ps[1:], records.end_ps)
-        end_ps[np.append(gpu[1:] != gpu[:-1], True)] = records.end_ps
+        order = np.lexsort((records.step_time_ps, records.step_gpu))
+        time_ps = np.frombuffer(records.step_time_ps, dtype=np.int64)[order]
+        gpu, state, duration_s = power_steps(records)
         column = {
             name: np.array([getattr(s, name) for s in states])
             for name in ("power_w", "clock_hz", "sms_busy", "hbm_bytes_per_s", "link_bytes_per_s")
@@ -148,7 +165,7 @@ class Timeline:
             {
                 "gpu": gpu,
                 "start_s": time_ps * S_PER_PS,
-                "duration_s": (end_ps - time_ps) * S_PER_PS,
+                "duration_s": duration_s,
                 "power_w": column["power_w"][state],
                 "sm_clock_hz": column["clock_hz"][state],
                 "sms_busy": column["sms_busy"][state],
@@ -159,22 +176,37 @@ class Timeline:
 
     def energy_until(self, time_s: float) -> float:
         """Joules of all GPUs from the start to ``time_s``."""
-        steps = self.power
-        held = (time_s - steps["start_s"]).clip(lower=0.0)
-        return float((steps["power_w"] * np.minimum(held, steps["duration_s"])).sum())
+        return self.outcome.energy_until_j(round(time_s / S_PER_PS))
+
+    def sums_by(self, by: Literal["family", "kernel", "phase"]) -> dict[str, tuple[float, float]]:
+        """Joules and GPU-seconds over all GPUs by kernel family, kernel or phase, and what idling took."""
+        match by:
+            case "family":
+                sums = self.outcome.by_class(lambda cls: cls.family)
+            case "kernel":
+                sums = self.outcome.by_class(lambda cls: cls.name)
+            case "phase":
+                sums = self.outcome.by_phase()
+            case _:
+                assert_never(by)
+        idle = self.outcome.per_gpu[:, 1:3].sum(axis=0).tolist()
+        return sums | {"idle": (idle[0], idle[1])}
 
     def energy_by(self, by: By) -> pd.DataFrame:
         """Energy (J, all GPUs), GPU-seconds and share by kernel family, kernel, phase, gpu or segment.
 
         Joules in which a GPU ran nothing are the row ``idle``; the column sums to :attr:`energy_j`.
         """
-        table = self.kernels.groupby(by, sort=False)[["energy_j", "duration_s"]].sum()
-        if by == "gpu":
-            table["energy_j"] += np.asarray(self.records.idle_energy_j)[table.index]
+        if by == "gpu" or by == "segment":
+            table = self.kernels.groupby(by, sort=False)[["energy_j", "duration_s"]].sum()
+            idle = self.outcome.per_gpu[:, 1:3]
+            if by == "gpu":
+                table["energy_j"] += idle[table.index, 0]
+            else:
+                table.loc["idle"] = idle.sum(axis=0)
         else:
-            idle_j = float(sum(self.records.idle_energy_j))
-            busy_s = self.power.loc[self.power["sms_busy"] == 0, "duration_s"].sum()
-            table.loc["idle"] = [idle_j, float(busy_s)]
+            table = pd.DataFrame.from_dict(self.sums_by(by), orient="index", columns=["energy_j", "duration_s"])
+            table.index.name = by
         table["share"] = table["energy_j"] / table["energy_j"].sum()
         return table.sort_values("energy_j", ascending=False) if by in ("family", "kernel") else table
 

@@ -6,12 +6,10 @@ import pytest
 
 from hardware.laws.terms import KernelTerms
 from sim import simulate
-from sim.engine.core import Core
-from sim.engine.driver import Engine
-from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass
-from sim.lower import lower
+from sim.engine.replay import play
 from sim.machine import machine_of
+from sim.plan import Plan
 from sim.scenario import Scenario
 from sim.timeline import Timeline
 from sim.trace import to_trace
@@ -51,10 +49,10 @@ def timeline(layout: Layout, *, batch: int, output_len: int | None = None) -> Ti
         program = build_generate(model, layout, batch=batch, seq_len=64, output_len=output_len, options=options)
     scenario = Scenario.of(model="llama3-8b", pp=layout.pp, batch=batch, uncapped=True)
     target = machine_of(scenario)
-    graph = lower(program, free_communication)
-    core = Core(graph, [FluidModel(target.model, graph.classes, [])] * graph.gpus, [1e9] * graph.gpus)
-    records = Engine(core).run()
-    return Timeline(scenario=scenario, machine=target, graph=graph, records=records, power_limit_w=(), tokens=1)
+    plan = Plan(program=program, tokens=1, classify=free_communication, machine=target, issue_s=None)
+    limits_w = (1e9,) * len(program.ranks)
+    outcome = plan.outcome(plan.full, play(plan.full.sequence, limits_w), detail="full", why="")
+    return Timeline(scenario=scenario, machine=target, outcome=outcome, power_limit_w=limits_w, tokens=1)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -228,7 +228,7 @@ class Core:
             for entry in running:
                 if entry.flow.collective >= 0 and not entry.flow.missing:
                     tied.add(entry.flow)
-        paces = self._tie(solved, tied) if tied else {}
+        paces = self._tie(solved, tied) if tied and len(solved) > 1 else {}
         driver = self.driver
         assert driver is not None
         arms: dict[int, list[Flow]] = {}

@@ -7,13 +7,21 @@ target, so it is memoised as one immutable :class:`GpuState`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from hardware.laws.terms import dynamic_power_w, time_s
+from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
 from sim.engine.graph import KernelClass
 
 PS_PER_S = 1e12
+# How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
+POWER_TOLERANCE = 1e-10
+CLOCK_TOLERANCE = 1e-12
+# States of one GPU type remembered over all runs of a process; beyond it they are solved again.
+MAX_STATES = 200_000
+_COSTS: dict[tuple[KernelTerms, float, bool], int] = {}
 Running = tuple[tuple[int, float, bool], ...]
 
 
@@ -38,7 +46,7 @@ class GpuModel:
 
 @dataclass(slots=True, eq=False)
 class GpuState:
-    """One solved running set. ``rates`` are fractions of a kernel per picosecond."""
+    """One solved running set. ``rates`` are fractions of a kernel per picosecond, ``index`` its place in ``states``."""
 
     index: int
     clock_hz: float
@@ -73,6 +81,17 @@ def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -
     return granted
 
 
+@lru_cache(maxsize=32)
+def _states_of(_gpu: GpuModel) -> dict[tuple[object, ...], GpuState]:
+    return {}
+
+
+def _shrink(now: float, before: float) -> float:
+    """What is left of the weight of the end that stayed, from the values at the end that moved twice."""
+    share = 1.0 - now / before
+    return share if share > 0.0 else 0.5
+
+
 @dataclass(slots=True)
 class FluidModel:
     """Solver and memo for one GPU type under one kernel class table."""
@@ -81,6 +100,8 @@ class FluidModel:
     classes: tuple[KernelClass, ...]
     states: list[GpuState]
     _memo: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
+    _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
+    _costs: dict[int, int] = field(default_factory=dict)
 
     def solve(
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None = None
@@ -92,34 +113,69 @@ class FluidModel:
         key = (running, limit_w, clock_cap_hz, caps)
         state = self._memo.get(key)
         if state is None:
-            state = self._highest_clock(running, limit_w, clock_cap_hz, caps)
-            self._memo[key] = state
+            known = _states_of(self.gpu)
+            everywhere = (tuple([(self._cost(c), sms, waits) for c, sms, waits in running]), *key[1:])
+            state = known.get(everywhere)
+            if state is None:
+                if len(known) > MAX_STATES:
+                    known.clear()
+                state = known[everywhere] = self._highest_clock(running, limit_w, clock_cap_hz, caps)
+            state = self._memo[key] = replace(state, index=len(self.states))
             self.states.append(state)
         return state
+
+    def _cost(self, class_id: int) -> int:
+        """A number that classes of equal terms and gap share in all models of this process."""
+        cost = self._costs.get(class_id)
+        if cost is None:
+            cls = self.classes[class_id]
+            cost = _COSTS.setdefault((cls.terms, cls.gap_s, cls.collective), len(_COSTS))
+            self._costs[class_id] = cost
+        return cost
 
     def _highest_clock(
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None
     ) -> GpuState:
         gpu = self.gpu
-        top = self._at(running, clock_cap_hz, caps)
+        top = self._end(running, clock_cap_hz, caps)
         if top.power_w <= limit_w or not running:
             return top
         low, high = gpu.min_clock_hz, clock_cap_hz
         if gpu.clock_step_hz:
-            for step in range(int((high - low) / gpu.clock_step_hz), -1, -1):
-                state = self._at(running, low + step * gpu.clock_step_hz, caps)
-                if state.power_w <= limit_w:
-                    return state
-            return self._at(running, low, caps)
-        if self._at(running, low, caps).power_w >= limit_w:
-            return self._at(running, low, caps)
-        for _ in range(40):  # 1.6 GHz / 2**40: far below a hertz
-            mid = 0.5 * (low + high)
-            if self._at(running, mid, caps).power_w <= limit_w:
-                low = mid
+            steps = range(int((high - low) / gpu.clock_step_hz) + 1)
+            over = bisect_right(
+                steps, limit_w, key=lambda step: self._at(running, low + step * gpu.clock_step_hz, caps).power_w
+            )
+            return self._at(running, low + max(over - 1, 0) * gpu.clock_step_hz, caps)
+        bottom = self._end(running, low, caps)
+        if bottom.power_w >= limit_w:
+            return bottom
+        # False position between a clock that is within the limit and one that is not; an end that stays while the
+        # other moves twice counts for less (Anderson and Bjorck, BIT 13, 1973). The clock returned is within.
+        below_w, above_w = bottom.power_w - limit_w, top.power_w - limit_w
+        within, moved = bottom, 0
+        for attempt in range(64):
+            if limit_w - within.power_w <= POWER_TOLERANCE * limit_w or high - low <= CLOCK_TOLERANCE * high:
+                break
+            chord = (low * above_w - high * below_w) / (above_w - below_w)
+            state = self._at(running, chord if attempt < 20 else 0.5 * (low + high), caps)
+            over_w = state.power_w - limit_w
+            if over_w <= 0.0:
+                if moved < 0:
+                    above_w *= _shrink(over_w, below_w)
+                low, below_w, within, moved = state.clock_hz, over_w, state, -1
             else:
-                high = mid
-        return self._at(running, low, caps)
+                if moved > 0:
+                    below_w *= _shrink(over_w, above_w)
+                high, above_w, moved = state.clock_hz, over_w, 1
+        return within
+
+    def _end(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
+        """The state at one end of the clock range, which every power limit asks for."""
+        state = self._ends.get((running, clock_hz, caps))
+        if state is None:
+            state = self._ends[running, clock_hz, caps] = self._at(running, clock_hz, caps)
+        return state
 
     def _at(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         gpu, classes = self.gpu, self.classes
@@ -170,7 +226,7 @@ class FluidModel:
                 )
             powers.append(dynamic + idle * (sms / held))
         return GpuState(
-            index=len(self.states),
+            index=-1,
             clock_hz=clock_hz,
             power_w=math.fsum(powers) if running else idle,
             kernel_power_w=tuple(powers),

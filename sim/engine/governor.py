@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -92,21 +92,36 @@ class Limiter:
             return [math.inf] * self.gpus
         return [math.floor(loop.target_w / TARGET_STEP_W) * TARGET_STEP_W for loop in self.loops]
 
+    @property
+    def tick_ps(self) -> int:
+        """Time between two looks at the power."""
+        return round(self.limits.tick_s * 1e12)
+
+    def begin(self, idle_w: float) -> None:
+        """Before a run: limiters that have seen nothing yet saw idle GPUs."""
+        for loop in self.loops:
+            loop.begin(idle_w)
+
+    def step(self, energy_j: Sequence[float]) -> list[float]:
+        """One tick, after which the GPUs burnt ``energy_j`` since the last one; returns the new X of each."""
+        if not math.isinf(self.limits.fast_limit_w):
+            for joules, loop in zip(energy_j, self.loops, strict=True):
+                loop.step(joules / self.limits.tick_s)
+        return self.targets_w()
+
     def process(self, engine: Engine) -> Generator[Event, Any, None]:
         """Tick until the last kernel has ended; a tick never extends the run."""
         from sim.engine.driver import Tick
 
-        core, tick_s = engine.core, self.limits.tick_s
+        core = engine.core
         before = [0.0] * self.gpus
-        for gpu, loop in zip(core.gpus, self.loops, strict=True):
-            loop.begin(gpu.model.gpu.idle_w(gpu.clock_cap_hz))
+        self.begin(core.gpus[0].model.gpu.idle_w(core.gpus[0].clock_cap_hz))
         if math.isinf(self.limits.fast_limit_w):
             return
         while not engine.done:
-            yield Tick(engine.env, round(tick_s * 1e12))
-            for gpu, loop in zip(core.gpus, self.loops, strict=True):
-                energy_j = core.energy_until_now(gpu.index, engine.env.now)
-                loop.step((energy_j - before[gpu.index]) / tick_s)
-                before[gpu.index] = energy_j
-            for gpu, target_w in zip(core.gpus, self.targets_w(), strict=True):
+            yield Tick(engine.env, self.tick_ps)
+            now = [core.energy_until_now(gpu.index, engine.env.now) for gpu in core.gpus]
+            targets = self.step([after - earlier for after, earlier in zip(now, before, strict=True)])
+            before = now
+            for gpu, target_w in zip(core.gpus, targets, strict=True):
                 core.change_limit(gpu.index, target_w, gpu.clock_cap_hz)

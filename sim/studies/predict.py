@@ -11,6 +11,7 @@ from sim.cost import Pricer
 from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
+from sim.engine.replay import Piece, Repeated
 from sim.lower import lower
 from sim.machine import Machine, machine
 from sim.runner import settled_targets, simulate
@@ -139,8 +140,10 @@ def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: 
         world=target.world,
     )
     graph = lower(Program(ranks=(rank,) * target.world), pricer.price)
-    targets = settled_targets(graph, target, shared=True)
-    core = Core(graph, [FluidModel(target.model, graph.classes, [])] * graph.gpus, targets)
+    model = FluidModel(target.model, graph.classes, [])
+    loop = Repeated(number=0, piece=Piece(graph, model), repeat=1)
+    targets = settled_targets([loop], target.limits, graph.gpus)
+    core = Core(graph, [model] * graph.gpus, targets)
     return Engine(core).run(), core
 
 

@@ -1,0 +1,199 @@
+"""Equal stretches of work are simulated once and replayed: layers of a model, steps of a generation.
+
+A :class:`Piece` is work that begins and ends *level*: every GPU starts it at one instant with nothing running, and
+all end it at one instant. Then nothing of what came before but the power targets can change how it runs, so one
+run stands for all repetitions under the same targets, to the picosecond. Levelness at the end is checked on every
+run. When the limiters act in time, their ticks read a replayed piece's energy from its power steps; a piece in
+which a target really moves is run again, with the limiters alive, from the state it begins with.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpy.events import Event
+
+from sim.engine.core import Core
+from sim.engine.driver import Engine, Tick
+from sim.engine.fluid import FluidModel
+from sim.engine.governor import Limiter
+from sim.engine.graph import KernelGraph
+from sim.engine.record import Recorder
+from sim.errors import FoldError
+
+Limits = tuple[float, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Played:
+    """One run of a piece: its records and, per GPU, the joules burnt up to each of its power steps."""
+
+    records: Recorder
+    energy_j: tuple[float, ...]
+    _steps: list[tuple[list[int], list[float], list[float]]] | None = None
+
+    def energy_until_j(self, gpu: int, offset_ps: int) -> float:
+        """Joules of one GPU from the piece's start to ``offset_ps``."""
+        if self._steps is None:
+            self._steps = [([], [], []) for _ in self.energy_j]
+            records = self.records
+            for g, time_ps, state in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True):
+                times, powers, energies = self._steps[g]
+                before = energies[-1] + powers[-1] * (time_ps - times[-1]) * 1e-12 if times else 0.0
+                times.append(time_ps)
+                powers.append(records.states[state].power_w)
+                energies.append(before)
+        times, powers, energies = self._steps[gpu]
+        at = bisect_right(times, offset_ps) - 1
+        return energies[at] + powers[at] * (offset_ps - times[at]) * 1e-12
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A kernel graph with the solver and the runs that its repetitions, and other scenarios, share."""
+
+    graph: KernelGraph
+    model: FluidModel
+    keep: bool = True  # whole runs are too big to remember
+    played: dict[Limits, Played] = field(default_factory=dict)
+
+    def play(self, limits_w: Limits) -> Played:
+        """Its run under fixed power targets (W per GPU)."""
+        known = self.played.get(limits_w)
+        if known is None:
+            core = Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))
+            known = Played(records=Engine(core).run(), energy_j=tuple(gpu.energy_j for gpu in core.gpus))
+            if self.keep:
+                self.played[limits_w] = known
+        return known
+
+    def level(self, played: Played) -> bool:
+        """All GPUs end their last kernel at the same instant."""
+        if self.graph.gpus == 1:
+            return True
+        last = [0] * self.graph.gpus
+        for op, end_ps in zip(played.records.span_op, played.records.span_end_ps, strict=True):
+            last[self.graph.op_gpu[op]] = max(last[self.graph.op_gpu[op]], end_ps)
+        return min(last) == played.records.end_ps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """``repeat`` equal pieces in a row: ``number`` is their place in the sequence."""
+
+    number: int
+    piece: Piece
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """``repeat`` repetitions in a row that ran alike."""
+
+    number: int
+    piece: Piece
+    played: Played
+    repeat: int
+
+
+def play(sequence: Sequence[Repeated], limits_w: Limits) -> list[Part]:
+    """The parts of one run under fixed power targets; raises :class:`FoldError` where a cut is not level."""
+    parts = []
+    for step in sequence:
+        played = step.piece.play(limits_w)
+        if (step.repeat > 1 or step is not sequence[-1]) and not step.piece.level(played):
+            raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times: layers do not repeat")
+        parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=step.repeat))
+    return parts
+
+
+def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
+    """The parts of one run with the limiters acting in time, as :meth:`Limiter.process` has them act."""
+    parts: list[Part] = []
+    gpus = range(sequence[0].piece.graph.gpus)
+    gpu = sequence[0].piece.model.gpu
+    limiter.begin(gpu.idle_w(gpu.max_clock_hz))
+    tick_ps = limiter.tick_ps
+    left_ps = tick_ps  # until the next tick
+    since_j = [0.0 for _ in gpus]  # since the last one
+    limits = tuple(limiter.targets_w())
+    for step in sequence:
+        todo = step.repeat
+        while todo:
+            if left_ps == 0:
+                limits = tuple(limiter.step(since_j))
+                since_j, left_ps = [0.0 for _ in gpus], tick_ps
+            played = step.piece.play(limits)
+            end_ps = played.records.end_ps
+            alike = min(todo, left_ps // end_ps)
+            if alike:
+                left_ps -= alike * end_ps
+                since_j = [have + alike * more for have, more in zip(since_j, played.energy_j, strict=True)]
+            else:
+                alike = 1
+                live = _Live(limiter, left_ps, since_j, limits, played)
+                if live.replayed():
+                    left_ps, since_j = live.left_ps, live.since_j
+                else:
+                    played = live.rerun(step.piece)
+                    left_ps, since_j = live.left_ps, live.since_j
+                    limits = tuple(limiter.targets_w())
+            if (step.repeat > 1 or step is not sequence[-1]) and not step.piece.level(played):
+                raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times")
+            parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=alike))
+            todo -= alike
+    return parts
+
+
+class _Live:
+    """The limiters' ticks inside one repetition: first against its replay, then alive from the first real change."""
+
+    def __init__(
+        self, limiter: Limiter, left_ps: int, since_j: Sequence[float], limits_w: Limits, played: Played
+    ) -> None:
+        self.limiter = limiter
+        self.left_ps = left_ps
+        self.since_j = list(since_j)
+        self.limits_w = limits_w
+        self.played = played
+        self.change_ps = 0
+        self.energy_j: list[float] = []
+
+    def replayed(self) -> bool:
+        """Tick through the replay; False, at the tick of the first change, when a target moves."""
+        played, tick_ps = self.played, self.limiter.tick_ps
+        end_ps = played.records.end_ps
+        at_ps, before = self.left_ps, [-carried for carried in self.since_j]
+        while at_ps < end_ps:
+            now = [played.energy_until_j(gpu, at_ps) for gpu in range(len(before))]
+            if tuple(self.limiter.step([a - b for a, b in zip(now, before, strict=True)])) != self.limits_w:
+                self.change_ps, self.energy_j = at_ps, now
+                return False
+            before, at_ps = now, at_ps + tick_ps
+        self.left_ps = at_ps - end_ps
+        self.since_j = [total - b for total, b in zip(played.energy_j, before, strict=True)]
+        return True
+
+    def rerun(self, piece: Piece) -> Played:
+        """Run the piece again with the change in it and the limiters ticking on."""
+        core = Core(piece.graph, [piece.model] * piece.graph.gpus, list(self.limits_w))
+        records = Engine(core, self).run()
+        self.left_ps -= records.end_ps
+        self.since_j = [gpu.energy_j - before for gpu, before in zip(core.gpus, self.energy_j, strict=True)]
+        return Played(records=records, energy_j=tuple(gpu.energy_j for gpu in core.gpus))
+
+    def process(self, engine: Engine) -> Generator[Event, Any, None]:
+        """The limiters from the first change on; see :class:`sim.engine.driver.Governor`."""
+        limiter, core = self.limiter, engine.core
+        yield Tick(engine.env, self.change_ps)
+        while True:
+            for gpu, target_w in zip(core.gpus, limiter.targets_w(), strict=True):
+                core.change_limit(gpu.index, target_w, gpu.clock_cap_hz)
+            self.left_ps = engine.env.now + limiter.tick_ps
+            yield Tick(engine.env, limiter.tick_ps)
+            now = [core.energy_until_now(gpu.index, engine.env.now) for gpu in core.gpus]
+            limiter.step([a - b for a, b in zip(now, self.energy_j, strict=True)])
+            self.energy_j = now

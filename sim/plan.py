@@ -1,0 +1,191 @@
+"""A scenario's work laid out for one machine, whatever its power policy: shared by all scenarios that differ in it.
+
+The plan proves which ranks are equal (:mod:`sim.fold`) and cuts the programs into repeating pieces
+(:mod:`sim.engine.replay`); what it cannot prove it says in a :class:`FoldError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.cost import Pricer
+from sim.engine.fluid import FluidModel
+from sim.engine.graph import KernelClass, KernelGraph
+from sim.engine.replay import Part, Piece, Repeated
+from sim.errors import FoldError
+from sim.fold import Folding, fold, unfolded
+from sim.lower import Classify, lower
+from sim.machine import Machine
+from sim.outcome import Outcome
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+
+# Prices remembered for one GPU type and world; beyond it they are worked out again.
+MAX_PRICES = 200_000
+MAX_PRICERS = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """Work as the engine gets it: pieces in order, the phases of each, where each begins in every GPU's program."""
+
+    folding: Folding
+    sequence: tuple[Repeated, ...]
+    phases: tuple[tuple[str, ...], ...]
+    first_op: tuple[NDArray[np.int64], ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class Plan:
+    """The rank programs of a scenario, priced, and the ways to run them."""
+
+    program: Program
+    tokens: int
+    classify: Classify
+    machine: Machine
+    issue_s: float | None
+    pieces: dict[object, Piece] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> int:
+        """Kernels over all ranks."""
+        sizes: dict[int, int] = {}
+        for rank in self.program.ranks:
+            if id(rank) not in sizes:
+                sizes[id(rank)] = sum(len(s.kernels) * s.repeat for phase in rank.phases for s in phase.segments)
+        return sum(sizes[id(rank)] for rank in self.program.ranks)
+
+    def full_graph(self) -> KernelGraph:
+        """The kernel graph of every rank."""
+        return lower(self.program, self.classify, issue_s=self.issue_s)
+
+    @cached_property
+    def folding(self) -> Folding:
+        """Classes of equal ranks, or :class:`FoldError`."""
+        return fold(self.program, self.classify)
+
+    @cached_property
+    def full(self) -> Layout:
+        """Every rank, every layer."""
+        return self._whole(unfolded(len(self.program.ranks)), self.full_graph())
+
+    @cached_property
+    def folded(self) -> Layout:
+        """Equal ranks once, every layer."""
+        folding = self.folding
+        if len(folding.classes) == len(self.program.ranks) > 1:
+            raise FoldError(f"no two of the {len(self.program.ranks)} ranks run equal programs: use detail = 'full'")
+        chosen = folding.representatives(self.program)
+        return self._whole(folding, lower(chosen, self.classify, issue_s=self.issue_s, groups=folding.groups))
+
+    @cached_property
+    def segments(self) -> Layout:
+        """Equal ranks once, equal layers once."""
+        if self.issue_s is not None:
+            raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
+        folding = self.folding
+        ranks = folding.representatives(self.program).ranks
+        if any(s.asynchronous or s.waits for rank in ranks for phase in rank.phases for s in phase.segments):
+            raise FoldError("transfers between pipeline stages run beside the layers: layers do not repeat alone")
+        sequence: list[Repeated] = []
+        phases: list[tuple[str, ...]] = []
+        first_op: list[NDArray[np.int64]] = []
+        at = np.zeros(len(ranks), dtype=np.int64)
+        for steps in zip(*(rank.phases for rank in ranks), strict=True):
+            for segments in _side_by_side([step.segments for step in steps]):
+                piece = self._piece(segments, folding)
+                sequence.append(Repeated(number=len(sequence), piece=piece, repeat=max(s.repeat for s in segments)))
+                phases.append((steps[0].name,))
+                first_op.append(at)
+                at = at + np.array([len(segment.kernels) * segment.repeat for segment in segments])
+        return Layout(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
+
+    def outcome(self, layout: Layout, parts: Sequence[Part], *, detail: str, why: str) -> Outcome:
+        """What a run of ``layout`` left behind."""
+        return Outcome(
+            folding=layout.folding,
+            parts=parts,
+            phases=layout.phases,
+            first_op=layout.first_op,
+            detail=detail,
+            why=why,
+            kernels=self.kernels,
+            full_graph=self.full_graph,
+        )
+
+    def _whole(self, folding: Folding, graph: KernelGraph) -> Layout:
+        piece = Piece(graph, FluidModel(self.machine.model, graph.classes, []), keep=False)
+        return Layout(
+            folding=folding,
+            sequence=(Repeated(number=0, piece=piece, repeat=1),),
+            phases=(tuple(phase for phase, _, _ in graph.segments),),
+            first_op=(np.zeros(graph.gpus, dtype=np.int64),),
+        )
+
+    def _piece(self, segments: Sequence[Segment], folding: Folding) -> Piece:
+        """One repetition of a segment on all folded GPUs; equal ones (the head of every step) share it."""
+        key = tuple(segment.kernels for segment in segments)
+        piece = self.pieces.get(key)
+        if piece is None:
+            ranks = tuple(
+                RankProgram(
+                    phases=(Phase(name="", segments=(Segment(name=s.name, kernels=s.kernels),) if s.kernels else ()),)
+                )
+                for s in segments
+            )
+            graph = lower(Program(ranks=ranks), self.classify, groups=folding.groups)
+            piece = self.pieces[key] = Piece(graph, FluidModel(self.machine.model, graph.classes, []))
+        return piece
+
+
+def _side_by_side(ranks: Sequence[tuple[Segment, ...]]) -> Iterator[tuple[Segment, ...]]:
+    """The ranks' segments of one phase in step; a rank that has fewer (no head) does nothing in the last ones."""
+    nothing = Segment(name="", kernels=(), repeat=0)
+    for segments in zip_longest(*ranks, fillvalue=nothing):
+        if len({(s.name, s.repeat) for s in segments if s is not nothing}) > 1:
+            raise FoldError("ranks run different numbers of layers (pipeline stages): layers do not repeat together")
+        yield segments
+
+
+class _Prices:
+    """A pricer and what it has priced so far."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.pricer = pricer
+        self.known: dict[Kernel, KernelClass] = {}
+
+    def price(self, kernel: Kernel) -> KernelClass:
+        known = self.known.get(kernel)
+        if known is None:
+            if len(self.known) > MAX_PRICES:
+                self.known.clear()
+            known = self.known[kernel] = self.pricer.price(kernel)
+        return known
+
+
+# By what prices depend on; the pricers keep the objects alive whose identities the keys name.
+_PRICES: dict[tuple[object, ...], _Prices] = {}
+
+
+def classifier(target: Machine, *, eager: bool) -> Classify:
+    """Prices kernels on ``target`` and remembers them across scenarios: a price does not depend on the power cap."""
+    launch = target.profile.launch
+    key = (id(target.profile), id(target.gpu), target.cluster.node, target.world, eager)
+    prices = _PRICES.get(key)
+    if prices is None:
+        if len(_PRICES) >= MAX_PRICERS:
+            _PRICES.clear()
+        pricer = Pricer(
+            profile=target.profile,
+            gpu=target.gpu,
+            gap_s=launch.eager_gap_s if eager else launch.graph_gap_s,
+            world=target.world,
+            cluster=target.cluster,
+        )
+        prices = _PRICES[key] = _Prices(pricer)
+    return prices.price

@@ -1,0 +1,186 @@
+"""Folded and segment runs equal full detail; what cannot be folded says which obligation failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import workloads
+from sim import simulate
+from sim.errors import FoldError
+from sim.fold import fold
+from sim.machine import machine_of
+from sim.plan import classifier
+from sim.report import summary
+from sim.runner import build, settled_targets
+from sim.runner import plan_of as plan_of_model
+from sim.scenario import Scenario
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork
+
+LLAMA = {"model": "llama3-70b", "tp": 4, "layers": 5}
+OVERLAP = LLAMA | {"sequence_parallel": True, "overlap_chunks": 4, "comm_ctas": 8, "seq_len": 4096}
+EXPERTS = {"model": "qwen3-30b-a3b", "layers": 4, "tp": 4, "ep": 4, "seq_len": 1024}
+CASES: dict[str, dict[str, Any]] = {
+    "prefill": LLAMA,
+    "prefill uncapped": LLAMA | {"uncapped": True},
+    "prefill at 400 W": LLAMA | {"batch": 4, "power_cap_w": 400},
+    "decode": LLAMA | {"phase": "decode", "batch": 32},
+    "overlap": OVERLAP | {"batch": 2},
+    "overlap at 500 W": OVERLAP | {"power_cap_w": 500},
+    "overlap, limiters in time": OVERLAP | {"regime": "cold", "batch": 4, "layers": 12},
+    "limiters in time": LLAMA | {"regime": "cold", "batch": 8, "layers": 20},
+    "generate": LLAMA | {"phase": "generate", "seq_len": 512, "output_len": 5},
+    "generate, limiters in time": {"model": "llama3-8b", "phase": "generate", "batch": 64, "seq_len": 2048,
+                                   "output_len": 12, "layers": 8, "power_cap_w": 300},
+    "uneven experts": EXPERTS | {"ep_mode": "all_reduce", "expert_skew": 0.6},
+    "experts by all-to-all": EXPERTS | {"ep_mode": "all_to_all", "tp": 1, "phase": "decode", "batch": 16},
+    "replicas": {"model": "llama3-8b", "tp": 2, "dp": 2, "layers": 4, "batch": 4},
+    "pipeline": {"model": "llama3-8b", "tp": 2, "pp": 2, "dp": 2, "layers": 5, "batch": 8, "seq_len": 256},
+    "context slices": {"model": "llama3-8b", "tp": 2, "cp": 2, "layers": 4, "seq_len": 4096, "uncapped": True},
+    "eager": {"model": "llama3-8b", "launch": "eager", "seq_len": 64, "layers": 4, "tp": 2},
+}  # fmt: skip
+
+
+def plan_of(scenario: Scenario) -> Any:
+    return plan_of_model(scenario, workloads.load_model(scenario.model), machine_of(scenario))
+
+
+@pytest.mark.parametrize("detail", ["folded", "segment"])
+@pytest.mark.parametrize("name", CASES)
+def test_detail_changes_nothing(name: str, detail: str) -> None:
+    """Time to the picosecond, energy to 1e-9, and every span of every rank and layer at its place."""
+    if detail == "folded" and "experts" in name:
+        pytest.skip("no two ranks are equal")
+    if detail == "segment" and name in ("eager", "pipeline"):
+        pytest.skip("refused, see below")
+    full, short = (simulate(**CASES[name], detail=d) for d in ("full", detail))
+    assert short.outcome.detail == detail and full.outcome.detail == "full"
+    assert short.outcome.end_ps == full.outcome.end_ps
+    assert short.energy_j_per_gpu == pytest.approx(full.energy_j_per_gpu, rel=1e-9)
+    assert short.power_limit_w == full.power_limit_w
+    for figure in ("exposed_communication_s", "sm_clock_hz_per_gpu"):
+        assert getattr(short, figure) == pytest.approx(getattr(full, figure), rel=1e-9)
+    for by in ("kernel", "phase"):
+        expected = full.sums_by(by)
+        assert short.sums_by(by).keys() == expected.keys()
+        for key, sums in short.sums_by(by).items():
+            assert sums == pytest.approx(expected[key], rel=1e-9, abs=1e-12)
+    pd.testing.assert_frame_equal(short.kernels, full.kernels, rtol=1e-9, atol=1e-15)
+    assert (short.kernels["start_s"] == full.kernels["start_s"]).all()
+    half_s = full.latency_s / 2
+    assert short.energy_until(half_s) == pytest.approx(full.energy_until(half_s), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["prefill at 400 W", "overlap"])
+def test_every_layout_settles_at_the_same_power_target(name: str) -> None:
+    scenario = Scenario.of(**CASES[name])
+    plan, limits = plan_of(scenario), machine_of(scenario).limits
+    found = {
+        settled_targets(layout.sequence, limits, len(layout.folding.classes))[0]
+        for layout in (plan.full, plan.folded, plan.segments)
+    }
+    assert len(found) == 1
+    assert found.pop() < limits.fast_limit_w
+
+
+def test_the_settled_target_is_the_highest_that_the_slow_limit_allows() -> None:
+    scenario = Scenario.of(**CASES["prefill at 400 W"])
+    plan, limits = plan_of(scenario), machine_of(scenario).limits
+    target = settled_targets(plan.segments.sequence, limits, 1)[0]
+
+    def mean_w(target_w: float) -> float:
+        parts = [(step, step.piece.play((target_w,))) for step in plan.segments.sequence]
+        joules = sum(step.repeat * played.energy_j[0] for step, played in parts)
+        return joules / sum(step.repeat * played.records.end_ps * 1e-12 for step, played in parts)
+
+    assert mean_w(target) <= limits.slow_limit_w < mean_w(target + 2.0)
+
+
+def test_the_choice_is_automatic_and_shown() -> None:
+    run = simulate(**CASES["overlap"])
+    assert summary(run)["detail"] == "segment"
+    assert "equal ranks and layers simulated once (1 of 4 GPUs)" in repr(run)
+    eager = simulate(**CASES["eager"])
+    assert summary(eager)["detail"] == "folded"
+    assert "launch times are absolute" in summary(eager)["detail_why"]
+
+
+def test_what_cannot_be_replayed_or_folded_is_refused_by_name() -> None:
+    with pytest.raises(FoldError, match="launch = 'eager'"):
+        simulate(**CASES["eager"], detail="segment")
+    with pytest.raises(FoldError, match="beside the layers"):
+        simulate(**CASES["pipeline"], detail="segment")
+    with pytest.raises(FoldError, match="no two of the 4 ranks run equal programs"):
+        simulate(**CASES["uneven experts"], detail="folded")
+
+
+# -- folding by hand: programs that no scenario makes ----------------------------------------------------------
+
+
+def copy(rows: int) -> Kernel:
+    work = ElementwiseWork(op=Elementwise.COPY, rows=rows, width=1024, bytes_moved=4096 * rows)
+    return Kernel(name="copy", work=work, flops=0.0, bytes_moved=4096.0 * rows)
+
+
+def reduce(*ranks: int, mib: int = 1) -> Kernel:
+    work = CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=ranks, buffer_bytes=mib << 20)
+    return Kernel(name="reduce", work=work, flops=0.0, bytes_moved=0.0)
+
+
+def program(*ranks: tuple[Kernel, ...]) -> Program:
+    return Program(
+        ranks=tuple(
+            RankProgram(phases=(Phase(name="step", segments=(Segment(name="layer", kernels=kernels, repeat=3),)),))
+            for kernels in ranks
+        )
+    )
+
+
+CLASSIFY = classifier(machine_of(Scenario.of(model="llama3-8b", tp=4, ignore_memory=True)), eager=False)
+
+
+def test_equal_programs_of_other_groups_are_one_class() -> None:
+    """Two replicas of two ranks: nobody is the same object, everybody does the same."""
+    both = program(*[(copy(64), reduce(0, 1))] * 2, *[(copy(64), reduce(2, 3))] * 2)
+    folding = fold(both, CLASSIFY)
+    assert folding.classes == ((0, 1, 2, 3),)
+    assert folding.groups == {(0, 1): ((0, 0),), (2, 3): ((0, 0),)}
+
+
+def test_ranks_that_meet_different_partners_are_different() -> None:
+    """Ranks 0 and 2 run equal programs, but 0 waits for a busier partner."""
+    folding = fold(
+        program(
+            (copy(64), reduce(0, 1)), (copy(9999), reduce(0, 1)), (copy(64), reduce(2, 3)), (copy(64), reduce(2, 3))
+        ),
+        CLASSIFY,
+    )
+    assert folding.classes == ((0,), (1,), (2, 3))
+    assert folding.groups[0, 1] == ((0, 0), (1, 0))
+
+
+def test_a_chain_in_which_neighbours_meet_at_different_places_is_refused() -> None:
+    """Each rank of a ring meets its neighbours in turn: rank 0's first collective is rank 1's second."""
+    with pytest.raises(FoldError, match="at different places"):
+        fold(
+            program((reduce(0, 1), reduce(0, 2)), (reduce(1, 2), reduce(0, 1)), (reduce(0, 2), reduce(1, 2))), CLASSIFY
+        )
+
+
+def test_a_missing_member_is_named() -> None:
+    with pytest.raises(FoldError, match=r"ranks \(0, 1\) do not all take part"):
+        fold(program((copy(64), reduce(0, 1)), (copy(64),)), CLASSIFY)
+
+
+def test_kernels_are_counted_without_laying_them_out() -> None:
+    scenario = Scenario.of(**LLAMA)
+    made, _ = build(scenario, workloads.load_model(scenario.model))
+    run = simulate(scenario)
+    assert (
+        run.outcome.kernels
+        == run.graph.kernels
+        == 4 * sum(len(s.kernels) * s.repeat for s in made.ranks[0].phases[0].segments)
+    )
