@@ -10,6 +10,7 @@ from scipy.special import ndtri
 
 from hardware.cluster import Cluster
 from hardware.gpu import GpuSpec
+from hardware.laws.collective import even_buffer
 from hardware.laws.price import (
     attention_decode_terms,
     attention_latent_terms,
@@ -160,12 +161,15 @@ class Pricer:
                     k=work.k,
                 )
             case CollectiveWork():
+                buffer_bytes = work.buffer_bytes
+                if work.sent_bytes is not None and work.received_bytes is not None:
+                    buffer_bytes = max(1, even_buffer(len(work.ranks), work.sent_bytes, work.received_bytes))
                 return collective_terms(
                     profile,
                     gpu,
                     op=work.op.value,
                     world=len(work.ranks),
-                    buffer_bytes=work.buffer_bytes,
+                    buffer_bytes=buffer_bytes,
                     ctas=work.ctas,
                     in_graph=self.in_graph,
                     algorithm=work.algorithm.value,

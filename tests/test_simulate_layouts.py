@@ -8,13 +8,14 @@ from hardware.laws.terms import KernelTerms
 from sim import simulate
 from sim.engine.graph import KernelClass
 from sim.engine.replay import play
+from sim.errors import ScenarioError
 from sim.machine import machine_of
 from sim.plan import Plan
 from sim.scenario import Scenario
 from sim.timeline import Timeline
 from sim.trace import to_trace
 from traces.lint import overlaps
-from workloads import Layout, Options, build_generate, build_program, load_model
+from workloads import Layout, Options, WorkloadError, build_generate, build_program, load_model
 from workloads.program import Kernel
 from workloads.work import CollectiveWork
 
@@ -128,3 +129,50 @@ def test_more_micro_batches_shrink_the_bubble_until_kernels_get_small() -> None:
     bubbles = [run.bubble_s / run.latency_s for run in runs]
     assert bubbles == sorted(bubbles, reverse=True)
     assert runs[1].latency_s < runs[0].latency_s
+
+
+TWO_NODES = {"model": "llama3-70b", "layers": 4, "batch": 16, "seq_len": 1024, "lm_head": False}
+
+
+def test_tensor_groups_stay_in_a_node_and_stages_may_cross() -> None:
+    """Sixteen GPUs, two nodes of eight: TP 16 sends every layer over the NICs, TP 8 x PP 2 one activation a batch."""
+    wide = simulate(Scenario.of(**TWO_NODES, tp=16))
+    deep = simulate(Scenario.of(**TWO_NODES, tp=8, pp=2, micro_batches=16, pp_schedule="1f1b"))
+    far = {c.name for c in wide.graph.classes if c.terms.extrapolated and c.collective}
+    assert far == {"all_reduce_attn", "all_reduce_down"}
+    assert deep.latency_s < wide.latency_s
+    assert deep.exposed_by_kind["exposed_s"]["all_reduce"] < wide.exposed_by_kind["exposed_s"]["all_reduce"]
+
+
+def test_replicas_on_two_nodes_meet_nobody() -> None:
+    one = simulate(Scenario.of(**TWO_NODES | {"batch": 8}, tp=8))
+    two = simulate(Scenario.of(**TWO_NODES, tp=8, dp=2))
+    seconds = [run.exposed_by_kind["exposed_s"]["all_reduce"] for run in (one, two)]
+    assert seconds[1] == pytest.approx(seconds[0], rel=1e-9)
+
+
+def test_a_named_algorithm_changes_decode() -> None:
+    decode = SMALL | {"phase": "decode", "batch": 8, "tp": 4}
+    runs = {a: simulate(Scenario.of(**decode, all_reduce=a)).latency_s for a in ("library", "ring", "auto", "one_shot")}
+    assert runs["ring"] == runs["library"]
+    assert runs["auto"] == runs["one_shot"] < runs["library"]
+
+
+def test_expert_layers_honour_the_blocks_for_communication() -> None:
+    fields = {"model": "qwen3-30b-a3b", "layers": 2, "seq_len": 4096, "tp": 2, "ep": 2, "ep_mode": "all_reduce"}
+    times = [simulate(Scenario.of(**fields, comm_ctas=ctas)).latency_s for ctas in (2, 16)]
+    assert times[0] > 1.1 * times[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ulysses": 4, "cp": 2}, "ulysses = 4 with cp = 2: give cp = 4, or leave it out"),
+        ({"micro_batches": 4}, "micro_batches = 4 needs pp of at least 2"),
+        ({"dp": 3, "batch": 8}, "dp = 3 does not divide batch = 8: use 1, 2, 4, 8"),
+    ],
+    ids=str,
+)
+def test_bad_layouts_are_one_line(fields: dict[str, object], message: str) -> None:
+    with pytest.raises((ScenarioError, WorkloadError), match=message):
+        simulate(Scenario.of(**SMALL | fields))

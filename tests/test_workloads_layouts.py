@@ -9,7 +9,9 @@ import pytest
 from workloads import DType, Layout, Options, Program, WorkloadError, build_generate, build_program, load_model
 from workloads import memory_need as need_of
 from workloads.placement import groups_of, place_of, stage_pairs
+from workloads.popularity import Zipf
 from workloads.program import Kernel, RankProgram
+from workloads.routing import Routing
 from workloads.work import CollectiveOp, CollectiveWork
 
 LAYOUTS = [
@@ -173,3 +175,19 @@ def test_tokens_must_divide_over_a_context() -> None:
         build_program(model, Layout(cp=4), phase="prefill", batch=1, seq_len=510)
     with pytest.raises(WorkloadError, match="cp = 4 does not divide the 6 sequences that a decode step runs at once"):
         build_program(model, Layout(cp=4), phase="decode", batch=6, seq_len=510)
+
+
+def test_an_uneven_exchange_gives_what_others_take() -> None:
+    layout = Layout(ep=4, ep_mode="all_to_all")
+    options = Options(routing=Routing(popularity=Zipf(exponent=1.0)))
+    program = build_program(load_model("qwen3-30b-a3b"), layout, phase="prefill", batch=2, seq_len=512, options=options)
+    sent, received = [], []
+    for rank in program.ranks:
+        for kernel in rank.phases[0].segments[0].kernels:
+            work = kernel.work
+            if isinstance(work, CollectiveWork) and work.sent_bytes is not None and work.received_bytes is not None:
+                sent.append(work.sent_bytes)
+                received.append(work.received_bytes)
+    assert len(sent) == 8  # four ranks, there and back
+    assert sum(sent) == pytest.approx(sum(received), rel=1e-3)
+    assert max(sent) > 1.2 * min(sent)

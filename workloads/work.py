@@ -142,7 +142,8 @@ class CollectiveWork:
 
     All-gather counts its output, reduce-scatter its input, all-to-all the buffer of one rank, send/recv
     the bytes one rank sends; ``send`` goes one way, from the first rank to the second. ``ctas`` None leaves
-    the number of blocks to the library. ``algorithm`` is for all-reduces.
+    the number of blocks to the library. ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes``
+    are what this rank exchanges with all others in an uneven all-to-all; None: an even one.
     """
 
     op: CollectiveOp
@@ -150,6 +151,8 @@ class CollectiveWork:
     buffer_bytes: int
     ctas: int | None = None
     algorithm: AllReduce = AllReduce.LIBRARY
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
 
 
 Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | CollectiveWork

@@ -71,6 +71,17 @@ def bus_bytes(op: str, world: int, buffer_bytes: float) -> float:
     return float(buffer_bytes)
 
 
+def even_buffer(world: int, sent_bytes: int, received_bytes: int) -> int:
+    """The buffer of an even all-to-all in which a rank moves what it moves in the busier direction.
+
+    Through a switch only a rank's totals count, not who gets how much.
+
+    >>> even_buffer(4, 300, 600)
+    800
+    """
+    return round(max(sent_bytes, received_bytes) * world / (world - 1))
+
+
 @lru_cache(maxsize=65536)
 def collective_base_terms(
     coefficients: CollectiveCoefficients,

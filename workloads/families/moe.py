@@ -31,7 +31,7 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
     if travels:
         kernels += [
             _gather("gather_dispatch", sent, width),
-            _exchange("dispatch", shape, sent * width * element),
+            _exchange("dispatch", shape, load, away=True),
         ]
     kernels.append(_gather("gather", rows, width))
     kernels += [
@@ -55,7 +55,7 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
     if travels:
         kernels += [
             _gather("gather_return", rows, width),
-            _exchange("combine", shape, sent * width * element),
+            _exchange("combine", shape, load, away=False),
         ]
     passes = 3 * model.top_k + 1  # multiply (read, write) and sum (read) every row, write one a token
     kernels += [
@@ -103,10 +103,19 @@ def _grouped(name: str, shape: Shape, load: ExpertLoad, slots: int, *, n: int, k
     )
 
 
-def _exchange(name: str, shape: Shape, buffer: int) -> Kernel:
-    return Kernel(
-        name=f"all_to_all_{name}",
-        work=CollectiveWork(op=CollectiveOp.ALL_TO_ALL, ranks=shape.layout.ranks, buffer_bytes=buffer),
-        flops=0.0,
-        bytes_moved=float(buffer),
+def _exchange(name: str, shape: Shape, load: ExpertLoad, *, away: bool) -> Kernel:
+    """Rows to their experts (``away``) or back: a rank gives its tokens' rows and takes those of its experts.
+
+    Every rank's tokens choose alike, so that each sends 1/n of what an expert gets.
+    """
+    ranks, row_bytes = shape.layout.ranks, shape.model.d_model * DType.BF16.bytes
+    own, here = shape.tokens * shape.model.top_k, load.rows / len(ranks)
+    given, taken = round((own - here) * row_bytes), round((load.rows - here) * row_bytes)
+    work = CollectiveWork(
+        op=CollectiveOp.ALL_TO_ALL,
+        ranks=ranks,
+        buffer_bytes=own * row_bytes,
+        sent_bytes=max(0, given if away else taken),
+        received_bytes=max(0, taken if away else given),
     )
+    return Kernel(name=f"all_to_all_{name}", work=work, flops=0.0, bytes_moved=float(own * row_bytes))
