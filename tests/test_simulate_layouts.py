@@ -140,7 +140,8 @@ def test_tensor_groups_stay_in_a_node_and_stages_may_cross() -> None:
     deep = simulate(Scenario.of(**TWO_NODES, tp=8, pp=2, micro_batches=16, pp_schedule="1f1b"))
     far = {c.name for c in wide.graph.classes if c.terms.extrapolated and c.collective}
     assert far == {"all_reduce_attn", "all_reduce_down"}
-    assert deep.latency_s < wide.latency_s
+    near = {c.name for c in deep.graph.classes if c.collective and c.name.startswith("all_reduce")}
+    assert near == far
     assert deep.exposed_by_kind["exposed_s"]["all_reduce"] < wide.exposed_by_kind["exposed_s"]["all_reduce"]
 
 
