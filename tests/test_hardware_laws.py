@@ -223,3 +223,17 @@ def test_every_coefficient_that_was_fitted_has_a_standard_error() -> None:
     for family in ("power", "gemm.bf16", "prefill", "decode", "grouped"):
         found = {name: value for name, value in errors.items() if name.startswith(family)}
         assert found and all(math.isfinite(value) and value >= 0 for value in found.values()), family
+
+
+@pytest.mark.parametrize(
+    ("bytes_moved", "microseconds", "joules"),
+    [(12_582_912, 7.67, 3.15e-3), (100_663_296, 66.6, 34.6e-3), (1_006_387_200, 639.6, 348.5e-3)],
+)
+def test_copies_that_sort_rows_take_what_was_measured(bytes_moved: int, microseconds: float, joules: float) -> None:
+    """Our permute_copy rows (records/h100-sxm-80gb/calibration/gaps.jsonl): half the rate of a plain copy."""
+    kernel = {"rows": 4096, "bytes_moved": bytes_moved, "launched_blocks": 4096}
+    terms, plain = (price.elementwise_terms(PROFILE, H100, op=op, **kernel) for op in ("permute_copy", "copy"))
+    point = point_at(terms, PROFILE.curve, sms=132, gpu_sms=132, sm_clock_hz=H100.max_clock_hz)
+    assert point.latency_s * 1e6 == pytest.approx(microseconds, rel=0.03)
+    assert point.latency_s * point.power_w == pytest.approx(joules, rel=0.04)
+    assert point.latency_s > 1.4 * time_s(plain, sms=132, sm_clock_hz=H100.max_clock_hz)

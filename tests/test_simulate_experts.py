@@ -49,14 +49,17 @@ def test_each_rank_burns_its_own_work_and_the_early_ones_wait() -> None:
     assert experts[light] < 0.6 * experts[heavy]
     combine = spans[spans["kernel"] == "all_to_all_combine"].set_index("gpu")
     assert combine.loc[light, "duration_s"] > 2 * combine.loc[heavy, "duration_s"]
-    # Watts while it waits: those of a waiting rank (idle and the spinning blocks), far below a working one's.
+    # Watts while it waits: those of a waiting rank (idle and the spinning blocks), far below a working one's. Then it
+    # moves its own rows.
     waited = combine.loc[light, "energy_j"] / combine.loc[light, "duration_s"]
-    terms = next(c.terms for c in timeline.graph.classes if c.name == "all_to_all_combine")
+    graph = timeline.graph
+    terms = graph.classes[graph.op_class[int(combine.loc[light, "op"])]].terms
     idle_w = timeline.machine.model.idle_w(timeline.machine.model.max_clock_hz)
-    moving_j = combine.loc[heavy, "energy_j"]
-    spun_s = combine.loc[light, "duration_s"] - combine.loc[heavy, "duration_s"]
-    assert combine.loc[light, "energy_j"] - moving_j == pytest.approx(
-        spun_s * (idle_w + terms.waiting_power_w), rel=0.05
+    active_w = terms.sm_power_w * terms.blocks * terms.sms_per_block / timeline.machine.gpu.sms
+    spun_s = combine.loc[light, "moving_s"] - combine.loc[light, "start_s"]
+    moved_s = combine.loc[light, "end_s"] - combine.loc[light, "moving_s"]
+    assert combine.loc[light, "energy_j"] == pytest.approx(
+        spun_s * (idle_w + terms.waiting_power_w) + moved_s * (idle_w + active_w) + terms.link_energy_j, rel=0.01
     )
     assert waited < 0.75 * timeline.power_w_per_gpu[heavy]
 

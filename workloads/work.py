@@ -28,6 +28,7 @@ class Elementwise(StrEnum):
     """Memory-bound kernels, named as in the measurement records."""
 
     COPY = "copy"
+    PERMUTE_COPY = "permute_copy"
     ADD_RMSNORM = "add_rmsnorm"
     RMSNORM = "rmsnorm"
     SILU_MUL = "silu_mul"

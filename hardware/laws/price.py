@@ -10,7 +10,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.collective import collective_base_terms
 from hardware.laws.correction import corrected
-from hardware.laws.elementwise import elementwise_base_terms, elementwise_features
+from hardware.laws.elementwise import elementwise_base_terms, elementwise_features, permuting
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.latent import latent_decode_base_terms
@@ -130,6 +130,11 @@ def elementwise_terms(
     profile: Profile, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, launched_blocks: int
 ) -> KernelTerms:
     """A memory-bound kernel by the name that records use."""
+    if op == "permute_copy":
+        copy = elementwise_terms(
+            profile, gpu, op="copy", rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks
+        )
+        return permuting(copy, bytes_moved=bytes_moved, sms=gpu.sms)
     name = _LIKE.get(op, op)
     terms = elementwise_base_terms(
         profile.elementwise[name],

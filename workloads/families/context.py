@@ -59,16 +59,16 @@ def _ulysses(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[K
     out_width = shape.q_heads * model.head_dim
     sent_width = cp * (inside.q_heads + 2 * inside.kv_heads) * model.head_dim
     return [
-        _copy("permute_qkv", shape.tokens, sent_width),
+        _copy("permute_qkv", shape.tokens, sent_width, Elementwise.PERMUTE_COPY),
         _exchange("all_to_all_qkv", shape, sent_width),
         *_local(node, inside, phase, stack),
         _exchange("all_to_all_out", shape, out_width),
-        _copy("permute_out", shape.tokens, out_width),
+        _copy("permute_out", shape.tokens, out_width, Elementwise.PERMUTE_COPY),
     ]
 
 
-def _copy(name: str, rows: int, width: int) -> Kernel:
-    return elementwise_kernel(name, Elementwise.COPY, rows, width, 2 * rows * width * DType.BF16.bytes)
+def _copy(name: str, rows: int, width: int, op: Elementwise = Elementwise.COPY) -> Kernel:
+    return elementwise_kernel(name, op, rows, width, 2 * rows * width * DType.BF16.bytes)
 
 
 def _exchange(name: str, shape: Shape, width: int) -> Kernel:
