@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from hardware.cluster import Cluster
 from hardware.gpu import GpuSpec
 from hardware.laws.collective import even_buffer
+from hardware.laws.gemm import wave_part
 from hardware.laws.price import (
     attention_decode_terms,
     attention_latent_terms,
@@ -49,15 +50,23 @@ class Pricer:
     world: int = 1
     cluster: Cluster | None = None
 
+    def _part(self, work: Work, terms: KernelTerms) -> KernelTerms:
+        """``terms`` of the part of the kernel that ``work`` is."""
+        if not isinstance(work, GemmWork) or work.part is None:
+            return terms
+        index, parts = work.part
+        return wave_part(terms, index=index, parts=parts, sms=min(terms.sms_cap, float(self.gpu.sms)))
+
     def price(self, kernel: Kernel) -> KernelClass:
         """The engine's class for ``kernel``: its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
+        goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         return KernelClass(
             name=kernel.name,
             family=family(work),
-            terms=self._of_group(work, self.terms(work)),
-            gap_s=0.0 if side else self.gap_s,
+            terms=self._part(work, self._of_group(work, self.terms(work))),
+            gap_s=0.0 if side or goes_on else self.gap_s,
             lead_s=SIDE_STREAM_LEAD_S if side else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
@@ -95,6 +104,9 @@ class Pricer:
         """Time and energy terms of ``work`` on this GPU."""
         profile, gpu = self.profile, self.gpu
         match work:
+            case GemmWork() | GroupedGemmWork() if work.beside_ctas:
+                left = gpu.sms - work.beside_ctas * profile.collective.sms_per_cta
+                return replace(self.terms(replace(work, beside_ctas=0)), sms_cap=max(left, 1.0))
             case GemmWork():
                 return gemm_terms(
                     profile,

@@ -172,12 +172,13 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
                 ) from None
             for repetition in range(repeat):
                 base = start + repetition * size
-                if joins:
+                joined = joins and not (segment.rolls and repetition)
+                if joined:
                     for stream in used:
                         head = base + lane.index(stream)
                         edges.extend((tail, head) for other, tail in last_of.items() if other != stream)
-                edges.extend((base + before, base + after) for before, after in inner)
-                if (joins or repetition == repeat - 1) and not segment.asynchronous:
+                edges.extend((base + p, base + i) for p, i in inner if p >= 0 or repetition)
+                if (joined or repetition == repeat - 1) and not segment.asynchronous:
                     last_of = {s: base + size - 1 - lane[::-1].index(s) for s in used}
             start += size * repeat
             if segment.mark is not None:

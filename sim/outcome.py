@@ -71,7 +71,7 @@ def _power_sums(graph: KernelGraph, records: Recorder) -> Floats:
     states = [records.states[i] for i in used.tolist()]
     power_w = np.array([s.power_w for s in states])[index]
     clock_hz = np.array([s.clock_hz for s in states])[index]
-    busy = np.array([s.sms_busy > 0.0 for s in states])[index]
+    busy = np.array([bool(s.rates) for s in states])[index]  # copy engines run without SMs
     joules, busy_s = power_w * held_s, held_s * busy
     columns = (joules, joules * ~busy, held_s - busy_s, busy_s, clock_hz * busy_s)
     return np.column_stack([_sums(gpu, column, graph.gpus) for column in columns])

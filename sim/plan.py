@@ -92,6 +92,8 @@ class Plan:
         ranks = folding.representatives(self.program).ranks
         if any(s.asynchronous or s.waits for rank in ranks for phase in rank.phases for s in phase.segments):
             raise FoldError("transfers between pipeline stages run beside the layers: layers do not repeat alone")
+        if any(s.rolls for rank in ranks for phase in rank.phases for s in phase.segments):
+            raise FoldError("each layer's last collectives run beside the next one: layers do not repeat alone")
         sequence: list[Repeated] = []
         phases: list[tuple[str, ...]] = []
         first_op: list[NDArray[np.int64]] = []

@@ -165,8 +165,10 @@ def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]
         stack=scenario.stack,
         routing=routing_of(scenario),
         tokens_per_ep_rank=scenario.tokens_per_ep_rank,
+        overlap=scenario.overlap,
         overlap_chunks=scenario.overlap_chunks,
         comm_ctas=scenario.comm_ctas,
+        sm_margin=scenario.sm_margin,
         all_reduce=workloads.AllReduce(scenario.all_reduce),
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}

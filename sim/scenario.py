@@ -71,8 +71,16 @@ class Scenario(BaseModel):
         None, description="copies of the busiest experts, all placed by expected load (0: placed, none copied)"
     )
     tokens_per_ep_rank: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    overlap_chunks: Annotated[int, Field(gt=0, le=256)] = 1
-    comm_ctas: Annotated[int, Field(gt=0, le=128)] | None = None
+    overlap: Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"] = Field(
+        "chunks", description="how communication runs beside compute"
+    )
+    overlap_chunks: Annotated[int, Field(gt=0, le=256)] = Field(
+        1, description="pieces along tokens (chunks; tile_signal: groups of waves)"
+    )
+    comm_ctas: Annotated[int, Field(ge=0, le=128)] | None = Field(
+        None, description="blocks for communication; 0: copy engines (ring_exchange) [default: the library's choice]"
+    )
+    sm_margin: bool = Field(False, description="matrix products leave the SMs of comm_ctas blocks free")
     launch: Literal["graph", "eager"] = "graph"
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit of each GPU; default its TDP; 'inf' is spelled uncapped = true"

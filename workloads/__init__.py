@@ -1,7 +1,8 @@
 """What work is: einsum models, layouts, and the kernels that every rank runs."""
 
 from workloads.errors import WorkloadError
-from workloads.families.transformer import Options, build_generate, build_program, choice_of
+from workloads.families.options import Options, choice_of
+from workloads.families.transformer import build_generate, build_program
 from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec, list_models, load_model
 from workloads.parallel import Layout, check_layout

@@ -67,7 +67,9 @@ def bind(
         if not isinstance(work, CollectiveWork):
             return kernel
         kind = all_reduce if work.op is CollectiveOp.ALL_REDUCE else work.algorithm
-        own = replace(work, ranks=groups[work.ranks], ctas=work.ctas or ctas, algorithm=kind)
+        # Zero blocks (copy engines) are for exchanges, which say so themselves.
+        blocks = (ctas or None) if work.ctas is None else work.ctas
+        own = replace(work, ranks=groups[work.ranks], ctas=blocks, algorithm=kind)
         return kernel if own == work else replace(kernel, work=own)
 
     segments: dict[int, Segment] = {}  # micro-batches and steps share kernels: bind each tuple once

@@ -16,7 +16,9 @@ class Kernel:
     """One kernel of one rank: what a stream executes.
 
     ``after`` lists indices of earlier kernels of the same segment (on other streams) that must end first;
-    order within a stream is implied. ``flops`` and ``bytes`` are the einsum's own figures, for conservation.
+    order within a stream is implied. A negative index is a kernel of the segment's previous repetition, counted
+    from its end: a segment with such kernels rolls on, its streams join before the first repetition and after the
+    last only. ``flops`` and ``bytes`` are the einsum's own figures, for conservation.
     """
 
     name: str
@@ -44,6 +46,11 @@ class Segment:
     mark: str | None = None
     waits: tuple[str, ...] = ()
     asynchronous: bool = False
+
+    @property
+    def rolls(self) -> bool:
+        """True when repetitions run into one another: some kernels wait for those of the one before."""
+        return any(before < 0 for kernel in self.kernels for before in kernel.after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

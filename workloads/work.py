@@ -68,7 +68,11 @@ class AllReduce(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmWork:
-    """``m x k`` by ``k x n`` (weights stored n x k), ``count`` independent products in one kernel."""
+    """``m x k`` by ``k x n`` (weights stored n x k), ``count`` independent products in one kernel.
+
+    ``beside_ctas``: it leaves the SMs of so many blocks to a collective. ``part`` (i, n): the i-th of n shares of
+    the kernel's waves of tiles on the SMs that it uses.
+    """
 
     m: int
     n: int
@@ -76,6 +80,8 @@ class GemmWork:
     dtype: DType = DType.BF16
     out_dtype: DType = DType.BF16
     count: int = 1
+    part: tuple[int, int] | None = None
+    beside_ctas: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +141,7 @@ class GroupedGemmWork:
     n: int
     k: int
     dtype: DType = DType.BF16
+    beside_ctas: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +150,9 @@ class CollectiveWork:
 
     All-gather counts its output, reduce-scatter its input, all-to-all the buffer of one rank, send/recv
     the bytes one rank sends; ``send`` goes one way, from the first rank to the second. ``ctas`` None leaves
-    the number of blocks to the library. ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes``
-    are what this rank exchanges with all others in an uneven all-to-all; None: an even one.
+    the number of blocks to the library, 0 leaves the copying to copy engines (send/recv only).
+    ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes`` are what this rank exchanges with all
+    others in an uneven all-to-all; None: an even one.
     """
 
     op: CollectiveOp

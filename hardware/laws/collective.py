@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +15,8 @@ from hardware.laws.terms import KernelTerms
 
 # Blocks that NCCL takes by itself on these machines (profiler traces: grid of 24).
 DEFAULT_CTAS = 24
+# What the engine takes for SMs in the weight of a flow that holds none.
+LEAST_SMS = 1e-9
 # NCCL's own ring latency model, us: base of the LL protocol and per step over NVLink (public tuning table of
 # NCCL, tuning.cc: 6.6 and 0.6).
 RING_BASE_S, RING_STEP_S = 6.6e-6, 0.6e-6
@@ -104,6 +106,8 @@ def collective_base_terms(
     c = coefficients
     if world < 2:
         raise HardwareError(f"{op} over {world} rank: a collective needs at least 2")
+    if ctas == 0:
+        return _copy_engine_terms(c, op=op, world=world, buffer_bytes=buffer_bytes, in_graph=in_graph, sms=sms)
     blocks = DEFAULT_CTAS if ctas is None else ctas
     one_node = span is None or span.nodes == 1
     if algorithm == "auto":
@@ -158,6 +162,26 @@ def _seconds(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float
     launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(op, world))
     hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
     return max(loop_s - launch_s * (1.0 - hidden), 0.3 * loop_s)
+
+
+def _copy_engine_terms(
+    c: CollectiveCoefficients, *, op: str, world: int, buffer_bytes: int, in_graph: bool, sms: int
+) -> KernelTerms:
+    """An exchange by copy engines: the time and energy of the library's, less its SMs. Not measured by us."""
+    if not op.startswith("send"):
+        raise HardwareError(f"{op}: copy engines move data and cannot add: give it blocks")
+    kernels = collective_base_terms(
+        c, op=op, world=world, buffer_bytes=buffer_bytes, ctas=None, in_graph=in_graph, sms=sms
+    )
+    return replace(
+        kernels,
+        blocks=1,
+        sms_per_block=0.0,
+        sm_power_w=0.0,
+        waiting_power_w=0.0,
+        hbm_weight_per_sm=c.hbm_weight_per_sm * DEFAULT_CTAS * c.sms_per_cta / LEAST_SMS,
+        extrapolated=True,
+    )
 
 
 def _loop(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
+from hardware.errors import HardwareError
 from hardware.laws.terms import KernelTerms
 
 # Tile shapes (rows of n, columns of m) and K splits that cuBLAS's Hopper kernels use; kernel names in our own
@@ -123,3 +125,29 @@ def gemm_features(m: int, n: int, k: int, dtype: str) -> tuple[float, float, flo
     """Where a shape lies for the correction: log2 sizes, m up to the largest that was measured, and the type."""
     eight_bit = dtype.startswith("fp8") or dtype == "int8"
     return (float(np.log2(min(m, 8192))), float(np.log2(n)), float(np.log2(k)), _EIGHT_BIT * eight_bit)
+
+
+def wave_part(terms: KernelTerms, *, index: int, parts: int, sms: float) -> KernelTerms:
+    """Share ``index`` of ``parts`` of a product's waves of tiles on ``sms`` SMs: whole waves, as even as they go.
+
+    Parts run back to back as one kernel does: the first has its launch, the last its tail, and their blocks,
+    bytes and joules add up to the whole. Groups of waves that signal are FlashOverlap's (arXiv 2504.19519).
+    """
+    waves = math.ceil(terms.blocks * terms.sms_per_block / sms - 1e-9)
+    if parts > waves:
+        raise HardwareError(f"overlap_chunks = {parts}: a product of {waves} waves of tiles has no more to signal")
+    per_wave = int(sms / terms.sms_per_block)
+    first, last = (min(terms.blocks, per_wave * (waves * edge // parts)) for edge in (index, index + 1))
+    if index == parts - 1:
+        last = terms.blocks
+    share = (last - first) / terms.blocks
+    return replace(
+        terms,
+        floor_s=terms.floor_s if index == 0 else 0.0,
+        tail_cycles=terms.tail_cycles if index == parts - 1 else 0.0,
+        blocks=last - first,
+        hbm_bytes=terms.hbm_bytes * share,
+        l2_bytes=terms.l2_bytes * share,
+        core_energy_j=terms.core_energy_j * share,
+        hbm_energy_j=terms.hbm_energy_j * share,
+    )

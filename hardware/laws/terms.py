@@ -22,6 +22,8 @@ class KernelTerms:
     ``transfer`` the slowest of HBM, L2 and link transfer. Only the compute and L2 parts follow the clock.
     Energy: ``core_energy_j`` is at the reference voltage and scales with V(f)^2; HBM and link do not.
     ``sm_power_w`` is drawn by active SMs at the maximum clock when the whole GPU is held.
+    ``sms_cap`` bounds the SMs that the kernel asks for (it leaves the others to a collective); no SMs at all
+    (``sms_per_block`` 0) is work of the copy engines.
     ``beside_slowdown`` stretches the kernel while compute runs beside it (caches and crossbar, not HBM).
     """
 
@@ -31,6 +33,7 @@ class KernelTerms:
     tail_cycles: float = 0.0
     quantised: bool = True
     sms_per_block: float = 1.0
+    sms_cap: float = math.inf
     hbm_bytes: float = 0.0
     hbm_bytes_per_s: float = math.inf
     hbm_bytes_per_s_per_sm: float = math.inf
@@ -51,9 +54,14 @@ class KernelTerms:
     extrapolated: bool = False
 
 
+def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
+    """SMs that the kernel takes where nobody else does."""
+    return min(terms.blocks * terms.sms_per_block, terms.sms_cap, gpu_sms)
+
+
 def waves(terms: KernelTerms, sms: float) -> float:
     """Rounds of blocks that ``sms`` SMs need: whole rounds when quantised, else the average."""
-    slots = min(sms / terms.sms_per_block, terms.blocks)
+    slots = min(sms / terms.sms_per_block, terms.blocks) if terms.sms_per_block else terms.blocks
     return math.ceil(terms.blocks / slots - 1e-9) if terms.quantised else max(1.0, terms.blocks / slots)
 
 
@@ -61,7 +69,9 @@ def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
     """Seconds the kernel takes alone on ``sms`` SMs at ``sm_clock_hz`` with memory and links to itself."""
     compute_s = (waves(terms, sms) * terms.cycles_per_block + terms.tail_cycles) / sm_clock_hz
     active_sms = min(sms, terms.blocks * terms.sms_per_block)
-    hbm_rate = min(terms.hbm_bytes_per_s, active_sms * terms.hbm_bytes_per_s_per_sm)
+    hbm_rate = terms.hbm_bytes_per_s
+    if active_sms:
+        hbm_rate = min(hbm_rate, active_sms * terms.hbm_bytes_per_s_per_sm)
     transfer_s = max(
         terms.hbm_bytes / hbm_rate,
         terms.l2_bytes / (terms.l2_bytes_per_cycle * sm_clock_hz),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from hardware.laws.terms import wanted_sms
 from sim.engine.fluid import FluidModel, GpuState
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
@@ -40,7 +41,7 @@ class Core:
         self.driver: Driver | None = None
         self._dirty: set[int] = set()
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
-        self._wanted = [min(c.terms.blocks * c.terms.sms_per_block, float(models[0].gpu.sms)) for c in graph.classes]
+        self._wanted = [wanted_sms(c.terms, float(models[0].gpu.sms)) for c in graph.classes]
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._settled_ps = -1
@@ -145,6 +146,9 @@ class Core:
             gpu.free -= entry.wanted
             self._begin(entry, now_ps)
         elif waiting:
+            for entry in [entry for entry in waiting if not entry.wanted]:
+                waiting.remove(entry)  # copy engines need no SM and wait for none
+                self._begin(entry, now_ps)
             if len(waiting) > 1:
                 waiting.sort(key=_by_key)
             for entry in list(waiting):

@@ -224,7 +224,7 @@ class FluidModel:
                     voltage_scale=voltage,
                     clock_fraction=fraction,
                 )
-            powers.append(dynamic + idle * (sms / held))
+            powers.append(dynamic + idle * (sms / held if held else 1.0 / len(running)))
         return GpuState(
             index=-1,
             clock_hz=clock_hz,

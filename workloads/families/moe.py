@@ -26,7 +26,8 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
         # Scores of all experts and groups: read in 32 bit, the chosen written.
         moved = 2 * shape.tokens * model.experts * DType.FP32.bytes
         kernels.append(elementwise_kernel("group_topk", Elementwise.COPY, shape.tokens, model.experts, moved))
-    kernels += shared_kernels(node, shape)
+    shared = shared_kernels(node, shape)
+    kernels += shared[:-1]
     travels = layout.ep_mode == "all_to_all"
     if travels:
         kernels += [
@@ -44,6 +45,7 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
         buffer = shape.tokens * width * element
         kernels += [
             elementwise_kernel("index_add", Elementwise.INDEX_ADD, rows, width, moved),
+            *shared[-1:],
             Kernel(
                 name="all_reduce_ff",
                 work=CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=layout.ranks, buffer_bytes=buffer),
@@ -61,8 +63,16 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
     kernels += [
         _gather("gather_back", sent, width),
         elementwise_kernel("topk_sum", Elementwise.TOPK_SUM, sent, width, passes * shape.tokens * width * element),
+        *shared[-1:],
     ]
     return kernels
+
+
+# What a whole collective of an expert layer can run beside: the parts of the expert of all tokens.
+SHARED_BESIDE = {
+    "all_to_all_dispatch": ("gate_up_shared_gemm", "silu_mul_shared"),
+    "all_to_all_combine": ("down_shared_gemm",),
+}
 
 
 def shared_kernels(node: Experts, shape: Shape) -> list[Kernel]:

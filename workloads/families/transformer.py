@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum
 from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels, own_shape
+from workloads.families.interleave import beside, two_batches
 from workloads.families.latent import latent_kernels
-from workloads.families.moe import expert_kernels
+from workloads.families.moe import SHARED_BESIDE, expert_kernels
+from workloads.families.options import Options, check_options, choice_of, positive
 from workloads.families.overlap import overlapped_layer
+from workloads.families.pairs import Schedule, leave_sms
 from workloads.families.pipeline import Step, stage_segments
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Pointwise, op
+from workloads.ops import Attention, Block, Experts, Gemm, LatentAttention, Node, Pointwise, op
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.routing import Choice, ExpertLoad, Routing, expert_loads
+from workloads.routing import ExpertLoad, expert_loads
 from workloads.stack import Stack, load_stack
-from workloads.work import AllReduce, CollectiveOp, CollectiveWork, DType, Elementwise
+from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
 
 PhaseName = Literal["prefill", "decode"]
 # SMs that a GEMM loses to one block of a collective beside it (the collective law has the same figure and its origin).
 SMS_PER_CTA = 2
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a step depends on beside model, layout and lengths."""
-
-    layers: int | None = None
-    lm_head: bool = True
-    dtype: DType = DType.BF16
-    stack: str = "reference-torch"
-    routing: Routing = field(default_factory=Routing)
-    tokens_per_ep_rank: tuple[int, ...] | None = None
-    overlap_chunks: int = 1
-    comm_ctas: int | None = None
-    all_reduce: AllReduce = AllReduce.LIBRARY
 
 
 def build_program(
@@ -77,7 +65,7 @@ def build_generate(
     options: Options | None = None,
 ) -> Program:
     """A prefill, which yields the first token, then ``output_len - 1`` decode steps over a growing context."""
-    _positive("output_len", output_len)
+    positive("output_len", output_len)
     if layout.sequence_parallel:
         raise WorkloadError("sequence_parallel: is for phase 'prefill', not 'generate'")
     steps: list[tuple[str, PhaseName, int, int]] = [("prefill", "prefill", batch, seq_len)]
@@ -89,17 +77,22 @@ def _program(
     model: ModelSpec, layout: Layout, steps: Iterable[tuple[str, PhaseName, int, int]], options: Options
 ) -> Program:
     stack = load_stack(options.stack)
-    _check_options(model, layout, options)
+    check_options(model, layout, options)
     layers = model.layers if options.layers is None else options.layers
     shapes = []
     for label, phase, batch, seq_len in steps:
-        _positive("batch", batch)
-        _positive("seq_len", seq_len)
+        positive("batch", batch)
+        positive("seq_len", seq_len)
         new_tokens = seq_len if phase == "prefill" else 1
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len)
-        shapes.append((label, phase, share, own_shape(shape, phase)))
+        own = own_shape(shape, phase)
+        if options.overlap == "two_batch" and own.batch % 2:
+            raise WorkloadError(
+                f"overlap = 'two_batch' cuts the {own.batch} sequences of a rank in two: give an even number"
+            )
+        shapes.append((label, phase, share, own))
     templates: dict[_Role, RankProgram] = {}
     bound: dict[tuple[_Role, tuple[object, ...]], RankProgram] = {}
     ranks = []
@@ -145,62 +138,13 @@ def _role_program(
     return RankProgram(phases=tuple(phases))
 
 
-def _check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
-    """Refuse what would silently run as something else."""
-    if options.layers is not None:
-        _positive("layers", options.layers)
-        if options.layers > model.layers:
-            raise WorkloadError(f"layers = {options.layers}: {model.id} has {model.layers}")
-    if options.overlap_chunks > 1 and not layout.sequence_parallel:
-        raise WorkloadError(
-            f"overlap_chunks = {options.overlap_chunks} needs sequence_parallel: only its collectives can be cut"
-        )
-    _positive("overlap_chunks", options.overlap_chunks)
-    _check_routing(model, layout, options)
-    rows = options.tokens_per_ep_rank
-    if rows is not None and not model.experts:
-        raise WorkloadError(f"tokens_per_ep_rank = {rows}: {model.id} has no experts")
-    if rows is not None and len(rows) != layout.ep:
-        raise WorkloadError(f"tokens_per_ep_rank has {len(rows)} entries, ep is {layout.ep}: one a rank")
-    if options.dtype is DType.FP8 and model.experts:
-        raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
-    if layout.sequence_parallel and options.dtype is DType.FP8:
-        raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
-    if layout.sequence_parallel and options.stack != "reference-torch":
-        raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
-
-
-def _check_routing(model: ModelSpec, layout: Layout, options: Options) -> None:
-    copies = options.routing.replicas
-    if options.routing != Routing() and not model.experts:
-        raise WorkloadError(f"routing: {model.id} has no experts to choose from")
-    if copies is None:
-        return
-    if copies < 0 or layout.ep == 1 or (model.experts + copies) % layout.ep:
-        step = layout.ep - model.experts % layout.ep
-        raise WorkloadError(
-            f"expert_replicas = {copies}: the {model.experts} experts and their copies must fill ep = {layout.ep} "
-            f"ranks evenly (at least 2): use {step % layout.ep}, {step % layout.ep + layout.ep}, ..."
-        )
-    if options.tokens_per_ep_rank is not None:
-        raise WorkloadError("expert_replicas moves experts between ranks: leave tokens_per_ep_rank out")
-
-
-def choice_of(model: ModelSpec) -> Choice:
-    """The model's router as sizes."""
-    return Choice(experts=model.experts, top_k=model.top_k, groups=model.route_groups, top_groups=model.top_groups)
-
-
-def _positive(name: str, value: int) -> None:
-    if value < 1:
-        raise WorkloadError(f"{name} = {value}: give a positive whole number")
-
-
 def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
     """Expert load of each rank; one entry, None, for dense models: all ranks run the same program."""
     model, layout = shape.model, shape.layout
     if not model.experts:
         return (None,)
+    if options.overlap == "two_batch":
+        shape = replace(shape, batch=shape.batch // 2)
     batches = layout.ep if layout.ep_mode == "all_to_all" else 1
     loads = expert_loads(
         tokens=shape.tokens * batches,
@@ -224,17 +168,41 @@ def _segments(
 ) -> tuple[Segment, ...]:
     segments = []
     for name, block, mine in shape.model.layer_groups(layers):
-        if shape.layout.sequence_parallel:
-            chunks, ctas = _overlap(shape.model, options)
-            kernels = overlapped_layer(shape, chunks, ctas)
-        else:
-            kernels = []
-            for node in block.nodes:
-                kernels += _node_kernels(node, shape, phase, load, stack, options)
+        kernels = _layer_kernels(block, shape, phase, load, stack, options)
         segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(mine), first=mine.start))
     if head:
         segments.append(Segment(name="lm_head", kernels=_head_kernels(shape)))
     return tuple(segments)
+
+
+def _layer_kernels(
+    block: Block, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
+) -> list[Kernel]:
+    if options.sm_margin:
+        kernels = _layer_kernels(block, shape, phase, load, stack, replace(options, sm_margin=False))
+        return [leave_sms(kernel, options.comm_ctas or 0) for kernel in kernels]
+    if options.overlap == "two_batch":
+        half = replace(shape, batch=shape.batch // 2)
+        return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
+    if shape.layout.sequence_parallel:
+        return overlapped_layer(shape, _schedule(shape, options))
+    kernels = []
+    for node in block.nodes:
+        kernels += _node_kernels(node, shape, phase, load, stack, options)
+    experts = any(isinstance(node, Experts) for node in block.nodes)
+    return beside(kernels, SHARED_BESIDE) if options.overlap == "bulk" and experts else kernels
+
+
+def _schedule(shape: Shape, options: Options) -> Schedule:
+    """How pairs of product and collective run: the step's own wish, else what the model's ops ask for."""
+    match options.overlap:
+        case "ring_exchange":
+            return Schedule(kind="ring_exchange", pieces=shape.layout.tp, ctas=options.comm_ctas)
+        case "tile_signal":
+            return Schedule(kind="tile_signal", pieces=options.overlap_chunks, ctas=options.comm_ctas)
+        case _:
+            chunks, ctas = _overlap(shape.model, options)
+            return Schedule(pieces=chunks, ctas=ctas)
 
 
 def _head_kernels(shape: Shape) -> tuple[Kernel, ...]:

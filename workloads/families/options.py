@@ -1,0 +1,113 @@
+"""What a step depends on beside model, layout and lengths, and which of it goes together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.errors import WorkloadError
+from workloads.model import ModelSpec
+from workloads.parallel import Layout
+from workloads.routing import Choice, Routing
+from workloads.work import AllReduce, DType
+
+OverlapKind = Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a step depends on beside model, layout and lengths."""
+
+    layers: int | None = None
+    lm_head: bool = True
+    dtype: DType = DType.BF16
+    stack: str = "reference-torch"
+    routing: Routing = field(default_factory=Routing)
+    tokens_per_ep_rank: tuple[int, ...] | None = None
+    overlap: OverlapKind = "chunks"
+    overlap_chunks: int = 1
+    comm_ctas: int | None = None
+    sm_margin: bool = False
+    all_reduce: AllReduce = AllReduce.LIBRARY
+
+
+def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
+    """Refuse what would silently run as something else."""
+    if options.layers is not None:
+        positive("layers", options.layers)
+        if options.layers > model.layers:
+            raise WorkloadError(f"layers = {options.layers}: {model.id} has {model.layers}")
+    if options.overlap_chunks > 1 and not layout.sequence_parallel:
+        raise WorkloadError(
+            f"overlap_chunks = {options.overlap_chunks} needs sequence_parallel: only its collectives can be cut"
+        )
+    positive("overlap_chunks", options.overlap_chunks)
+    _check_overlap(model, layout, options)
+    _check_routing(model, layout, options)
+    rows = options.tokens_per_ep_rank
+    if rows is not None and not model.experts:
+        raise WorkloadError(f"tokens_per_ep_rank = {rows}: {model.id} has no experts")
+    if rows is not None and len(rows) != layout.ep:
+        raise WorkloadError(f"tokens_per_ep_rank has {len(rows)} entries, ep is {layout.ep}: one a rank")
+    if options.dtype is DType.FP8 and model.experts:
+        raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
+    if layout.sequence_parallel and options.dtype is DType.FP8:
+        raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
+    if layout.sequence_parallel and options.stack != "reference-torch":
+        raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
+
+
+def _check_overlap(model: ModelSpec, layout: Layout, options: Options) -> None:
+    """Each transform has a layout that it transforms and one meaning of ``overlap_chunks``."""
+    kind, chunks = options.overlap, options.overlap_chunks
+    if kind in ("ring_exchange", "tile_signal") and not layout.sequence_parallel:
+        raise WorkloadError(f"overlap = '{kind}' needs sequence_parallel: it cuts the collectives along tokens")
+    if kind == "tile_signal" and chunks == 1:
+        raise WorkloadError("overlap = 'tile_signal' needs overlap_chunks of at least 2: groups of waves that signal")
+    if (kind == "tile_signal" or options.sm_margin) and not options.comm_ctas:
+        name = "sm_margin" if options.sm_margin else "overlap = 'tile_signal'"
+        raise WorkloadError(f"{name} needs comm_ctas: the blocks whose SMs the products leave free")
+    if kind == "ring_exchange" and chunks not in (1, layout.tp):
+        raise WorkloadError(
+            f"overlap = 'ring_exchange' has one chunk a rank, tp = {layout.tp}: leave overlap_chunks out"
+        )
+    if kind in ("two_batch", "bulk") and chunks > 1:
+        raise WorkloadError(f"overlap = '{kind}' runs whole collectives: leave overlap_chunks out")
+    if kind == "two_batch" and layout.group == 1:
+        raise WorkloadError("overlap = 'two_batch' hides collectives: use tp or ep of at least 2")
+    if kind == "two_batch" and options.tokens_per_ep_rank is not None:
+        raise WorkloadError("overlap = 'two_batch' halves the tokens of a step: leave tokens_per_ep_rank out")
+    if kind == "bulk" and not (model.shared_d_ff and layout.ep_mode == "all_to_all"):
+        raise WorkloadError(
+            "overlap = 'bulk' needs work that no collective feeds: a shared expert beside the all-to-alls of "
+            "ep_mode = 'all_to_all'"
+        )
+    if options.comm_ctas == 0 and kind != "ring_exchange":
+        raise WorkloadError("comm_ctas = 0 (copy engines) is for overlap = 'ring_exchange': sums need SMs")
+
+
+def _check_routing(model: ModelSpec, layout: Layout, options: Options) -> None:
+    copies = options.routing.replicas
+    if options.routing != Routing() and not model.experts:
+        raise WorkloadError(f"routing: {model.id} has no experts to choose from")
+    if copies is None:
+        return
+    if copies < 0 or layout.ep == 1 or (model.experts + copies) % layout.ep:
+        step = layout.ep - model.experts % layout.ep
+        raise WorkloadError(
+            f"expert_replicas = {copies}: the {model.experts} experts and their copies must fill ep = {layout.ep} "
+            f"ranks evenly (at least 2): use {step % layout.ep}, {step % layout.ep + layout.ep}, ..."
+        )
+    if options.tokens_per_ep_rank is not None:
+        raise WorkloadError("expert_replicas moves experts between ranks: leave tokens_per_ep_rank out")
+
+
+def choice_of(model: ModelSpec) -> Choice:
+    """The model's router as sizes."""
+    return Choice(experts=model.experts, top_k=model.top_k, groups=model.route_groups, top_groups=model.top_groups)
+
+
+def positive(name: str, value: int) -> None:
+    """Refuse a size that is none."""
+    if value < 1:
+        raise WorkloadError(f"{name} = {value}: give a positive whole number")
