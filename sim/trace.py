@@ -159,6 +159,9 @@ def _enclosing(
             last = np.zeros(len(ids), dtype=np.int64)
             np.minimum.at(first, where, start[mine])
             np.maximum.at(last, where, end[mine])
+            # Where layers roll into one another (two micro-batches), a slice ends as the next one begins.
+            order = np.argsort(first, kind="stable")
+            last[order[:-1]] = np.minimum(last[order[:-1]], first[order[1:]])
             for number, begin, finish in zip(ids.tolist(), first.tolist(), last.tolist(), strict=True):
                 if number not in kind_of:
                     kind_of[number] = len(kinds)

@@ -201,19 +201,3 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["--help"], capsys)
     assert code == 0
     assert all(name in out for name in ("simulate", "overlap", "kernel", "validate", "gpus", "models"))
-
-
-def test_overlap_writes_table_page_and_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(
-        ["overlap", "--model", "llama3-70b", "--layers", "1", "--chunks", "1,2", "--ctas", "8", "--tp", "2", "--json",
-         "--csv", "o.csv", "--html", "o.html", "--traces", "traces"],
-        capsys,
-    )  # fmt: skip
-    assert (code, err) == (0, "")
-    document = json.loads(out)
-    assert len(document["points"]) == 2 and document["advice"].endswith(".")
-    fronts = [point["trace"] for point in document["points"] if point["pareto"]]
-    assert fronts and all(Path(name).exists() for name in fronts)
-    page = (folder / "o.html").read_text()
-    assert all(Path(name).name in page for name in fronts)
-    assert len((folder / "o.csv").read_text().splitlines()) == 3

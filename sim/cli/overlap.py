@@ -4,100 +4,149 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from sim.studies.overlap import LeftOut, OverlapPoint
 
-def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in value.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"'{value}' is not a list of whole numbers like 1,2,4", param=parameter) from None
-    if min(numbers) < 1:
-        raise click.BadParameter(f"'{value}': every number must be at least 1", param=parameter)
-    return numbers
+TRANSFORMS = ("chunks", "ring_exchange", "tile_signal", "two_batch", "bulk")
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """A comma-separated list of whole numbers, none below ``least``."""
+
+    name = "numbers"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """The numbers of ``value``."""
+        if isinstance(value, list):
+            return value
+        try:
+            numbers = [int(part) for part in value.split(",")]
+        except ValueError:
+            self.fail(f"'{value}' is not a list of whole numbers like 1,2,4", param, ctx)
+        if min(numbers) < self.least:
+            self.fail(f"'{value}': every number must be at least {self.least}", param, ctx)
+        return numbers
+
+
+class Transforms(click.ParamType):  # type: ignore[type-arg]
+    """A comma-separated list of overlap transforms."""
+
+    name = "transforms"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        """The names in ``value``; ``all`` is all of them."""
+        names = list(TRANSFORMS) if value == "all" else value.split(",")
+        for name in names:
+            if name not in TRANSFORMS:
+                self.fail(f"'{name}' is not one of {', '.join(TRANSFORMS)}, all", param, ctx)
+        return names
 
 
 @click.command("overlap")
-@click.option("--model", required=True)
-@click.option("--gpu", default="h100-sxm-80gb", show_default=True)
-@click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--model")
+@click.option("--gpu", help="[default: h100-sxm-80gb]")
+@click.option("--seq-len", type=click.IntRange(1), help="[default: 4096]")
 @click.option("--layers", type=click.IntRange(1), help="layers to run [default: all]")
-@click.option("--chunks", default="1,2,4,8", show_default=True, callback=_numbers)
-@click.option("--ctas", default="2,4,8,16,32", show_default=True, callback=_numbers, help="blocks for communication")
-@click.option("--batch", default="2", show_default=True, callback=_numbers)
-@click.option("--tp", default="2,4", show_default=True, callback=_numbers)
+@click.option("--overlap", "overlap", type=Transforms(), help=f"transforms: {', '.join(TRANSFORMS)}, or all")
+@click.option("--chunks", "overlap_chunks", type=Numbers(1), help="pieces along tokens [default: 1,2,4,8]")
+@click.option("--ctas", "comm_ctas", type=Numbers(0), help="blocks for communication [default: 2,4,8,16,32]")
+@click.option("--sm-margin/--no-sm-margin", default=None, help="products leave those blocks' SMs free")
+@click.option("--batch", type=Numbers(1), help="[default: 2]")
+@click.option("--tp", type=Numbers(1), help="ranks that share a layer, or its experts [default: 2,4]")
 @click.option("--power-cap-w", type=float, help="power limit of each GPU [default: TDP]")
 @click.option("--csv", type=click.Path(path_type=Path), help="write one row a schedule")
 @click.option("--plot", type=click.Path(path_type=Path), help="write the Pareto front (.png or .svg)")
-@click.option("--html", type=click.Path(path_type=Path), help="write a self-contained page")
+@click.option("--html", type=click.Path(path_type=Path), help="write a self-contained page whose points open traces")
 @click.option("--traces", type=click.Path(path_type=Path), help="folder for the timelines of the front")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
-    chunks: list[int],
-    ctas: list[int],
-    batch: list[int],
-    tp: list[int],
+    file: Path | None,
+    sm_margin: bool | None,
     csv: Path | None,
     plot: Path | None,
     html: Path | None,
     traces: Path | None,
     as_json: bool,
     quiet: bool,
-    **base: Any,
+    **flags: Any,
 ) -> None:
-    """How many chunks, how many blocks for communication: energy and latency of every schedule."""
+    """Ways to run communication beside compute: energy and latency of every schedule of a grid.
+
+    The grid is given by flags, by a FILE with tables [base] (a scenario) and [grid] (lists of its fields), or both
+    (flags win).
+    """
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 
     from sim.cli.console import wide_console
     from sim.output import write_atomically
-    from sim.studies.overlap import advice, scenarios, study, table, write_page, write_plot
+    from sim.studies.overlap import AXES, advice, read_grid, scenarios, study, table
+    from sim.studies.overlap_page import write_page, write_plot
 
-    grid = scenarios(base, chunks=chunks, ctas=ctas, batch=batch, tp=tp)
+    base, grid = read_grid(file) if file is not None else ({}, {})
+    base = {"seq_len": 4096} | base
+    for name, value in flags.items():
+        if value is not None:
+            (grid if name in AXES else base)[name] = value
+    if sm_margin is not None:
+        grid["sm_margin"] = [sm_margin]
+    wanted = scenarios(base, grid)
     with Progress(console=Console(file=sys.stderr), disable=quiet or not sys.stderr.isatty()) as progress:
-        task = progress.add_task("simulating", total=len(grid))
-        points = study(grid, traces=traces, step=lambda: progress.advance(task))
+        task = progress.add_task("simulating", total=len(wanted))
+        points, left_out = study(wanted, traces=traces, step=lambda: progress.advance(task))
+        if html is not None:
+            drawing = progress.add_task("timelines of the page", total=len(points))
+            write_page(points, html, step=lambda: progress.advance(drawing))
     if csv is not None:
         write_atomically(csv, table(points).to_csv(index=False).encode())
     if plot is not None:
         write_plot(points, plot)
-    if html is not None:
-        write_page(points, html)
     if as_json:
         rows = json.loads(table(points).to_json(orient="records"))
-        click.echo(json.dumps({"advice": advice(points), "points": rows}, allow_nan=False))
+        skipped = [{"scenario": one.scenario.model_dump(exclude_none=True), "reason": one.reason} for one in left_out]
+        document = {"advice": advice(points), "points": rows, "left_out": skipped}
+        click.echo(json.dumps(document, allow_nan=False))
         return
+    console = wide_console()
+    _print(points, left_out, console)
+    console.print(advice(points))
+
+
+def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console: Any) -> None:
+    from rich.table import Table
+
+    from sim.studies.overlap import blocks, transform
+
     shown = Table(title="Schedules (Pareto front marked)", title_justify="left")
-    for name in (
-        "TP",
-        "batch",
-        "CTAs",
-        "chunks",
-        "latency ms",
-        "energy J",
-        "mJ per token",
-        "exposed comm. ms",
-        "front",
-    ):
-        shown.add_column(name, justify="right")
+    ranks = "EP" if points[0].scenario.ep > 1 else "TP"
+    columns = ("batch", "transform", "blocks", "latency ms", "energy J", "mJ per token", "exposed comm. ms", "front")
+    for name in (ranks, *columns):
+        shown.add_column(name, justify="left" if name == "transform" else "right")
     for point in points:
         s = point.scenario
         shown.add_row(
-            str(s.tp),
+            str(max(s.tp, s.ep)),
             str(s.batch),
-            str(s.comm_ctas),
-            str(s.overlap_chunks),
+            transform(s),
+            blocks(s),
             f"{point.latency_s * 1e3:.2f}",
             f"{point.energy_j:.1f}",
             f"{point.energy_j_per_token * 1e3:.3f}",
             f"{point.exposed_communication_s * 1e3:.2f}",
             "*" if point.on_front else "",
         )
-    console = wide_console()
     console.print(shown)
-    console.print(advice(points))
+    for reason in dict.fromkeys(one.reason for one in left_out):
+        count = sum(one.reason == reason for one in left_out)
+        console.print(f"{count} schedule{'s' if count > 1 else ''} left out: {reason}")

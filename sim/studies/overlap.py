@@ -1,23 +1,35 @@
-"""The chunking study: how many chunks, how many blocks for communication, at which batch and tensor parallelism."""
+"""The overlap study: which transform, how many chunks, how many blocks for communication, at which batch and TP."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from sim.errors import SimError
-from sim.output import write_atomically
+import workloads
+from hardware.errors import HardwareError
+from sim.errors import ScenarioError
 from sim.runner import simulate
-from sim.scenario import Scenario
+from sim.scenario import Scenario, read_mapping
 from sim.studies.pareto import front
 from sim.timeline import Timeline
+
+# Axes of the grid and what stands for one that nobody gives.
+AXES: Mapping[str, tuple[Any, ...]] = {
+    "tp": (2, 4),
+    "batch": (2,),
+    "overlap": ("chunks",),
+    "sm_margin": (False,),
+    "comm_ctas": (2, 4, 8, 16, 32),
+    "overlap_chunks": (1, 2, 4, 8),
+}
+# Fields that say how a schedule overlaps; schedules that agree in all others do the same work in the same layout.
+HOW = frozenset({"overlap", "overlap_chunks", "comm_ctas", "sm_margin"})
+REFUSALS = (ScenarioError, workloads.WorkloadError, HardwareError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,99 +37,192 @@ class OverlapPoint:
     """One schedule and what it costs (s, J over all GPUs)."""
 
     scenario: Scenario
+    tokens: int
     latency_s: float
     energy_j: float
-    energy_j_per_token: float
     exposed_communication_s: float
     on_front: bool
     trace: Path | None = None
 
     @property
+    def latency_s_per_token(self) -> float:
+        """Batches do different work: schedules are compared per token."""
+        return self.latency_s / self.tokens
+
+    @property
+    def energy_j_per_token(self) -> float:
+        """Joules of all GPUs over tokens."""
+        return self.energy_j / self.tokens
+
+    @property
+    def sequential(self) -> bool:
+        """True when nothing runs beside anything."""
+        return self.scenario.overlap == "chunks" and self.scenario.overlap_chunks == 1
+
+    @property
     def label(self) -> str:
         """How a user would say it."""
         s = self.scenario
-        ctas = "the library's" if s.comm_ctas is None else s.comm_ctas
-        cut = "sequential" if s.overlap_chunks == 1 else f"{s.overlap_chunks} chunks"
-        return f"TP{s.tp}, batch {s.batch}, {cut}, {ctas} CTAs"
+        degree = f"EP{s.ep}" if s.ep > 1 else f"TP{s.tp}"
+        return f"{degree}, batch {s.batch}, {transform(s)}, {blocks(s)}"
 
 
-def scenarios(
-    base: dict[str, Any], *, chunks: Sequence[int], ctas: Sequence[int | None], batch: Sequence[int], tp: Sequence[int]
-) -> list[Scenario]:
-    """The grid, in order of tp, batch, CTAs, chunks; schedules that do not divide the tokens are left out."""
-    found = []
-    for degree, size, blocks, cut in product(tp, batch, ctas, chunks):
-        fields = base | {
-            "phase": "prefill",
-            "sequence_parallel": True,
-            "lm_head": False,
-            "tp": degree,
-            "batch": size,
-            "comm_ctas": blocks,
-            "overlap_chunks": cut,
-        }
-        scenario = Scenario.parse({k: v for k, v in fields.items() if v is not None}, where="overlap study")
-        if (scenario.batch * scenario.seq_len) % (cut * degree) == 0:
-            found.append(scenario)
-    if not found:
-        raise SimError("no schedule of this grid divides the tokens: choose chunks that divide batch x seq-len / tp")
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A schedule of the grid that cannot run, and why."""
+
+    scenario: Scenario
+    reason: str
+
+
+def transform(scenario: Scenario) -> str:
+    """The transform of a scenario in words."""
+    margin = " with SM margin" if scenario.sm_margin else ""
+    match scenario.overlap:
+        case "chunks" if scenario.overlap_chunks == 1:
+            return "sequential"
+        case "chunks":
+            return f"{scenario.overlap_chunks} chunks{margin}"
+        case "tile_signal":
+            return f"{scenario.overlap_chunks} groups of signalling tiles"
+        case "ring_exchange":
+            return "ring exchange"
+        case "two_batch":
+            return f"two micro-batches{margin}"
+        case "bulk":
+            return f"bulk{margin}"
+
+
+def blocks(scenario: Scenario) -> str:
+    """The blocks for communication in words."""
+    if scenario.comm_ctas is None:
+        return "the library's CTAs"
+    return "copy engines" if scenario.comm_ctas == 0 else f"{scenario.comm_ctas} CTAs"
+
+
+def read_grid(path: Path) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
+    """``[base]`` and ``[grid]`` of a .toml or .json file: fields of a scenario, and lists of their values."""
+    data = read_mapping(path)
+    for key in data:
+        if key not in ("base", "grid"):
+            raise ScenarioError(f"unknown key '{key}' in {path}: a grid has two tables, [base] and [grid]")
+    base, grid = (data.get(name, {}) for name in ("base", "grid"))
+    for name, table in (("base", base), ("grid", grid)):
+        if not isinstance(table, dict):
+            raise ScenarioError(f"{path}: {name} = {table!r}: give a [{name}] table")
+    for field, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ScenarioError(f"{path}: grid.{field} = {values!r}: give a list of values")
+    return base, grid
+
+
+def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[Scenario]:
+    """The product of the grid over ``base``, each schedule once.
+
+    Prefill, sequence-parallel without a head where ``base`` does not say otherwise; for a mixture of experts
+    ``tp`` is the size of the group whose ranks hold the experts.
+    """
+    if "model" not in base:
+        raise ScenarioError("overlap study: model is missing: give a value")
+    experts = workloads.load_model(str(base["model"])).experts > 0
+    axes = {field: values for field, values in AXES.items() if field not in base} | dict(grid)
+    found: dict[Scenario, None] = {}
+    for values in product(*axes.values()):
+        fields = {"phase": "prefill", "lm_head": False, "sequence_parallel": not experts, **base}
+        fields |= dict(zip(axes, values, strict=True))
+        match fields.get("overlap"):
+            case "tile_signal" if fields.get("overlap_chunks") == 1:
+                continue
+            case "tile_signal":
+                fields["sm_margin"] = False  # has it in any case
+            case "ring_exchange":
+                fields |= {"sm_margin": False, "overlap_chunks": 1}
+            case "two_batch" | "bulk":
+                fields["overlap_chunks"] = 1
+            case _ if fields.get("overlap_chunks") == 1:
+                fields["sm_margin"] = False
+        if experts:
+            fields["ep"] = fields["tp"]
+            fields.setdefault("ep_mode", "all_to_all")
+            fields["tp"] = fields["ep"] if fields["ep_mode"] == "all_reduce" else 1
+        found[Scenario.parse(fields, where="overlap study")] = None
+    return list(found)
 
 
 def study(
     grid: Sequence[Scenario], *, traces: Path | None = None, step: Callable[[], None] = lambda: None
-) -> list[OverlapPoint]:
-    """Simulate the grid; with ``traces`` the timelines of the Pareto front are written there."""
+) -> tuple[list[OverlapPoint], list[LeftOut]]:
+    """Simulate the grid; with ``traces`` the timelines of the Pareto front are written there.
+
+    Schedules that cannot run (chunks that do not divide the tokens, models that do not fit) are left out by name;
+    where none can, the first refusal is raised.
+    """
     runs: list[Timeline] = []
+    left_out: list[LeftOut] = []
+    refusal: Exception | None = None
     for scenario in grid:
-        runs.append(simulate(scenario))
+        try:
+            runs.append(simulate(scenario))
+        except REFUSALS as error:
+            refusal = refusal or error
+            left_out.append(LeftOut(scenario=scenario, reason=str(error)))
         step()
-    # Batches do different work: the front is drawn per token.
-    costs = [(run.latency_s / run.tokens, run.energy_j / run.tokens) for run in runs]
-    best = set(front(costs))
-    points = []
-    for i, run in enumerate(runs):
-        path = None
-        if traces is not None and i in best:
-            traces.mkdir(parents=True, exist_ok=True)
-            s = run.scenario
-            name = f"tp{s.tp}_b{s.batch}_chunks{s.overlap_chunks}_ctas{s.comm_ctas or 'default'}.json.gz"
-            path = run.to_chrome(traces / name)
-        points.append(
-            OverlapPoint(
-                scenario=run.scenario,
-                latency_s=run.latency_s,
-                energy_j=run.energy_j,
-                energy_j_per_token=run.energy_j / run.tokens,
-                exposed_communication_s=run.exposed_communication_s,
-                on_front=i in best,
-                trace=path,
-            )
+    if not runs and refusal is not None:
+        raise refusal
+    best = set(front([(run.latency_s / run.tokens, run.energy_j / run.tokens) for run in runs]))
+    points = [
+        OverlapPoint(
+            scenario=run.scenario,
+            tokens=run.tokens,
+            latency_s=run.latency_s,
+            energy_j=run.energy_j,
+            exposed_communication_s=run.exposed_communication_s,
+            on_front=i in best,
+            trace=_write_trace(run, traces) if traces is not None and i in best else None,
         )
-    return points
+        for i, run in enumerate(runs)
+    ]
+    return points, left_out
+
+
+def _write_trace(run: Timeline, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    s = run.scenario
+    parts = [f"tp{s.tp}", f"ep{s.ep}" if s.ep > 1 else "", f"b{s.batch}", s.overlap, f"chunks{s.overlap_chunks}"]
+    parts += ["margin" if s.sm_margin else "", "ctasdefault" if s.comm_ctas is None else f"ctas{s.comm_ctas}"]
+    return run.to_chrome(folder / ("_".join(part for part in parts if part) + ".json.gz"))
 
 
 def advice(points: Sequence[OverlapPoint]) -> str:
-    """One sentence: the schedule of least latency, and what chunking gains or costs where it helps most."""
-    quickest = min(points, key=lambda p: p.latency_s / (p.scenario.batch * p.scenario.seq_len))
-    text = f"{quickest.label} is quickest per token"
-    gains = []
-    for point in points:
-        if point.scenario.overlap_chunks > 1:
-            same = [p for p in points if _twin(p.scenario) == _twin(point.scenario) and p.scenario.overlap_chunks == 1]
-            gains += [(1.0 - point.energy_j / p.energy_j, 1.0 - point.latency_s / p.latency_s, point) for p in same]
+    """One sentence: the best schedule, and what overlap gains over the same layout and blocks in sequence."""
+    quickest = min(points, key=lambda p: p.latency_s_per_token)
+    frugal = min(points, key=lambda p: p.energy_j_per_token)
+    if frugal is quickest:
+        text = f"{quickest.label} is best here, quickest and most frugal per token"
+    else:
+        text = f"{quickest.label} is quickest per token, {frugal.label} most frugal"
+    gains = [
+        (1.0 - point.energy_j / twin.energy_j, 1.0 - point.latency_s / twin.latency_s, point)
+        for point in points
+        if not point.sequential
+        for twin in points
+        if twin.sequential and _work(twin) == _work(point) and twin.scenario.comm_ctas == point.scenario.comm_ctas
+    ]
     if gains:
         energy, latency, point = max(gains, key=lambda gain: gain[0])
-        verb = "saves" if energy > 0 else "costs"
-        text += (
-            f"; at best chunking {verb} {abs(100 * energy):.1f} % energy and "
-            f"{'saves' if latency > 0 else 'costs'} {abs(100 * latency):.1f} % time ({point.label})"
-        )
+        text += f"; at best overlap {_saves(energy, latency)} over as many blocks in sequence ({point.label})"
     return text + "."
 
 
-def _twin(scenario: Scenario) -> tuple[Any, ...]:
-    return (scenario.tp, scenario.batch, scenario.comm_ctas)
+def _saves(energy: float, latency: float) -> str:
+    """Shares saved, in words; one verb where both go the same way."""
+    verbs = ["saves" if share > 0 else "costs" for share in (energy, latency)]
+    again = "" if verbs[0] == verbs[1] else f"{verbs[1]} "
+    return f"{verbs[0]} {abs(100 * energy):.1f} % energy and {again}{abs(100 * latency):.1f} % time"
+
+
+def _work(point: OverlapPoint) -> tuple[Any, ...]:
+    return tuple(sorted((k, str(v)) for k, v in point.scenario.model_dump().items() if k not in HOW))
 
 
 def table(points: Sequence[OverlapPoint]) -> pd.DataFrame:
@@ -126,6 +231,7 @@ def table(points: Sequence[OverlapPoint]) -> pd.DataFrame:
         [
             {
                 **point.scenario.model_dump(exclude_none=True),
+                "transform": transform(point.scenario),
                 "latency_s": point.latency_s,
                 "energy_j": point.energy_j,
                 "energy_j_per_token": point.energy_j_per_token,
@@ -136,69 +242,3 @@ def table(points: Sequence[OverlapPoint]) -> pd.DataFrame:
             for point in points
         ]
     )
-
-
-def write_plot(points: Sequence[OverlapPoint], path: Path) -> None:
-    """Energy over latency per token, the front joined (PNG or SVG by the file's ending)."""
-    write_atomically(path, _plot(points, path.suffix.lstrip(".") or "png", Path()))
-
-
-def write_page(points: Sequence[OverlapPoint], path: Path) -> None:
-    """A self-contained page: the picture, whose front points open their traces, and the table."""
-    picture = _plot(points, "svg", path.parent).decode()
-    picture = picture[picture.index("<svg") :]
-    rows = "".join(
-        f"<tr{' class=front' if p.on_front else ''}><td>{escape(p.label)}</td><td>{p.latency_s * 1e3:.3f}</td>"
-        f"<td>{p.energy_j:.2f}</td><td>{p.energy_j_per_token * 1e3:.3f}</td>"
-        f"<td>{p.exposed_communication_s * 1e3:.3f}</td></tr>"
-        for p in points
-    )
-    style = (
-        "body{font:15px system-ui,sans-serif;margin:2em auto;max-width:60em;padding:0 1em}"
-        "table{border-collapse:collapse;width:100%}"
-        "td,th{padding:.3em .6em;text-align:right;border-bottom:1px solid #ddd}"
-        "td:first-child,th:first-child{text-align:left}.front{font-weight:600}svg{max-width:100%;height:auto}"
-    )
-    page = (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width,initial-scale=1'><title>wattline overlap study</title>"
-        f"<style>{style}</style><h1>Overlap study</h1><p>{escape(advice(points))}</p>{picture}"
-        "<p>Points of the Pareto front open their timelines; drop the file on ui.perfetto.dev.</p>"
-        "<table><tr><th>schedule</th><th>latency ms</th><th>energy J</th><th>mJ per token</th>"
-        f"<th>exposed communication ms</th></tr>{rows}</table></html>"
-    )
-    write_atomically(path, page.encode())
-
-
-def _plot(points: Sequence[OverlapPoint], kind: str, base: Path) -> bytes:
-    import os
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8.5, 5.0), constrained_layout=True)
-    for chunks in sorted({p.scenario.overlap_chunks for p in points}):
-        part = [p for p in points if p.scenario.overlap_chunks == chunks]
-        drawn = axis.scatter(
-            [p.latency_s / (p.scenario.batch * p.scenario.seq_len) * 1e6 for p in part],
-            [p.energy_j_per_token * 1e3 for p in part],
-            s=[60 if p.on_front else 25 for p in part],
-            label=f"{chunks} chunk{'s' if chunks > 1 else ''}",
-        )
-        drawn.set_urls([os.path.relpath(p.trace, base) if p.trace else None for p in part])
-    edge = sorted(
-        (p.latency_s / (p.scenario.batch * p.scenario.seq_len) * 1e6, p.energy_j_per_token * 1e3)
-        for p in points
-        if p.on_front
-    )
-    axis.plot(*zip(*edge, strict=True), color="black", linewidth=0.8)
-    axis.set_xlabel("latency per token (us)")
-    axis.set_ylabel("energy per token (mJ, all GPUs)")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=130)
-    plt.close(figure)
-    return buffer.getvalue()

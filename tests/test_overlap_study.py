@@ -1,0 +1,175 @@
+"""``wattline overlap``: the grid, what is left out, advice, and a page whose points open their timelines."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.cli import main
+from sim.errors import ScenarioError
+from sim.scenario import Scenario
+from sim.studies.overlap import OverlapPoint, advice, scenarios, study, transform
+
+BASE = {"model": "llama3-70b", "layers": 1, "seq_len": 1024}
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def grid(**axes: Any) -> list[Scenario]:
+    return scenarios(BASE, {"tp": [2], "comm_ctas": [8], "overlap_chunks": [1, 4], **axes})
+
+
+def test_the_grid_holds_each_schedule_once() -> None:
+    found = grid(overlap=["chunks", "ring_exchange", "tile_signal", "two_batch"], sm_margin=[False, True])
+    labels = [(transform(s), s.sm_margin) for s in found]
+    assert labels == [
+        ("sequential", False), ("4 chunks", False), ("4 chunks with SM margin", True), ("ring exchange", False),
+        ("4 groups of signalling tiles", False), ("two micro-batches", False),
+        ("two micro-batches with SM margin", True),
+    ]  # fmt: skip
+    assert all(s.sequence_parallel and not s.lm_head and s.phase == "prefill" for s in found)
+
+
+def test_experts_are_spread_over_the_group() -> None:
+    found = scenarios({"model": "deepseek-v3"}, {"tp": [8], "overlap": ["bulk", "two_batch"], "comm_ctas": [8]})
+    assert [(s.overlap, s.tp, s.ep, s.ep_mode, s.sequence_parallel) for s in found] == [
+        ("bulk", 1, 8, "all_to_all", False), ("two_batch", 1, 8, "all_to_all", False),
+    ]  # fmt: skip
+
+
+def test_what_cannot_run_is_left_out_by_name_and_nothing_left_is_an_error() -> None:
+    points, left_out = study(grid(overlap_chunks=[1, 3]))
+    assert [transform(p.scenario) for p in points] == ["sequential"]
+    assert [one.reason for one in left_out] == ["overlap_chunks = 3: does not divide the 2048 tokens over tp = 2 ranks"]
+    with pytest.raises(Exception, match="overlap_chunks = 3: does not divide"):
+        study(grid(overlap_chunks=[3]))
+
+
+def point(latency_s: float, energy_j: float, **fields: Any) -> OverlapPoint:
+    scenario = Scenario.of(model="llama3-70b", tp=2, batch=2, sequence_parallel=True, **fields)
+    return OverlapPoint(
+        scenario=scenario, tokens=4096, latency_s=latency_s, energy_j=energy_j, exposed_communication_s=0.0,
+        on_front=True,
+    )  # fmt: skip
+
+
+def test_advice_names_the_best_and_what_overlap_gains() -> None:
+    sequential = point(1.0, 100.0, comm_ctas=32)
+    few = point(1.4, 130.0, comm_ctas=4)
+    assert advice([sequential, few, point(1.26, 117.0, comm_ctas=4, overlap_chunks=4)]) == (
+        "TP2, batch 2, sequential, 32 CTAs is best here, quickest and most frugal per token; at best overlap saves "
+        "10.0 % energy and 10.0 % time over as many blocks in sequence (TP2, batch 2, 4 chunks, 4 CTAs)."
+    )
+    assert advice([sequential, point(0.9, 110.0, comm_ctas=32, overlap="two_batch")]) == (
+        "TP2, batch 2, two micro-batches, 32 CTAs is quickest per token, TP2, batch 2, sequential, 32 CTAs most "
+        "frugal; at best overlap costs 10.0 % energy and saves 10.0 % time over as many blocks in sequence "
+        "(TP2, batch 2, two micro-batches, 32 CTAs)."
+    )
+
+
+def test_a_grid_file_and_everything_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text(
+        '[base]\nmodel = "llama3-70b"\nlayers = 1\nseq_len = 1024\n[grid]\ntp = [2]\ncomm_ctas = [4, 8]\n'
+        'overlap = ["chunks", "two_batch"]\noverlap_chunks = [1, 4]\n'
+    )
+    code, out, err = run(
+        ["overlap", "grid.toml", "--ctas", "8", "--json", "--csv", "o.csv", "--plot", "o.png", "--html", "o.html",
+         "--traces", "front"],
+        capsys,
+    )  # fmt: skip
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    document = json.loads(out)
+    points = document["points"]
+    assert {p["comm_ctas"] for p in points} == {8}  # the flag won
+    assert [p["transform"] for p in points] == ["sequential", "4 chunks", "two micro-batches"]
+    fronts = [p["trace"] for p in points if p["pareto"]]
+    assert fronts and all(Path(name).exists() for name in fronts) and document["left_out"] == []
+    assert len(Path("o.csv").read_text().splitlines()) == 4
+    assert Path("o.png").read_bytes().startswith(b"\x89PNG")
+    page = Path("o.html").read_text()
+    assert (
+        page.count("http")
+        - page.count("http://www.w3.org")
+        - page.count("http://purl.org")
+        - page.count("https://matplotlib.org")
+        - page.count("http://creativecommons.org")
+        == 1
+    )  # nothing is fetched: the viewer opens on a click
+    carried = re.findall(r"id='t(\d+)' data-name='([^']+)'>([^<]+)</script>", page)
+    assert len(carried) == len(points)
+    for number, name, data in carried:
+        assert f'xlink:href="#t{number}"' in page and f"href='#t{number}'" in page
+        trace = json.loads(gzip.decompress(base64.b64decode(data)))
+        assert len(trace["traceEvents"]) > 50 and name.startswith("TP2, batch 2, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tp = [2]\n", "unknown key 'tp' in g.toml: a grid has two tables, [base] and [grid]"),
+        ("base = 3\n", "g.toml: base = 3: give a [base] table"),
+        ("[grid]\ntp = 2\n", "g.toml: grid.tp = 2: give a list of values"),
+        ("[grid]\ntp = []\n", "g.toml: grid.tp = []: give a list of values"),
+        ("[grid]\ntp = [2]\n", "overlap study: model is missing: give a value"),
+        ('[base]\nmodel = "llama3-8b"\n[grid]\nchunks = [2]\n', "unknown key 'chunks' in overlap study: did you mean "),
+        (
+            '[base]\nmodel = "llama3-8b"\n[grid]\noverlap = ["chunk"]\n',
+            "overlap study: overlap = 'chunk': input should",
+        ),
+    ],
+)
+def test_a_grid_file_is_read_strictly(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("g.toml").write_text(text)
+    code, out, err = run(["overlap", "g.toml"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"wattline: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--chunks", "0"], "Invalid value for '--chunks': '0': every number must be at least 1"),
+        (["--overlap", "chunk"],
+         "Invalid value for '--overlap': 'chunk' is not one of chunks, ring_exchange, tile_signal, two_batch, bulk, "
+         "all"),
+        ([], "overlap study: model is missing: give a value"),
+    ],
+)  # fmt: skip
+def test_flags_are_read_strictly(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["overlap", *arguments], capsys) == (2, "", f"wattline: {message}\n")
+
+
+def test_rolling_layers_have_slices_that_follow_one_another(tmp_path: Path) -> None:
+    scenario = Scenario.of(**BASE | {"layers": 3, "tp": 2, "batch": 2, "overlap": "two_batch", "lm_head": False})
+    points, _ = study([scenario], traces=tmp_path)
+    assert points[0].trace is not None
+    events = json.loads(gzip.decompress(points[0].trace.read_bytes()))["traceEvents"]
+    layers = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "layer" and e["pid"] == 0)
+    assert len(layers) == 3
+    assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(layers))
+
+
+def test_an_unknown_field_of_the_base_is_named() -> None:
+    with pytest.raises(ScenarioError, match="unknown key 'modle' in overlap study: did you mean 'model'"):
+        scenarios({"model": "llama3-70b", "modle": 1}, {})
