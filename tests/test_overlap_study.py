@@ -15,7 +15,7 @@ import pytest
 from sim.cli import main
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
-from sim.studies.overlap import OverlapPoint, advice, scenarios, study, transform
+from sim.studies.overlap import OverlapPoint, advice, read_grid, scenarios, study, transform
 
 BASE = {"model": "llama3-70b", "layers": 1, "seq_len": 1024}
 
@@ -168,6 +168,14 @@ def test_rolling_layers_have_slices_that_follow_one_another(tmp_path: Path) -> N
     layers = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "layer" and e["pid"] == 0)
     assert len(layers) == 3
     assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(layers))
+
+
+def test_the_grid_of_the_page_is_a_grid(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "overlap.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "grid.toml").write_text(example, encoding="utf-8")
+    # Per group size and number of blocks: sequential, 4 chunks and two halves with and without margin, tiles.
+    assert len(scenarios(*read_grid(tmp_path / "grid.toml"))) == 2 * 2 * (1 + 2 + 2 + 1)
 
 
 def test_an_unknown_field_of_the_base_is_named() -> None:
