@@ -156,3 +156,11 @@ def test_ranks_of_a_group_and_their_rails() -> None:
 def test_direct_access_ends_at_the_node() -> None:
     with pytest.raises(HardwareError, match="all_reduce = 'one_shot' reads peers of one node, these 16 ranks span"):
         terms("all_reduce", 16, KIB, algorithm="one_shot", span=TWO_NODES)
+
+
+def test_a_receive_that_waits_takes_an_sm_a_block() -> None:
+    """Blocks as forced, or by size: what our send/receive rows of 4 MiB (16 blocks) and 64 MiB (32) show."""
+    for ctas, size, blocks in ((8, MIB, 8), (None, 4 * MIB, 16), (None, 64 * MIB, 32), (None, 8, 1)):
+        send = terms("send", 2, size, ctas=ctas)
+        assert (send.blocks, send.sms_per_block) == (blocks, 1.0)
+    assert terms("send", 2, 64 * MIB).waiting_power_w == pytest.approx(PROFILE.collective.waiting_power_w * 32 / 24)

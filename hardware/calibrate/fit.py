@@ -31,7 +31,7 @@ FIT_KINDS = frozenset(
     {
         "idle", "gemm", "attention", "collective", "contention", "alone", "together", "duty", "grouped_gemm",
         "in_context", "small_kernels", "transient", "host", "host_issue", "copy", "add_rmsnorm", "silu_mul", "rope",
-        "cast_fp8", "gather", "index_add", "topk_sum", "gelu",
+        "cast_fp8", "gather", "index_add", "topk_sum", "gelu", "waiting",
     }
 )  # fmt: skip
 CHECK_KINDS = frozenset({"model_step", "ring_attention", "dit_step", "generate"})

@@ -17,6 +17,10 @@ from hardware.laws.terms import KernelTerms
 DEFAULT_CTAS = 24
 # What the engine takes for SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
+# A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
+# 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl). A block of a receive that waits takes one SM from a GEMM
+# beside it, not two as a running collective's (waiting.jsonl: within 5 % for a large GEMM, 21 % for one of 128 rows).
+BYTES_PER_SEND_CTA, MOST_SEND_CTAS, SMS_PER_SEND_CTA = 256 * 2**10, 32, 1.0
 # NCCL's own ring latency model, us: base of the LL protocol and per step over NVLink (public tuning table of
 # NCCL, tuning.cc: 6.6 and 0.6).
 RING_BASE_S, RING_STEP_S = 6.6e-6, 0.6e-6
@@ -71,6 +75,15 @@ def bus_bytes(op: str, world: int, buffer_bytes: float) -> float:
     if op == "send":
         return buffer_bytes / 2.0  # one of the two ranks sends
     return float(buffer_bytes)
+
+
+def send_blocks(buffer_bytes: int) -> int:
+    """Blocks that the library gives one point-to-point transfer, at most 32.
+
+    >>> send_blocks(8), send_blocks(4 * 2**20), send_blocks(2**30)
+    (1, 16, 32)
+    """
+    return min(MOST_SEND_CTAS, max(1, buffer_bytes // BYTES_PER_SEND_CTA))
 
 
 def even_buffer(world: int, sent_bytes: int, received_bytes: int) -> int:
@@ -135,18 +148,22 @@ def collective_base_terms(
         power_w, energy_j = c.step_power_w, c.bus_byte_energy_j * moved + c.call_energy_j
     else:
         power_w, energy_j = 0.0, loop_w * floor_s
-    held = min(blocks * c.sms_per_cta, float(sms))
+    per_block, waiting_w = c.sms_per_cta, c.waiting_power_w
+    if op == "send":
+        blocks = send_blocks(buffer_bytes) if ctas is None else ctas
+        per_block, waiting_w = SMS_PER_SEND_CTA, c.waiting_power_w * blocks / DEFAULT_CTAS
+    held = min(blocks * per_block, float(sms))
     return KernelTerms(
         floor_s=floor_s,
-        blocks=min(blocks, int(sms / c.sms_per_cta)),
+        blocks=min(blocks, int(sms / per_block)),
         cycles_per_block=0.0,
         quantised=False,
-        sms_per_block=c.sms_per_cta,
+        sms_per_block=per_block,
         link_bytes=moved,
         hbm_bytes=c.hbm_bytes_per_bus_byte * moved,
         link_energy_j=energy_j,
         sm_power_w=power_w * sms / held,
-        waiting_power_w=c.waiting_power_w,
+        waiting_power_w=waiting_w,
         hbm_weight_per_sm=c.hbm_weight_per_sm,
         beside_slowdown=c.beside_slowdown,
         extrapolated=not measured,

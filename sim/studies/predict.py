@@ -227,6 +227,25 @@ def _in_context(inputs: Inputs) -> Prediction:
     return _works(inputs, *works, in_graph=True, gap=len(works) > 1)
 
 
+def _waiting(inputs: Inputs) -> Prediction:
+    """A GEMM in a loop, alone or beside a receive whose sender never comes."""
+    m, n, k = inputs["gemm_mnk"]
+    world = int(inputs["world"])
+    target = machine(str(inputs["gpu"]), None, world, None, False, None, False)
+    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0, cluster=target.cluster, world=world)
+    receive = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=inputs["bytes"], ctas=inputs.get("ctas"))
+    works: tuple[Work, ...] = (GemmWork(m=m, n=n, k=k), receive)
+    classes = tuple(pricer.price(Kernel(name="", work=work, flops=0.0, bytes_moved=0.0)) for work in works)
+    wanted = [min(c.terms.blocks * c.terms.sms_per_block, float(target.gpu.sms)) for c in classes]
+    held = wanted[1] if inputs.get("waits") else 0.0
+    running = [(0, min(wanted[0], target.gpu.sms - held), False)] + ([(1, held, True)] if held else [])
+    state = FluidModel(target.model, classes, []).solve(
+        tuple(running), target.limits.slow_limit_w, target.model.max_clock_hz
+    )
+    seconds = 1e-12 / state.rates[0]
+    return Prediction(latency_s=seconds, energy_j=None, power_w=[state.power_w], sm_clock_mhz=[state.clock_hz / 1e6])
+
+
 def _duty(inputs: Inputs) -> Prediction:
     return Prediction(**predict_time.duty(inputs))
 
@@ -243,6 +262,7 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
     "grouped_gemm": _grouped,
     "collective": _collective,
     "in_context": _in_context,
+    "waiting": _waiting,
     "duty": _duty,
     "transient": _transient,
 } | {op.value: _elementwise for op in Elementwise}
