@@ -66,6 +66,7 @@ def expert_balance(scenario: Scenario) -> dict[str, float] | None:
     layout = layout_of(scenario)
     tokens = scenario.batch * (1 if scenario.phase == "decode" else scenario.seq_len)
     tokens //= layout.dp * layout.micro_batches * layout.cp
+    tokens //= 2 if scenario.overlap == "two_batch" else 1
     tokens *= scenario.ep if scenario.ep_mode == "all_to_all" else 1
     choice, routing = workloads.choice_of(model), routing_of(scenario)
     loads = workloads.expert_loads(tokens=tokens, choice=choice, routing=routing, ranks=scenario.ep)

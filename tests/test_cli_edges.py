@@ -74,10 +74,6 @@ BAD = [
         "ep = 3 does not divide the 128 experts of qwen3-30b-a3b: use 1, 2, 4, 8, 16, 32, 64, 128",
     ),
     (
-        [*EXPERTS, "--tp", "2"],
-        "tp = 2 without ep: experts of qwen3-30b-a3b are split by rank: add ep = 2 and ep_mode = 'all_reduce'",
-    ),
-    (
         [*EXPERTS, "--tp", "4", "--ep", "2", "--ep-mode", "all_reduce"],
         "scenario: ep = 2 with tp = 4: tp must be 1 or equal to ep",
     ),

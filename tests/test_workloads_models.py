@@ -99,6 +99,15 @@ def test_memory_counts_copied_key_value_heads_and_prints_its_sum() -> None:
     assert str(need) == "weights 0.9 + KV cache 0.0 + activations 0.0 = 0.9 GB a GPU"
 
 
+def test_memory_of_mixtral_over_tensor_parallel_ranks() -> None:
+    need = memory_need(
+        load_model("mixtral-8x7b"), Layout(tp=4), batch=1, context=1, new_tokens=1, layers=32, lm_head=False,
+        dtype=DType.BF16,
+    )  # fmt: skip
+    attention, router, experts = 2 * 4096 * 4096 + 2 * 4096 * 1024, 4096 * 8, 8 * 3 * 4096 * 14336
+    assert need.weight_bytes == 2 * 32 * (attention / 4 + router + experts / 4)
+
+
 # -- models of one's own ----------------------------------------------------------------------------------------
 
 

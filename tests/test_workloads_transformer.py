@@ -300,6 +300,17 @@ def test_experts_over_ranks_do_the_whole_work(ranks: int) -> None:
     assert grouped(build("qwen3-30b-a3b", seq_len=512, ep=ranks, ep_mode="all_to_all")) == pytest.approx(ranks * whole)
 
 
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_tensor_parallel_experts_are_each_split(tp: int) -> None:
+    whole, split = layer(build("mixtral-8x7b", seq_len=512)), layer(build("mixtral-8x7b", seq_len=512, tp=tp))
+    for name in ("gate_up_grouped", "down_grouped"):
+        assert tp * split[name].flops == whole[name].flops
+    up, down = split["gate_up_grouped"].work, split["down_grouped"].work
+    assert isinstance(up, GroupedGemmWork) and isinstance(down, GroupedGemmWork)
+    assert (up.experts, up.n, down.k) == (8, 2 * 14336 // tp, 14336 // tp)
+    assert names(build("mixtral-8x7b", tp=tp))[-2:] == ["topk_sum", "all_reduce_ff"]
+
+
 def test_expert_kernels_have_the_flops_of_their_einsums() -> None:
     model = load_model("qwen3-30b-a3b")
     node = next(node for node in model.block.nodes if isinstance(node, Experts))

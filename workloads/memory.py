@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from workloads.families.moe import expert_width
 from workloads.kernels import Shape
 from workloads.model import ModelSpec
 from workloads.ops import Experts
@@ -114,6 +115,7 @@ def _layer_weights(model: ModelSpec, layout: Layout, layers: range, expert_repli
             for one in weighted_ops(node):
                 sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)
                 if isinstance(node, Experts) and one is not node.router:
+                    sizes["f"] = expert_width(shape)
                     sizes["e"] = (model.experts + expert_replicas) // layout.ep
                 total += len(mine) * one.einsum.input_elements(1, sizes)
     return total

@@ -100,7 +100,7 @@ def _check_tensors(model: ModelSpec, layout: Layout) -> None:
         raise WorkloadError(
             f"tp = {tp} neither divides nor is a multiple of the {model.kv_heads} key/value heads of {model.id}"
         )
-    if not model.experts and model.d_ff % tp:
+    if layout.ep == 1 and model.d_ff % tp:  # with ep ranks hold whole experts
         raise WorkloadError(f"tp = {tp} does not divide d_ff = {model.d_ff} of {model.id}")
 
 
@@ -120,10 +120,6 @@ def _check_experts(model: ModelSpec, layout: Layout) -> None:
     if model.experts and ep > 1 and model.experts % ep:
         raise WorkloadError(
             f"ep = {ep} does not divide the {model.experts} experts of {model.id}: use {_divisors(model.experts)}"
-        )
-    if model.experts and tp > 1 and ep == 1:
-        raise WorkloadError(
-            f"tp = {tp} without ep: experts of {model.id} are split by rank: add ep = {tp} and ep_mode = 'all_reduce'"
         )
 
 

@@ -21,6 +21,7 @@ def command(as_json: bool) -> None:
         {
             "id": model.id,
             "parameters": params(model),
+            "active_parameters": params(model, active=True),
             "layers": model.layers,
             "d_model": model.d_model,
             "q_heads": model.q_heads,
@@ -38,6 +39,7 @@ def command(as_json: bool) -> None:
     for name in (
         "model",
         "parameters",
+        "active",
         "layers",
         "width",
         "heads",
@@ -49,7 +51,8 @@ def command(as_json: bool) -> None:
         table.add_column(name, justify="left" if name == "model" else "right")
     for row in rows:
         table.add_row(
-            str(row["id"]), f"{row['parameters'] / 1e9:.2f} B", str(row["layers"]), str(row["d_model"]),
+            str(row["id"]), f"{row['parameters'] / 1e9:.2f} B",
+            f"{row['active_parameters'] / 1e9:.2f} B", str(row["layers"]), str(row["d_model"]),
             str(row["q_heads"]), str(row["kv_heads"]), str(row["d_ff"]), str(row["experts"] or "-"), str(row["vocab"]),
         )  # fmt: skip
     wide_console().print(table)

@@ -13,14 +13,16 @@ from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, Gro
 
 def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int) -> list[Kernel]:
     """Kernels of one rank; ``slots`` are expert weights over all ranks, copies included.
-    ``all_reduce``: all tokens everywhere, own experts, index-add, all-reduce.
 
-       ``all_to_all``: own tokens travel to their experts and back around the grouped GEMMs.
+    ``all_reduce``: all tokens everywhere, own experts, index-add, all-reduce. ``all_to_all``: own tokens travel to
+    their experts and back around the grouped GEMMs. Without expert parallelism ``tp`` splits every expert's width,
+    and an all-reduce adds the ranks' parts.
     """
     model, layout = shape.model, shape.layout
     width, element = model.d_model, DType.BF16.bytes
     sent = shape.tokens * model.top_k  # rows of this rank's own tokens
     rows = load.rows
+    inner = expert_width(shape)
     kernels = [gemm_kernel("router_gemm", (node.router,), shape, DType.BF16)]
     if model.route_groups:
         # Scores of all experts and groups: read in 32 bit, the chosen written.
@@ -36,24 +38,14 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
         ]
     kernels.append(_gather("gather", rows, width))
     kernels += [
-        _grouped("gate_up_grouped", shape, load, slots, n=2 * model.d_ff, k=width),
-        elementwise_kernel("silu_mul", Elementwise.SILU_MUL, rows, model.d_ff, 3 * rows * model.d_ff * element),
-        _grouped("down_grouped", shape, load, slots, n=width, k=model.d_ff),
+        _grouped("gate_up_grouped", shape, load, slots, n=2 * inner, k=width),
+        elementwise_kernel("silu_mul", Elementwise.SILU_MUL, rows, inner, 3 * rows * inner * element),
+        _grouped("down_grouped", shape, load, slots, n=width, k=inner),
     ]
     if layout.ep_mode == "all_reduce":
         moved = 5 * rows * width * element
-        buffer = shape.tokens * width * element
-        kernels += [
-            elementwise_kernel("index_add", Elementwise.INDEX_ADD, rows, width, moved),
-            *shared[-1:],
-            Kernel(
-                name="all_reduce_ff",
-                work=CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=layout.ranks, buffer_bytes=buffer),
-                flops=0.0,
-                bytes_moved=float(buffer),
-            ),
-        ]
-        return kernels
+        kernels.append(elementwise_kernel("index_add", Elementwise.INDEX_ADD, rows, width, moved))
+        return [*kernels, *shared[-1:], _sum_over_ranks(shape)]
     if travels:
         kernels += [
             _gather("gather_return", rows, width),
@@ -65,7 +57,7 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
         elementwise_kernel("topk_sum", Elementwise.TOPK_SUM, sent, width, passes * shape.tokens * width * element),
         *shared[-1:],
     ]
-    return kernels
+    return [*kernels, _sum_over_ranks(shape)] if layout.ep == 1 and layout.tp > 1 else kernels
 
 
 # What a whole collective of an expert layer can run beside: the parts of the expert of all tokens.
@@ -96,6 +88,17 @@ def shared_kernels(node: Experts, shape: Shape) -> list[Kernel]:
         moved = 3 * shape.tokens * width * DType.BF16.bytes
         kernels.append(elementwise_kernel("add_shared", Elementwise.COPY, shape.tokens, width, moved))
     return kernels
+
+
+def expert_width(shape: Shape) -> int:
+    """Feed-forward width of an expert on one rank: its own where ranks hold whole experts, else its share."""
+    return shape.local_sizes("f" if shape.layout.ep == 1 else None)["f"]
+
+
+def _sum_over_ranks(shape: Shape) -> Kernel:
+    buffer = shape.tokens * shape.model.d_model * DType.BF16.bytes
+    work = CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=shape.layout.ranks, buffer_bytes=buffer)
+    return Kernel(name="all_reduce_ff", work=work, flops=0.0, bytes_moved=float(buffer))
 
 
 def _gather(name: str, rows: int, width: int) -> Kernel:
