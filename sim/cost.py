@@ -106,7 +106,7 @@ class Pricer:
         match work:
             case GemmWork() | GroupedGemmWork() if work.beside_ctas:
                 left = gpu.sms - work.beside_ctas * profile.collective.sms_per_cta
-                return replace(self.terms(replace(work, beside_ctas=0)), sms_cap=max(left, 1.0))
+                return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=max(left, 1.0))
             case GemmWork():
                 return gemm_terms(
                     profile,
@@ -204,7 +204,7 @@ def sizes(work: Work) -> dict[str, object]:
     return {
         field.name: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
         for field in fields(work)
-        if (value := getattr(work, field.name)) is not None
+        if (value := getattr(work, field.name)) is not None and not (value is False and field.default is False)
     }
 
 

@@ -42,6 +42,14 @@ def test_a_scenario_becomes_the_row_that_its_record_answers() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"tp": 2, "sequence_parallel": True, "overlap": "ring_exchange"},
+            "overlap = 'ring_exchange': the suite measures with overlap = 'chunks' only",
+        ),
+        (
+            {"model": "qwen3-30b-a3b", "tp": 2},
+            "tp = 2 without ep: the suite holds whole experts: give ep = 2",
+        ),
         ({"power_cap_w": 500}, "power_cap_w = 500.0: the suite measures with power_cap_w = None only"),
         ({"sm_clock_mhz": 1410}, "sm_clock_mhz = 1410.0: the suite measures with sm_clock_mhz = None only"),
         ({"regime": "cold"}, "regime = 'cold': the suite measures with regime = 'steady' only"),
@@ -53,7 +61,7 @@ def test_a_scenario_becomes_the_row_that_its_record_answers() -> None:
 )
 def test_what_the_suite_cannot_run_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError) as problem:
-        planned_row(Scenario.of(model="llama3-8b", **fields))
+        planned_row(Scenario.of(**({"model": "llama3-8b"} | fields)))
     assert str(problem.value) == message
 
 

@@ -81,7 +81,7 @@ class GemmWork:
     out_dtype: DType = DType.BF16
     count: int = 1
     part: tuple[int, int] | None = None
-    beside_ctas: int = 0
+    beside_ctas: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class GroupedGemmWork:
     n: int
     k: int
     dtype: DType = DType.BF16
-    beside_ctas: int = 0
+    beside_ctas: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

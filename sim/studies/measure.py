@@ -20,6 +20,11 @@ _UNSUPPORTED: dict[str, Any] = {
     "stack": "reference-torch",
     "tokens_per_ep_rank": None,
     "dp": 1,
+    "all_reduce": "library",
+    "overlap": "chunks",
+    "sm_margin": False,
+    "routing": None,
+    "expert_replicas": None,
 }
 _DTYPES = ("bf16", "fp8_e4m3")
 
@@ -40,6 +45,8 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
     if scenario.ep_mode == "all_to_all":
         raise ScenarioError("ep_mode = 'all_to_all': the suite measures expert parallelism by 'all_reduce'")
     model = load_model(scenario.model)
+    if model.experts and scenario.tp > 1 and scenario.ep == 1:
+        raise ScenarioError(f"tp = {scenario.tp} without ep: the suite holds whole experts: give ep = {scenario.tp}")
     shape = _shape(model)
     more: dict[str, Any] = {"tp": scenario.tp, "lm_head": scenario.lm_head, "dtype": scenario.dtype}
     more |= {"launch": scenario.launch, "world": scenario.world}

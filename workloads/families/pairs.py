@@ -157,7 +157,7 @@ def leave_sms(kernel: Kernel, ctas: int) -> Kernel:
     """``kernel`` on the SMs that ``ctas`` blocks of a collective leave, if it is a matrix product."""
     if not isinstance(kernel.work, GemmWork | GroupedGemmWork):
         return kernel
-    return replace(kernel, work=replace(kernel.work, beside_ctas=ctas))
+    return replace(kernel, work=replace(kernel.work, beside_ctas=ctas or None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
