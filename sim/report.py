@@ -53,7 +53,7 @@ def summary(run: Timeline) -> dict[str, Any]:
 
 
 def expert_balance(scenario: Scenario) -> dict[str, float] | None:
-    """Rows of the busiest rank's experts over the mean rank's: of this run's draw, and among 32 other seeds.
+    """Rows of the busiest rank's experts over the mean rank's: of this run's draw, and among 256 other seeds.
 
     Layers share the run's one draw; real layers differ as the seeds do. None without experts on several ranks.
     """

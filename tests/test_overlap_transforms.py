@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import HardwareError
 from hardware.laws.gemm import wave_part
-from hardware.laws.terms import KernelTerms
+from hardware.laws.terms import KernelTerms, time_s
 from sim import simulate
 from sim.lower import lower
 from tests.engine_kit import COMPUTE, GPU, REDUCE, graph, run, spans, with_terms
@@ -95,6 +95,8 @@ def test_parts_of_a_product_add_up_to_it(blocks: int, parts: int, sms: float) ->
     for field in ("floor_s", "blocks", "tail_cycles", "hbm_bytes", "l2_bytes", "core_energy_j", "hbm_energy_j"):
         assert sum(getattr(part, field) for part in cut) == pytest.approx(getattr(whole, field)), field
     assert sum(math.ceil(part.blocks / sms) for part in cut) == waves  # whole waves: nothing is lost to the cut
+    together = sum(time_s(part, sms=sms, sm_clock_hz=1.5e9) for part in cut)
+    assert together == pytest.approx(time_s(whole, sms=sms, sm_clock_hz=1.5e9))
 
 
 # -- what a layer becomes ---------------------------------------------------------------------------------------

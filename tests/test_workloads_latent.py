@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hardware.catalog import load_gpu
-from hardware.laws.price import attention_latent_terms
+from hardware.laws.price import attention_latent_terms, gemm_terms
 from hardware.laws.terms import time_s
 from hardware.profile import profile_for
 from tests.test_workloads_transformer import build, layer
@@ -113,6 +113,15 @@ def test_memory_of_weights_and_cache() -> None:
     norms = 61 * (2 * 7168 + 1536 + 512) + 7168
     rest = params(model) - routed - norms - 2 * 129280 * 7168
     assert need.weight_bytes == 2 * (rest + routed // 32)
+
+
+def test_products_by_head_read_an_input_each() -> None:
+    gpu = load_gpu("h100-sxm-80gb")
+    one, many = (
+        gemm_terms(profile_for(gpu), gpu, m=64, n=512 * 128 // c, k=128, dtype="bf16", count=c) for c in (1, 128)
+    )
+    assert many.hbm_bytes - one.hbm_bytes == 127 * 64 * 128 * 2
+    assert (many.blocks, many.core_energy_j) == (one.blocks, one.core_energy_j)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,14 @@ class Placement:
         """Expert weights that a rank holds."""
         return len(self.ranks[0])
 
+    @property
+    def shares(self) -> Floats:
+        """Share of each expert's rows (rows of the array) that each rank (columns) gets."""
+        table = np.zeros((1 + max(expert for rank in self.ranks for expert in rank), len(self.ranks)))
+        for number, rank in enumerate(self.ranks):
+            np.add.at(table, (list(rank), number), 1.0)
+        return np.asarray(table / table.sum(axis=1, keepdims=True))
+
     def rows_by_rank(self, rows: NDArray[np.floating]) -> list[Floats]:
         """Rows of each slot, rank by rank, for rows of each expert; whole rows stay whole."""
         copies = np.bincount([expert for rank in self.ranks for expert in rank], minlength=len(rows))

@@ -12,6 +12,7 @@ from workloads.balance import Placement, balanced_placement, contiguous_placemen
 from workloads.popularity import Popularity, Recorded, Zipf, chosen_share, log_odds
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 # Draws are made for at most this many tokens and scaled: beyond it every expert's share is settled.
 MAX_DRAWN_TOKENS = 16384
 SEED = 20240601
@@ -68,16 +69,9 @@ def expert_loads(
     One seeded draw (:func:`busiest_spread` says how much draws differ). Laws of popularity run over a seeded order
     of the experts. ``rows_per_rank`` overrides how many rows each rank gets; its experts share them as drawn.
     """
-    rng = np.random.default_rng(routing.seed)
     drawn = min(tokens, MAX_DRAWN_TOKENS)
-    order = _order(routing.popularity, choice.experts, rng)
-    log_weight = np.asarray(log_odds(routing.popularity, choice.experts, choice.top_k))[order]
-    # Gumbel top-k: k distinct experts a token with the given odds.
-    noise = log_weight - np.log(-np.log(rng.random((drawn, choice.experts))))
-    if choice.groups:
-        noise = _best_groups(noise, choice)
-    chosen = np.argpartition(-noise, choice.top_k - 1, axis=1)[:, : choice.top_k]
-    counts = np.bincount(chosen.ravel(), minlength=choice.experts) * (tokens / drawn)
+    rows_drawn, order = _draw(drawn, choice, routing.popularity, routing.seed)
+    counts = rows_drawn * (tokens / drawn)
     placement = _placement(routing, choice, order, ranks)
     loads = []
     for rank, mine in enumerate(placement.rows_by_rank(counts)):
@@ -90,26 +84,39 @@ def expert_loads(
     return tuple(loads)
 
 
+@lru_cache(maxsize=256)
+def _draw(tokens: int, choice: Choice, popularity: Popularity, seed: int) -> tuple[Ints, Ints]:
+    """Rows of each expert in one draw of ``tokens`` tokens, and the place in the law that each expert took."""
+    rng = np.random.default_rng(seed)
+    order = _order(popularity, choice.experts, rng)
+    log_weight = np.asarray(log_odds(popularity, choice.experts, choice.top_k))[order]
+    # Gumbel top-k: k distinct experts a token with the given odds.
+    noise = log_weight - np.log(-np.log(rng.random((tokens, choice.experts))))
+    if choice.groups:
+        noise = _best_groups(noise, choice)
+    chosen = np.argpartition(-noise, choice.top_k - 1, axis=1)[:, : choice.top_k]
+    return np.bincount(chosen.ravel(), minlength=choice.experts), order
+
+
 @lru_cache(maxsize=1024)
 def busiest_spread(
-    *, tokens: int, choice: Choice, routing: Routing, ranks: int, seeds: int = 32
+    *, tokens: int, choice: Choice, routing: Routing, ranks: int, seeds: int = 256
 ) -> tuple[float, float, float]:
     """Least, mean and largest of "rows of the busiest rank over the mean rank's" among ``seeds`` draws.
 
     Draws are binomial around each expert's expected share, so that no tokens need to be drawn (groups left out).
     """
-    ratios = []
-    share = chosen_share(routing.popularity, choice.experts, choice.top_k)
-    for seed in range(seeds):
-        rng = np.random.default_rng([routing.seed, seed])
-        order = _order(routing.popularity, choice.experts, rng)
-        counts = rng.binomial(tokens, np.minimum(share[order] * choice.top_k, 1.0)).astype(np.float64)
-        rows = [mine.sum() for mine in _placement(routing, choice, order, ranks).rows_by_rank(counts)]
-        ratios.append(max(rows) / (sum(rows) / ranks) if sum(rows) else 1.0)
-    return min(ratios), sum(ratios) / seeds, max(ratios)
+    rng = np.random.default_rng([routing.seed, seeds])
+    chance = np.minimum(chosen_share(routing.popularity, choice.experts, choice.top_k) * choice.top_k, 1.0)
+    chances = np.tile(chance, (seeds, 1))
+    if routing.replicas is None and not isinstance(routing.popularity, Recorded):
+        chances = rng.permuted(chances, axis=1)  # a balancer places by load: the order of the experts is no matter
+    rows = rng.binomial(tokens, chances) @ _placement(routing, choice, np.arange(choice.experts), ranks).shares
+    ratios = rows.max(axis=1) / np.maximum(rows.mean(axis=1), 1e-9)
+    return float(ratios.min()), float(ratios.mean()), float(ratios.max())
 
 
-def _order(popularity: Popularity, experts: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _order(popularity: Popularity, experts: int, rng: np.random.Generator) -> Ints:
     """Which place in the law each expert takes; a recording names its experts itself."""
     return np.arange(experts) if isinstance(popularity, Recorded) else rng.permutation(experts)
 
@@ -124,7 +131,7 @@ def _best_groups(noise: Floats, choice: Choice) -> Floats:
     return np.where(keep[:, :, None], grouped, -np.inf).reshape(noise.shape)
 
 
-def _placement(routing: Routing, choice: Choice, order: NDArray[np.int64], ranks: int) -> Placement:
+def _placement(routing: Routing, choice: Choice, order: Ints, ranks: int) -> Placement:
     if routing.replicas is None:
         return contiguous_placement(choice.experts, ranks)
     # A balancer knows how experts are loaded in the long run, not what the tokens of this step will choose.

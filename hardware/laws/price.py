@@ -46,6 +46,13 @@ def gemm_terms(
         max_clock_hz=gpu.max_clock_hz,
         cache_bytes=0.5 * gpu.l2_bytes,
     )
+    if count > 1:  # each product reads an input of its own
+        inputs = (count - 1) * m * k * (1 if dtype.startswith("fp8") else 2)
+        terms = replace(
+            terms,
+            hbm_bytes=terms.hbm_bytes + inputs,
+            hbm_energy_j=terms.hbm_energy_j + inputs * profile.gemm[dtype].hbm_byte_energy_j,
+        )
     learnt = profile.gemm_corrections[dtype]
     return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
 
