@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sim.engine.graph import KernelClass
 from sim.errors import FoldError
 from sim.lower import Classify, Group
-from workloads.program import Kernel, Program, RankProgram
+from workloads.program import Kernel, Program, RankProgram, Segment
 from workloads.work import CollectiveWork
 
 Ranks = tuple[int, ...]
@@ -99,17 +99,16 @@ def _shape(program: RankProgram, cost: Callable[[Kernel], int]) -> tuple[object,
     def slot(work: object) -> int:
         return slots.setdefault(work.ranks, len(slots)) if isinstance(work, CollectiveWork) else -1
 
+    known: dict[int, tuple[object, ...]] = {}  # steps of a generation share kernels
+
+    def kernels(segment: Segment) -> tuple[object, ...]:
+        key = id(segment.kernels)
+        if key not in known:
+            known[key] = tuple((cost(k), k.stream, k.after, slot(k.work)) for k in segment.kernels)
+        return known[key]
+
     shape = tuple(
-        (
-            phase.name,
-            tuple(
-                (
-                    replace(segment, kernels=()),
-                    tuple((cost(k), k.stream, k.after, slot(k.work)) for k in segment.kernels),
-                )
-                for segment in phase.segments
-            ),
-        )
+        (phase.name, tuple((replace(segment, kernels=()), kernels(segment)) for segment in phase.segments))
         for phase in program.phases
     )
     return shape, slots

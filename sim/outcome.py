@@ -99,7 +99,8 @@ class Outcome:
     """The parts of a run in order of time; all figures are of all GPUs unless the name says per GPU.
 
     ``phases`` names the phase of each part's segments, ``detail`` says how the run was simulated and ``why``.
-    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels.
+    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``knots``
+    contexts standing for all decode steps, time and energy are wrong by at most ``knot_error``, as a share.
     """
 
     folding: Folding
@@ -110,6 +111,8 @@ class Outcome:
     why: str
     kernels: int
     full_graph: Callable[[], KernelGraph]
+    knots: int = 0
+    knot_error: float = 0.0
     _tallies: dict[int, Tally] = field(default_factory=dict)
 
     @cached_property
@@ -121,12 +124,23 @@ class Outcome:
     def per_gpu(self) -> Floats:
         """Sums of each rank of the machine; columns as in :class:`Tally`."""
         rows = np.zeros((len(self.folding.classes), 6))
-        for part in self.parts:
-            rows += part.repeat * self.tally(part.piece.graph, part.played).per_gpu
+        for repeat, _, done in self._distinct:
+            rows += repeat * done.per_gpu
         full = np.empty((sum(self.folding.multiplicity), 6))
         for row, ranks in zip(rows, self.folding.classes, strict=True):
             full[list(ranks)] = row
         return full
+
+    @cached_property
+    def _distinct(self) -> list[tuple[int, KernelGraph, Tally]]:
+        """Each run of a piece once, with how often it stands in the whole."""
+        repeats: dict[int, int] = {}
+        runs: dict[int, Part] = {}
+        for part in self.parts:
+            key = id(part.played)
+            repeats[key] = repeats.get(key, 0) + part.repeat
+            runs[key] = part
+        return [(n, runs[k].piece.graph, self.tally(runs[k].piece.graph, runs[k].played)) for k, n in repeats.items()]
 
     def tally(self, graph: KernelGraph, played: Played) -> Tally:
         """Sums of one repetition, worked out once."""
@@ -137,20 +151,19 @@ class Outcome:
 
     def classes(self) -> Iterator[KernelClass]:
         """Every kernel class that ran (repeated classes may come again)."""
-        for graph in {id(part.piece.graph): part.piece.graph for part in self.parts}.values():
+        for graph in {id(graph): graph for _, graph, _ in self._distinct}.values():
             yield from graph.classes
 
     def by_class(self, name: Callable[[KernelClass], str]) -> dict[str, tuple[float, float]]:
         """Joules and GPU-seconds of the kernels, added up under ``name`` of their class."""
         sums: dict[str, tuple[float, float]] = {}
-        for part in self.parts:
-            done = self.tally(part.piece.graph, part.played)
+        for repeat, graph, done in self._distinct:
             energies, times = done.class_energy_j.tolist(), done.class_time_s.tolist()
-            for cls, energy_j, time_s in zip(part.piece.graph.classes, energies, times, strict=True):
+            for cls, energy_j, time_s in zip(graph.classes, energies, times, strict=True):
                 if time_s > 0.0:
                     key = name(cls)
                     have = sums.get(key, (0.0, 0.0))
-                    sums[key] = (have[0] + part.repeat * energy_j, have[1] + part.repeat * time_s)
+                    sums[key] = (have[0] + repeat * energy_j, have[1] + repeat * time_s)
         return sums
 
     def by_phase(self) -> dict[str, tuple[float, float]]:
@@ -167,10 +180,10 @@ class Outcome:
     def exposed_gpu_s(self) -> dict[str, tuple[float, float]]:
         """GPU-seconds exposed and waiting by kind of collective; see :mod:`sim.exposure`."""
         sums: dict[str, tuple[float, float]] = {}
-        for part in self.parts:
-            for kind, (exposed_s, waiting_s) in self.tally(part.piece.graph, part.played).exposed.items():
+        for repeat, _, done in self._distinct:
+            for kind, (exposed_s, waiting_s) in done.exposed.items():
                 have = sums.get(kind, (0.0, 0.0))
-                sums[kind] = (have[0] + part.repeat * exposed_s, have[1] + part.repeat * waiting_s)
+                sums[kind] = (have[0] + repeat * exposed_s, have[1] + repeat * waiting_s)
         return sums
 
     def phase_end_ps(self, name: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.replay import Part, Piece, Repeated
 from sim.errors import FoldError
 from sim.fold import Folding, fold, unfolded
+from sim.knots import error_bound
 from sim.lower import Classify, lower
 from sim.machine import Machine
 from sim.outcome import Outcome
@@ -49,9 +50,11 @@ class Plan:
     classify: Classify
     machine: Machine
     issue_s: float | None
+    contexts: tuple[int, ...] | None = None  # of the decode steps, where they run on knots
     pieces: dict[object, Piece] = field(default_factory=dict)
+    _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def kernels(self) -> int:
         """Kernels over all ranks."""
         sizes: dict[int, int] = {}
@@ -107,7 +110,9 @@ class Plan:
                 at = at + np.array([len(segment.kernels) * segment.repeat for segment in segments])
         return Layout(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
 
-    def outcome(self, layout: Layout, parts: Sequence[Part], *, detail: str, why: str) -> Outcome:
+    def outcome(
+        self, layout: Layout, parts: Sequence[Part], *, detail: str, why: str, knot_error: float = 0.0
+    ) -> Outcome:
         """What a run of ``layout`` left behind."""
         return Outcome(
             folding=layout.folding,
@@ -118,6 +123,8 @@ class Plan:
             why=why,
             kernels=self.kernels,
             full_graph=self.full_graph,
+            knots=len(set(self.contexts or ())),
+            knot_error=knot_error,
         )
 
     def _whole(self, folding: Folding, graph: KernelGraph) -> Layout:
@@ -131,6 +138,10 @@ class Plan:
 
     def _piece(self, segments: Sequence[Segment], folding: Folding) -> Piece:
         """One repetition of a segment on all folded GPUs; equal ones (the head of every step) share it."""
+        same = tuple(id(segment.kernels) for segment in segments)
+        piece = self._piece_of.get(same)
+        if piece is not None:
+            return piece
         key = tuple(segment.kernels for segment in segments)
         piece = self.pieces.get(key)
         if piece is None:
@@ -142,7 +153,36 @@ class Plan:
             )
             graph = lower(Program(ranks=ranks), self.classify, groups=folding.groups)
             piece = self.pieces[key] = Piece(graph, FluidModel(self.machine.model, graph.classes, []))
+        self._piece_of[same] = piece
         return piece
+
+    def knot_error(self, layout: Layout, limits_w: tuple[float, ...]) -> float:
+        """Bound on the relative error, of time or energy, that running decode steps on knots makes."""
+        if self.contexts is None:
+            return 0.0
+        times: dict[int, float] = {}
+        energies: dict[int, float] = {}
+        counts: dict[int, int] = {}
+        totals = [0.0, 0.0]
+        steps = groupby(zip(layout.phases, layout.sequence, strict=True), key=lambda pair: pair[0])
+        for number, (_, pairs) in enumerate(steps):
+            played = [(step.repeat, step.piece.play(limits_w)) for _, step in pairs]
+            time = float(sum(repeat * run.records.end_ps for repeat, run in played))
+            energy = sum(
+                repeat * m * joules
+                for repeat, run in played
+                for m, joules in zip(layout.folding.multiplicity, run.energy_j, strict=True)
+            )
+            totals = [totals[0] + time, totals[1] + energy]
+            if number:  # the first phase is the prefill
+                context = self.contexts[number - 1]
+                times[context], energies[context] = time, energy
+                counts[context] = counts.get(context, 0) + 1
+        weights = list(counts.values())
+        return max(
+            error_bound(list(costs.values()), weights, total)
+            for costs, total in zip((times, energies), totals, strict=True)
+        )
 
 
 def _side_by_side(ranks: Sequence[tuple[Segment, ...]]) -> Iterator[tuple[Segment, ...]]:

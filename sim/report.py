@@ -41,6 +41,8 @@ def summary(run: Timeline) -> dict[str, Any]:
         "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
+        "context_knots": run.outcome.knots,
+        "context_knot_error": run.outcome.knot_error,
         "energy_j_by_class": {name: energy_j for name, (energy_j, _) in run.sums_by("family").items()},
         "energy_j_by_phase": {name: energy_j for name, (energy_j, _) in run.sums_by("phase").items()},
     }
@@ -128,7 +130,8 @@ def print_summary(run: Timeline, console: Console) -> None:
         )
     if "expert_balance" in data:
         head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
-    head.add_row("kernels", f"{run.outcome.kernels:,}; {simulated(run)}")
+    head.add_row("kernels", f"{run.outcome.kernels:,}")
+    head.add_row("simulated", simulated(run))
     head.add_row("these numbers are", _status(run))
     console.print(head)
     table = Table(title="Where the joules go", title_justify="left")
@@ -169,12 +172,15 @@ def simulated(run: Timeline) -> str:
     outcome = run.outcome
     ranks = f"{len(outcome.folding.classes)} of {run.gpus} GPUs"
     match outcome.detail:
+        case "segment" if outcome.knots:
+            off = f"{100 * outcome.knot_error:.2g} %"
+            return f"equal ranks ({ranks}), layers and contexts once; off by {off} at most"
         case "segment":
-            return f"equal ranks and layers simulated once ({ranks})"
+            return f"equal ranks ({ranks}) and layers once"
         case "folded":
-            return f"equal ranks simulated once ({ranks})"
+            return f"equal ranks once ({ranks})"
         case _:
-            return "every one simulated"
+            return "every rank and layer"
 
 
 def _status(run: Timeline) -> str:

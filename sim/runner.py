@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.replay import Part, Repeated, play, play_governed
 from sim.errors import FoldError
+from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
@@ -47,9 +49,9 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
     model = workloads.load_model(scenario.model)
     if not scenario.ignore_memory:
         check_memory(scenario, model, target.gpu)
-    plan = plan_of(scenario, model, target)
+    long = scenario.detail == "auto" and (scenario.output_len or 0) > EXACT_STEPS
     refused: list[str] = []
-    for detail, layout in _layouts(plan, scenario.detail, refused):
+    for detail, plan, layout in _ways(scenario, model, target, refused, knots=long):
         if detail == "full":
             say(f"full detail: {plan.kernels:,} kernels, about {max(1, round(plan.kernels / KERNELS_PER_S))} s a run")
         try:
@@ -60,14 +62,28 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
             refused.append(f"{detail}: {error}")
             continue
         why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
+        off = plan.knot_error(layout, tuple([target.limits.fast_limit_w] * len(limits)))
         return Timeline(
             scenario=scenario,
             machine=target,
-            outcome=plan.outcome(layout, parts, detail=detail, why=why),
+            outcome=plan.outcome(layout, parts, detail=detail, why=why, knot_error=off),
             power_limit_w=_of_ranks(layout, limits),
             tokens=plan.tokens,
         )
     raise AssertionError("full detail is never refused")
+
+
+def _ways(
+    scenario: Scenario, model: workloads.ModelSpec, target: Machine, refused: list[str], *, knots: bool
+) -> Iterator[tuple[str, Plan, Layout]]:
+    """Plans and layouts to try, the cheapest first; context knots only where layers are replayed too."""
+    if knots:
+        plan = plan_of(scenario, model, target, knots=True)
+        with suppress(FoldError):
+            yield "segment", plan, plan.segments
+    plan = plan_of(scenario, model, target)
+    for detail, layout in _layouts(plan, scenario.detail, refused):
+        yield detail, plan, layout
 
 
 def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, Layout]]:
@@ -120,10 +136,12 @@ def _of_ranks(layout: Layout, values: Sequence[float]) -> tuple[float, ...]:
     return tuple(by_rank[rank] for rank in range(len(by_rank)))
 
 
-def plan_of(scenario: Scenario, model: workloads.ModelSpec, target: Machine) -> Plan:
+def plan_of(scenario: Scenario, model: workloads.ModelSpec, target: Machine, *, knots: bool = False) -> Plan:
     """The plan of ``scenario``; scenarios that differ in nothing but power policy share it."""
     work = tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY)
-    return _plan(_Request((work, id(model), id(target.profile), scenario.regime == "cold"), scenario, model, target))
+    return _plan(
+        _Request((work, id(model), id(target.profile), scenario.regime == "cold", knots), scenario, model, target)
+    )
 
 
 class _Request:
@@ -131,7 +149,9 @@ class _Request:
 
     __slots__ = ("key", "model", "scenario", "target")
 
-    def __init__(self, key: object, scenario: Scenario, model: workloads.ModelSpec, target: Machine) -> None:
+    def __init__(
+        self, key: tuple[object, ...], scenario: Scenario, model: workloads.ModelSpec, target: Machine
+    ) -> None:
         self.key, self.scenario, self.model, self.target = key, scenario, model, target
 
     def __hash__(self) -> int:
@@ -144,7 +164,11 @@ class _Request:
 @lru_cache(maxsize=64)
 def _plan(request: _Request) -> Plan:
     scenario, target = request.scenario, request.target
-    program, tokens = build(scenario, request.model)
+    contexts = None
+    if request.key[-1]:
+        assert scenario.output_len is not None
+        contexts = tuple(context_knots(scenario.seq_len, scenario.output_len - 1))
+    program, tokens = build(scenario, request.model, contexts)
     eager = scenario.launch == "eager"
     return Plan(
         program=program,
@@ -152,11 +176,12 @@ def _plan(request: _Request) -> Plan:
         classify=classifier(target, eager=eager),
         machine=target,
         issue_s=target.profile.launch.host_issue_s if eager else None,
+        contexts=contexts,
     )
 
 
-def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]:
-    """The rank programs of ``scenario`` and the tokens they process or produce."""
+def build(scenario: Scenario, model: workloads.ModelSpec, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
+    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.knots` for contexts."""
     layout = layout_of(scenario)
     options = workloads.Options(
         layers=scenario.layers,
@@ -175,7 +200,9 @@ def build(scenario: Scenario, model: workloads.ModelSpec) -> tuple[Program, int]
     own_batches = scenario.ep if scenario.ep_mode == "all_to_all" else 1
     if scenario.phase == "generate":
         assert scenario.output_len is not None
-        program = workloads.build_generate(model, layout, output_len=scenario.output_len, options=options, **lengths)
+        program = workloads.build_generate(
+            model, layout, output_len=scenario.output_len, options=options, contexts=contexts, **lengths
+        )
         return program, scenario.batch * scenario.output_len * own_batches
     program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1

@@ -11,6 +11,7 @@ import workloads
 from sim import simulate
 from sim.errors import FoldError
 from sim.fold import fold
+from sim.knots import context_knots
 from sim.machine import machine_of
 from sim.plan import classifier
 from sim.report import summary
@@ -102,7 +103,7 @@ def test_the_settled_target_is_the_highest_that_the_slow_limit_allows() -> None:
 def test_the_choice_is_automatic_and_shown() -> None:
     run = simulate(**CASES["overlap"])
     assert summary(run)["detail"] == "segment"
-    assert "equal ranks and layers simulated once (1 of 4 GPUs)" in repr(run)
+    assert "equal ranks (1 of 4 GPUs) and layers once" in repr(run)
     eager = simulate(**CASES["eager"])
     assert summary(eager)["detail"] == "folded"
     assert "launch times are absolute" in summary(eager)["detail_why"]
@@ -115,6 +116,40 @@ def test_what_cannot_be_replayed_or_folded_is_refused_by_name() -> None:
         simulate(**CASES["pipeline"], detail="segment")
     with pytest.raises(FoldError, match="no two of the 4 ranks run equal programs"):
         simulate(**CASES["uneven experts"], detail="folded")
+
+
+# -- context knots ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first, steps", [(1, 300), (100, 400), (4096, 1000)])
+def test_knots_are_near_every_step_and_right_on_average(first: int, steps: int) -> None:
+    contexts = context_knots(first, steps)
+    exact = range(first, first + steps)
+    assert len(contexts) == steps
+    assert all(abs(knot - own) <= own / 120 for knot, own in zip(contexts, exact, strict=True))
+    assert abs(sum(contexts) - sum(exact)) <= steps / 100 + 40  # a last group of even size is off by half a token
+    assert len(set(contexts)) < steps
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "llama3-8b", "layers": 2, "batch": 16, "seq_len": 500, "output_len": 200},
+        {"model": "llama3-8b", "layers": 4, "tp": 2, "batch": 64, "seq_len": 3000, "output_len": 140},
+        {"model": "qwen3-30b-a3b", "layers": 2, "ep": 2, "ep_mode": "all_to_all", "batch": 8, "seq_len": 900,
+         "output_len": 150},
+    ],
+)  # fmt: skip
+def test_a_long_generation_is_within_its_stated_error(fields: dict[str, Any]) -> None:
+    exact, knots = (simulate(**fields, phase="generate", detail=d) for d in ("segment", "auto"))
+    assert exact.outcome.knots == 0 < knots.outcome.knots < fields["output_len"]
+    bound = knots.outcome.knot_error
+    assert 0.0 < bound < 2e-3
+    assert knots.latency_s == pytest.approx(exact.latency_s, rel=bound)
+    assert knots.energy_j == pytest.approx(exact.energy_j, rel=bound)
+    assert knots.outcome.kernels == exact.outcome.kernels == len(knots.kernels)
+    assert summary(knots)["context_knot_error"] == bound
+    assert "contexts once; off by" in repr(knots)
 
 
 # -- folding by hand: programs that no scenario makes ----------------------------------------------------------

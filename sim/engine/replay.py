@@ -33,6 +33,7 @@ class Played:
 
     records: Recorder
     energy_j: tuple[float, ...]
+    level: bool  # all GPUs end their last kernel at the same instant
     _steps: list[tuple[list[int], list[float], list[float]]] | None = None
 
     def energy_until_j(self, gpu: int, offset_ps: int) -> float:
@@ -65,19 +66,18 @@ class Piece:
         known = self.played.get(limits_w)
         if known is None:
             core = Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))
-            known = Played(records=Engine(core).run(), energy_j=tuple(gpu.energy_j for gpu in core.gpus))
+            known = self.ended(core, Engine(core).run())
             if self.keep:
                 self.played[limits_w] = known
         return known
 
-    def level(self, played: Played) -> bool:
-        """All GPUs end their last kernel at the same instant."""
-        if self.graph.gpus == 1:
-            return True
+    def ended(self, core: Core, records: Recorder) -> Played:
+        """What ``core`` has run."""
         last = [0] * self.graph.gpus
-        for op, end_ps in zip(played.records.span_op, played.records.span_end_ps, strict=True):
+        for op, end_ps in zip(records.span_op, records.span_end_ps, strict=True):
             last[self.graph.op_gpu[op]] = max(last[self.graph.op_gpu[op]], end_ps)
-        return min(last) == played.records.end_ps
+        energy_j = tuple(gpu.energy_j for gpu in core.gpus)
+        return Played(records=records, energy_j=energy_j, level=min(last) == records.end_ps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def play(sequence: Sequence[Repeated], limits_w: Limits) -> list[Part]:
     parts = []
     for step in sequence:
         played = step.piece.play(limits_w)
-        if (step.repeat > 1 or step is not sequence[-1]) and not step.piece.level(played):
+        if (step.repeat > 1 or step is not sequence[-1]) and not played.level:
             raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times: layers do not repeat")
         parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=step.repeat))
     return parts
@@ -141,7 +141,7 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
                     played = live.rerun(step.piece)
                     left_ps, since_j = live.left_ps, live.since_j
                     limits = tuple(limiter.targets_w())
-            if (step.repeat > 1 or step is not sequence[-1]) and not step.piece.level(played):
+            if (step.repeat > 1 or step is not sequence[-1]) and not played.level:
                 raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times")
             parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=alike))
             todo -= alike
@@ -183,7 +183,7 @@ class _Live:
         records = Engine(core, self).run()
         self.left_ps -= records.end_ps
         self.since_j = [gpu.energy_j - before for gpu, before in zip(core.gpus, self.energy_j, strict=True)]
-        return Played(records=records, energy_j=tuple(gpu.energy_j for gpu in core.gpus))
+        return piece.ended(core, records)
 
     def process(self, engine: Engine) -> Generator[Event, Any, None]:
         """The limiters from the first change on; see :class:`sim.engine.driver.Governor`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
@@ -63,13 +63,18 @@ def build_generate(
     seq_len: int,
     output_len: int,
     options: Options | None = None,
+    contexts: Sequence[int] | None = None,
 ) -> Program:
-    """A prefill, which yields the first token, then ``output_len - 1`` decode steps over a growing context."""
+    """A prefill, which yields the first token, then ``output_len - 1`` decode steps over a growing context.
+
+    ``contexts`` gives the cached tokens of each decode step where they are not to grow one by one.
+    """
     positive("output_len", output_len)
     if layout.sequence_parallel:
         raise WorkloadError("sequence_parallel: is for phase 'prefill', not 'generate'")
     steps: list[tuple[str, PhaseName, int, int]] = [("prefill", "prefill", batch, seq_len)]
-    steps += [(f"decode {i + 1}", "decode", batch, seq_len + i) for i in range(output_len - 1)]
+    cached = range(seq_len, seq_len + output_len - 1) if contexts is None else contexts
+    steps += [(f"decode {i + 1}", "decode", batch, tokens) for i, tokens in enumerate(cached)]
     return _program(model, layout, steps, options or Options())
 
 
@@ -123,14 +128,17 @@ def _role_program(
     role: _Role, shapes: list[tuple[str, PhaseName, int, Shape]], layers: int, stack: Stack, options: Options
 ) -> RankProgram:
     phases = []
+    known: dict[tuple[PhaseName, int], tuple[Segment, ...]] = {}  # steps of equal context share their kernels
     previous: str | None = None
     for number, (label, phase, sequences, shape) in enumerate(shapes):
-        load = _loads(shape, options)[role.member]
         layout = shape.layout
         mine = layout.stage_layers(layers, role.stage)
         # In a prefill the last slice of a context holds the tokens that are scored.
         head = options.lm_head and role.stage == layout.pp - 1 and (phase == "decode" or role.tail)
-        compute = _segments(shape, phase, mine, load, stack, options, head=head)
+        compute = known.get((phase, shape.context))
+        if compute is None:
+            load = _loads(shape, options)[role.member]
+            compute = known[phase, shape.context] = _segments(shape, phase, mine, load, stack, options, head=head)
         returns = number < len(shapes) - 1
         step = Step(shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns)
         phases.append(Phase(name=label, segments=tuple(stage_segments(step, compute))))
