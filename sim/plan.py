@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.cost import Pricer
-from sim.engine.fluid import FluidModel
+from sim.engine.fluid import FluidModel, GpuModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.replay import Part, Piece, Repeated
 from sim.errors import FoldError
@@ -42,17 +42,15 @@ class Layout:
 
 
 @dataclass(kw_only=True, eq=False)
-class Plan:
-    """The rank programs of a scenario, priced, and the ways to run them."""
+class Work:
+    """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run on knots."""
 
     program: Program
     tokens: int
     classify: Classify
-    machine: Machine
     issue_s: float | None
-    contexts: tuple[int, ...] | None = None  # of the decode steps, where they run on knots
-    pieces: dict[object, Piece] = field(default_factory=dict)
-    _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
+    contexts: tuple[int, ...] | None = None
+    _graphs: dict[object, KernelGraph] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> int:
@@ -72,27 +70,53 @@ class Plan:
         """Classes of equal ranks, or :class:`FoldError`."""
         return fold(self.program, self.classify)
 
+    def repetition(self, segments: Sequence[Segment]) -> KernelGraph:
+        """One repetition of a segment on all folded GPUs; equal ones (the head of every step) share it."""
+        key = tuple(segment.kernels for segment in segments)
+        graph = self._graphs.get(key)
+        if graph is None:
+            ranks = tuple(
+                RankProgram(
+                    phases=(Phase(name="", segments=(Segment(name=s.name, kernels=s.kernels),) if s.kernels else ()),)
+                )
+                for s in segments
+            )
+            graph = self._graphs[key] = lower(Program(ranks=ranks), self.classify, groups=self.folding.groups)
+        return graph
+
+
+@dataclass(kw_only=True, eq=False)
+class Plan:
+    """The ways to run some work on one GPU model, which every power policy shares."""
+
+    work: Work
+    model: GpuModel
+    _pieces: dict[int, Piece] = field(default_factory=dict)
+    _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
+
     @cached_property
     def full(self) -> Layout:
         """Every rank, every layer."""
-        return self._whole(unfolded(len(self.program.ranks)), self.full_graph())
+        return self._whole(unfolded(len(self.work.program.ranks)), self.work.full_graph())
 
     @cached_property
     def folded(self) -> Layout:
         """Equal ranks once, every layer."""
-        folding = self.folding
-        if len(folding.classes) == len(self.program.ranks) > 1:
-            raise FoldError(f"no two of the {len(self.program.ranks)} ranks run equal programs: use detail = 'full'")
-        chosen = folding.representatives(self.program)
-        return self._whole(folding, lower(chosen, self.classify, issue_s=self.issue_s, groups=folding.groups))
+        folding = self.work.folding
+        if len(folding.classes) == len(self.work.program.ranks) > 1:
+            raise FoldError(
+                f"no two of the {len(self.work.program.ranks)} ranks run equal programs: use detail = 'full'"
+            )
+        chosen = folding.representatives(self.work.program)
+        return self._whole(folding, lower(chosen, self.work.classify, issue_s=self.work.issue_s, groups=folding.groups))
 
     @cached_property
     def segments(self) -> Layout:
         """Equal ranks once, equal layers once."""
-        if self.issue_s is not None:
+        if self.work.issue_s is not None:
             raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
-        folding = self.folding
-        ranks = folding.representatives(self.program).ranks
+        folding = self.work.folding
+        ranks = folding.representatives(self.work.program).ranks
         if any(s.asynchronous or s.waits for rank in ranks for phase in rank.phases for s in phase.segments):
             raise FoldError("transfers between pipeline stages run beside the layers: layers do not repeat alone")
         if any(s.rolls for rank in ranks for phase in rank.phases for s in phase.segments):
@@ -103,7 +127,7 @@ class Plan:
         at = np.zeros(len(ranks), dtype=np.int64)
         for steps in zip(*(rank.phases for rank in ranks), strict=True):
             for segments in _side_by_side([step.segments for step in steps]):
-                piece = self._piece(segments, folding)
+                piece = self._piece(segments)
                 sequence.append(Repeated(number=len(sequence), piece=piece, repeat=max(s.repeat for s in segments)))
                 phases.append((steps[0].name,))
                 first_op.append(at)
@@ -121,14 +145,14 @@ class Plan:
             first_op=layout.first_op,
             detail=detail,
             why=why,
-            kernels=self.kernels,
-            full_graph=self.full_graph,
-            knots=len(set(self.contexts or ())),
+            kernels=self.work.kernels,
+            full_graph=self.work.full_graph,
+            knots=len(set(self.work.contexts or ())),
             knot_error=knot_error,
         )
 
     def _whole(self, folding: Folding, graph: KernelGraph) -> Layout:
-        piece = Piece(graph, FluidModel(self.machine.model, graph.classes, []), keep=False)
+        piece = Piece(graph, FluidModel(self.model, graph.classes, []), keep=False)
         return Layout(
             folding=folding,
             sequence=(Repeated(number=0, piece=piece, repeat=1),),
@@ -136,29 +160,20 @@ class Plan:
             first_op=(np.zeros(graph.gpus, dtype=np.int64),),
         )
 
-    def _piece(self, segments: Sequence[Segment], folding: Folding) -> Piece:
-        """One repetition of a segment on all folded GPUs; equal ones (the head of every step) share it."""
+    def _piece(self, segments: Sequence[Segment]) -> Piece:
         same = tuple(id(segment.kernels) for segment in segments)
         piece = self._piece_of.get(same)
-        if piece is not None:
-            return piece
-        key = tuple(segment.kernels for segment in segments)
-        piece = self.pieces.get(key)
         if piece is None:
-            ranks = tuple(
-                RankProgram(
-                    phases=(Phase(name="", segments=(Segment(name=s.name, kernels=s.kernels),) if s.kernels else ()),)
-                )
-                for s in segments
-            )
-            graph = lower(Program(ranks=ranks), self.classify, groups=folding.groups)
-            piece = self.pieces[key] = Piece(graph, FluidModel(self.machine.model, graph.classes, []))
-        self._piece_of[same] = piece
+            graph = self.work.repetition(segments)
+            piece = self._pieces.get(id(graph))
+            if piece is None:
+                piece = self._pieces[id(graph)] = Piece(graph, FluidModel(self.model, graph.classes, []))
+            self._piece_of[same] = piece
         return piece
 
     def knot_error(self, layout: Layout, limits_w: tuple[float, ...]) -> float:
         """Bound on the relative error, of time or energy, that running decode steps on knots makes."""
-        if self.contexts is None:
+        if self.work.contexts is None:
             return 0.0
         times: dict[int, float] = {}
         energies: dict[int, float] = {}
@@ -175,7 +190,7 @@ class Plan:
             )
             totals = [totals[0] + time, totals[1] + energy]
             if number:  # the first phase is the prefill
-                context = self.contexts[number - 1]
+                context = self.work.contexts[number - 1]
                 times[context], energies[context] = time, energy
                 counts[context] = counts.get(context, 0) + 1
         weights = list(counts.values())

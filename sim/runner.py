@@ -16,7 +16,7 @@ from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
-from sim.plan import Layout, Plan, classifier
+from sim.plan import Layout, Plan, Work, classifier
 from sim.scenario import Scenario
 from sim.timeline import Timeline
 from workloads.program import Program
@@ -25,8 +25,9 @@ from workloads.program import Program
 TARGET_STEP_W = 2.0
 # Full detail, kernels a second of one core (benchmarks/results.md, "Engine": chunked overlap, the slowest case).
 KERNELS_PER_S = 58_000
+FULL_DETAIL = "full detail"
 # Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
-POLICY = frozenset({"power_cap_w", "uncapped", "regime", "detail", "ignore_memory"})
+POLICY = frozenset({"power_cap_w", "uncapped", "sm_clock_mhz", "regime", "detail", "ignore_memory"})
 
 Progress = Callable[[str], None]
 
@@ -53,7 +54,8 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
     refused: list[str] = []
     for detail, plan, layout in _ways(scenario, model, target, refused, knots=long):
         if detail == "full":
-            say(f"full detail: {plan.kernels:,} kernels, about {max(1, round(plan.kernels / KERNELS_PER_S))} s a run")
+            kernels = plan.work.kernels
+            say(f"{FULL_DETAIL}: {kernels:,} kernels, about {max(1, round(kernels / KERNELS_PER_S))} s a repetition")
         try:
             parts, limits = _run(plan, layout, target, scenario, say)
         except FoldError as error:
@@ -68,7 +70,7 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
             machine=target,
             outcome=plan.outcome(layout, parts, detail=detail, why=why, knot_error=off),
             power_limit_w=_of_ranks(layout, limits),
-            tokens=plan.tokens,
+            tokens=plan.work.tokens,
         )
     raise AssertionError("full detail is never refused")
 
@@ -137,22 +139,23 @@ def _of_ranks(layout: Layout, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def plan_of(scenario: Scenario, model: workloads.ModelSpec, target: Machine, *, knots: bool = False) -> Plan:
-    """The plan of ``scenario``; scenarios that differ in nothing but power policy share it."""
+    """The plan of ``scenario``; scenarios that differ in nothing but power policy share it, those at other clocks
+    its work.
+    """
     work = tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY)
-    return _plan(
-        _Request((work, id(model), id(target.profile), scenario.regime == "cold", knots), scenario, model, target)
-    )
+    key = (work, id(model), id(target.profile), knots)
+    return _plan(_Request(key=(key, target.model), work=key, scenario=scenario, model=model, target=target))
 
 
 class _Request:
-    """What a plan is made of, told apart by its key alone."""
+    """What a plan or work is made of, told apart by its key alone."""
 
-    __slots__ = ("key", "model", "scenario", "target")
+    __slots__ = ("key", "model", "scenario", "target", "work")
 
     def __init__(
-        self, key: tuple[object, ...], scenario: Scenario, model: workloads.ModelSpec, target: Machine
+        self, key: object, work: tuple[object, ...], scenario: Scenario, model: workloads.ModelSpec, target: Machine
     ) -> None:
-        self.key, self.scenario, self.model, self.target = key, scenario, model, target
+        self.key, self.work, self.scenario, self.model, self.target = key, work, scenario, model, target
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -163,18 +166,23 @@ class _Request:
 
 @lru_cache(maxsize=64)
 def _plan(request: _Request) -> Plan:
+    own = _Request(request.work, request.work, request.scenario, request.model, request.target)
+    return Plan(work=_work(own), model=request.target.model)
+
+
+@lru_cache(maxsize=64)
+def _work(request: _Request) -> Work:
     scenario, target = request.scenario, request.target
     contexts = None
-    if request.key[-1]:
+    if request.work[-1]:
         assert scenario.output_len is not None
         contexts = tuple(context_knots(scenario.seq_len, scenario.output_len - 1))
     program, tokens = build(scenario, request.model, contexts)
     eager = scenario.launch == "eager"
-    return Plan(
+    return Work(
         program=program,
         tokens=tokens,
         classify=classifier(target, eager=eager),
-        machine=target,
         issue_s=target.profile.launch.host_issue_s if eager else None,
         contexts=contexts,
     )

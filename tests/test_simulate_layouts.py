@@ -12,7 +12,7 @@ from sim.engine.graph import KernelClass
 from sim.engine.replay import play
 from sim.errors import ScenarioError
 from sim.machine import machine_of
-from sim.plan import Plan
+from sim.plan import Plan, Work
 from sim.scenario import Scenario
 from sim.studies.predict import predict
 from sim.studies.records import read_records
@@ -55,7 +55,8 @@ def timeline(layout: Layout, *, batch: int, output_len: int | None = None) -> Ti
         program = build_generate(model, layout, batch=batch, seq_len=64, output_len=output_len, options=options)
     scenario = Scenario.of(model="llama3-8b", pp=layout.pp, batch=batch, uncapped=True)
     target = machine_of(scenario)
-    plan = Plan(program=program, tokens=1, classify=free_communication, machine=target, issue_s=None)
+    work = Work(program=program, tokens=1, classify=free_communication, issue_s=None)
+    plan = Plan(work=work, model=target.model)
     limits_w = (1e9,) * len(program.ranks)
     outcome = plan.outcome(plan.full, play(plan.full.sequence, limits_w), detail="full", why="")
     return Timeline(scenario=scenario, machine=target, outcome=outcome, power_limit_w=limits_w, tokens=1)

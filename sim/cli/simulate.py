@@ -31,8 +31,10 @@ def command(
 
     scenario = scenario_of(file, fields)
     stderr = Console(file=sys.stderr)
-    if quiet or not sys.stderr.isatty():
+    if quiet:
         run = simulate(scenario)
+    elif not sys.stderr.isatty():
+        run = simulate(scenario, progress=_cost_only)
     else:
         with stderr.status("building kernels") as status:
             run = simulate(scenario, progress=status.update)
@@ -43,3 +45,11 @@ def command(
     print_summary(run, wide_console())
     if written is not None:
         click.echo(f"\ntrace: {written}  (open it at ui.perfetto.dev: 'Open trace file')")
+
+
+def _cost_only(text: str) -> None:
+    """Where nobody watches, only what is worth keeping: what a run in full detail will take."""
+    from sim.runner import FULL_DETAIL
+
+    if text.startswith(FULL_DETAIL):
+        click.echo(text, err=True)
