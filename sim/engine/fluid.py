@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
@@ -56,6 +56,19 @@ class GpuState:
     sms_busy: float
     hbm_bytes_per_s: float
     link_bytes_per_s: float
+
+    def numbered(self, index: int) -> GpuState:
+        """The same state as number ``index`` of a run."""
+        return GpuState(
+            index,
+            self.clock_hz,
+            self.power_w,
+            self.kernel_power_w,
+            self.rates,
+            self.sms_busy,
+            self.hbm_bytes_per_s,
+            self.link_bytes_per_s,
+        )
 
 
 def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
@@ -120,7 +133,7 @@ class FluidModel:
                 if len(known) > MAX_STATES:
                     known.clear()
                 state = known[everywhere] = self._highest_clock(running, limit_w, clock_cap_hz, caps)
-            state = self._memo[key] = replace(state, index=len(self.states))
+            state = self._memo[key] = state.numbered(len(self.states))
             self.states.append(state)
         return state
 
