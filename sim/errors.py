@@ -11,6 +11,10 @@ class ScenarioError(SimError):
     """A scenario that cannot be run as written."""
 
 
+class MemoryShortError(ScenarioError):
+    """A scenario that needs more memory than its GPUs have."""
+
+
 class DeadlockError(SimError):
     """Nothing can progress: names the collective, who arrived and who is missing."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import workloads
 from hardware.gpu import GpuSpec
-from sim.errors import ScenarioError
+from sim.errors import MemoryShortError
 from sim.layout import layout_of
 from sim.scenario import Scenario
 
 
 def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> None:
-    """Raise :class:`ScenarioError` when one rank's weights, KV cache and activations exceed its memory."""
+    """Raise :class:`MemoryShortError` when one rank's weights, KV cache and activations exceed its memory."""
     layout = layout_of(scenario)
     new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
     workloads.check_layout(model, layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)
@@ -27,7 +27,7 @@ def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -
     )
     if need.bytes > gpu.memory_bytes:
         gb = 1e9
-        raise ScenarioError(
+        raise MemoryShortError(
             f"{model.id} does not fit on {gpu.id}: weights {need.weight_bytes / gb:.1f} + KV cache "
             f"{need.kv_bytes / gb:.1f} + activations {need.activation_bytes / gb:.1f} = {need.bytes / gb:.1f} GB "
             f"a GPU, it has {gpu.memory_bytes / gb:.0f} GB: raise tp or pp, lower batch or layers, or --ignore-memory"

@@ -11,6 +11,7 @@ COMMANDS = {
     "simulate": "Simulate one scenario: latency, energy, power, clock, and a Perfetto timeline.",
     "validate": "Predict measured records and print the errors.",
     "overlap": "Chunks and SMs for communication: energy and latency of every schedule.",
+    "sweep": "Run a grid of scenarios on many workers; resumable.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",

@@ -1,0 +1,70 @@
+"""``wattline sweep``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("sweep")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="table to write (.parquet or .csv)")
+@click.option("--backend", type=click.Choice(["processes", "dask", "ray"]), default="processes", show_default=True)
+@click.option("--address", help="scheduler of the cluster, such as tcp://10.0.0.1:8786")
+@click.option("--jobs", type=click.IntRange(1), help="processes on this machine [default: its cores]")
+@click.option("--fresh", is_flag=True, help="run again what FILE's table already has")
+@click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
+@click.option("--quiet", is_flag=True, help="no progress on stderr")
+def command(
+    file: Path, out: Path, backend: Any, address: str | None, jobs: int | None, fresh: bool, as_json: bool, quiet: bool
+) -> None:
+    """Run every scenario of a grid FILE (.toml, .json); the same command resumes what was interrupted."""
+    from sim.errors import SimError
+    from sim.studies.explore.grid import load_grid
+    from sim.studies.explore.sweep import sweep
+    from sim.studies.explore.table import check_ending
+    from sim.studies.explore.workers import Pool
+
+    check_ending(out)
+    if backend == "processes" and address is not None:
+        raise SimError(f"--address {address} needs --backend dask or ray")
+    grid = load_grid(file)
+    pool = Pool(backend=backend, address=address, **({} if jobs is None else {"jobs": jobs}))
+    with _progress(quiet) as progress:
+        task = progress.add_task("simulating", total=len(grid.cases), failed=0)
+        done = sweep(
+            grid, out, pool=pool, fresh=fresh, step=lambda n, failed: progress.update(task, completed=n, failed=failed)
+        )
+    if as_json:
+        counts = {name: getattr(done, name) for name in ("rows", "failed", "excluded", "resumed", "wall_s")}
+        click.echo(json.dumps(counts | {"scenarios_per_s": done.scenarios_per_s, "out": str(out)}, allow_nan=False))
+        return
+    click.echo(
+        f"{done.rows:,} rows in {out}, {done.failed:,} failed (column error), {done.resumed:,} from an earlier run, "
+        f"{done.excluded:,} points left out by conditions; {done.wall_s:.1f} s, {done.scenarios_per_s:.0f} scenarios/s"
+    )
+
+
+def _progress(quiet: bool) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(TextColumn):
+        def render(self, task: Any) -> Text:
+            return Text(f"{task.speed or task.finished_speed or 0.0:.0f}/s")
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(""),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        disable=quiet or not sys.stderr.isatty(),
+    )

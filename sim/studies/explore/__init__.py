@@ -1,0 +1,1 @@
+"""Many scenarios: grids, sweeps over workers, fronts and choices."""

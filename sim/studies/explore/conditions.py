@@ -1,0 +1,61 @@
+"""Conditions over scenarios and results, such as ``tp * pp <= 8`` or ``ttft_s < 0.5``, evaluated safely."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from simpleeval import EvalWithCompoundTypes, InvalidExpression
+
+from sim.errors import SimError
+
+FITS = "fits in memory"
+FUNCTIONS = {"min": min, "max": max, "abs": abs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """One condition: arithmetic, comparisons, ``and``/``or``/``not``, ``in`` and min, max, abs over named columns.
+
+    A column that a row has no value for (the time to first token of a decode step) does not meet any condition.
+
+    >>> Condition.parse("tp * pp <= 8", known={"tp", "pp"}).holds({"tp": 4, "pp": 4})
+    False
+    """
+
+    text: str
+    names: frozenset[str]
+
+    @classmethod
+    def parse(cls, text: str, *, known: Collection[str]) -> Condition:
+        """The condition ``text`` over columns among ``known``; :class:`SimError` says what is wrong with it."""
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+        except SyntaxError as error:
+            raise SimError(f"condition '{text}': {error.msg} (write it like \"tp * pp <= 8\" or '{FITS}')") from None
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(FUNCTIONS)
+        for name in sorted(names - set(known)):
+            near = difflib.get_close_matches(name, known, n=1)
+            raise SimError(
+                f"condition '{text}': unknown column '{name}': "
+                + (f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}")
+            )
+        return cls(text=text.strip(), names=frozenset(names))
+
+    @cached_property
+    def _tree(self) -> ast.AST:
+        return ast.parse(self.text, mode="eval").body
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        """Whether ``row`` meets the condition."""
+        values = {name: row.get(name) for name in self.names}
+        if any(value is None or value != value for value in values.values()):
+            return False
+        try:
+            return bool(EvalWithCompoundTypes(names=values, functions=FUNCTIONS).eval(self.text, self._tree))
+        except (InvalidExpression, TypeError, ValueError, ArithmeticError) as error:
+            raise SimError(f"condition '{self.text}': {error}") from None
