@@ -66,8 +66,9 @@ def sweep(
     step(resumed, failed)
     todo = [(i, case.fields) for i, case in cases.items() if i not in known]
     if todo:
+        reached = workers.connected(pool or workers.Pool())
         with _appending(journal, known.values()) as stream:
-            for lines in _finished(todo, workers.connected(pool or workers.Pool())):
+            for lines in _finished(todo, reached):
                 stream.write("".join(lines).encode())
                 stream.flush()
                 rows = [json.loads(line) for line in lines]
