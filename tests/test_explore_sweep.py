@@ -145,27 +145,20 @@ def main_ok(args: list[str]) -> None:
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     pytest.importorskip("distributed")
     found = tmp_path / "scheduler.json"
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    dask = [sys.executable, "-m", "distributed.cli"]
-    started = [
-        subprocess.Popen(
-            [*dask[:-1], "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
-             "--scheduler-file", str(found)], env=env, **quiet,
-        )
-    ]  # fmt: skip
+
+    def start(module: str, *args: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *args, "--no-dashboard"]
+        return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    local = ("--nthreads", "1", "--no-nanny", "--local-directory", str(tmp_path / "dask"))
+    started = [start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(found))]
     try:
         deadline = time.monotonic() + 30
         while not (found.exists() and found.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.05)
         address = json.loads(found.read_text(encoding="utf-8"))["address"]
-        for _ in range(2):
-            started.append(
-                subprocess.Popen(
-                    [*dask[:-1], "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny",
-                     "--no-dashboard", "--local-directory", str(tmp_path / "dask")], env=env, **quiet,
-                )
-            )  # fmt: skip
+        started += [start("dask_worker", address, *local) for _ in range(2)]
         yield address, started[1:]
     finally:
         for process in started:
@@ -186,9 +179,7 @@ def test_a_thousand_rows_on_dask_with_a_worker_killed(
         if done >= 200 and workers[0].poll() is None:
             workers[0].kill()
 
-    done = sweep(
-        seq_lens(1000), tmp_path / "r.parquet", pool=Pool(backend="dask", address=address), step=kill_one
-    )
+    done = sweep(seq_lens(1000), tmp_path / "r.parquet", pool=Pool(backend="dask", address=address), step=kill_one)
     table = read_table(tmp_path / "r.parquet")
     assert workers[0].wait() == -signal.SIGKILL and workers[1].poll() is None
     assert (done.rows, done.failed, len(table)) == (1000, 0, 1000)

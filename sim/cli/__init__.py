@@ -12,6 +12,8 @@ COMMANDS = {
     "validate": "Predict measured records and print the errors.",
     "overlap": "Chunks and SMs for communication: energy and latency of every schedule.",
     "sweep": "Run a grid of scenarios on many workers; resumable.",
+    "pareto": "Rows of a sweep that nothing beats: energy, latency, throughput, GPUs, carbon, cost.",
+    "best": "The best row of a sweep under conditions, and its command.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",

@@ -66,7 +66,7 @@ def full(fields: Mapping[str, Any]) -> dict[str, Any]:
 def figures(run: Timeline) -> dict[str, Any]:
     """The figures of a run (s, J, W, Hz; energies over all GPUs unless named per GPU)."""
     scenario = run.scenario
-    families = run.energy_by("family")["energy_j"].to_dict()
+    families = run.sums_by("family")
     per_request = {"prefill": scenario.seq_len, "decode": 1, "generate": scenario.output_len or 1}[scenario.phase]
     requests = run.tokens / per_request
     found: dict[str, Any] = {
@@ -87,7 +87,7 @@ def figures(run: Timeline) -> dict[str, Any]:
         "tpot_s": None,
         "prefill_energy_j": None,
         "decode_energy_j": None,
-        **{f"energy_j_{family}": float(families.get(family, 0.0)) for family in FAMILIES},
+        **{f"energy_j_{family}": families.get(family, (0.0, 0.0))[0] for family in FAMILIES},
     }
     match scenario.phase:
         case "prefill":

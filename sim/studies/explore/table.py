@@ -53,14 +53,17 @@ def read_table(path: Path) -> pd.DataFrame:
     """The table of a sweep; :class:`SimError` when the file is none."""
     check_ending(path)
     try:
+        with path.open("rb"):
+            pass  # readable at all? what the readers raise below is about the contents
+    except OSError as error:
+        raise SimError(f"cannot read '{path}': {error.strerror or error}") from None
+    try:
         if path.suffix == ".csv":
             table = pd.read_csv(path, low_memory=False)
         else:
             import fastparquet
 
             table = fastparquet.ParquetFile(str(path)).to_pandas()
-    except OSError as error:
-        raise SimError(f"cannot read '{path}': {error.strerror or error}") from None
     except Exception as error:
         raise SimError(f"'{path}' is not a table that 'wattline sweep' wrote ({type(error).__name__})") from None
     missing = {"scenario_id", "model", "error"} - set(table.columns)

@@ -1,0 +1,63 @@
+"""Flags that ``wattline pareto`` and ``wattline best`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Decorated = Callable[..., Any]
+
+
+def choosing_options(function: Decorated) -> Decorated:
+    """The table, conditions, groups and a user's factors."""
+    by = "columns of which every value is judged alone, comma-separated [default: model, phase and lengths]"
+    for option in reversed(
+        (
+            click.argument("file", type=click.Path(path_type=Path)),
+            click.option("--where", multiple=True, help='condition on rows, such as "ttft_s < 0.5" (repeatable)'),
+            click.option("--by", help=by),
+            click.option("--carbon-g-per-kwh", type=click.FloatRange(0), help="grid intensity, for objective carbon"),
+            click.option("--price-per-kwh", type=click.FloatRange(0), help="price of electricity, for objective cost"),
+            click.option("--price-per-gpu-hour", type=click.FloatRange(0), help="price of a GPU, for objective cost"),
+            click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout"),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def by_of(text: str | None) -> tuple[str, ...]:
+    """Columns of ``--by``."""
+    from sim.studies.explore.choice import SAME_WORK
+
+    return SAME_WORK if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def rows_json(table: Any) -> list[dict[str, Any]]:
+    """Rows with all their columns and the command of each."""
+    import json
+
+    from sim.studies.explore.choice import command_of, scenario_of
+
+    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records", double_precision=15))
+    commands = [command_of(scenario_of(row)) for _, row in table.iterrows()]
+    return [row | {"command": command} for row, command in zip(rows, commands, strict=True)]
+
+
+def print_rows(table: Any, *, title: str, shown: list[Any], fields: list[str]) -> None:
+    """A table of the fields that differ and the objectives."""
+    from rich.table import Table
+
+    from sim.cli.console import wide_console
+
+    out = Table(title=title, title_justify="left")
+    for name in [*fields, *(objective.title for objective in shown)]:
+        out.add_column(name, justify="right")
+    for _, row in table.iterrows():
+        values = [row[name] for name in fields]
+        cells = ["-" if v != v or v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values]
+        out.add_row(*cells, *(f"{row[o.column] * o.scale:.4g}" for o in shown))
+    wide_console().print(out)
