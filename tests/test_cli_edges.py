@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.cli import COMMANDS
 from tests.test_cli import run
 
 MODEL = (
@@ -40,7 +41,7 @@ AXES = "b s z m H K r h f e k v d u q c n p"
 BAD = [
     (
         ["frobnicate"],
-        "unknown command 'frobnicate': known: simulate, validate, overlap, kernel, calibrate, measure, gpus, models",
+        f"unknown command 'frobnicate': known: {', '.join(COMMANDS)}",
     ),
     (["simulate", "negative.toml"], "negative.toml: batch = -2: input should be greater than 0"),
     (
