@@ -206,3 +206,15 @@ def test_the_process_itself_keeps_the_contract(tmp_path: Path) -> None:
     assert json.loads(good.stdout)["scenario"]["seq_len"] == 128
     bad = subprocess.run([*command, "simulate"], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "wattline: scenario: model is missing: give a value\n")
+
+
+def test_ways_of_an_all_reduce_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    collective = ["kernel", "collective", "--op", "all_reduce", "--bytes", "65536", "--world", "8", "--json"]
+    seconds = [
+        json.loads(run([*collective, "--algorithm", way], capsys)[1])["settled"]["latency_s"]
+        for way in ("library", "auto")
+    ]
+    assert seconds[1] < seconds[0]
+    code, _, err = run(["kernel", "collective", "--op", "broadcast", "--bytes", "1", "--world", "2",
+                        "--algorithm", "tree"], capsys)  # fmt: skip
+    assert (code, err) == (2, "wattline: --algorithm tree: only an all_reduce has several ways, not broadcast\n")

@@ -164,3 +164,10 @@ def test_a_receive_that_waits_takes_an_sm_a_block() -> None:
         send = terms("send", 2, size, ctas=ctas)
         assert (send.blocks, send.sms_per_block) == (blocks, 1.0)
     assert terms("send", 2, 64 * MIB).waiting_power_w == pytest.approx(PROFILE.collective.waiting_power_w * 32 / 24)
+
+
+def test_sixteen_gpus_reach_the_rate_of_their_nvlinks() -> None:
+    """Eight rails of 400 Gbit/s carry what a node's ring does: a bus bandwidth between 300 and 400 GB/s at 1 GiB."""
+    span = cluster_of("h100", 16).span(range(16))
+    seconds = terms("all_reduce", 16, GIB, span=span).floor_s
+    assert 300e9 < bus_bytes("all_reduce", 16, GIB) / seconds < 400e9

@@ -87,18 +87,33 @@ def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
 @command.command("collective")
 @click.option(
     "--op",
-    type=click.Choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv_ring"]),
+    type=click.Choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv_ring", "broadcast"]),
     required=True,
 )
 @click.option("--bytes", "size", type=click.IntRange(1), required=True, help="full buffer, as in the records")
 @click.option("--world", type=click.IntRange(2), required=True)
 @click.option("--ctas", type=click.IntRange(1), help="blocks [default: the library's choice]")
+@click.option(
+    "--algorithm",
+    type=click.Choice(["library", "ring", "tree", "one_shot", "two_shot", "auto"]),
+    default="library",
+    show_default=True,
+    help="way of an all_reduce",
+)
 @_common
-def collective(op: str, size: int, world: int, ctas: int | None, **common: Any) -> None:
-    """A collective in a bare loop, per rank."""
-    from workloads.work import CollectiveOp, CollectiveWork
+def collective(op: str, size: int, world: int, ctas: int | None, algorithm: str, **common: Any) -> None:
+    """A collective in a bare loop, per rank; a world beyond one node goes over its NICs."""
+    from workloads.work import AllReduce, CollectiveOp, CollectiveWork
 
-    work = CollectiveWork(op=CollectiveOp(op), ranks=tuple(range(world)), buffer_bytes=size, ctas=ctas)
+    if algorithm != "library" and op != "all_reduce":
+        raise click.UsageError(f"--algorithm {algorithm}: only an all_reduce has several ways, not {op}")
+    work = CollectiveWork(
+        op=CollectiveOp(op),
+        ranks=tuple(range(world)),
+        buffer_bytes=size,
+        ctas=ctas,
+        algorithm=AllReduce(algorithm),
+    )
     _show(work, world=world, **common)
 
 

@@ -63,14 +63,13 @@ def stage_segments(step: Step, compute: Sequence[Segment]) -> Iterator[Segment]:
         for part in parts:
             yield _receive(step, part, ahead=True)
     if ahead and step.first and step.previous is not None:
-        tokens = tuple(_transfer("receive_token", _pair(step, 0, back=True), _token_bytes(step)) for _ in parts)
+        tokens = tuple(_token(step, "receive_token") for _ in parts)
         yield Segment(name="receive tokens", kernels=tokens)
     for part in parts:
         if not ahead and not step.first:
             yield _receive(step, part, ahead=False)
         if not ahead and step.first and step.previous is not None:
-            token = _transfer("receive_token", _pair(step, 0, back=True), _token_bytes(step))
-            yield Segment(name=f"receive token {part}", kernels=(token,))
+            yield Segment(name=f"receive token {part}", kernels=(_token(step, "receive_token"),))
         own = [replace(one, name=f"micro-batch {part} {one.name}") for one in compute]
         if ahead and not step.first:
             own[0] = replace(own[0], waits=(step.mark("received", part),))
@@ -81,7 +80,7 @@ def stage_segments(step: Step, compute: Sequence[Segment]) -> Iterator[Segment]:
         if not step.last:
             yield _send(step, part, ahead=ahead)
         elif step.returns:
-            token = _transfer("send_token", _pair(step, 0, back=True), _token_bytes(step), stream=SEND_STREAM)
+            token = _token(step, "send_token", stream=SEND_STREAM)
             yield Segment(
                 name=f"send token {part}",
                 kernels=(token,),
@@ -97,14 +96,14 @@ def activation_bytes(shape: Shape) -> int:
 
 
 def _send(step: Step, part: int, *, ahead: bool) -> Segment:
-    pair = _pair(step, step.stage)
+    pair = stage_pairs(step.shape.layout)[step.stage]
     kernel = _transfer("send", pair, activation_bytes(step.shape), stream=SEND_STREAM if ahead else 0)
     waits = (step.mark("computed", part),) if ahead else ()
     return Segment(name=f"send {part}", kernels=(kernel,), waits=waits, asynchronous=ahead)
 
 
 def _receive(step: Step, part: int, *, ahead: bool) -> Segment:
-    pair = _pair(step, step.stage - 1)
+    pair = stage_pairs(step.shape.layout)[step.stage - 1]
     kernel = _transfer("receive", pair, activation_bytes(step.shape), stream=RECEIVE_STREAM if ahead else 0)
     waits: tuple[str, ...] = ()
     if ahead and part == 0 and step.previous is not None:
@@ -114,23 +113,21 @@ def _receive(step: Step, part: int, *, ahead: bool) -> Segment:
     return Segment(name=f"receive {part}", kernels=(kernel,), mark=mark, waits=waits, asynchronous=ahead)
 
 
-def _pair(step: Step, stage: int, *, back: bool = False) -> tuple[int, int]:
-    return stage_pairs(step.shape.layout)[-1 if back else stage]
+def _token(step: Step, name: str, *, stream: int = 0) -> Kernel:
+    """The ids of a micro-batch on their way back to the first stage; they fit in one block."""
+    pair = stage_pairs(step.shape.layout)[-1]
+    return _transfer(name, pair, step.sequences * TOKEN_BYTES, stream=stream, ctas=1)
 
 
-def _transfer(name: str, pair: tuple[int, int], buffer: int, *, stream: int = 0) -> Kernel:
+def _transfer(name: str, pair: tuple[int, int], buffer: int, *, stream: int = 0, ctas: int | None = None) -> Kernel:
     return Kernel(
         name=name,
-        work=CollectiveWork(op=CollectiveOp.SEND, ranks=pair, buffer_bytes=buffer),
+        work=CollectiveWork(op=CollectiveOp.SEND, ranks=pair, buffer_bytes=buffer, ctas=ctas),
         flops=0.0,
         bytes_moved=float(buffer),
         stream=stream,
         priority=TRANSFER_PRIORITY if stream else 0,
     )
-
-
-def _token_bytes(step: Step) -> int:
-    return step.sequences * TOKEN_BYTES
 
 
 def _copy_out(shape: Shape) -> Kernel:
