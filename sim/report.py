@@ -69,7 +69,7 @@ def expert_balance(scenario: Scenario) -> dict[str, float] | None:
     tokens = scenario.batch * (1 if scenario.phase == "decode" else scenario.seq_len)
     tokens //= layout.dp * layout.micro_batches * layout.cp
     tokens //= 2 if scenario.overlap == "two_batch" else 1
-    tokens *= scenario.ep if scenario.ep_mode == "all_to_all" else 1
+    tokens *= layout.own_batches
     choice, routing = workloads.choice_of(model), routing_of(scenario)
     loads = workloads.expert_loads(tokens=tokens, choice=choice, routing=routing, ranks=scenario.ep)
     low, mean, high = workloads.busiest_spread(tokens=tokens, choice=choice, routing=routing, ranks=scenario.ep)

@@ -205,7 +205,7 @@ def build(scenario: Scenario, model: workloads.ModelSpec, contexts: Sequence[int
         all_reduce=workloads.AllReduce(scenario.all_reduce),
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}
-    own_batches = scenario.ep if scenario.ep_mode == "all_to_all" else 1
+    own_batches = layout.own_batches
     if scenario.phase == "generate":
         assert scenario.output_len is not None
         program = workloads.build_generate(

@@ -121,8 +121,8 @@ class Scenario(BaseModel):
             raise ValueError(f"ep = {self.ep} needs ep_mode: 'all_reduce' or 'all_to_all'")
         if self.ep == 1 and self.ep_mode is not None:
             raise ValueError(f"ep_mode = '{self.ep_mode}' needs ep of at least 2")
-        if self.ep > 1 and self.tp not in (1, self.ep):
-            raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep")
+        if self.ep > 1 and self.ep_mode == "all_reduce" and self.tp not in (1, self.ep):
+            raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep in ep_mode 'all_reduce'")
         if self.ulysses not in (None, self.cp):
             raise ValueError(f"ulysses = {self.ulysses} with cp = {self.cp}: give cp = {self.ulysses}, or leave it out")
         if self.micro_batches is not None and self.micro_batches > 1 and self.pp == 1:

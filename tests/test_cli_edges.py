@@ -76,7 +76,7 @@ BAD = [
     ),
     (
         [*EXPERTS, "--tp", "4", "--ep", "2", "--ep-mode", "all_reduce"],
-        "scenario: ep = 2 with tp = 4: tp must be 1 or equal to ep",
+        "scenario: ep = 2 with tp = 4: tp must be 1 or equal to ep in ep_mode 'all_reduce'",
     ),
     ([*LAYER, "--tokens-per-ep-rank", "1,2"], "scenario: tokens_per_ep_rank has 2 entries, ep is 1: one a rank"),
     (

@@ -12,7 +12,7 @@ from workloads.placement import groups_of, place_of, stage_pairs
 from workloads.popularity import Zipf
 from workloads.program import Kernel, RankProgram
 from workloads.routing import Routing
-from workloads.work import CollectiveOp, CollectiveWork
+from workloads.work import CollectiveOp, CollectiveWork, GroupedGemmWork
 
 LAYOUTS = [
     Layout(),
@@ -191,3 +191,20 @@ def test_an_uneven_exchange_gives_what_others_take() -> None:
     assert len(sent) == 8  # four ranks, there and back
     assert sum(sent) == pytest.approx(sum(received), rel=1e-3)
     assert max(sent) > 1.2 * min(sent)
+
+
+def test_tensor_groups_side_by_side_share_their_experts() -> None:
+    """Eight ranks, four tensor groups of two with a batch each: a rank sends half of its group's tokens."""
+    model = load_model("qwen3-30b-a3b")
+    layout = Layout(tp=2, ep=8, ep_mode="all_to_all")
+    assert (layout.world, layout.own_batches) == (8, 4)
+    assert groups_of(layout, 5) == {(0, 1, 2, 3, 4, 5, 6, 7): (0, 1, 2, 3, 4, 5, 6, 7), (0, 1): (4, 5)}
+    program = build_program(model, layout, phase="prefill", batch=1, seq_len=512)
+    rows = sum(k.work.rows for r in program.ranks for k in kernels_of(r) if isinstance(k.work, GroupedGemmWork))
+    assert rows == pytest.approx(2 * model.layers * 4 * 512 * model.top_k, rel=1e-3)
+    layer = [k for k in kernels_of(program.ranks[5]) if isinstance(k.work, CollectiveWork)][:4]
+    assert [k.name for k in layer] == ["all_reduce_attn", "all_to_all_dispatch", "all_to_all_combine", "all_gather_ff"]
+    assert [k.work.ranks for k in layer if isinstance(k.work, CollectiveWork)][::3] == [(4, 5), (4, 5)]
+    message = "ep = 8 with tp = 3: tensor groups must fill an expert group: use tp = 1, 2, 4, 8"
+    with pytest.raises(WorkloadError, match=message):
+        build_program(model, Layout(tp=3, ep=8, ep_mode="all_to_all"), phase="prefill", batch=1, seq_len=512)

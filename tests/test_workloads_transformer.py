@@ -417,7 +417,7 @@ def test_equal_ranks_share_one_program() -> None:
         ),
         (
             {"model": "qwen3-30b-a3b", "tp": 2, "ep": 4, "ep_mode": "all_reduce"},
-            "ep = 4 with tp = 2: tp must be 1 or equal to ep",
+            "ep = 4 with tp = 2: tp must be 1 or equal to ep in ep_mode 'all_reduce'",
         ),
         (
             {"model": "qwen3-30b-a3b", "ep": 2, "ep_mode": "all_reduce", "tokens_per_ep_rank": (1,)},

@@ -55,6 +55,16 @@ class Layout:
         return tuple(range(self.group))
 
     @property
+    def tensor_ranks(self) -> tuple[int, ...]:
+        """The tensor group of rank 0: all of its group, or the first of several that share experts."""
+        return tuple(range(self.tp))
+
+    @property
+    def own_batches(self) -> int:
+        """Batches that one expert group holds: where experts exchange tokens, each tensor group has its own."""
+        return self.ep // self.tp if self.ep_mode == "all_to_all" else 1
+
+    @property
     def context_ranks(self) -> tuple[int, ...]:
         """The context-parallel group of rank 0."""
         return tuple(range(0, self.stage_ranks, self.group))
@@ -113,8 +123,12 @@ def _check_experts(model: ModelSpec, layout: Layout) -> None:
         raise WorkloadError(f"ep = {ep} needs ep_mode: 'all_reduce' or 'all_to_all'")
     if mode is not None and ep == 1:
         raise WorkloadError(f"ep_mode = '{mode}' needs ep of at least 2")
-    if ep > 1 and tp not in (1, ep):
-        raise WorkloadError(f"ep = {ep} with tp = {tp}: tp must be 1 or equal to ep")
+    if ep > 1 and mode == "all_to_all" and ep % tp:
+        raise WorkloadError(
+            f"ep = {ep} with tp = {tp}: tensor groups must fill an expert group: use tp = {_divisors(ep)}"
+        )
+    if ep > 1 and mode == "all_reduce" and tp not in (1, ep):
+        raise WorkloadError(f"ep = {ep} with tp = {tp}: tp must be 1 or equal to ep in ep_mode 'all_reduce'")
     if ep > 1 and not model.experts:
         raise WorkloadError(f"ep = {ep}: {model.id} has no experts: use tp")
     if model.experts and ep > 1 and model.experts % ep:

@@ -42,6 +42,7 @@ def groups_of(layout: Layout, rank: int) -> Mapping[Ranks, Ranks]:
     stage = replica + place.stage * layout.stage_ranks
     groups = {
         layout.ranks: tuple(rank - place.member + m for m in layout.ranks),
+        layout.tensor_ranks: tuple(rank - place.member % layout.tp + m for m in layout.tensor_ranks),
         layout.context_ranks: tuple(stage + place.member + c for c in layout.context_ranks),
     }
     inside = rank - stage

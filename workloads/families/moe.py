@@ -19,6 +19,8 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
     and an all-reduce adds the ranks' parts.
     """
     model, layout = shape.model, shape.layout
+    if layout.ep_mode == "all_to_all" and layout.tp > 1:
+        return [*expert_kernels(node, _slice(shape), load, slots=slots), _gathered(shape)]
     width, element = model.d_model, DType.BF16.bytes
     sent = shape.tokens * model.top_k  # rows of this rank's own tokens
     rows = load.rows
@@ -114,6 +116,19 @@ def _grouped(name: str, shape: Shape, load: ExpertLoad, slots: int, *, n: int, k
         flops=2.0 * load.rows * n * k,
         bytes_moved=float(element * (load.distinct * n * k + load.rows * (n + k))),
     )
+
+
+def _slice(shape: Shape) -> Shape:
+    """The tokens that one rank of a tensor group sends to experts: all of it hold the same, each takes a share."""
+    rows = -(-shape.tokens // shape.layout.tp)
+    return replace(shape, batch=rows, new_tokens=1, layout=replace(shape.layout, tp=1))
+
+
+def _gathered(shape: Shape) -> Kernel:
+    """The shares of a tensor group, back on all of its ranks."""
+    buffer = shape.tokens * shape.model.d_model * DType.BF16.bytes
+    work = CollectiveWork(op=CollectiveOp.ALL_GATHER, ranks=shape.layout.tensor_ranks, buffer_bytes=buffer)
+    return Kernel(name="all_gather_ff", work=work, flops=0.0, bytes_moved=float(buffer))
 
 
 def _exchange(name: str, shape: Shape, load: ExpertLoad, *, away: bool) -> Kernel:

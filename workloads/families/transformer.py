@@ -153,7 +153,7 @@ def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
         return (None,)
     if options.overlap == "two_batch":
         shape = replace(shape, batch=shape.batch // 2)
-    batches = layout.ep if layout.ep_mode == "all_to_all" else 1
+    batches = layout.own_batches
     loads = expert_loads(
         tokens=shape.tokens * batches,
         choice=choice_of(model),
@@ -276,7 +276,7 @@ def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack, options: Options) -> l
                 name="all_reduce_attn" if node.name == "o_gemm" else f"all_reduce_{node.name.split('_')[0]}",
                 work=CollectiveWork(
                     op=CollectiveOp.ALL_REDUCE,
-                    ranks=shape.layout.ranks,
+                    ranks=shape.layout.tensor_ranks,
                     buffer_bytes=buffer,
                 ),
                 flops=0.0,
