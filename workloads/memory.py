@@ -107,8 +107,9 @@ def _stage_need(
 def _layer_weights(model: ModelSpec, layout: Layout, layers: range, expert_replicas: int) -> int:
     """Weights of one rank's share of ``layers`` layers (norms left out)."""
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
-    # Shared experts are split over the ranks that split everything else of the layer, see families.moe.
-    split = replace(shape, layout=replace(layout, tp=layout.ep if layout.ep_mode == "all_reduce" else 1))
+    # An expert of all tokens is split over the ranks that hold the same tokens, see families.moe.
+    ways = {"all_reduce": layout.ep, "all_to_all": 1, None: layout.tp}[layout.ep_mode]
+    split = replace(shape, layout=replace(layout, tp=ways))
     total = 0
     for _, block, mine in model.layer_groups(layers):
         for node in block.nodes:
