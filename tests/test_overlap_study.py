@@ -46,9 +46,11 @@ def test_the_grid_holds_each_schedule_once() -> None:
 
 
 def test_experts_are_spread_over_the_group() -> None:
-    found = scenarios({"model": "deepseek-v3"}, {"tp": [8], "overlap": ["bulk", "two_batch"], "comm_ctas": [8]})
+    grid = {"tp": [8], "overlap": ["chunks", "bulk", "two_batch"], "comm_ctas": [8]}
+    found = scenarios({"model": "deepseek-v3"}, grid)
     assert [(s.overlap, s.tp, s.ep, s.ep_mode, s.sequence_parallel) for s in found] == [
-        ("bulk", 1, 8, "all_to_all", False), ("two_batch", 1, 8, "all_to_all", False),
+        ("chunks", 1, 8, "all_to_all", False), ("bulk", 1, 8, "all_to_all", False),
+        ("two_batch", 1, 8, "all_to_all", False),
     ]  # fmt: skip
 
 

@@ -193,6 +193,10 @@ def test_bulk_runs_the_shared_expert_beside_the_exchanges() -> None:
     plain = build("deepseek-v3", ep=8, ep_mode="all_to_all").ranks[0].phases[0].segments[1].kernels
     assert sorted(order) == sorted(k.name for k in plain)
     assert {k.stream for k in program.ranks[0].phases[0].segments[0].kernels} == {0}  # dense layers have no experts
+    margin = build("deepseek-v3", ep=8, ep_mode="all_to_all", overlap="bulk", sm_margin=True, comm_ctas=8)
+    layer = margin.ranks[0].phases[0].segments[1].kernels
+    left = {k.name for k in layer if isinstance(k.work, GemmWork) and k.work.beside_ctas == 8}
+    assert left == {"gate_up_shared_gemm", "down_shared_gemm"}
 
 
 # -- on the engine ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from sim.studies.pareto import front
 from sim.timeline import Timeline
 
 # Axes of the grid and what stands for one that nobody gives.
-AXES: Mapping[str, tuple[Any, ...]] = {
+AXES: dict[str, Sequence[Any]] = {
     "tp": (2, 4),
     "batch": (2,),
     "overlap": ("chunks",),
@@ -125,11 +125,12 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
     if "model" not in base:
         raise ScenarioError("overlap study: model is missing: give a value")
     experts = workloads.load_model(str(base["model"])).experts > 0
-    axes = {field: values for field, values in AXES.items() if field not in base} | dict(grid)
+    usual = {"phase": "prefill", "lm_head": False, "sequence_parallel": not experts, **base}
+    defaults = dict(AXES) if usual["sequence_parallel"] else AXES | {"overlap_chunks": (1,)}  # nothing to cut
+    axes = {field: values for field, values in defaults.items() if field not in base} | dict(grid)
     found: dict[Scenario, None] = {}
     for values in product(*axes.values()):
-        fields = {"phase": "prefill", "lm_head": False, "sequence_parallel": not experts, **base}
-        fields |= dict(zip(axes, values, strict=True))
+        fields = usual | dict(zip(axes, values, strict=True))
         match fields.get("overlap"):
             case "tile_signal" if fields.get("overlap_chunks") == 1:
                 continue

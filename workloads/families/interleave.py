@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workloads.errors import WorkloadError
-from workloads.families.pairs import COMM_PRIORITY, COMM_STREAM
+from workloads.families.pairs import COMM_PRIORITY, COMM_STREAM, leave_sms
 from workloads.program import Kernel
 from workloads.work import CollectiveWork
 
@@ -59,10 +59,11 @@ def _stages(layer: Sequence[Kernel]) -> Iterator[list[Kernel]]:
         yield stage
 
 
-def beside(layer: Sequence[Kernel], partners: dict[str, tuple[str, ...]]) -> list[Kernel]:
+def beside(layer: Sequence[Kernel], partners: dict[str, tuple[str, ...]], *, margin_ctas: int = 0) -> list[Kernel]:
     """``layer`` with each collective named in ``partners`` on its own stream, beside the kernels named with it.
 
-    The partners move to where the collective starts; what stood behind it waits for it.
+    The partners move to where the collective starts, and leave it the SMs of ``margin_ctas`` blocks; what stood
+    behind it waits for it.
     """
     by_name = {kernel.name: kernel for kernel in layer}
     moved = {name for names in partners.values() for name in names}
@@ -74,7 +75,7 @@ def beside(layer: Sequence[Kernel], partners: dict[str, tuple[str, ...]]) -> lis
         if kernel.name in partners:
             made.append(replace(kernel, stream=COMM_STREAM, priority=COMM_PRIORITY, after=(len(made) - 1,)))
             pending = (len(made) - 1,)
-            made += [by_name[name] for name in partners[kernel.name]]
+            made += [leave_sms(by_name[name], margin_ctas) for name in partners[kernel.name]]
         else:
             made.append(replace(kernel, after=pending))
             pending = ()

@@ -186,7 +186,7 @@ def _segments(
 def _layer_kernels(
     block: Block, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
-    if options.sm_margin:
+    if options.sm_margin and options.overlap != "bulk":
         kernels = _layer_kernels(block, shape, phase, load, stack, replace(options, sm_margin=False))
         return [leave_sms(kernel, options.comm_ctas or 0) for kernel in kernels]
     if options.overlap == "two_batch":
@@ -197,8 +197,9 @@ def _layer_kernels(
     kernels = []
     for node in block.nodes:
         kernels += _node_kernels(node, shape, phase, load, stack, options)
-    experts = any(isinstance(node, Experts) for node in block.nodes)
-    return beside(kernels, SHARED_BESIDE) if options.overlap == "bulk" and experts else kernels
+    if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
+        return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
+    return kernels
 
 
 def _schedule(shape: Shape, options: Options) -> Schedule:
