@@ -106,10 +106,9 @@ class Scenario(BaseModel):
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
             raise ValueError(f"output_len = {self.output_len} has no meaning in phase '{self.phase}': use 'generate'")
-        if self.overlap_chunks > 1 and not self.sequence_parallel:
+        if self.overlap_chunks > 1 and self.tp == 1:
             raise ValueError(
-                f"overlap_chunks = {self.overlap_chunks} needs sequence_parallel = true: "
-                "only its collectives can be cut along tokens"
+                f"overlap_chunks = {self.overlap_chunks} needs tp of at least 2: only its collectives can be cut"
             )
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel = true needs tp of at least 2")

@@ -68,7 +68,7 @@ BAD = [
     ),
     (
         [*DENSE, "--overlap-chunks", "4"],
-        "scenario: overlap_chunks = 4 needs sequence_parallel = true: only its collectives can be cut along tokens",
+        "scenario: overlap_chunks = 4 needs tp of at least 2: only its collectives can be cut",
     ),
     ([*DENSE, "--power-cap-w", "50"], "power_cap_w = 50 is not above the idle power of h100-sxm-80gb, 72.3 W"),
     ([*DENSE, "--power-cap-w", "nan"], "scenario: power_cap_w = nan: input should be a finite number"),

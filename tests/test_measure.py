@@ -47,6 +47,10 @@ def test_a_scenario_becomes_the_row_that_its_record_answers() -> None:
             "overlap = 'ring_exchange': the suite measures with overlap = 'chunks' only",
         ),
         (
+            {"tp": 2, "overlap_chunks": 4},
+            "overlap_chunks = 4: the suite cuts sequence_parallel collectives only",
+        ),
+        (
             {"model": "qwen3-30b-a3b", "tp": 2},
             "tp = 2 without ep: the suite holds whole experts: give ep = 2",
         ),

@@ -176,6 +176,19 @@ def test_layers_roll_on_without_a_join(layers: int, expected_us: float) -> None:
     assert run(g).end_ps == pytest.approx(expected_us * 1e6, abs=10 * layers)
 
 
+@pytest.mark.parametrize("fields", [{"overlap_chunks": 4}, {"overlap": "tile_signal", "overlap_chunks": 4}])
+def test_sums_behind_products_are_cut(fields: dict[str, Any]) -> None:
+    found = kernels(build("llama3-8b", tp=2, comm_ctas=8, **fields))
+    assert [k.name for k in found] == [
+        "add_rmsnorm_attn", "qkv_gemm", "rope", "attention", *["o_gemm", "all_reduce_attn"] * 4,
+        "add_rmsnorm_ff", "gate_up_gemm", "silu_mul", *["down_gemm", "all_reduce_down"] * 4,
+    ]  # fmt: skip
+    assert [k.after for k in found[4:14]] == [(), (4,), (), (6,), (), (8,), (), (10,), (11,), ()]
+    sums = [k.work for k in found if isinstance(k.work, CollectiveWork)]
+    assert sum(work.buffer_bytes for work in sums) == 2 * 1024 * 4096 * 2 and {work.ctas for work in sums} == {8}
+    assert sum(gemm_flops(build("llama3-8b", tp=2, comm_ctas=8, **fields))) == gemm_flops(build("llama3-8b"))[0]
+
+
 def test_partners_run_beside_their_collective() -> None:
     layer = [toy("a"), toy("s"), toy("t"), toy("x", True), toy("b"), toy("y", True), toy("c")]
     made = beside(layer, {"x": ("s",), "y": ("t",)})
@@ -228,8 +241,9 @@ def test_a_product_that_leaves_sms_lets_a_collective_start_at_once() -> None:
         TILES,
         SP | {"overlap_chunks": 4, "comm_ctas": 8, "sm_margin": True},
         {"tp": 4, "overlap": "two_batch"},
+        {"tp": 4, "overlap": "tile_signal", "overlap_chunks": 4, "comm_ctas": 16},
     ],
-    ids=["ring", "tiles", "margin", "two batches"],
+    ids=["ring", "tiles", "margin", "two batches", "tiles of sums"],
 )
 def test_transforms_hide_communication(fields: dict[str, Any]) -> None:
     base = {"model": "llama3-70b", "layers": 2, "batch": 2, "seq_len": 4096, "lm_head": False, "uncapped": True}
@@ -245,7 +259,8 @@ def test_transforms_hide_communication(fields: dict[str, Any]) -> None:
     ("fields", "message"),
     [
         ({"tp": 2, "overlap": "ring_exchange"},
-         "overlap = 'ring_exchange' needs sequence_parallel: it cuts the collectives along tokens"),
+         "overlap = 'ring_exchange' needs sequence_parallel: its slices of the tokens travel"),
+        ({"tp": 2, "overlap_chunks": 3}, "overlap_chunks = 3: does not divide the 1024 tokens of o_gemm"),
         (RING | {"overlap_chunks": 3},
          "overlap = 'ring_exchange' has one chunk a rank, tp = 4: leave overlap_chunks out"),
         (SP | {"overlap": "tile_signal", "comm_ctas": 4},

@@ -392,8 +392,8 @@ def test_equal_ranks_share_one_program() -> None:
             "phase = 'prefil': known are 'prefill', 'decode'",
         ),
         (
-            {"model": "llama3-8b", "tp": 2, "overlap_chunks": 4},
-            "overlap_chunks = 4 needs sequence_parallel: only its collectives can be cut",
+            {"model": "llama3-8b", "overlap_chunks": 4},
+            "overlap_chunks = 4 needs tp of at least 2: only its collectives can be cut",
         ),
         (
             {"model": "llama3-8b", "sequence_parallel": True},

@@ -61,6 +61,8 @@ class Transforms(click.ParamType):  # type: ignore[type-arg]
 @click.option("--chunks", "overlap_chunks", type=Numbers(1), help="pieces along tokens [default: 1,2,4,8]")
 @click.option("--ctas", "comm_ctas", type=Numbers(0), help="blocks for communication [default: 2,4,8,16,32]")
 @click.option("--sm-margin/--no-sm-margin", default=None, help="products leave those blocks' SMs free")
+@click.option("--phase", type=click.Choice(["prefill", "decode"]), help="[default: prefill]")
+@click.option("--ep-mode", type=click.Choice(["all_to_all", "all_reduce"]), help="of experts [default: all_to_all]")
 @click.option("--batch", type=Numbers(1), help="[default: 2]")
 @click.option("--tp", type=Numbers(1), help="ranks that share a layer, or its experts [default: 2,4]")
 @click.option("--power-cap-w", type=float, help="power limit of each GPU [default: TDP]")

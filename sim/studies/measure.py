@@ -54,6 +54,10 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
         more |= {"ep": scenario.ep, "ep_mode": scenario.ep_mode}
     if model.experts:
         more["expert_skew"] = scenario.expert_skew
+    if scenario.overlap_chunks > 1 and not scenario.sequence_parallel:
+        raise ScenarioError(
+            f"overlap_chunks = {scenario.overlap_chunks}: the suite cuts sequence_parallel collectives only"
+        )
     if scenario.sequence_parallel:
         more |= {"sequence_parallel": True, "overlap_chunks": scenario.overlap_chunks, "comm_ctas": scenario.comm_ctas}
     if scenario.cp > 1:

@@ -125,8 +125,9 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
     if "model" not in base:
         raise ScenarioError("overlap study: model is missing: give a value")
     experts = workloads.load_model(str(base["model"])).experts > 0
-    usual = {"phase": "prefill", "lm_head": False, "sequence_parallel": not experts, **base}
-    defaults = dict(AXES) if usual["sequence_parallel"] else AXES | {"overlap_chunks": (1,)}  # nothing to cut
+    prompt = base.get("phase", "prefill") == "prefill"
+    usual = {"phase": "prefill", "lm_head": False, "sequence_parallel": prompt and not experts, **base}
+    defaults = AXES | {"overlap_chunks": (1,)} if experts else AXES  # exchanges of experts are not cut
     axes = {field: values for field, values in defaults.items() if field not in base} | dict(grid)
     found: dict[Scenario, None] = {}
     for values in product(*axes.values()):

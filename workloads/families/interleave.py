@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workloads.errors import WorkloadError
-from workloads.families.pairs import COMM_PRIORITY, COMM_STREAM, leave_sms
+from workloads.families.pairs import COMM_PRIORITY, COMM_STREAM, Schedule, leave_sms, product_piece
 from workloads.program import Kernel
-from workloads.work import CollectiveWork
+from workloads.work import CollectiveOp, CollectiveWork, GemmWork
 
 
 def two_batches(layer: Sequence[Kernel]) -> list[Kernel]:
@@ -43,6 +43,43 @@ def two_batches(layer: Sequence[Kernel]) -> list[Kernel]:
             assert end is not None
             made[firsts[half]] = replace(made[firsts[half]], after=(end - len(made),))
     return made
+
+
+def cut_sums(layer: Sequence[Kernel], schedule: Schedule) -> list[Kernel]:
+    """``layer`` with each all-reduce right behind a product cut in pieces: one is summed while the next is computed.
+
+    Pieces are chunks of the tokens, or groups of the one product's tiles (``tile_signal``).
+    """
+    made: list[Kernel] = []
+    pending: tuple[int, ...] = ()
+    pairs = iter(zip(layer, [*layer[1:], None], strict=True))
+    for kernel, following in pairs:
+        if not isinstance(kernel.work, GemmWork) or following is None or not _is_sum(following):
+            made.append(replace(kernel, after=pending))
+            pending = ()
+            continue
+        next(pairs)  # the sum
+        for index in range(schedule.pieces):
+            made.append(replace(product_piece(kernel, schedule, index), after=pending if index == 0 else ()))
+            made.append(replace(_sum_piece(following, schedule), after=(len(made) - 1,)))
+        pending = (len(made) - 1,)
+    return made
+
+
+def _is_sum(kernel: Kernel) -> bool:
+    return isinstance(kernel.work, CollectiveWork) and kernel.work.op is CollectiveOp.ALL_REDUCE
+
+
+def _sum_piece(kernel: Kernel, schedule: Schedule) -> Kernel:
+    assert isinstance(kernel.work, CollectiveWork)
+    buffer = kernel.work.buffer_bytes // schedule.pieces
+    return replace(
+        kernel,
+        work=replace(kernel.work, buffer_bytes=buffer, ctas=schedule.ctas),
+        bytes_moved=float(buffer),
+        stream=COMM_STREAM,
+        priority=COMM_PRIORITY,
+    )
 
 
 def _stages(layer: Sequence[Kernel]) -> Iterator[list[Kernel]]:

@@ -37,9 +37,9 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         positive("layers", options.layers)
         if options.layers > model.layers:
             raise WorkloadError(f"layers = {options.layers}: {model.id} has {model.layers}")
-    if options.overlap_chunks > 1 and not layout.sequence_parallel:
+    if options.overlap_chunks > 1 and layout.tp == 1:
         raise WorkloadError(
-            f"overlap_chunks = {options.overlap_chunks} needs sequence_parallel: only its collectives can be cut"
+            f"overlap_chunks = {options.overlap_chunks} needs tp of at least 2: only its collectives can be cut"
         )
     positive("overlap_chunks", options.overlap_chunks)
     _check_overlap(model, layout, options)
@@ -60,8 +60,8 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
 def _check_overlap(model: ModelSpec, layout: Layout, options: Options) -> None:
     """Each transform has a layout that it transforms and one meaning of ``overlap_chunks``."""
     kind, chunks = options.overlap, options.overlap_chunks
-    if kind in ("ring_exchange", "tile_signal") and not layout.sequence_parallel:
-        raise WorkloadError(f"overlap = '{kind}' needs sequence_parallel: it cuts the collectives along tokens")
+    if kind == "ring_exchange" and not layout.sequence_parallel:
+        raise WorkloadError("overlap = 'ring_exchange' needs sequence_parallel: its slices of the tokens travel")
     if kind == "tile_signal" and chunks == 1:
         raise WorkloadError("overlap = 'tile_signal' needs overlap_chunks of at least 2: groups of waves that signal")
     if (kind == "tile_signal" or options.sm_margin) and not options.comm_ctas:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
+from workloads.errors import WorkloadError
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
 from workloads.ops import Gemm
 from workloads.program import Kernel
@@ -119,16 +120,10 @@ class LayerBuilder:
             self.add(then.kernel(self.shape.tokens))
 
     def _piece(self, node: Gemm, index: int) -> Kernel:
-        """The product of one piece: over its rows, or over its share of the tiles of the one kernel."""
+        """The product of one piece; a ring's leaves SMs to its exchanges."""
         schedule = self.schedule
-        if schedule.kind != "tile_signal":
-            piece = gemm_kernel(node.name, node.ops, self.shape, DType.BF16, tokens=self._rows)
-            return piece if schedule.kind == "chunks" else leave_sms(piece, self._exchange_ctas)
-        whole = leave_sms(gemm_kernel(node.name, node.ops, self.shape, DType.BF16), schedule.ctas or 0)
-        assert isinstance(whole.work, GemmWork)
-        work = replace(whole.work, part=(index, schedule.pieces))
-        share = 1.0 / schedule.pieces
-        return replace(whole, work=work, flops=whole.flops * share, bytes_moved=whole.bytes_moved * share)
+        piece = product_piece(gemm_kernel(node.name, node.ops, self.shape, DType.BF16), schedule, index)
+        return leave_sms(piece, self._exchange_ctas) if schedule.kind == "ring_exchange" else piece
 
     def _collective(self, name: str, op: CollectiveOp) -> Kernel:
         return self._communication(name, op, self._rows, self.schedule.ctas)
@@ -151,6 +146,21 @@ class LayerBuilder:
             stream=COMM_STREAM if beside else 0,
             priority=COMM_PRIORITY if beside else 0,
         )
+
+
+def product_piece(kernel: Kernel, schedule: Schedule, index: int) -> Kernel:
+    """Piece ``index`` of a matrix product: over its rows, or over its share of the tiles of the one kernel."""
+    work, pieces = kernel.work, schedule.pieces
+    assert isinstance(work, GemmWork)
+    flops = kernel.flops / pieces
+    if schedule.kind == "tile_signal":
+        work = replace(work, part=(index, pieces), beside_ctas=schedule.ctas)
+        return replace(kernel, work=work, flops=flops, bytes_moved=kernel.bytes_moved / pieces)
+    if work.m % pieces:
+        raise WorkloadError(f"overlap_chunks = {pieces}: does not divide the {work.m} tokens of {kernel.name}")
+    work = replace(work, m=work.m // pieces)
+    moved = work.dtype.bytes * work.k * (work.m + work.n) + work.out_dtype.bytes * work.m * work.n
+    return replace(kernel, work=work, flops=flops, bytes_moved=float(moved))
 
 
 def leave_sms(kernel: Kernel, ctas: int) -> Kernel:

@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 from workloads.einsum import Einsum
 from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels, own_shape
-from workloads.families.interleave import beside, two_batches
+from workloads.families.interleave import beside, cut_sums, two_batches
 from workloads.families.latent import latent_kernels
 from workloads.families.moe import SHARED_BESIDE, expert_kernels
 from workloads.families.options import Options, check_options, choice_of, positive
@@ -199,7 +199,9 @@ def _layer_kernels(
         kernels += _node_kernels(node, shape, phase, load, stack, options)
     if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
         return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
-    return kernels
+    schedule = _schedule(shape, options)
+    cuts = options.overlap in ("chunks", "tile_signal") and options.overlap_chunks > 1
+    return cut_sums(kernels, schedule) if cuts else kernels
 
 
 def _schedule(shape: Shape, options: Options) -> Schedule:
