@@ -53,12 +53,10 @@ class LayerBuilder:
     def gathered(self, name: str, node: Gemm, normed: int, then: Pointwise | None = None) -> None:
         """All rows from the ranks' slices, then the product; ``then`` follows it on as many rows."""
         match self.schedule.kind:
-            case "chunks":
-                self._gathered_in_chunks(name, node, normed, then)
+            case "chunks" | "tile_signal":
+                self._gathered_in_pieces(name, node, normed, then)
             case "ring_exchange":
                 self._gathered_in_ring(name, node, normed, then)
-            case "tile_signal":
-                self._gathered_by_tiles(name, node, normed, then)
             case _:
                 assert_never(self.schedule.kind)
 
@@ -80,13 +78,17 @@ class LayerBuilder:
     def _rows(self) -> int:
         return self.shape.tokens // self.schedule.pieces
 
-    def _gathered_in_chunks(self, name: str, node: Gemm, normed: int, then: Pointwise | None) -> None:
+    def _gathered_in_pieces(self, name: str, node: Gemm, normed: int, then: Pointwise | None) -> None:
+        """The product of each piece waits for its rows; ``then`` follows each chunk, or the one kernel of all tiles."""
+        one_kernel = self.schedule.kind == "tile_signal"
         for i in range(self.schedule.pieces):
             comm = self._collective(f"all_gather_{name}", CollectiveOp.ALL_GATHER)
             gather = self.add(comm, normed) if i == 0 else self.add(comm)
             self.add(self._piece(node, i), gather)
-            if then is not None:
+            if then is not None and not one_kernel:
                 self.add(then.kernel(self._rows))
+        if then is not None and one_kernel:
+            self.add(then.kernel(self.shape.tokens))
 
     def _gathered_in_ring(self, name: str, node: Gemm, normed: int, then: Pointwise | None) -> None:
         """Each rank starts on its own rows, while it passes on what it has and takes what comes."""
@@ -110,14 +112,6 @@ class LayerBuilder:
             self.add(self._piece(node, i))
             last = self.add(elementwise_kernel("add_partial", Elementwise.COPY, self._rows, width, moved), sent)
         return last
-
-    def _gathered_by_tiles(self, name: str, node: Gemm, normed: int, then: Pointwise | None) -> None:
-        for i in range(self.schedule.pieces):
-            comm = self._collective(f"all_gather_{name}", CollectiveOp.ALL_GATHER)
-            gather = self.add(comm, normed) if i == 0 else self.add(comm)
-            self.add(self._piece(node, i), gather)
-        if then is not None:
-            self.add(then.kernel(self.shape.tokens))
 
     def _piece(self, node: Gemm, index: int) -> Kernel:
         """The product of one piece; a ring's leaves SMs to its exchanges."""
