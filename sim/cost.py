@@ -9,6 +9,7 @@ from typing import assert_never
 from scipy.special import ndtri
 
 from hardware.cluster import Cluster
+from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.collective import even_buffer
 from hardware.laws.gemm import wave_part
@@ -106,7 +107,9 @@ class Pricer:
         match work:
             case GemmWork() | GroupedGemmWork() if work.beside_ctas:
                 left = gpu.sms - work.beside_ctas * profile.collective.sms_per_cta
-                return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=max(left, 1.0))
+                if left < 1:
+                    raise HardwareError(f"comm_ctas = {work.beside_ctas}: leaves none of {gpu.sms} SMs to products")
+                return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=left)
             case GemmWork():
                 return gemm_terms(
                     profile,

@@ -92,11 +92,13 @@ def _check_routing(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"routing: {model.id} has no experts to choose from")
     if copies is None:
         return
-    if copies < 0 or layout.ep == 1 or (model.experts + copies) % layout.ep:
-        step = layout.ep - model.experts % layout.ep
+    if layout.ep == 1:
+        raise WorkloadError(f"expert_replicas = {copies} needs ep of at least 2: copies balance ranks")
+    if copies < 0 or (model.experts + copies) % layout.ep:
+        least = -model.experts % layout.ep
         raise WorkloadError(
             f"expert_replicas = {copies}: the {model.experts} experts and their copies must fill ep = {layout.ep} "
-            f"ranks evenly (at least 2): use {step % layout.ep}, {step % layout.ep + layout.ep}, ..."
+            f"ranks evenly: use {least}, {least + layout.ep}, ..."
         )
     if options.tokens_per_ep_rank is not None:
         raise WorkloadError("expert_replicas moves experts between ranks: leave tokens_per_ep_rank out")
