@@ -237,3 +237,23 @@ def test_copies_that_sort_rows_take_what_was_measured(bytes_moved: int, microsec
     assert point.latency_s * 1e6 == pytest.approx(microseconds, rel=0.03)
     assert point.latency_s * point.power_w == pytest.approx(joules, rel=0.04)
     assert point.latency_s > 1.4 * time_s(plain, sms=132, sm_clock_hz=H100.max_clock_hz)
+
+
+@pytest.mark.parametrize(
+    ("op", "ctas", "measured_us", "tolerance"),
+    [
+        # records/h100-sxm-80gb/calibration/pair.jsonl, 2 GPUs, bare loop, 256 MiB; the shipped tables have 24 blocks.
+        ("sendrecv_ring", 2, 6890.0, 0.15),
+        ("sendrecv_ring", 4, 3536.7, 0.30),
+        ("sendrecv_ring", 8, 1822.4, 0.30),
+        ("all_to_all", 2, 4635.8, 0.35),
+        ("all_to_all", 4, 2364.3, 0.35),
+        ("all_to_all", 8, 1203.7, 0.35),
+    ],
+)
+def test_blocks_of_exchanges_follow_those_of_the_all_gather(
+    op: str, ctas: int, measured_us: float, tolerance: float
+) -> None:
+    gpu = load_gpu("h100-sxm-80gb")
+    terms = price.collective_terms(profile_for(gpu), gpu, op=op, world=2, buffer_bytes=2**28, ctas=ctas, in_graph=False)
+    assert time_s(terms, sms=132, sm_clock_hz=1.98e9) * 1e6 == pytest.approx(measured_us, rel=tolerance)
