@@ -78,7 +78,7 @@ class Scenario(BaseModel):
         1, description="pieces along tokens (chunks; tile_signal: groups of waves)"
     )
     comm_ctas: Annotated[int, Field(ge=0, le=128)] | None = Field(
-        None, description="blocks for communication; 0: copy engines (ring_exchange) [default: the library's choice]"
+        None, description="blocks for communication; 0: copy engines [default: the library's choice; ring_exchange: 0]"
     )
     sm_margin: bool = Field(False, description="matrix products leave the SMs of comm_ctas blocks free")
     launch: Literal["graph", "eager"] = "graph"

@@ -95,9 +95,9 @@ def transform(scenario: Scenario) -> str:
 
 def blocks(scenario: Scenario) -> str:
     """The blocks for communication in words."""
-    if scenario.comm_ctas is None:
-        return "the library's CTAs"
-    return "copy engines" if scenario.comm_ctas == 0 else f"{scenario.comm_ctas} CTAs"
+    if scenario.comm_ctas:
+        return f"{scenario.comm_ctas} CTAs"
+    return "copy engines" if scenario.overlap == "ring_exchange" else "the library's CTAs"
 
 
 def read_grid(path: Path) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:

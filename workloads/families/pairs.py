@@ -21,7 +21,7 @@ class Schedule:
     """How a pair runs: in ``pieces`` along tokens, communication on ``ctas`` blocks (None: the library's choice).
 
     ``chunks``: a product and a collective a piece; one piece is sequential in one stream. ``ring_exchange``: a
-    piece a rank, each passed to the neighbour while the last one is multiplied (``ctas`` 0: by copy engines).
+    piece a rank, each passed to the neighbour while the last one is multiplied (``ctas`` None or 0: by copy engines).
     ``tile_signal``: one product whose waves of tiles signal the collective of their piece, or wait for it.
     The products of the last two leave the SMs of ``ctas`` blocks free, so that communication never waits for SMs
     (Transformer Engine's userbuffers: math SMs = SMs - communication SMs; FlashOverlap, arXiv 2504.19519).
@@ -127,7 +127,7 @@ class LayerBuilder:
 
     @property
     def _exchange_ctas(self) -> int:
-        return 1 if self.schedule.ctas is None else self.schedule.ctas
+        return self.schedule.ctas or 0  # by itself Transformer Engine's ring copies by copy engines
 
     def _communication(self, name: str, op: CollectiveOp, rows: int, ctas: int | None) -> Kernel:
         buffer = rows * self.shape.model.d_model * DType.BF16.bytes
