@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.cost import Pricer
+from sim.cut import Step, cut
 from sim.engine.fluid import FluidModel, GpuModel
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.replay import Part, Piece, Repeated
+from sim.engine.replay import Part, Piece, Repeated, play
 from sim.errors import FoldError
 from sim.fold import Folding, fold, unfolded
 from sim.knots import error_bound
@@ -70,16 +71,22 @@ class Work:
         """Classes of equal ranks, or :class:`FoldError`."""
         return fold(self.program, self.classify)
 
-    def repetition(self, segments: Sequence[Segment]) -> KernelGraph:
-        """One repetition of a segment on all folded GPUs; equal ones (the head of every step) share it."""
-        key = tuple(segment.kernels for segment in segments)
+    def graph_of(self, steps: Sequence[Step]) -> KernelGraph:
+        """The kernel graph of a few steps on all folded GPUs, phases numbered as the steps are.
+
+        Equal ones (the head of every pass) share it.
+        """
+        key = tuple(tuple(segment.kernels for segment in step.segments) for step in steps)
         graph = self._graphs.get(key)
         if graph is None:
             ranks = tuple(
                 RankProgram(
-                    phases=(Phase(name="", segments=(Segment(name=s.name, kernels=s.kernels),) if s.kernels else ()),)
+                    phases=tuple(
+                        Phase(name=f"{i}", segments=(Segment(name=s.name, kernels=s.kernels),) if s.kernels else ())
+                        for i, s in enumerate(of_rank)
+                    )
                 )
-                for s in segments
+                for of_rank in zip(*(step.segments for step in steps), strict=True)
             )
             graph = self._graphs[key] = lower(Program(ranks=ranks), self.classify, groups=self.folding.groups)
         return graph
@@ -125,13 +132,13 @@ class Plan:
         phases: list[tuple[str, ...]] = []
         first_op: list[NDArray[np.int64]] = []
         at = np.zeros(len(ranks), dtype=np.int64)
-        for steps in zip(*(rank.phases for rank in ranks), strict=True):
-            for segments in _side_by_side([step.segments for step in steps]):
-                piece = self._piece(segments)
-                sequence.append(Repeated(number=len(sequence), piece=piece, repeat=max(s.repeat for s in segments)))
-                phases.append((steps[0].name,))
-                first_op.append(at)
-                at = at + np.array([len(segment.kernels) * segment.repeat for segment in segments])
+        for steps, repeat in cut(_side_by_side(ranks), folding):
+            piece = self._piece(steps)
+            sequence.append(Repeated(number=len(sequence), piece=piece, repeat=repeat))
+            phases.append(tuple(steps[int(number)].phase for number, _, _ in piece.graph.segments))
+            first_op.append(at)
+            sizes = [[len(segment.kernels) for segment in step.segments] for step in steps]
+            at = at + repeat * np.array(sizes).sum(axis=0)
         return Layout(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
 
     def outcome(
@@ -160,11 +167,11 @@ class Plan:
             first_op=(np.zeros(graph.gpus, dtype=np.int64),),
         )
 
-    def _piece(self, segments: Sequence[Segment]) -> Piece:
-        same = tuple(id(segment.kernels) for segment in segments)
+    def _piece(self, steps: Sequence[Step]) -> Piece:
+        same = tuple(id(segment.kernels) for step in steps for segment in step.segments)
         piece = self._piece_of.get(same)
         if piece is None:
-            graph = self.work.repetition(segments)
+            graph = self.work.graph_of(steps)
             piece = self._pieces.get(id(graph))
             if piece is None:
                 piece = self._pieces[id(graph)] = Piece(graph, FluidModel(self.model, graph.classes, []))
@@ -175,38 +182,26 @@ class Plan:
         """Bound on the relative error, of time or energy, that running decode steps on knots makes."""
         if self.work.contexts is None:
             return 0.0
-        times: dict[int, float] = {}
-        energies: dict[int, float] = {}
-        counts: dict[int, int] = {}
-        totals = [0.0, 0.0]
-        steps = groupby(zip(layout.phases, layout.sequence, strict=True), key=lambda pair: pair[0])
-        for number, (_, pairs) in enumerate(steps):
-            played = [(step.repeat, step.piece.play(limits_w)) for _, step in pairs]
-            time = float(sum(repeat * run.records.end_ps for repeat, run in played))
-            energy = sum(
-                repeat * m * joules
-                for repeat, run in played
-                for m, joules in zip(layout.folding.multiplicity, run.energy_j, strict=True)
-            )
-            totals = [totals[0] + time, totals[1] + energy]
-            if number:  # the first phase is the prefill
-                context = self.work.contexts[number - 1]
-                times[context], energies[context] = time, energy
-                counts[context] = counts.get(context, 0) + 1
-        weights = list(counts.values())
+        free = self.outcome(layout, play(layout.sequence, limits_w), detail="segment", why="").by_phase()
+        sums = list(free.values())[1:]  # the first phase is the prefill
+        costs = dict(zip(self.work.contexts, sums, strict=True))
+        counts = [self.work.contexts.count(context) for context in costs]
         return max(
-            error_bound(list(costs.values()), weights, total)
-            for costs, total in zip((times, energies), totals, strict=True)
+            error_bound([cost[i] for cost in costs.values()], counts, sum(phase[i] for phase in free.values()))
+            for i in (0, 1)
         )
 
 
-def _side_by_side(ranks: Sequence[tuple[Segment, ...]]) -> Iterator[tuple[Segment, ...]]:
-    """The ranks' segments of one phase in step; a rank that has fewer (no head) does nothing in the last ones."""
+def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[Step, int]]:
+    """The ranks' segments in step, and how often; a rank that has fewer (no head) does nothing in the last ones."""
     nothing = Segment(name="", kernels=(), repeat=0)
-    for segments in zip_longest(*ranks, fillvalue=nothing):
-        if len({(s.name, s.repeat) for s in segments if s is not nothing}) > 1:
-            raise FoldError("ranks run different numbers of layers (pipeline stages): layers do not repeat together")
-        yield segments
+    for phases in zip(*(rank.phases for rank in ranks), strict=True):
+        for segments in zip_longest(*(phase.segments for phase in phases), fillvalue=nothing):
+            if len({(s.name, s.repeat) for s in segments if s is not nothing}) > 1:
+                raise FoldError(
+                    "ranks run different numbers of layers (pipeline stages): layers do not repeat together"
+                )
+            yield Step(phase=phases[0].name, segments=segments), max(s.repeat for s in segments)
 
 
 class _Prices:

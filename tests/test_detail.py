@@ -41,6 +41,11 @@ CASES: dict[str, dict[str, Any]] = {
     "replicas": {"model": "llama3-8b", "tp": 2, "dp": 2, "layers": 4, "batch": 4},
     "pipeline": {"model": "llama3-8b", "tp": 2, "pp": 2, "dp": 2, "layers": 5, "batch": 8, "seq_len": 256},
     "context slices": {"model": "llama3-8b", "tp": 2, "cp": 2, "layers": 4, "seq_len": 4096, "uncapped": True},
+    "context slices at their own clocks": {"model": "llama3-8b", "tp": 2, "cp": 2, "layers": 4, "seq_len": 4096},
+    "uneven experts, limiters in time": EXPERTS | {"ep_mode": "all_to_all", "tp": 1, "expert_skew": 0.6, "batch": 16,
+                                                   "regime": "cold", "power_cap_w": 400},
+    "experts, generate": EXPERTS | {"ep_mode": "all_to_all", "tp": 1, "batch": 32, "phase": "generate",
+                                    "output_len": 6, "power_cap_w": 300},
     "eager": {"model": "llama3-8b", "launch": "eager", "seq_len": 64, "layers": 4, "tp": 2},
 }  # fmt: skip
 

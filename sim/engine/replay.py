@@ -73,10 +73,12 @@ class Piece:
 
     def ended(self, core: Core, records: Recorder) -> Played:
         """What ``core`` has run."""
+        energy_j = tuple(gpu.energy_j for gpu in core.gpus)
+        if self.graph.gpus == 1:
+            return Played(records=records, energy_j=energy_j, level=True)
         last = [0] * self.graph.gpus
         for op, end_ps in zip(records.span_op, records.span_end_ps, strict=True):
             last[self.graph.op_gpu[op]] = max(last[self.graph.op_gpu[op]], end_ps)
-        energy_j = tuple(gpu.energy_j for gpu in core.gpus)
         return Played(records=records, energy_j=energy_j, level=min(last) == records.end_ps)
 
 
