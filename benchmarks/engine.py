@@ -1,8 +1,9 @@
 """Speed and memory of the engine at full detail: ``python benchmarks/engine.py [--out benchmarks/results.md]``.
 
 Every case runs in a fresh process, so memory is its own and no memo is warm. *Run* is one repetition of the kernel
-graph under the settled power target (``sim.runner.run``), the best of ``--repeat``; *whole* is ``simulate`` with
-building, lowering and the search for that target, or both repetitions where the limiters act in time. Memory is the
+graph of all ranks and layers under the settled power target, the best of ``--repeat``; *whole* is ``simulate`` in full
+detail with building, lowering and the search for that target (on folded layers, which agree with full detail), or
+both repetitions where the limiters act in time. Memory is the
 largest resident set of the process, interpreter and libraries (about the first row) included.
 """
 
@@ -32,28 +33,28 @@ def measure(fields: dict[str, Any], repeat: int) -> dict[str, float]:
     """One case, in this process."""
     import workloads
     from sim import Scenario, simulate
+    from sim.engine.replay import play
     from sim.machine import machine_of
-    from sim.runner import build, lower_on, run
+    from sim.runner import plan_of
 
-    scenario = Scenario.of(**fields)
+    scenario = Scenario.of(**fields, detail="full")
     begin = time.perf_counter()
     timeline = simulate(scenario)
     energy_j = timeline.energy_j  # a user reads at least this
     whole_s = time.perf_counter() - begin
-    limits = list(timeline.power_limit_w)
+    limits_w = timeline.power_limit_w
     kernels, steps = timeline.graph.kernels, len(timeline.records.step_time_ps)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     del timeline
 
-    target = machine_of(scenario)
-    program, _ = build(scenario, workloads.load_model(scenario.model))
+    plan = plan_of(scenario, workloads.load_model(scenario.model), machine_of(scenario))
     begin = time.perf_counter()
-    graph = lower_on(program, target, scenario)
+    plan.work.full_graph()
     lower_s = time.perf_counter() - begin
     run_s = []
     for _ in range(repeat):
         begin = time.perf_counter()
-        run(graph, target, limits)
+        play(plan.full.sequence, limits_w)
         run_s.append(time.perf_counter() - begin)
     return {
         "kernels": kernels,
