@@ -132,6 +132,9 @@ def print_summary(run: Timeline, console: Console) -> None:
         head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
     head.add_row("kernels", f"{run.outcome.kernels:,}")
     head.add_row("simulated", simulated(run))
+    if run.outcome.knots:
+        off = f"off by {100 * run.outcome.knot_error:.2g} % at most"
+        head.add_row("decode steps", f"on {run.outcome.knots} contexts for {run.scenario.output_len} tokens: {off}")
     head.add_row("these numbers are", _status(run))
     console.print(head)
     table = Table(title="Where the joules go", title_justify="left")
@@ -170,15 +173,13 @@ def _balance(balance: dict[str, float]) -> str:
 def simulated(run: Timeline) -> str:
     """How much of the run was simulated."""
     outcome = run.outcome
-    ranks = f"{len(outcome.folding.classes)} of {run.gpus} GPUs"
+    ranks = f"equal ranks ({len(outcome.folding.classes)} of {run.gpus} GPUs)" if run.gpus > 1 else ""
+    both = " and ".join(part for part in (ranks, "equal layers once") if part)
     match outcome.detail:
-        case "segment" if outcome.knots:
-            off = f"{100 * outcome.knot_error:.2g} %"
-            return f"equal ranks ({ranks}), layers and contexts once; off by {off} at most"
         case "segment":
-            return f"equal ranks ({ranks}) and layers once"
-        case "folded":
-            return f"equal ranks once ({ranks})"
+            return both
+        case "folded" if ranks:
+            return f"{ranks} once"
         case _:
             return "every rank and layer"
 

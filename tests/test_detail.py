@@ -108,7 +108,7 @@ def test_the_settled_target_is_the_highest_that_the_slow_limit_allows() -> None:
 def test_the_choice_is_automatic_and_shown() -> None:
     run = simulate(**CASES["overlap"])
     assert summary(run)["detail"] == "segment"
-    assert "equal ranks (1 of 4 GPUs) and layers once" in repr(run)
+    assert "equal ranks (1 of 4 GPUs) and equal layers once" in repr(run)
     eager = simulate(**CASES["eager"])
     assert summary(eager)["detail"] == "folded"
     assert "launch times are absolute" in summary(eager)["detail_why"]
@@ -154,7 +154,7 @@ def test_a_long_generation_is_within_its_stated_error(fields: dict[str, Any]) ->
     assert knots.energy_j == pytest.approx(exact.energy_j, rel=bound)
     assert knots.outcome.kernels == exact.outcome.kernels == len(knots.kernels)
     assert summary(knots)["context_knot_error"] == bound
-    assert "contexts once; off by" in repr(knots)
+    assert "tokens: off by" in repr(knots)
 
 
 # -- folding by hand: programs that no scenario makes ----------------------------------------------------------
