@@ -416,10 +416,6 @@ def test_equal_ranks_share_one_program() -> None:
             "ep_mode = 'all_reduce' needs ep of at least 2",
         ),
         (
-            {"model": "qwen3-30b-a3b", "tp": 2, "ep": 2, "ep_mode": "all_to_all"},
-            "ep_mode = 'all_to_all' with tp = 2: each rank has sequences of its own: use tp = 1, or 'all_reduce'",
-        ),
-        (
             {"model": "qwen3-30b-a3b", "tp": 2, "ep": 4, "ep_mode": "all_reduce"},
             "ep = 4 with tp = 2: tp must be 1 or equal to ep in ep_mode 'all_reduce'",
         ),
