@@ -215,6 +215,8 @@ class Outcome:
 
 def unfold(outcome: Outcome, graph: KernelGraph) -> Recorder:
     """Records of every rank and repetition, over the full ``graph``."""
+    if outcome.detail == "full":
+        return outcome.parts[0].played.records
     full = Recorder(idle_energy_j=outcome.per_gpu[:, 1].tolist(), end_ps=outcome.end_ps)
     rank_first = np.searchsorted(np.asarray(graph.op_gpu), np.arange(graph.gpus)).tolist()
     states_at: dict[int, int] = {}

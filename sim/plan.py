@@ -18,7 +18,7 @@ from sim.cost import Pricer
 from sim.cut import Step, cut
 from sim.engine.fluid import FluidModel, GpuModel
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.replay import Part, Piece, Repeated, play
+from sim.engine.replay import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
 from sim.errors import FoldError
 from sim.fold import Folding, fold, unfolded
 from sim.knots import error_bound
@@ -100,11 +100,17 @@ class Plan:
     model: GpuModel
     _pieces: dict[int, Piece] = field(default_factory=dict)
     _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
+    _full: Layout | None = None
 
-    @cached_property
+    @property
     def full(self) -> Layout:
         """Every rank, every layer."""
-        return self._whole(unfolded(len(self.work.program.ranks)), self.work.full_graph())
+        if self._full is not None:
+            return self._full
+        layout = self._whole(unfolded(len(self.work.program.ranks)), self.work.full_graph())
+        if self.work.kernels <= MAX_KEPT_KERNELS:
+            self._full = layout
+        return layout
 
     @cached_property
     def folded(self) -> Layout:
@@ -153,13 +159,13 @@ class Plan:
             detail=detail,
             why=why,
             kernels=self.work.kernels,
-            full_graph=self.work.full_graph,
+            full_graph=(lambda: parts[0].piece.graph) if detail == "full" else self.work.full_graph,
             knots=len(set(self.work.contexts or ())),
             knot_error=knot_error,
         )
 
     def _whole(self, folding: Folding, graph: KernelGraph) -> Layout:
-        piece = Piece(graph, FluidModel(self.model, graph.classes, []), keep=False)
+        piece = Piece(graph, FluidModel(self.model, graph.classes, []), whole=True)
         return Layout(
             folding=folding,
             sequence=(Repeated(number=0, piece=piece, repeat=1),),

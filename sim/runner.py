@@ -110,25 +110,28 @@ def _run(
         say("running")
         return governed(layout.sequence, target.limits, gpus, repetitions=1)
     say("finding the settled power target")
-    limits = _settled(plan, layout, target)
+    limits, long = _settled(plan, layout, target, phases=scenario.phase == "generate")
     say("running")
-    parts = play(layout.sequence, tuple(limits))
-    length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
-    if scenario.phase == "generate" and length_s > target.limits.slow_time_s:
+    if long:
         # Phases of different power, each long enough for the limiters to follow: one mean is not enough.
         return governed(layout.sequence, target.limits, gpus, repetitions=2)
-    return parts, limits
+    return play(layout.sequence, tuple(limits)), limits
 
 
-def _settled(plan: Plan, layout: Layout, target: Machine) -> list[float]:
-    """The settled power target of each of the layout's GPUs, found on the cheapest layout: all agree to the ps."""
+def _settled(plan: Plan, layout: Layout, target: Machine, *, phases: bool) -> tuple[list[float], bool]:
+    """The settled power target of each of the layout's GPUs; whether ``phases`` are too long for one target.
+
+    Found on the cheapest layout: all agree to the picosecond.
+    """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
             limits = settled_targets(cheapest.sequence, target.limits, len(cheapest.folding.classes))
+            parts = play(cheapest.sequence, tuple(limits)) if phases else []
         except FoldError:
             continue
         by_rank = _of_ranks(cheapest, limits)
-        return [by_rank[ranks[0]] for ranks in layout.folding.classes]
+        length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
+        return [by_rank[ranks[0]] for ranks in layout.folding.classes], length_s > target.limits.slow_time_s
     raise AssertionError("full detail is never refused")
 
 
@@ -164,13 +167,13 @@ class _Request:
         return isinstance(other, _Request) and self.key == other.key
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _plan(request: _Request) -> Plan:
     own = _Request(request.work, request.work, request.scenario, request.model, request.target)
     return Plan(work=_work(own), model=request.target.model)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _work(request: _Request) -> Work:
     scenario, target = request.scenario, request.target
     contexts = None

@@ -25,6 +25,10 @@ from sim.engine.record import Recorder
 from sim.errors import FoldError
 
 Limits = tuple[float, ...]
+# A whole run of more kernels than this is forgotten at once.
+MAX_KEPT_KERNELS = 50_000
+# Runs remembered of one piece, by power targets.
+MAX_PLAYED = 128
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +62,7 @@ class Piece:
 
     graph: KernelGraph
     model: FluidModel
-    keep: bool = True  # whole runs are too big to remember
+    whole: bool = False  # whole runs are big: of those, only the last one is remembered, and of the biggest none
     played: dict[Limits, Played] = field(default_factory=dict)
 
     def play(self, limits_w: Limits) -> Played:
@@ -67,7 +71,9 @@ class Piece:
         if known is None:
             core = Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))
             known = self.ended(core, Engine(core).run())
-            if self.keep:
+            if self.whole or len(self.played) >= MAX_PLAYED:
+                self.played.clear()
+            if not self.whole or self.graph.kernels <= MAX_KEPT_KERNELS:
                 self.played[limits_w] = known
         return known
 
