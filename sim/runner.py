@@ -235,8 +235,9 @@ def governed(
 ) -> tuple[list[Part], list[float]]:
     """Repetitions with the limiters acting in time; the parts are the last one's."""
     limiter = Limiter(limits, gpus=gpus)
-    for _ in range(repetitions):
-        parts = play_governed(sequence, limiter)
+    for _ in range(repetitions - 1):
+        play_governed(sequence, limiter)
+    parts = play_governed(sequence, limiter)
     return parts, limiter.targets_w()
 
 

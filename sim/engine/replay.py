@@ -120,6 +120,11 @@ def play(sequence: Sequence[Repeated], limits_w: Limits) -> list[Part]:
 
 def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
     """The parts of one run with the limiters acting in time, as :meth:`Limiter.process` has them act."""
+    first = sequence[0]
+    if first.piece.whole:  # nothing repeats: the limiters run beside it
+        core = Core(first.piece.graph, [first.piece.model] * first.piece.graph.gpus, limiter.targets_w())
+        records = Engine(core, limiter).run()
+        return [Part(number=0, piece=first.piece, played=first.piece.ended(core, records), repeat=1)]
     parts: list[Part] = []
     gpus = range(sequence[0].piece.graph.gpus)
     gpu = sequence[0].piece.model.gpu
