@@ -18,7 +18,7 @@ from hardware.clock import ClockLimits
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
-from hardware.laws.collective import CollectiveCoefficients
+from hardware.laws.collective import CollectiveCoefficients, Sharing
 from hardware.laws.correction import Correction
 from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
@@ -89,6 +89,7 @@ class Profile:
     grouped: GroupedCoefficients
     grouped_corrections: Corrections
     collective: CollectiveCoefficients
+    sharing: Sharing
     peak_hbm_bytes_per_s: float
 
     def expected_error(self) -> str:

@@ -106,7 +106,7 @@ class Pricer:
         profile, gpu = self.profile, self.gpu
         match work:
             case GemmWork() | GroupedGemmWork() if work.beside_ctas:
-                left = gpu.sms - work.beside_ctas * profile.collective.sms_per_cta
+                left = gpu.sms - work.beside_ctas * profile.sharing.sms_per_cta
                 if left < 1:
                     raise HardwareError(f"comm_ctas = {work.beside_ctas}: leaves none of {gpu.sms} SMs to products")
                 return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=left)

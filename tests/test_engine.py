@@ -46,10 +46,37 @@ def test_one_stream_is_in_order_and_two_streams_share_the_sms() -> None:
     assert spans(parallel, run(parallel)) == [("gemm", 0, 0.0, 10.0), ("gemm", 0, 0.0, 10.0)]
 
 
-def test_a_kernel_that_finds_too_few_sms_starts_small_and_grows() -> None:
-    # The copy holds 50 SMs for 10 us; the GEMM gets the other 50 (two waves: half speed), then all 100.
-    g = graph((0, [COPY]), (0, [COMPUTE]))
-    assert spans(g, run(g)) == [("copy", 0, 0.0, 10.0), ("gemm", 0, 0.0, 15.0)]
+def test_blocks_that_find_no_sm_start_late_with_all_their_tiles_before_them() -> None:
+    # Another kernel holds 50 SMs for 4 us: half of the GEMM's blocks start then, and take their 10 us. In profiler
+    # traces a GEMM of 77 us beside a reduce-scatter that ends 41 us after its start takes 118 us.
+    short = with_terms(COMPUTE, blocks=50, cycles_per_block=8_000.0)
+    g = graph((0, [short]), (0, [COMPUTE]))
+    records = run(g)
+    assert spans(g, records) == [("gemm", 0, 0.0, 4.0), ("gemm", 0, 0.0, 14.0)]
+    # Idle power lasts as long as somebody runs; the joules of the blocks are the same, early or late.
+    assert math.fsum(records.span_energy_j) == pytest.approx(100.0 * 14e-6 + 2e-3, rel=1e-9)
+
+
+def test_blocks_without_tiles_of_their_own_join_in() -> None:
+    # Half speed on 50 SMs for 4 us, then all of them: 2 + 8 us of work.
+    short = with_terms(COMPUTE, blocks=50, cycles_per_block=8_000.0)
+    g = graph((0, [short]), (0, [with_terms(COMPUTE, quantised=False)]))
+    assert spans(g, run(g)) == [("gemm", 0, 0.0, 4.0), ("gemm", 0, 0.0, 12.0)]
+
+
+def test_a_collective_takes_sms_from_short_blocks_at_once() -> None:
+    # The copy holds every SM; its blocks end all the time, so the all-reduce does not wait for its end.
+    wide = with_terms(COPY, blocks=100, shrink="fluid")
+    g = graph((0, [wide]), (0, [(REDUCE, 0)]))
+    assert ("all_reduce", 0, 0.0, 10.0) in spans(g, run(g))
+
+
+def test_a_collective_beside_a_kernel_that_fills_hbm_gets_its_share_by_blocks() -> None:
+    # Alone 0.2 TB/s; the copy leaves nothing, so its level is 10 of 60 SMs: 1/6 TB/s; as squares of times 0.128.
+    thin = with_terms(REDUCE, hbm_bytes=2e6)
+    g = graph((0, [COPY, COPY, COPY]), (0, [(thin, 0)]))
+    [reduce] = [row for row in spans(g, run(g)) if row[0] == "all_reduce"]
+    assert reduce[3] == pytest.approx(10.0 * math.hypot(1.0, 0.2 * 6.0), rel=1e-5)
 
 
 def test_the_second_full_gpu_kernel_waits_for_the_first() -> None:
@@ -58,9 +85,10 @@ def test_the_second_full_gpu_kernel_waits_for_the_first() -> None:
 
 
 def test_a_collective_starts_in_the_tail_of_a_gemm() -> None:
-    # 150 blocks on 100 SMs: two waves of 10 us; the second needs 50 SMs, so the all-reduce (10 SMs) starts at 10 us.
-    tall = with_terms(COMPUTE, blocks=150)
-    g = graph((0, [COMPUTE, tall]), (0, [COPY, (REDUCE, 0)]), edges=((0, 3),))
+    # 281 tiles go in three rounds of 10 us over 94 SMs; the last round needs 93, so that from 20 us on 7 are free.
+    tall = with_terms(COMPUTE, blocks=281)
+    seven = with_terms(REDUCE, blocks=7, sms_per_block=1.0)
+    g = graph((0, [tall]), (0, [with_terms(COPY, hbm_bytes=1e6, blocks=1), (seven, 0)]))
     assert ("all_reduce", 0, 20.0, 30.0) in spans(g, run(g))
 
 

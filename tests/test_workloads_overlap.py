@@ -29,7 +29,7 @@ def collectives(model: ModelSpec, options: Options) -> list[tuple[int, int | Non
 
 def test_a_model_that_asks_for_overlap_gets_it() -> None:
     # four pairs of four chunks; 16 SMs are 8 blocks
-    assert collectives(asking(Overlap(chunks=4, sms=16)), Options()) == [(1, 8)] * 16
+    assert collectives(asking(Overlap(chunks=4, sms=16)), Options(sms_per_cta=2.0)) == [(1, 8)] * 16
 
 
 def test_the_step_wins_over_the_model() -> None:

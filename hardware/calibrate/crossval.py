@@ -37,7 +37,7 @@ from hardware.calibrate.fit_gemm import base_terms, duty_anchors, features_of, f
 from hardware.calibrate.fit_kit import Family, Row, Setting
 from hardware.calibrate.fit_power import fit_power, setting_of, work_hbm_bytes
 from hardware.catalog import load_gpu
-from hardware.laws.collective import DEFAULT_CTAS, collective_base_terms
+from hardware.laws.collective import DEFAULT_CTAS, UNFITTED, collective_base_terms
 from hardware.laws.correction import corrected
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import point_at
@@ -155,7 +155,7 @@ def collective_errors(rows: Sequence[Row], setting: Setting) -> Held:
             fitted = fit_collectives(rest, setting, 1e-6)
             for row in (row for row in own if blocks(row) == count):
                 terms = collective_base_terms(
-                    fitted, op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False,
+                    fitted, UNFITTED, op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False,
                     sms=setting.gpu.sms,
                 )  # fmt: skip
                 seconds = time_s(terms, sms=setting.gpu.sms, sm_clock_hz=setting.gpu.max_clock_hz)

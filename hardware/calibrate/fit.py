@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from hardware.laws.collective import UNFITTED
 from hardware.power import PowerCurve
-from hardware.profile import ChipSpread, LaunchCosts, Profile, Provenance, dump_profile
+from hardware.profile import ChipSpread, LaunchCosts, Profile, Provenance, dump_profile, read_profile
 
 FIT_KINDS = frozenset(
     {
@@ -140,6 +142,7 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
         grouped=grouped.coefficients,
         grouped_corrections=grouped.corrections,
         collective=fit_collectives(rows, setting, gap_s),
+        sharing=UNFITTED,
         peak_hbm_bytes_per_s=max(bf16.hbm_bytes_per_s, decode.coefficients.hbm_bytes_per_s),
     )
 
@@ -230,6 +233,8 @@ def main() -> None:
         command=f"python -m hardware.calibrate.fit {' '.join(sorted(p.name for p in paths))} --gpu {arguments.gpu}",
         date=arguments.date,
     )
+    if arguments.out.is_file():  # python -m sim.studies.contention fits that section, with the engine
+        profile = replace(profile, sharing=read_profile(arguments.out).sharing)
     arguments.out.write_text(dump_profile(profile), encoding="utf-8")
     assert math.isfinite(profile.launch.graph_gap_s)
 

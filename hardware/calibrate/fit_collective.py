@@ -10,16 +10,6 @@ from scipy.optimize import nnls
 from hardware.calibrate.fit_kit import Row, Setting
 from hardware.laws.collective import DEFAULT_CTAS, CollectiveCoefficients, CollectiveTable, bus_bytes
 
-# A collective's claim on HBM per SM it holds, against one for streaming kernels. Set by hand between what contention
-# rows of copies ask for at 2 blocks (0.33: they keep 29 % of their rate) and at 32 (0.16: half), not fitted.
-HBM_WEIGHT = 0.25
-# How much longer a collective takes beside compute that leaves HBM free, and the SMs that a GEMM loses to one block.
-# Neither is fitted: both were carried over from an earlier model, whose search chose them on overlap.jsonl. That file
-# is no unseen check of chunked overlap; docs/fidelity.md says how much hangs on them and which rows are fresh.
-BESIDE_SLOWDOWN = 1.4
-SMS_PER_CTA = 2.0
-# HBM bytes per byte on the bus: a ring step reads the local buffer, reads what arrived and writes the result.
-HBM_BYTES_PER_BUS_BYTE = 3.0
 # From here on a loop's launch hides behind its transfer (bytes).
 LONG_BYTES = 64 * 2**20
 
@@ -45,10 +35,6 @@ def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> Coll
         bus_byte_energy_j=bus_j,
         call_energy_j=call_j,
         waiting_power_w=power_w,
-        sms_per_cta=SMS_PER_CTA,
-        hbm_bytes_per_bus_byte=HBM_BYTES_PER_BUS_BYTE,
-        hbm_weight_per_sm=HBM_WEIGHT,
-        beside_slowdown=BESIDE_SLOWDOWN,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -18,9 +18,8 @@ DEFAULT_CTAS = 24
 # What the engine takes for SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
 # A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
-# 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl). A block of a receive that waits takes one SM from a GEMM
-# beside it, not two as a running collective's (waiting.jsonl: within 5 % for a large GEMM, 21 % for one of 128 rows).
-BYTES_PER_SEND_CTA, MOST_SEND_CTAS, SMS_PER_SEND_CTA = 256 * 2**10, 32, 1.0
+# 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl).
+BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
 # NCCL's own ring latency model, us: base of the LL protocol and per step over NVLink (public tuning table of
 # NCCL, tuning.cc: 6.6 and 0.6).
 RING_BASE_S, RING_STEP_S = 6.6e-6, 0.6e-6
@@ -42,7 +41,7 @@ class CollectiveCoefficients:
     """Tables and what in_context and contention rows add.
 
     Inside a step a collective draws ``step_power_w`` above idle while it runs, plus energies per bus byte;
-    a rank that waits draws ``waiting_power_w``. ``sms_per_cta`` is what a GEMM beside one block loses.
+    a rank that waits draws ``waiting_power_w``.
     """
 
     tables: tuple[CollectiveTable, ...]
@@ -50,10 +49,66 @@ class CollectiveCoefficients:
     bus_byte_energy_j: float
     call_energy_j: float
     waiting_power_w: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What kernels take from one another, fitted by ``python -m sim.studies.contention`` on kernel rows.
+
+    A block of a collective holds ``sms_per_cta`` SMs and claims HBM like ``hbm_weight_per_sm`` SMs of streaming
+    kernels each. A collective moves ``traffic_scale`` times the HBM bytes that :func:`ring_traffic` counts, and takes
+    ``beside_slowdown`` times as long while compute runs beside it. Kernels that share HBM get ``mixed_hbm_share`` of
+    the best rate of a kernel alone. A block of a GEMM does ``own_rounds`` of its tiles itself however late it starts
+    (others may do the rest before). ``source``, ``command`` and ``standard_errors`` say where they come from;
+    ``left_out`` holds, for each number of blocks, rows and mean errors of both slow-downs when fitted without them.
+    """
+
     sms_per_cta: float
-    hbm_bytes_per_bus_byte: float
-    hbm_weight_per_sm: float
     beside_slowdown: float
+    hbm_weight_per_sm: float
+    traffic_scale: float
+    mixed_hbm_share: float
+    own_rounds: float
+    source: str
+    command: str
+    standard_errors: Mapping[str, float] = field(default_factory=dict, hash=False)
+    left_out: Mapping[int, tuple[int, float, float]] = field(default_factory=dict, hash=False)
+
+
+# Before sim.studies.contention has run: nobody takes anything from anybody but SMs.
+UNFITTED = Sharing(
+    sms_per_cta=1.0,
+    beside_slowdown=1.0,
+    hbm_weight_per_sm=1.0,
+    traffic_scale=1.0,
+    mixed_hbm_share=1.0,
+    own_rounds=1e6,
+    source="not fitted",
+    command="",
+)
+
+
+def ring_traffic(op: str, world: int) -> float:
+    """HBM bytes that a rank reads and writes for each byte on the bus, by count of the ring's steps.
+
+    A reduce-scatter of n chunks reads n of its own, has n - 1 written to it, reads these and writes one; an all-gather
+    has n - 1 written, reads and stores them and reads one; an all-reduce is both. Anything else is written, read,
+    stored and read once.
+
+    >>> ring_traffic("reduce_scatter", 2), ring_traffic("all_reduce", 2)
+    (5.0, 4.5)
+    """
+    others = world - 1
+    scattered, gathered = 3 * others + 2, 3 * others + 1
+    match op:
+        case "reduce_scatter":
+            return scattered / others
+        case "all_gather":
+            return gathered / others
+        case "all_reduce":
+            return (scattered + gathered) / (2 * others)
+        case _:
+            return 4.0
 
 
 def ring_steps(op: str, world: int) -> int:
@@ -100,6 +155,7 @@ def even_buffer(world: int, sent_bytes: int, received_bytes: int) -> int:
 @lru_cache(maxsize=65536)
 def collective_base_terms(
     coefficients: CollectiveCoefficients,
+    sharing: Sharing,
     *,
     op: str,
     world: int,
@@ -120,7 +176,7 @@ def collective_base_terms(
     if world < 2:
         raise HardwareError(f"{op} over {world} rank: a collective needs at least 2")
     if ctas == 0:
-        return _copy_engine_terms(c, op=op, world=world, buffer_bytes=buffer_bytes, in_graph=in_graph, sms=sms)
+        return _copy_engine_terms(c, sharing, op=op, world=world, buffer_bytes=buffer_bytes, in_graph=in_graph, sms=sms)
     blocks = DEFAULT_CTAS if ctas is None else ctas
     one_node = span is None or span.nodes == 1
     if algorithm == "auto":
@@ -148,10 +204,10 @@ def collective_base_terms(
         power_w, energy_j = c.step_power_w, c.bus_byte_energy_j * moved + c.call_energy_j
     else:
         power_w, energy_j = 0.0, loop_w * floor_s
-    per_block, waiting_w = c.sms_per_cta, c.waiting_power_w
+    per_block, waiting_w = sharing.sms_per_cta, c.waiting_power_w
     if op == "send":
         blocks = send_blocks(buffer_bytes) if ctas is None else ctas
-        per_block, waiting_w = SMS_PER_SEND_CTA, c.waiting_power_w * blocks / DEFAULT_CTAS
+        waiting_w = c.waiting_power_w * blocks / DEFAULT_CTAS
     held = min(blocks * per_block, float(sms))
     return KernelTerms(
         floor_s=floor_s,
@@ -160,12 +216,12 @@ def collective_base_terms(
         quantised=False,
         sms_per_block=per_block,
         link_bytes=moved,
-        hbm_bytes=c.hbm_bytes_per_bus_byte * moved,
+        hbm_bytes=sharing.traffic_scale * ring_traffic(op, world) * moved,
         link_energy_j=energy_j,
         sm_power_w=power_w * sms / held,
         waiting_power_w=waiting_w,
-        hbm_weight_per_sm=c.hbm_weight_per_sm,
-        beside_slowdown=c.beside_slowdown,
+        hbm_weight_per_sm=sharing.hbm_weight_per_sm,
+        beside_slowdown=sharing.beside_slowdown,
         extrapolated=not measured,
     )
 
@@ -182,13 +238,13 @@ def _seconds(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float
 
 
 def _copy_engine_terms(
-    c: CollectiveCoefficients, *, op: str, world: int, buffer_bytes: int, in_graph: bool, sms: int
+    c: CollectiveCoefficients, sharing: Sharing, *, op: str, world: int, buffer_bytes: int, in_graph: bool, sms: int
 ) -> KernelTerms:
     """An exchange by copy engines: the time and energy of the library's, less its SMs. Not measured by us."""
     if not op.startswith("send"):
         raise HardwareError(f"{op}: copy engines move data and cannot add: give it blocks")
     kernels = collective_base_terms(
-        c, op=op, world=world, buffer_bytes=buffer_bytes, ctas=None, in_graph=in_graph, sms=sms
+        c, sharing, op=op, world=world, buffer_bytes=buffer_bytes, ctas=None, in_graph=in_graph, sms=sms
     )
     return replace(
         kernels,
@@ -196,7 +252,7 @@ def _copy_engine_terms(
         sms_per_block=0.0,
         sm_power_w=0.0,
         waiting_power_w=0.0,
-        hbm_weight_per_sm=c.hbm_weight_per_sm * DEFAULT_CTAS * c.sms_per_cta / LEAST_SMS,
+        hbm_weight_per_sm=sharing.hbm_weight_per_sm * DEFAULT_CTAS * sharing.sms_per_cta / LEAST_SMS,
         extrapolated=True,
     )
 

@@ -52,6 +52,7 @@ def elementwise_base_terms(
         blocks=max(blocks, min(rows, sms)),
         cycles_per_block=launch_cycles,
         quantised=False,
+        shrink="fluid",
         hbm_bytes=bytes_moved if from_hbm else 0.0,
         hbm_bytes_per_s=c.hbm_bytes_per_s,
         l2_bytes=0.0 if from_hbm else bytes_moved,

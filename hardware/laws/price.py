@@ -192,6 +192,7 @@ def collective_terms(
     """One collective over ``world`` ranks, in a step or as a bare loop; ``span`` None: within one node."""
     return collective_base_terms(
         profile.collective,
+        profile.sharing,
         op=op,
         world=world,
         buffer_bytes=buffer_bytes,

@@ -12,9 +12,10 @@ import math
 
 from hardware.laws.terms import wanted_sms
 from sim.engine.fluid import FluidModel, GpuState
+from sim.engine.grants import deadlock_message, displace, join, last_round, late_part
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.state import Driver, Entry, Flow, Gpu
+from sim.engine.state import Driver, Entry, Flow, Gpu, Split
 from sim.errors import DeadlockError, LivelockError
 
 # More settles than this in one instant means that time stands still.
@@ -42,6 +43,7 @@ class Core:
         self._dirty: set[int] = set()
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
         self._wanted = [wanted_sms(c.terms, float(models[0].gpu.sms)) for c in graph.classes]
+        self._split: dict[int, Split] = {}  # kernels whose blocks did not all start at once
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._settled_ps = -1
@@ -107,7 +109,7 @@ class Core:
         self._dirty.clear()
         self._solve(group, now_ps)
         if not self.inflight and not self.scheduled and self.left:
-            raise DeadlockError(self._deadlock_message())
+            raise DeadlockError(deadlock_message(self.graph, self._flows, self.gpus, self.left))
 
     def finish(self, now_ps: int) -> Recorder:
         """Integrate up to the last completion and hand over the records."""
@@ -155,6 +157,9 @@ class Core:
                 unit = self.graph.classes[entry.class_id].terms.sms_per_block
                 collective = entry.flow.collective >= 0
                 want = entry.wanted - entry.held
+                if want > gpu.free:
+                    self._integrate(gpu, now_ps)
+                    displace(gpu, entry, want, self.graph.classes)
                 give = min(want, gpu.free)
                 if not collective:
                     give -= give % unit if give < want else 0.0
@@ -164,6 +169,12 @@ class Core:
                 if entry.held <= 0.0 or (collective and entry.held < entry.wanted):
                     break  # first come, first served within the GPU: nobody overtakes
                 waiting.remove(entry)
+                if entry.held < entry.wanted and not collective and self.graph.classes[entry.class_id].terms.quantised:
+                    rounds, _ = last_round(
+                        self.graph.classes[entry.class_id].terms, entry.wanted, self._wanted[entry.class_id]
+                    )
+                    waiting.append(late_part(entry, min(1.0, gpu.model.gpu.own_rounds / rounds)))
+                    self._split.setdefault(entry.op, Split()).parts += 1
                 self._begin(entry, now_ps)
             if waiting:
                 self._arm_tails(gpu, now_ps)
@@ -172,9 +183,8 @@ class Core:
             for entry in sorted(running, key=_by_key) if len(running) > 1 else running:
                 if entry.held >= entry.wanted:
                     continue
-                terms = self.graph.classes[entry.class_id].terms
                 grow = min(entry.wanted - entry.held, gpu.free)
-                if grow > 0.0 and entry.held == entry.sms and terms.shrink != "fluid":
+                if grow > 0.0 and entry.held == entry.sms:
                     gpu.free -= grow
                     entry.held += grow
                     entry.sms = entry.held
@@ -183,6 +193,7 @@ class Core:
         flow = entry.flow
         self._integrate(entry.gpu, now_ps)
         entry.sms = entry.held
+        join(entry, now_ps)
         entry.start_ps = now_ps
         entry.gpu.running.append(entry)
         flow.entries.append(entry)
@@ -198,9 +209,8 @@ class Core:
             flow, terms = entry.flow, self.graph.classes[entry.class_id].terms
             if flow.collective >= 0 or not terms.quantised or flow.rate == 0.0 or entry.held < entry.sms:
                 continue
-            slots = entry.sms / terms.sms_per_block
-            rounds = math.ceil(terms.blocks / slots - 1e-9)
-            if terms.blocks == rounds * slots:
+            rounds, tail = last_round(terms, entry.sms, self._wanted[entry.class_id])
+            if tail >= entry.held:
                 continue
             left = flow.left - flow.rate * (now_ps - flow.updated_ps) - 1.0 / rounds
             due = now_ps + max(1, math.ceil(left / flow.rate))
@@ -211,9 +221,7 @@ class Core:
 
     def _release_tail(self, entry: Entry) -> None:
         terms = self.graph.classes[entry.class_id].terms
-        slots = entry.sms / terms.sms_per_block
-        rounds = math.ceil(terms.blocks / slots - 1e-9)
-        needed = (terms.blocks - (rounds - 1) * slots) * terms.sms_per_block
+        _, needed = last_round(terms, entry.sms, self._wanted[entry.class_id])
         entry.gpu.free += entry.held - needed
         entry.held = needed
 
@@ -249,7 +257,7 @@ class Core:
                 flow = entry.flow
                 if paces and flow in paces:
                     rate = paces[flow]
-                if flow.rate != rate and not flow.missing:
+                if (flow.rate != rate or flow.due_ps < 0) and not flow.missing:
                     if flow.rate:
                         flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
                     else:
@@ -322,6 +330,9 @@ class Core:
                 self._integrate(gpu, now_ps)
             gpu.running.remove(entry)
             gpu.free += entry.held
+            if entry.op in self._split and not self._split[entry.op].ended(entry):
+                self._touch(gpu.index)
+                continue
             start_ps = entry.start_ps + self._gap_ps[entry.class_id]
             recorder.span_op.append(entry.op)
             recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)
@@ -329,27 +340,8 @@ class Core:
             recorder.span_energy_j.append(entry.energy_j)
             self._touch(gpu.index)
             finished(entry.op)
-        self.left -= len(flow.entries)
+            self.left -= 1
         flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
-
-    def _deadlock_message(self) -> str:
-        graph = self.graph
-        for collective, flow in sorted(self._flows.items()):
-            if flow.missing:
-                arrived = sorted(e.gpu.index for e in flow.entries)
-                missing = sorted({graph.op_gpu[o] for o in graph.collective_members[collective]} - set(arrived))
-                op = graph.collective_members[collective][0]
-                name = graph.classes[graph.op_class[op]].name
-                queued = sorted(g.index for g in self.gpus for e in g.waiting if e.flow is flow)
-                where = f"; GPUs {queued} wait for SMs" if queued else ""
-                return (
-                    f"deadlock with {self.left} kernels left: collective {collective} ({name}) has GPUs "
-                    f"{arrived}, misses {missing}{where}"
-                )
-        stuck = [e.op for g in self.gpus for e in g.waiting]
-        if stuck:
-            return f"deadlock with {self.left} kernels left: kernel {stuck[0]} waits for SMs nobody returns"
-        return f"deadlock with {self.left} kernels left: every one waits for another (cyclic dependencies)"
 
 
 def _by_key(entry: Entry) -> tuple[int, int, int]:

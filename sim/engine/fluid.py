@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
+from hardware.laws.terms import KernelTerms, dynamic_power_w, part, time_s, wanted_sms
 from sim.engine.graph import KernelClass
 
 PS_PER_S = 1e12
@@ -40,6 +40,8 @@ class GpuModel:
     clock_step_hz: float
     hbm_bytes_per_s: float
     link_bytes_per_s: float
+    own_rounds: float = math.inf  # of tiles that a block does itself, however late it starts
+    mixed_hbm_share: float = 1.0  # of the HBM rate, once several kernels share it
     idle_w: Callable[[float], float]
     voltage_scale: Callable[[float], float]
 
@@ -105,6 +107,21 @@ def _shrink(now: float, before: float) -> float:
     return share if share > 0.0 else 0.5
 
 
+def crowded(demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float) -> float:
+    """What few blocks get of HBM when others fill it: their requests queue behind all that is in flight.
+
+    Their level is what the others leave, at least their share by weight; demand and level join as squares of times,
+    so that the wait grows with the load and not at once when the last byte a second is asked for.
+
+    >>> round(crowded(3.0, 1.0, [4.0], [1.0], 8.0), 3), crowded(3.0, 1.0, [], [], 8.0)
+    (2.4, 3.0)
+    """
+    if not others or demand <= 0.0:
+        return demand
+    level = max(cap - math.fsum(others), cap * weight / (weight + math.fsum(other_weights)))
+    return demand / math.hypot(1.0, demand / level)
+
+
 @dataclass(slots=True)
 class FluidModel:
     """Solver and memo for one GPU type under one kernel class table."""
@@ -115,6 +132,27 @@ class FluidModel:
     _memo: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
+    _parts: dict[tuple[int, float], tuple[KernelTerms, float]] = field(default_factory=dict)
+
+    def terms_on(self, class_id: int, sms: float) -> tuple[KernelTerms, float]:
+        """Terms of a kernel, or of those of its blocks that hold ``sms`` SMs, and the SMs to price them on.
+
+        A whole kernel is priced on the SMs of its law. Tiles of a quantised kernel belong to their block, so that
+        fewer blocks do only their own share.
+        """
+        found = self._parts.get((class_id, sms))
+        if found is None:
+            terms, cls = self.classes[class_id].terms, self.classes[class_id]
+            full = min(terms.blocks * terms.sms_per_block, terms.sms_cap, float(self.gpu.sms))
+            share = sms / wanted_sms(terms, float(self.gpu.sms))
+            if cls.collective or not terms.quantised:
+                found = terms, sms
+            elif share >= 1.0:
+                found = terms, full
+            else:
+                found = part(terms, share), full * share
+            self._parts[class_id, sms] = found
+        return found
 
     def solve(
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None = None
@@ -195,28 +233,44 @@ class FluidModel:
         voltage = gpu.voltage_scale(clock_hz)
         fraction = clock_hz / gpu.reference_clock_hz
         pace: list[float] = []  # completions a picosecond
-        computes = any(not classes[c].collective for c, _, _ in running)
+        parts = [self.terms_on(c, sms) for c, sms, _ in running]
+        computes = any(not classes[c].collective and classes[c].terms.cycles_per_block for c, _, _ in running)
         busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
-        for position, (class_id, sms, waiting) in enumerate(running):
+        for position, (class_id, _, waiting) in enumerate(running):
             cls = classes[class_id]
             if waiting:
                 pace.append(0.0)
                 busy_share.append(0.0)
                 continue
-            work_s = time_s(cls.terms, sms=sms, sm_clock_hz=clock_hz)
+            terms, sms = parts[position]
+            work_s = time_s(terms, sms=sms, sm_clock_hz=clock_hz)
             busy_share.append(work_s / (work_s + cls.gap_s))
             if cls.collective and computes:
-                work_s *= cls.terms.beside_slowdown
-            alone = 1.0 / (work_s + cls.gap_s) / PS_PER_S
-            pace.append(alone if caps is None else min(alone, caps[position]))
-        hbm = [classes[c].terms.hbm_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)]
-        link = [classes[c].terms.link_bytes * r * PS_PER_S for (c, _, _), r in zip(running, pace, strict=True)]
-        if len(running) > 1:
+                work_s *= terms.beside_slowdown
+            pace.append(1.0 / (work_s + cls.gap_s) / PS_PER_S)
+        hbm = [terms.hbm_bytes * r * PS_PER_S for (terms, _), r in zip(parts, pace, strict=True)]
+        link = [terms.link_bytes * r * PS_PER_S for (terms, _), r in zip(parts, pace, strict=True)]
+        most = caps or (math.inf,) * len(running)
+        if len(running) > 1 or caps:
             weights = [max(s, 1e-9) * classes[c].terms.hbm_weight_per_sm for c, s, _ in running]
-            hbm_granted = share(hbm, weights, gpu.hbm_bytes_per_s)
-            link_granted = share(link, [1.0] * len(running), gpu.link_bytes_per_s)
+            capacity = gpu.hbm_bytes_per_s * gpu.mixed_hbm_share
+            asked = [
+                crowded(hbm[i], weights[i], hbm[:i] + hbm[i + 1 :], weights[:i] + weights[i + 1 :], capacity)
+                if classes[c].collective
+                else hbm[i]
+                for i, (c, _, _) in enumerate(running)
+            ]
+            held_back = [min(1.0, most[i] / rate) if rate else 1.0 for i, rate in enumerate(pace)]
+            asked = [min(want, hbm[i] * held_back[i]) for i, want in enumerate(asked)]
+            hbm_granted = share(asked, weights, capacity)
+            link_asked = [want * held_back[i] for i, want in enumerate(link)]
+            link_granted = share(link_asked, [1.0] * len(running), gpu.link_bytes_per_s)
             for i, rate in enumerate(pace):
-                slow = min(hbm_granted[i] / hbm[i] if hbm[i] else 1.0, link_granted[i] / link[i] if link[i] else 1.0)
+                slow = min(
+                    held_back[i],
+                    hbm_granted[i] / hbm[i] if hbm[i] else 1.0,
+                    link_granted[i] / link[i] if link[i] else 1.0,
+                )
                 if slow < 1.0:
                     pace[i] = rate * slow
                     hbm[i] *= slow
@@ -224,8 +278,8 @@ class FluidModel:
         idle = gpu.idle_w(clock_hz)
         held = math.fsum(s for _, s, _ in running)
         powers: list[float] = []
-        for i, (class_id, sms, waiting) in enumerate(running):
-            terms = classes[class_id].terms
+        for i, (_, held_sms, waiting) in enumerate(running):
+            terms, sms = parts[i]
             if waiting:
                 dynamic = terms.waiting_power_w
             else:
@@ -237,7 +291,7 @@ class FluidModel:
                     voltage_scale=voltage,
                     clock_fraction=fraction,
                 )
-            powers.append(dynamic + idle * (sms / held if held else 1.0 / len(running)))
+            powers.append(dynamic + idle * (held_sms / held if held else 1.0 / len(running)))
         return GpuState(
             index=-1,
             clock_hz=clock_hz,

@@ -40,12 +40,13 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "class_id", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "sms", "start_ps", "wanted",
+        "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "sms", "start_ps", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
         self.op = op
         self.class_id = class_id
+        self.earlier: Entry | None = None  # blocks of the same kernel that started before these
         self.gpu = gpu
         self.flow = flow
         self.wanted = wanted
@@ -55,6 +56,26 @@ class Entry:
         self.power_w = 0.0
         self.start_ps = now_ps
         self.key = (0, now_ps, op)
+
+
+class Split:
+    """A kernel whose blocks started at different times: ended when its last part has."""
+
+    __slots__ = ("energy_j", "parts", "start_ps")
+
+    def __init__(self) -> None:
+        self.parts = 1
+        self.energy_j = 0.0
+        self.start_ps = -1
+
+    def ended(self, entry: Entry) -> bool:
+        """Take in a part that has ended; the last one answers for all of them."""
+        self.parts -= 1
+        self.energy_j += entry.energy_j
+        self.start_ps = entry.start_ps if self.start_ps < 0 else min(self.start_ps, entry.start_ps)
+        if not self.parts:
+            entry.energy_j, entry.start_ps = self.energy_j, self.start_ps
+        return not self.parts
 
 
 class Gpu:

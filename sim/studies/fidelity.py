@@ -46,11 +46,9 @@ CHOSEN_IN_VIEW = """## Choices made with whole-model rows in view
 No coefficient was fitted on whole-model rows, but some choices were made by people who had seen them, so these rows are
 weaker evidence for them:
 
-- A collective beside compute takes 1.4 times as long, and one of its blocks takes 2 SMs from a GEMM. Both come from
-  an earlier model that searched about 65 settings on **overlap.jsonl**: that file is no unseen check of chunked
-  overlap. Its errors are 3.7 % latency and 2.3 % energy as shipped, 4.2 and 2.5 without the slow-down (206 of 209
-  pairs in order), 5.0 and 3.4 with one SM a block as well (198 of 209). Fresh rows on another machine, taken
-  afterwards (two_gpus.jsonl, four with 2 or more chunks): 1.8 and 1.3 as shipped, 2.7 and 1.7, 5.9 and 4.7.
+- What communication and computation take from one another used to hang on two constants that an earlier model chose on
+  **overlap.jsonl**. They are gone: the section below is fitted on kernel rows. The mechanisms (blocks that start late,
+  a grid of whole rounds) were read off profiler traces of chunked overlap.
 - That a GEMM wins the SMs when one event releases it and a collective was read off profiler traces of chunked overlap,
   after overlap.jsonl had been seen to come out too fast.
 - The pause between eager kernels was taken from a profiler trace after eager rows had been seen to come out too fast.
@@ -69,6 +67,7 @@ def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> s
         *_whole(whole),
         *_overlap(fresh),
         *_kernels(kernels),
+        *_sharing(profile),
         *_misses(whole, kernels),
         *_fitted(fitted),
         CHOSEN_IN_VIEW,
@@ -174,6 +173,27 @@ def _overlap(rows: Sequence[Row]) -> Iterator[str]:
         "measurements differ by more than 3 %. *Chunks right*: for a given number of blocks, the predicted best chunk "
         "count measures within 1 % of the best; beside it two habits that need no simulator.\n\n"
         + table(head, lines, left=2)
+    )
+
+
+def _sharing(profile: Profile) -> Iterator[str]:
+    sharing = profile.sharing
+    if not sharing.left_out:
+        return
+    lines = [
+        (str(ctas), str(n), f"{100 * a:.1f}", f"{100 * b:.1f}") for ctas, (n, a, b) in sorted(sharing.left_out.items())
+    ]
+    total = sum(n for n, _, _ in sharing.left_out.values())
+    pooled = [sum(row[0] * row[i] for row in sharing.left_out.values()) / total for i in (1, 2)]
+    lines.append(("all", str(total), f"{100 * pooled[0]:.1f}", f"{100 * pooled[1]:.1f}"))
+    fitted = ", ".join(
+        f"{name} {getattr(sharing, name):.3g} +- {error:.2g}" for name, error in sorted(sharing.standard_errors.items())
+    )
+    yield (
+        "## Communication beside computation\n\n"
+        f"Slow-downs of both sides in {sharing.source}. Each number of blocks was left out of the fit in turn and then "
+        f"predicted: mean absolute errors in per cent. Fitted on all: {fitted}.\n\n"
+        + table(("blocks left out", "n", "computation", "collective"), lines, left=1)
     )
 
 

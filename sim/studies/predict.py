@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from sim.machine import Machine, machine
 from sim.runner import settled_targets, simulate
 from sim.scenario import Scenario
 from sim.studies import predict_time
+from sim.studies.contention import beside_waiting, computation, together
 from sim.studies.records import MEASURED_FIELDS
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import (
@@ -48,6 +50,7 @@ class Prediction:
     energy_j: float | None
     power_w: list[float] | None
     sm_clock_mhz: list[float] | None
+    beside_s: float | None = None  # of a collective that ran beside the computation that latency_s times
 
 
 # Fields of a model step that label it and change nothing.
@@ -228,22 +231,39 @@ def _in_context(inputs: Inputs) -> Prediction:
 
 
 def _waiting(inputs: Inputs) -> Prediction:
-    """A GEMM in a loop, alone or beside a receive whose sender never comes."""
-    m, n, k = inputs["gemm_mnk"]
-    world = int(inputs["world"])
-    target = machine(str(inputs["gpu"]), None, world, None, False, None, False)
-    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0, cluster=target.cluster, world=world)
-    receive = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=inputs["bytes"], ctas=inputs.get("ctas"))
-    works: tuple[Work, ...] = (GemmWork(m=m, n=n, k=k), receive)
-    classes = tuple(pricer.price(Kernel(name="", work=work, flops=0.0, bytes_moved=0.0)) for work in works)
-    wanted = [min(c.terms.blocks * c.terms.sms_per_block, float(target.gpu.sms)) for c in classes]
-    held = wanted[1] if inputs.get("waits") else 0.0
-    running = [(0, min(wanted[0], target.gpu.sms - held), False)] + ([(1, held, True)] if held else [])
-    state = FluidModel(target.model, classes, []).solve(
-        tuple(running), target.limits.slow_limit_w, target.model.max_clock_hz
+    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False)
+    seconds, power_w, clock_hz = beside_waiting(inputs, target)
+    return Prediction(latency_s=seconds, energy_j=None, power_w=[power_w], sm_clock_mhz=[clock_hz / 1e6])
+
+
+def _alone(inputs: Inputs) -> Prediction:
+    if "op" in inputs:
+        return _collective(inputs)
+    return _works(inputs, computation(inputs, str(inputs["what"])))
+
+
+def _together(inputs: Inputs) -> Prediction:
+    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False)
+    seen = together(inputs, target)
+    return Prediction(
+        latency_s=seen.a_together_s, energy_j=None, power_w=None, sm_clock_mhz=None, beside_s=seen.b_together_s
     )
-    seconds = 1e-12 / state.rates[0]
-    return Prediction(latency_s=seconds, energy_j=None, power_w=[state.power_w], sm_clock_mhz=[state.clock_hz / 1e6])
+
+
+def _small_kernels(inputs: Inputs) -> Prediction:
+    """A GEMM, RMSNorm or SiLU of a decode layer, or the chain of five, named by ``work``."""
+    name = str(inputs["work"])
+    sizes = re.fullmatch(r"(gemm|add_rms|silu)(\d+)x.*", name)
+    m = int(inputs.get("m") or (sizes[2] if sizes else 64))  # records without m have 64 tokens
+    rms = ElementwiseWork(op=Elementwise.ADD_RMSNORM, rows=m, width=4096, bytes_moved=4 * m * 4096 * 2)
+    silu = ElementwiseWork(op=Elementwise.SILU_MUL, rows=m, width=14336, bytes_moved=3 * m * 14336 * 2)
+    gemm = GemmWork(m=m, n=4096, k=4096)
+    chains: dict[str, tuple[Work, ...]] = {"gemm": (gemm,), "add_rms": (rms,), "silu": (silu,)}
+    if name.startswith("mix"):
+        return _works(inputs, rms, gemm, silu, rms, gemm, gap=True)
+    if sizes is None:
+        raise NotPredicted(f"work = {name!r}: a small_kernels row's work begins with gemm, add_rms, silu or mix")
+    return _works(inputs, *chains[sizes[1]])
 
 
 def _duty(inputs: Inputs) -> Prediction:
@@ -265,14 +285,14 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
     "waiting": _waiting,
     "duty": _duty,
     "transient": _transient,
+    "alone": _alone,
+    "together": _together,
+    "small_kernels": _small_kernels,
 } | {op.value: _elementwise for op in Elementwise}
 
 SKIPPED = {
     "host": "describes the machine, measures nothing",
     "idle": "an input of the fit: idle power is a coefficient",
-    "alone": "kind of a later issue (contention)",
-    "together": "kind of a later issue (contention)",
-    "small_kernels": "kind of a later issue (eager chains)",
     "ring_attention": "kind of a later issue (ring attention)",
     "dit_step": "kind of a later issue (video diffusion)",
 }

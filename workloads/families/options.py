@@ -27,6 +27,7 @@ class Options:
     overlap: OverlapKind = "chunks"
     overlap_chunks: int = 1
     comm_ctas: int | None = None
+    sms_per_cta: float = 1.0  # what a block of a collective holds: the machine knows
     sm_margin: bool = False
     all_reduce: AllReduce = AllReduce.LIBRARY
 

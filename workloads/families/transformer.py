@@ -27,8 +27,6 @@ from workloads.stack import Stack, load_stack
 from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
 
 PhaseName = Literal["prefill", "decode"]
-# SMs that a GEMM loses to one block of a collective beside it (the collective law has the same figure and its origin).
-SMS_PER_CTA = 2
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 
 
@@ -233,7 +231,7 @@ def _head_kernels(shape: Shape) -> tuple[Kernel, ...]:
 def _overlap(model: ModelSpec, options: Options) -> tuple[int, int | None]:
     """Chunks and blocks for communication: the step's own, else what the model's ops ask for.
 
-    An op asks in SMs; a block of the library takes ``SMS_PER_CTA`` of them from its neighbours.
+    An op asks in SMs; a block of the library holds ``options.sms_per_cta`` of them.
     """
     asked = [node.overlap for node in model.block.nodes if isinstance(node, Gemm) and node.overlap is not None]
     if options.overlap_chunks > 1 or not asked:
@@ -241,7 +239,7 @@ def _overlap(model: ModelSpec, options: Options) -> tuple[int, int | None]:
     if len(set(asked)) > 1:
         raise WorkloadError(f"{model.id}: ops ask for different overlaps: give all of them the same chunks and sms")
     sms = asked[0].sms
-    return asked[0].chunks, options.comm_ctas or (None if sms is None else max(1, sms // SMS_PER_CTA))
+    return asked[0].chunks, options.comm_ctas or (None if sms is None else max(1, int(sms / options.sms_per_cta)))
 
 
 def _node_kernels(
