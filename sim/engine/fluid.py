@@ -143,14 +143,14 @@ class FluidModel:
         found = self._parts.get((class_id, sms))
         if found is None:
             terms, cls = self.classes[class_id].terms, self.classes[class_id]
+            whole = wanted_sms(terms, float(self.gpu.sms))
             full = min(terms.blocks * terms.sms_per_block, terms.sms_cap, float(self.gpu.sms))
-            share = sms / wanted_sms(terms, float(self.gpu.sms))
             if cls.collective or not terms.quantised:
                 found = terms, sms
-            elif share >= 1.0:
+            elif sms >= whole:
                 found = terms, full
             else:
-                found = part(terms, share), full * share
+                found = part(terms, sms / whole), full * sms / whole
             self._parts[class_id, sms] = found
         return found
 

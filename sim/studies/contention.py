@@ -40,7 +40,7 @@ OPS = {
     "sr": CollectiveOp.SEND_RECV,
 }
 # Repetitions of the longer side that a prediction runs, and the share of them it lets pass before it looks.
-REPETITIONS, WARM_UP = 24, 0.3
+REPETITIONS, WARM_UP = 14, 0.3
 # Coefficients that the fit moves, with their bounds; the SMs of a block come from the grids in profiler traces.
 BOUNDS = {
     "beside_slowdown": (1.0, 4.0),
