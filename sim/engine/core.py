@@ -154,7 +154,7 @@ class Core:
             if len(waiting) > 1:
                 waiting.sort(key=_by_key)
             for entry in list(waiting):
-                unit = self.graph.classes[entry.class_id].terms.sms_per_block
+                terms = self.graph.classes[entry.class_id].terms
                 collective = entry.flow.collective >= 0
                 want = entry.wanted - entry.held
                 if want > gpu.free:
@@ -162,17 +162,15 @@ class Core:
                     displace(gpu, entry, want, self.graph.classes)
                 give = min(want, gpu.free)
                 if not collective:
-                    give -= give % unit if give < want else 0.0
+                    give -= give % terms.sms_per_block if give < want else 0.0
                 if give > 0.0:
                     gpu.free -= give
                     entry.held += give
                 if entry.held <= 0.0 or (collective and entry.held < entry.wanted):
                     break  # first come, first served within the GPU: nobody overtakes
                 waiting.remove(entry)
-                if entry.held < entry.wanted and not collective and self.graph.classes[entry.class_id].terms.quantised:
-                    rounds, _ = last_round(
-                        self.graph.classes[entry.class_id].terms, entry.wanted, self._wanted[entry.class_id]
-                    )
+                if entry.held < entry.wanted and not collective and terms.quantised:
+                    rounds, _ = last_round(terms, entry.wanted, self._wanted[entry.class_id])
                     waiting.append(late_part(entry, min(1.0, gpu.model.gpu.own_rounds / rounds)))
                     self._split.setdefault(entry.op, Split()).parts += 1
                 self._begin(entry, now_ps)
