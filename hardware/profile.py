@@ -185,7 +185,8 @@ def fitted_row_digests() -> frozenset[str]:
     found: set[str] = set()
     for entry in folder.iterdir():
         if entry.name.endswith(".json"):
-            found.update(json.loads(entry.read_text(encoding="utf-8"))["provenance"]["row_digests"])
+            profile = json.loads(entry.read_text(encoding="utf-8"))
+            found.update(profile["provenance"]["row_digests"], profile["sharing"]["row_digests"])
     return frozenset(found)
 
 

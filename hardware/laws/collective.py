@@ -73,6 +73,7 @@ class Sharing:
     command: str
     standard_errors: Mapping[str, float] = field(default_factory=dict, hash=False)
     left_out: Mapping[int, tuple[int, float, float]] = field(default_factory=dict, hash=False)
+    row_digests: tuple[str, ...] = ()
 
 
 # Before sim.studies.contention has run: nobody takes anything from anybody but SMs.

@@ -335,6 +335,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command=f"python -m sim.studies.contention {' '.join(names)} --profile {arguments.profile.name}",
         standard_errors=standard,
         left_out=left_out,
+        row_digests=tuple(sorted(record.digest for record in rows)),
     )
     write_atomically(arguments.profile, dump_profile(replace(profile, sharing=sharing)).encode())
     for ctas, (count, a, b) in left_out.items():
