@@ -253,6 +253,7 @@ def _copy_engine_terms(
         sms_per_block=0.0,
         sm_power_w=0.0,
         waiting_power_w=0.0,
+        beside_slowdown=1.0,  # fitted on loads that blocks wait for; a copy engine has many in flight
         hbm_weight_per_sm=sharing.hbm_weight_per_sm * DEFAULT_CTAS * sharing.sms_per_cta / LEAST_SMS,
         extrapolated=True,
     )

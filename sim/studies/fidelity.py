@@ -205,7 +205,7 @@ def _sharing(fresh: Sequence[Row], profile: Profile) -> Iterator[str]:
         yield (
             f"On {len(unseen)} rows that no fit has seen: computation {computation:.1f} %, collective "
             f"{collective:.1f} %. "
-            "GEMMs beside 16 and 32 blocks in contention.jsonl, where several collectives pass during one GEMM, are the "
+            "GEMMs beside 16 and 32 blocks in contention.jsonl, where several collectives pass during a GEMM, are the "
             "known miss; launched as independent lanes (four.jsonl, 32 blocks) one passes a GEMM, as predicted."
         )
 
