@@ -287,6 +287,14 @@ def test_transforms_that_cannot_be_are_refused(fields: dict[str, Any], message: 
 
 
 def test_blocks_that_leave_no_sm_are_refused() -> None:
-    fields = {"model": "llama3-8b", "layers": 1, "tp": 2, "overlap_chunks": 2, "sm_margin": True, "comm_ctas": 132}
-    with pytest.raises(HardwareError, match="comm_ctas = 132: leaves none of 132 SMs to products"):
+    fields = {
+        "model": "llama3-8b",
+        "layers": 1,
+        "tp": 2,
+        "overlap_chunks": 2,
+        "sm_margin": True,
+        "comm_ctas": 100,
+        "gpu": "l4-24gb",
+    }
+    with pytest.raises(HardwareError, match="comm_ctas = 100: leaves none of 58 SMs to products"):
         simulate(**fields)
