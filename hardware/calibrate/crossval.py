@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from hardware.calibrate.fit import ELEMENTWISE, read_fit_records
-from hardware.calibrate.fit_collective import fit_collectives
+from hardware.calibrate.cards import to_one_card
+from hardware.calibrate.fit import ELEMENTWISE, read_fit_records, record_files
+from hardware.calibrate.fit_collective import blocks_of, fit_collectives
 from hardware.calibrate.fit_families import (
     decode_features_of,
     decode_terms_of,
@@ -35,9 +36,9 @@ from hardware.calibrate.fit_families import (
 )
 from hardware.calibrate.fit_gemm import base_terms, duty_anchors, features_of, fit_bf16, fit_fp8
 from hardware.calibrate.fit_kit import Family, Row, Setting
-from hardware.calibrate.fit_power import fit_power, setting_of, work_hbm_bytes
+from hardware.calibrate.fit_power import chip_of, fit_power, setting_of, work_hbm_bytes
 from hardware.catalog import load_gpu
-from hardware.laws.collective import DEFAULT_CTAS, UNFITTED, collective_base_terms
+from hardware.laws.collective import UNFITTED, collective_base_terms
 from hardware.laws.correction import corrected
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import point_at
@@ -140,20 +141,17 @@ def _elementwise(setting: Setting, hbm_j: float, fold: Fold) -> Errors:
 
 def collective_errors(rows: Sequence[Row], setting: Setting) -> Held:
     """Each number of blocks between the least and the most of its operation and world, left out in turn."""
-    loops = [row for row in rows if row["kind"] == "collective"]
+    loops = [row for row in rows if row["kind"] == "collective" and "launch" not in row]
     latency, power = [], []
     idle_w = setting.curve.idle_w(setting.gpu.max_clock_hz)
 
-    def blocks(row: Row) -> int:
-        return int(row["ctas"] or DEFAULT_CTAS)
-
     for op, world in sorted({(row["op"], row["world"]) for row in loops}):
         own = [row for row in loops if (row["op"], row["world"]) == (op, world)]
-        counts = sorted({blocks(row) for row in own})
+        counts = sorted({blocks_of(row) for row in own})
         for count in counts[1:-1]:
-            rest = [row for row in rows if row["kind"] != "collective" or row not in own or blocks(row) != count]
+            rest = [row for row in rows if row["kind"] != "collective" or row not in own or blocks_of(row) != count]
             fitted = fit_collectives(rest, setting, 1e-6)
-            for row in (row for row in own if blocks(row) == count):
+            for row in (row for row in own if blocks_of(row) == count):
                 terms = collective_base_terms(
                     fitted, UNFITTED, op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False,
                     sms=setting.gpu.sms,
@@ -174,8 +172,9 @@ def duty_errors(rows: Sequence[Row], setting: Setting, bf16: Any, prefill: Any) 
     """
     duty = [row for row in rows if row["kind"] == "duty"]
     ratios = []
-    for work, gpu_index in sorted({(row["work"], row["gpu_index"]) for row in duty}):
-        own = [row for row in duty if (row["work"], row["gpu_index"]) == (work, gpu_index)]
+    duty = [row for row in duty if "kernel" not in row]
+    for work, chip in sorted({(row["work"], chip_of(row)) for row in duty}):
+        own = [row for row in duty if (row["work"], chip_of(row)) == (work, chip)]
         slow, fast = ([row for row in own if row["idle_s"] == pause] for pause in (0, 0.06))
         if not slow or not fast:
             continue
@@ -211,7 +210,7 @@ def _terms_of_work(work: str, setting: Setting, bf16: Any, prefill: Any) -> Kern
     if work.startswith("attention_"):
         sizes = {"batch": 2, "seq_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True}
         return prefill_terms_of(prefill, sizes, bf16, setting)
-    moved = work_hbm_bytes(work)
+    moved = work_hbm_bytes({"work": work})
     rate = bf16.hbm_bytes_per_s
     return KernelTerms(floor_s=0.0, blocks=setting.gpu.sms, cycles_per_block=0.0, hbm_bytes=moved, hbm_bytes_per_s=rate)
 
@@ -221,6 +220,7 @@ def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterato
     gpu = load_gpu(gpu_id)
     rows = [row for row in rows if row["gpu"] == gpu.id]
     power = fit_power(rows, gpu)
+    rows, _ = to_one_card(rows, gpu, power.curve)
     setting, hbm_j = setting_of(rows, gpu, power), power.hbm_byte_energy_j
     single = [row for row in rows if row["world"] == 1 and "gpu_index" not in row]
     of_kind = {kind: [row for row in single if row["kind"] == kind] for kind in (*ELEMENTWISE, "grouped_gemm")}
@@ -275,7 +275,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     print(HEADER)
-    for held in cross_validate(read_fit_records(arguments.records), arguments.gpu, workers=arguments.workers):
+    for held in cross_validate(
+        read_fit_records(record_files(arguments.records)), arguments.gpu, workers=arguments.workers
+    ):
         print(held.line(), flush=True)
     print("* collective, duty: mean power in place of energy; duty: slow over fast iteration time at true clocks")
 

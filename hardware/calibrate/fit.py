@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from hardware.calibrate.cards import reference_session, to_one_card
 from hardware.calibrate.fit_collective import fit_collectives
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
 from hardware.calibrate.fit_kit import Family, Row
 from hardware.calibrate.fit_limits import fit_limits
 from hardware.calibrate.fit_power import fit_power, setting_of
+from hardware.calibrate.suite.host_issue import LAUNCHES
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
@@ -33,17 +35,20 @@ FIT_KINDS = frozenset(
     {
         "idle", "gemm", "attention", "collective", "contention", "alone", "together", "duty", "grouped_gemm",
         "in_context", "small_kernels", "transient", "host", "host_issue", "copy", "add_rmsnorm", "silu_mul", "rope",
-        "cast_fp8", "gather", "index_add", "topk_sum", "gelu", "waiting",
+        "cast_fp8", "gather", "index_add", "topk_sum", "gelu", "permute_copy", "cat", "kv_write", "waiting",
     }
 )  # fmt: skip
 CHECK_KINDS = frozenset({"model_step", "ring_attention", "dit_step", "generate"})
-ELEMENTWISE = ("copy", "add_rmsnorm", "silu_mul", "rope", "cast_fp8", "gather", "index_add", "topk_sum")
+ELEMENTWISE = ("copy", "add_rmsnorm", "silu_mul", "gelu", "rope", "cast_fp8", "gather", "index_add", "topk_sum")
 # Power above which a one-GPU kernel row sits at the cap.
 CAPPED_W = 680.0
 
 
 def read_fit_records(paths: Sequence[Path]) -> list[Row]:
-    """Kernel records of ``paths``; a whole-model row anywhere is an error, before anything is fitted."""
+    """Kernel records of ``paths``; a whole-model row anywhere is an error, before anything is fitted.
+
+    Files of one folder are one session, that is, one card: its name goes into each row as ``session``.
+    """
     rows: list[Row] = []
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -57,15 +62,15 @@ def read_fit_records(paths: Sequence[Path]) -> list[Row]:
                 )
             if row["kind"] not in FIT_KINDS:
                 raise HardwareError(f"{path}, line {number}: unknown kind '{row['kind']}': leave the file out")
-            rows.append(row)
+            rows.append({**row, "session": path.resolve().parent.name})
     return rows
 
 
 def record_files(paths: Sequence[Path]) -> list[Path]:
-    """The record files among ``paths``, of which folders stand for the .jsonl files in them, by name."""
+    """The record files among ``paths``, of which folders stand for all .jsonl files below them, by name."""
     files: list[Path] = []
     for path in paths:
-        files += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        files += sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
     if not files:
         raise HardwareError(f"no .jsonl records in {', '.join(map(str, paths))}")
     return files
@@ -77,10 +82,15 @@ def fit_records(paths: Sequence[Path], gpu: GpuSpec, *, date: str = "") -> Profi
     return fit_profile(
         read_fit_records(files),
         gpu,
-        files={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
-        command=f"wattline calibrate --from {' '.join(path.name for path in files)} --gpu {gpu.id}",
+        files={_name(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        command=f"wattline calibrate --from {' '.join(path.name for path in paths)} --gpu {gpu.id}",
         date=date,
     )
+
+
+def _name(path: Path) -> str:
+    """A file with its session's folder, as provenance names it."""
+    return f"{path.resolve().parent.name}/{path.name}"
 
 
 def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], command: str, date: str) -> Profile:
@@ -89,6 +99,8 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     if not any(row["kind"] == "gemm" for row in rows):
         raise HardwareError(f"no gemm rows of {gpu.id} among the records: nothing to fit")
     power = fit_power(rows, gpu)
+    spread = _spread(rows, power.curve, gpu)
+    rows, _ = to_one_card(rows, gpu, power.curve)
     single = [row for row in rows if row["world"] == 1 and "gpu_index" not in row]
     gemm_rows = [row for row in single if row["kind"] == "gemm" and row["dtype"] == "bf16"]
     setting = setting_of(rows, gpu, power)
@@ -129,8 +141,8 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
         ),
         curve=power.curve,
         limits=limits.limits,
-        launch=LaunchCosts(graph_gap_s=gap_s, eager_gap_s=EAGER_GAP_S, host_issue_s=HOST_ISSUE_S),
-        spread=_spread(rows, power.curve, gpu),
+        launch=LaunchCosts(graph_gap_s=gap_s, eager_gap_s=EAGER_GAP_S, host_issue_s=_host_issue_s(rows, HOST_ISSUE_S)),
+        spread=spread,
         gemm={dtype: family.coefficients for dtype, family in gemm.items()},
         gemm_corrections={dtype: family.corrections for dtype, family in gemm.items()},
         prefill=prefill.coefficients,
@@ -150,17 +162,34 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
 # Kernels launched one by one while the host is ahead: mean pause from one kernel's end to the next one's start in the
 # second half of our one-GPU prefill profiler trace (18 pauses, cuBLAS's memsets between them counted in: 2.62 us).
 EAGER_GAP_S = 2.6e-6
-# The host's pace per launch where it is behind: the shortest distance between two launches in our one-GPU decode
-# profiler trace (5.8 us). A lower bound only: the median there is 36 us under the profiler, and nothing measured it
-# without.
-HOST_ISSUE_S = 5.8e-6
+# The host's pace per launch where nothing timed it: that of our own machines (calibration/host, 2 x 8468 CPUs).
+HOST_ISSUE_S = 20.5e-6
+# Launches of a dense decode layer by operation, where no row times the whole layer.
+DECODE_LAYER = {"add_rmsnorm": 2, "linear": 4, "rope": 1, "attend_token": 1, "silu_mul": 1}
+
+
+def _host_issue_s(rows: Sequence[Row], base: float) -> float:
+    """The host's seconds per launch in an eager decode layer (median over sessions), else ``base``."""
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        if row["kind"] == "host_issue":
+            times.setdefault(row["work"], []).append(row["host_s"])
+    if "decode_layer" in times:
+        return float(np.median(times["decode_layer"])) / LAUNCHES["decode_layer"]
+    if not times.keys() >= DECODE_LAYER.keys():
+        return base
+    return sum(n * float(np.median(times[work])) for work, n in DECODE_LAYER.items()) / LAUNCHES["decode_layer"]
 
 
 def _graph_gap_s(rows: Sequence[Row]) -> float:
-    """Pause between kernels in a graph: a chain of five less its parts, from small_kernels rows."""
-    small = {row["work"]: row["latency_s"] for row in rows if row["kind"] == "small_kernels"}
-    gemm, norm, silu = (small[name] for name in ("gemm64x4096x4096", "add_rms64x4096", "silu64x14336"))
-    return float((small["mix: rms gemm silu rms gemm"] - 2 * norm - 2 * gemm - silu) / 5)
+    """Pause between kernels in a graph: a chain of five less its parts, from small_kernels rows of 64 tokens."""
+    small: dict[str, list[float]] = {}
+    for row in rows:
+        if row["kind"] == "small_kernels" and row.get("m", 64) == 64:
+            small.setdefault(row["work"], []).append(row["latency_s"])
+    names = ("mix: rms gemm silu rms gemm", "gemm64x4096x4096", "add_rms64x4096", "silu64x14336")
+    mix, gemm, norm, silu = (float(np.mean(small[name])) for name in names)
+    return (mix - 2 * norm - 2 * gemm - silu) / 5
 
 
 def _spread(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> ChipSpread:
@@ -199,14 +228,19 @@ def _mean_power_factor(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> 
             for watts, celsius in zip(row["power_w"], row["temperature_c"], strict=True)
         ]
 
+    reference = reference_session(rows)
     own = {
         r["bytes_moved"]: above_idle_w(r)[0]
         for r in rows
-        if r["kind"] == "copy" and r["bytes_moved"] > gpu.l2_bytes and "gpu_index" not in r
+        if r["kind"] == "copy"
+        and r["bytes_moved"] > gpu.l2_bytes
+        and "gpu_index" not in r
+        and r["session"] == reference
     }
     ratios: list[float] = []
     for row in rows:
-        of_group = row["kind"] == "alone" or (row["kind"] == "copy" and "gpu_index" in row)
+        other = "gpu_index" in row or row["session"] != reference
+        of_group = row["kind"] == "alone" or (row["kind"] == "copy" and other)
         size = row.get("bytes_moved") or row.get("copy_bytes_moved")
         if of_group and size in own:
             ratios.extend(watts / own[size] for watts in above_idle_w(row))
@@ -214,7 +248,8 @@ def _mean_power_factor(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> 
 
 
 def _digest(row: Row) -> str:
-    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
+    measured = {name: value for name, value in row.items() if name != "session"}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def main() -> None:
@@ -229,7 +264,7 @@ def main() -> None:
     profile = fit_profile(
         read_fit_records(paths),
         load_gpu(arguments.gpu),
-        files={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths},
+        files={_name(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths},
         command=f"python -m hardware.calibrate.fit {' '.join(sorted(p.name for p in paths))} --gpu {arguments.gpu}",
         date=arguments.date,
     )

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from hardware.calibrate.fit_kit import Row, Setting
-from hardware.laws.collective import DEFAULT_CTAS, CollectiveCoefficients, CollectiveTable, bus_bytes
+from hardware.laws.collective import CollectiveCoefficients, CollectiveTable, bus_bytes, default_ctas
 
 # From here on a loop's launch hides behind its transfer (bytes).
 LONG_BYTES = 64 * 2**20
@@ -17,18 +17,25 @@ LONG_BYTES = 64 * 2**20
 def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> CollectiveCoefficients:
     """Tables per operation and world; step energies by non-negative least squares."""
     idle_w = setting.curve.idle_w(setting.gpu.max_clock_hz)
-    tables: dict[tuple[str, int], list[tuple[int, int, float, float]]] = {}
+    tables: dict[tuple[str, int], dict[tuple[int, int], list[tuple[float, float]]]] = {}
     for row in rows:
-        if row["kind"] == "collective":
+        if row["kind"] == "collective" and "launch" not in row:
             watts = [p for p in row["power_w"] if p is not None]
             above = float(np.mean(watts)) - idle_w if watts else 0.0
-            tables.setdefault((row["op"], row["world"]), []).append(
-                (row["ctas"] or DEFAULT_CTAS, row["bytes"], row["latency_s"], round(above, 3))
+            tables.setdefault((row["op"], row["world"]), {}).setdefault((blocks_of(row), row["bytes"]), []).append(
+                (row["latency_s"], above)
             )
     power_w, bus_j, call_j = _step_energy(rows, idle_w, gap_s)
     return CollectiveCoefficients(
         tables=tuple(
-            CollectiveTable(op=op, world=world, rows=tuple(sorted(points)))
+            CollectiveTable(
+                op=op,
+                world=world,
+                rows=tuple(
+                    (blocks, size, float(np.mean([s for s, _ in seen])), round(float(np.mean([w for _, w in seen])), 3))
+                    for (blocks, size), seen in sorted(points.items())
+                ),
+            )
             for (op, world), points in sorted(tables.items())
         ),
         step_power_w=power_w,
@@ -36,6 +43,11 @@ def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> Coll
         call_energy_j=call_j,
         waiting_power_w=power_w,
     )
+
+
+def blocks_of(row: Row) -> int:
+    """Blocks that a collective row ran in; the library's own number where the row leaves it free."""
+    return int(row["ctas"] or default_ctas(row["op"]))
 
 
 def _step_energy(rows: Sequence[Row], idle_w: float, gap_s: float) -> tuple[float, float, float]:
@@ -47,12 +59,12 @@ def _step_energy(rows: Sequence[Row], idle_w: float, gap_s: float) -> tuple[floa
     with the library's own number of blocks fix the energy per byte.
     """
     steps = [r for r in rows if r["kind"] == "in_context" and r["gemm_mnk"][0] < 128]
-    alone = {tuple(r["gemm_mnk"]): r for r in steps if r["collective"] == "none"}
+    alone = {_beside(r): r for r in steps if r["collective"] == "none"}
     features, energies = [], []
     for row in steps:
         if row["collective"] == "none":
             continue
-        base = alone[tuple(row["gemm_mnk"])]
+        base = alone[_beside(row)]
         added_s = row["latency_s"] - base["latency_s"]
         moved = bus_bytes(row["collective"], row["world"], row["bytes"])
         features.append([added_s - gap_s, moved * 1e-9, 1e-3])
@@ -66,3 +78,8 @@ def _step_energy(rows: Sequence[Row], idle_w: float, gap_s: float) -> tuple[floa
     w = np.asarray(weights)
     solution, _ = nnls(np.asarray(features) * w[:, None], np.asarray(energies) * w)
     return float(solution[0]), float(solution[1]) * 1e-9, float(solution[2]) * 1e-3
+
+
+def _beside(row: Row) -> object:
+    """The same GEMM on the same cards."""
+    return row["session"], row["world"], tuple(row["gemm_mnk"])

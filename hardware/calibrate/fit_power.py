@@ -19,6 +19,7 @@ from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 
 Row = Mapping[str, Any]
+Chip = tuple[str, int]
 Floats = NDArray[np.float64]
 # Temperature at which leakage counts as none: that of the idle rows (degrees C).
 LEAKAGE_FREE_C = 40.0
@@ -47,7 +48,7 @@ class PowerFit:
 
     curve: PowerCurve
     hbm_byte_energy_j: float
-    chip_factors: Mapping[int, float]
+    chip_factors: Mapping[Chip, float]
     core_j: Mapping[str, float]
     errors: Mapping[str, float]
 
@@ -56,14 +57,23 @@ class PowerFit:
         clock_hz, time_s = _settled(row, "clock_mhz") * 1e6, _settled(row, "iter_s")
         count, period_s, curve = row["n_per_burst"], row["period_s"], self.curve.at(row["temperature_c"][0])
         iteration_j = curve.voltage_scale(clock_hz) * self.core_j[row["work"]]
-        iteration_j += self.hbm_byte_energy_j * work_hbm_bytes(row["work"])
+        iteration_j += self.hbm_byte_energy_j * work_hbm_bytes(row)
         busy_s = min(count * time_s, period_s)
         idle_j = curve.idle_w(clock_hz) * busy_s + curve.idle_w(curve.reference_clock_hz) * (period_s - busy_s)
-        return float(self.chip_factors[row["gpu_index"]] * (count * iteration_j + idle_j) / period_s)
+        return float(self.chip_factors[chip_of(row)] * (count * iteration_j + idle_j) / period_s)
 
 
-def work_hbm_bytes(work: str) -> float:
-    """HBM bytes of one iteration of a duty row's work, from its name."""
+def chip_of(row: Row) -> Chip:
+    """The chip that a duty row was run on."""
+    return row["session"], row["gpu_index"]
+
+
+def work_hbm_bytes(row: Row) -> float:
+    """HBM bytes of one iteration of a duty row's work, from its name, or its kernel where the name does not say."""
+    work = str(row["work"])
+    if "kernel" in row:  # grouped GEMM: weights of the experts hit, activations in and out
+        n, k = row["kernel"]["n"], row["kernel"]["k"]
+        return float(2.0 * (row["distinct"] * n * k + row["rows"] * (n + k)))
     if work.startswith("gemm_"):
         m, n, k = (int(part) for part in work.removeprefix("gemm_").split("x"))
         return 2.0 * (m * k + n * k + m * n)
@@ -84,7 +94,7 @@ def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
         for power_w, clock_mhz, celsius in zip(r["power_w"], r["sm_clock_mhz"], r["temperature_c"], strict=True)
     ]
     works = sorted({r["work"] for r in duty})
-    chips = sorted({r["gpu_index"] for r in duty})
+    chips = sorted({chip_of(r) for r in duty})
     power = np.array([r["power_w"][0] for r in duty])
     running_c = operating_temperature_c(rows)
     names = ("lower_exponent", "upper_exponent", "hbm_byte_energy_j", "static_w", "clocked_w", "leakage_w_per_c")

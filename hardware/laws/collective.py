@@ -13,8 +13,9 @@ from hardware.errors import HardwareError
 from hardware.laws.routes import DIRECT_CTAS, Span, between_nodes_s, direct_bytes, direct_choice, direct_s, tree_s
 from hardware.laws.terms import KernelTerms
 
-# Blocks that NCCL takes by itself on these machines (profiler traces: grid of 24).
-DEFAULT_CTAS = 24
+# Blocks that NCCL takes by itself on these machines: rings 24 (profiler traces), exchanges between pairs 32 (collective
+# rows: an all-to-all takes the same time with 32 blocks as with none asked for, 504 and 506 us at 256 MiB).
+DEFAULT_CTAS, DEFAULT_PAIR_CTAS = 24, 32
 # What the engine takes for SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
 # A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
@@ -112,6 +113,11 @@ def ring_traffic(op: str, world: int) -> float:
             return 4.0
 
 
+def default_ctas(op: str) -> int:
+    """Blocks of ``op`` where nobody asks for a number."""
+    return DEFAULT_PAIR_CTAS if op in ("all_to_all", "sendrecv_ring", "send") else DEFAULT_CTAS
+
+
 def ring_steps(op: str, world: int) -> int:
     """Steps of the ring: 2 (n - 1) for all-reduce, n - 1 for its halves and all-to-all, 1 for send/recv."""
     return {"all_reduce": 2 * (world - 1), "sendrecv_ring": 1, "send": 1}.get(op, world - 1)
@@ -178,7 +184,7 @@ def collective_base_terms(
         raise HardwareError(f"{op} over {world} rank: a collective needs at least 2")
     if ctas == 0:
         return _copy_engine_terms(c, sharing, op=op, world=world, buffer_bytes=buffer_bytes, in_graph=in_graph, sms=sms)
-    blocks = DEFAULT_CTAS if ctas is None else ctas
+    blocks = default_ctas(op) if ctas is None else ctas
     one_node = span is None or span.nodes == 1
     if algorithm == "auto":
         algorithm = direct_choice(world, buffer_bytes) if one_node else "library"
@@ -232,7 +238,7 @@ def _seconds(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float
     loop_s, _, _ = _loop(c, op, world, buffer_bytes, ctas)
     if not in_graph:
         return loop_s
-    smallest_s, _, _ = _loop(c, op, world, 8192, DEFAULT_CTAS)
+    smallest_s, _, _ = _loop(c, op, world, 8192, default_ctas(op))
     launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(op, world))
     hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
     return max(loop_s - launch_s * (1.0 - hidden), 0.3 * loop_s)

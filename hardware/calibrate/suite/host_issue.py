@@ -23,9 +23,12 @@ WORKS = (
     "attention_prefill",
     "attend_token",
     "attend_prompt",
+    "decode_layer",
     "gather",
     "grouped_gemm",
 )
+# Kernels that one call launches, where it is not one.
+LAUNCHES = {"linear_fp8": 2, "attend_token": 3, "decode_layer": 11}
 # Fewer than the launches that a stream may hold waiting (1,024), so that the host never waits for the GPU.
 _LAUNCHES = 256
 _REPEATS = 15
@@ -36,7 +39,7 @@ def measure_host_issue(bench: Bench, row: Row) -> dict[str, Any]:
     """Median host seconds a call over launches that nothing waits for, and seconds until the GPU has done them."""
     launch = _launcher(bench, str(row["work"]))
     issue_s, done_s = [], []
-    launches = 2 if bench.dry else _LAUNCHES
+    launches = 2 if bench.dry else _LAUNCHES // LAUNCHES.get(row["work"], 1)
     for _ in range(2 if bench.dry else _REPEATS):
         bench.synchronize()
         begin = time.perf_counter()
@@ -45,13 +48,15 @@ def measure_host_issue(bench: Bench, row: Row) -> dict[str, Any]:
         issue_s.append((time.perf_counter() - begin) / launches)
         bench.synchronize()
         done_s.append((time.perf_counter() - begin) / launches)
-    return {"host_s": statistics.median(issue_s), "done_s": statistics.median(done_s), "launches": launches}
+    return {"host_s": statistics.median(issue_s), "done_s": statistics.median(done_s), "calls": launches}
 
 
 def _launcher(bench: Bench, work: str) -> Callable[[], object]:
     """One operation of the reference stack as an eager step calls it, small enough to end before the next.
 
-    ``attend_token`` is four launches (K and V into the cache, attention, and the views between them).
+    ``attend_token`` is three launches (K and V into the cache, attention) and the views between them.
+    ``decode_layer`` is all eleven of a dense layer, one after the other as a step has them: less of the host's work
+    is still in its caches than when one call repeats.
     """
     x, kernels = bench.randn(_ROWS, _WIDTH), bench.kernels
     q, cache = bench.randn(_ROWS, _HEADS, 1, HEAD_DIM), bench.randn(2, _ROWS, _KV_HEADS, 256, HEAD_DIM)
@@ -81,9 +86,11 @@ def _launcher(bench: Bench, work: str) -> Callable[[], object]:
             prompt = bench.randn(1, _HEADS, 128, HEAD_DIM)
             keys = bench.randn(1, _KV_HEADS, 128, HEAD_DIM)
             return lambda: kernels.attention(prompt, keys, keys, causal=True)
-        case "attend_token" | "attend_prompt":
+        case "attend_token" | "attend_prompt" | "decode_layer":
             layer = Layer(bench, shape_of("llama3-8b"), tp=1, fp8=False, cache_tokens=256, batch=_ROWS)
             rows = bench.randn(_ROWS, (_HEADS + 2 * _KV_HEADS) * HEAD_DIM)
+            if work == "decode_layer":
+                return _decode_layer(bench, layer, x)
             if work == "attend_token":
                 return lambda: layer.attend_token(bench, rows, 256)
             return lambda: layer.attend_prompt(bench, rows, 1)
@@ -96,3 +103,15 @@ def _launcher(bench: Bench, work: str) -> Callable[[], object]:
             return lambda: kernels.grouped_gemm(sent, weight, ends)
         case other:
             raise ValueError(f"work = {other!r}: known are {', '.join(WORKS)}")
+
+
+def _decode_layer(bench: Bench, layer: Layer, x: Any) -> Callable[[], object]:
+    residual, rotary = bench.randn(_ROWS, _WIDTH), Rotary(bench, 256)
+
+    def launch() -> None:
+        qkv = layer.qkv(layer.norm_attention(x, residual))
+        rotary(qkv, layer.q_heads + layer.kv_heads)
+        attended = layer.attend_token(bench, qkv, 256)
+        layer.feed_forward(layer.norm_ff(layer.out(attended), residual))
+
+    return launch

@@ -1,0 +1,85 @@
+"""Rows of several cards on one footing: each card's watts brought to those of the card with the most rows.
+
+Chips of one type draw a few per cent more or less for the same work. Rows that two sessions have in common and that
+stay below the power cap say by how much; what is fitted is then one chip, and :class:`ChipSpread` says how far
+others are from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hardware.gpu import GpuSpec
+from hardware.power import PowerCurve
+
+Row = Mapping[str, Any]
+_MEASURED = frozenset(
+    {"latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "session", "max_rows", "tiles64"}
+)
+# Watts above idle from which on a row tells cards apart, and rows in common that a factor needs.
+LEAST_W, LEAST_ROWS = 100.0, 3
+# A row above this share of the limit may sit at the cap, where the limiter sets the watts, not the chip.
+BELOW_CAP = 0.93
+
+
+def to_one_card(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve) -> tuple[list[Row], dict[str, float]]:
+    """One-GPU kernel rows with power and energy scaled to the reference card, and each session's factor.
+
+    A session with fewer than three rows in common keeps its own figures (factor 1).
+    """
+    own = [row for row in rows if _comparable(row, gpu)]
+    sessions = {row["session"] for row in own}
+    if len(sessions) < 2:
+        return list(rows), dict.fromkeys(sessions, 1.0)
+    reference = reference_session(rows)
+    known: dict[object, list[float]] = {}
+    for row in own:
+        if row["session"] == reference:
+            known.setdefault(_inputs(row), []).append(_above_idle_w(row, gpu, curve))
+    factors = {}
+    for session in sessions:
+        ratios = [
+            _above_idle_w(row, gpu, curve) / float(np.mean(known[_inputs(row)]))
+            for row in own
+            if row["session"] == session and _inputs(row) in known
+        ]
+        factors[session] = float(np.median(ratios)) if len(ratios) >= LEAST_ROWS else 1.0
+    return [_scaled(row, factors.get(row["session"], 1.0), curve) for row in rows], factors
+
+
+def reference_session(rows: Sequence[Row]) -> str:
+    """The session with the most one-GPU rows: what is fitted is its card."""
+    return Counter(str(row["session"]) for row in rows if row["world"] == 1).most_common(1)[0][0]
+
+
+def _comparable(row: Row, gpu: GpuSpec) -> bool:
+    """A metered one-GPU kernel below the cap that draws enough to tell cards apart."""
+    watts = (row.get("power_w") or [None])[0]
+    if row["world"] != 1 or "gpu_index" in row or row["kind"] in ("duty", "idle") or not row.get("energy_j"):
+        return False
+    return watts is not None and gpu.idle_w + LEAST_W < watts < BELOW_CAP * gpu.tdp_w
+
+
+def _inputs(row: Row) -> object:
+    return tuple(sorted((key, str(value)) for key, value in row.items() if key not in _MEASURED))
+
+
+def _above_idle_w(row: Row, gpu: GpuSpec, curve: PowerCurve) -> float:
+    return float(row["power_w"][0] - curve.at(row["temperature_c"][0]).idle_w(gpu.max_clock_hz))
+
+
+def _scaled(row: Row, factor: float, curve: PowerCurve) -> Row:
+    if factor == 1.0 or not _meters_one_kernel(row):
+        return row
+    clock_hz = row["sm_clock_mhz"][0] * 1e6
+    idle_w = curve.at(row["temperature_c"][0]).idle_w(clock_hz)
+    watts = idle_w + (row["power_w"][0] - idle_w) / factor
+    return {**row, "power_w": [watts], "energy_j": watts * row["latency_s"]}
+
+
+def _meters_one_kernel(row: Row) -> bool:
+    return row["world"] == 1 and "gpu_index" not in row and bool(row.get("energy_j")) and "sm_clock_mhz" in row
