@@ -164,7 +164,7 @@ def profile_for(gpu: GpuSpec) -> Profile:
         return own
     base = load_profile(BASE_GPU)
     if base is None:
-        raise HardwareError(f"no profile of {BASE_GPU} is installed: run python -m hardware.calibrate.fit first")
+        raise HardwareError(f"no profile of {BASE_GPU} is installed: run wattline calibrate first")
     return forecast_profile(gpu, base, load_gpu(BASE_GPU))
 
 

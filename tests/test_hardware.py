@@ -161,7 +161,7 @@ def test_profile_round_trips_and_is_finite(tmp_path: Path) -> None:
     assert (
         profile.provenance.files
         and profile.provenance.row_digests
-        and "hardware.calibrate.fit" in (profile.provenance.command)
+        and "wattline calibrate" in profile.provenance.command
     )
 
 

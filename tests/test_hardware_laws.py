@@ -230,7 +230,7 @@ def test_every_coefficient_that_was_fitted_has_a_standard_error() -> None:
     [(12_582_912, 7.67, 3.15e-3), (100_663_296, 66.6, 34.6e-3), (1_006_387_200, 639.6, 348.5e-3)],
 )
 def test_copies_that_sort_rows_take_what_was_measured(bytes_moved: int, microseconds: float, joules: float) -> None:
-    """Our permute_copy rows (records/h100-sxm-80gb/calibration/gaps.jsonl): half the rate of a plain copy."""
+    """Our permute_copy rows (records/h100-sxm-80gb/calibration/gaps/gaps.jsonl): half the rate of a plain copy."""
     kernel = {"rows": 4096, "bytes_moved": bytes_moved, "launched_blocks": 4096}
     terms, plain = (price.elementwise_terms(PROFILE, H100, op=op, **kernel) for op in ("permute_copy", "copy"))
     point = point_at(terms, PROFILE.curve, sms=132, gpu_sms=132, sm_clock_hz=H100.max_clock_hz)

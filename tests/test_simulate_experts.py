@@ -48,7 +48,7 @@ def test_each_rank_burns_its_own_work_and_the_early_ones_wait() -> None:
     experts = spans[spans["kernel"].str.contains("grouped")].groupby("gpu")["energy_j"].sum()
     assert experts[light] < 0.6 * experts[heavy]
     combine = spans[spans["kernel"] == "all_to_all_combine"].set_index("gpu")
-    assert combine.loc[light, "duration_s"] > 2 * combine.loc[heavy, "duration_s"]
+    assert combine.loc[light, "duration_s"] > 1.5 * combine.loc[heavy, "duration_s"]
     # Watts while it waits: those of a waiting rank (idle and the spinning blocks), far below a working one's. Then it
     # moves its own rows.
     waited = combine.loc[light, "energy_j"] / combine.loc[light, "duration_s"]

@@ -5,12 +5,9 @@ Whole-model records (model_step, ring_attention, dit_step) check predictions; th
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +21,10 @@ from hardware.calibrate.fit_kit import Family, Row
 from hardware.calibrate.fit_limits import fit_limits
 from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.calibrate.suite.host_issue import LAUNCHES
-from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.collective import UNFITTED
 from hardware.power import PowerCurve
-from hardware.profile import ChipSpread, LaunchCosts, Profile, Provenance, dump_profile, read_profile
+from hardware.profile import ChipSpread, LaunchCosts, Profile, Provenance, profile_for
 
 FIT_KINDS = frozenset(
     {
@@ -38,6 +33,8 @@ FIT_KINDS = frozenset(
         "cast_fp8", "gather", "index_add", "topk_sum", "gelu", "permute_copy", "cat", "kv_write", "waiting",
     }
 )  # fmt: skip
+# Without rows of these nothing can be fitted.
+NEEDED = ("gemm", "attention", "copy", "add_rmsnorm", "silu_mul", "rope", "duty", "idle", "small_kernels")
 CHECK_KINDS = frozenset({"model_step", "ring_attention", "dit_step", "generate"})
 ELEMENTWISE = ("copy", "add_rmsnorm", "silu_mul", "gelu", "rope", "cast_fp8", "gather", "index_add", "topk_sum")
 # Power above which a one-GPU kernel row sits at the cap.
@@ -94,12 +91,24 @@ def _name(path: Path) -> str:
 
 
 def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], command: str, date: str) -> Profile:
-    """All coefficients of ``gpu`` from kernel rows of that GPU."""
+    """All coefficients of ``gpu`` from kernel rows of that GPU.
+
+    What the records do not show (collectives and chip spread on one GPU, experts, 8-bit types) stays as in the
+    shipped or forecast profile. So does what kernels take from one another: ``sim.studies.contention`` fits it.
+    """
     rows = [row for row in rows if row["gpu"] == gpu.id]
-    if not any(row["kind"] == "gemm" for row in rows):
-        raise HardwareError(f"no gemm rows of {gpu.id} among the records: nothing to fit")
+    kinds = {row["kind"] for row in rows}
+    for kind in NEEDED:
+        if kind not in kinds:
+            raise HardwareError(f"no {kind} rows of {gpu.id} among the records: nothing to fit")
+    digests = tuple(sorted(_digest(row) for row in rows))
+    base = profile_for(gpu)  # for what these records do not show
     power = fit_power(rows, gpu)
-    spread = _spread(rows, power.curve, gpu)
+    spread = (
+        _spread(rows, power.curve, gpu)
+        if any("gpu_index" in row and row["kind"] == "gemm" for row in rows)
+        else base.spread
+    )
     rows, _ = to_one_card(rows, gpu, power.curve)
     single = [row for row in rows if row["world"] == 1 and "gpu_index" not in row]
     gemm_rows = [row for row in single if row["kind"] == "gemm" and row["dtype"] == "bf16"]
@@ -114,7 +123,12 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
         gemm["fp8_e4m3"] = fit_fp8(fp8_rows, gemm_rows, setting, bf16)
     prefill = fit_prefill([row for row in attention if row["phase"] == "prefill"], setting, bf16)
     decode = fit_decode([row for row in attention if row["phase"] == "decode"], setting, hbm_j)
-    grouped = fit_grouped([row for row in single if row["kind"] == "grouped_gemm"], setting, decode.coefficients)
+    grouped_rows = [row for row in single if row["kind"] == "grouped_gemm"]
+    grouped = (
+        fit_grouped(grouped_rows, setting, decode.coefficients)
+        if grouped_rows
+        else Family(coefficients=base.grouped, corrections=base.grouped_corrections, errors={})
+    )
     elementwise = fit_elementwise([row for row in single if row["kind"] in ELEMENTWISE], setting, hbm_j)
     families: dict[str, Family[Any]] = {
         **{f"gemm.{dtype}": family for dtype, family in gemm.items()},
@@ -136,25 +150,33 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
             command=command,
             date=date,
             files=files,
-            row_digests=tuple(sorted(_digest(row) for row in rows)),
+            row_digests=digests,
             standard_errors=errors,
         ),
         curve=power.curve,
         limits=limits.limits,
-        launch=LaunchCosts(graph_gap_s=gap_s, eager_gap_s=EAGER_GAP_S, host_issue_s=_host_issue_s(rows, HOST_ISSUE_S)),
+        launch=LaunchCosts(
+            graph_gap_s=gap_s, eager_gap_s=EAGER_GAP_S, host_issue_s=_host_issue_s(rows, base.launch.host_issue_s)
+        ),
         spread=spread,
-        gemm={dtype: family.coefficients for dtype, family in gemm.items()},
-        gemm_corrections={dtype: family.corrections for dtype, family in gemm.items()},
+        gemm={**base.gemm, **{dtype: family.coefficients for dtype, family in gemm.items()}},
+        gemm_corrections={
+            **base.gemm_corrections,
+            **{dtype: family.corrections for dtype, family in gemm.items()},
+        },
         prefill=prefill.coefficients,
         prefill_corrections=prefill.corrections,
         decode=decode.coefficients,
         decode_corrections=decode.corrections,
-        elementwise={kind: family.coefficients for kind, family in elementwise.items()},
-        elementwise_corrections={kind: family.corrections for kind, family in elementwise.items()},
+        elementwise={**base.elementwise, **{kind: family.coefficients for kind, family in elementwise.items()}},
+        elementwise_corrections={
+            **base.elementwise_corrections,
+            **{kind: family.corrections for kind, family in elementwise.items()},
+        },
         grouped=grouped.coefficients,
         grouped_corrections=grouped.corrections,
-        collective=fit_collectives(rows, setting, gap_s),
-        sharing=UNFITTED,
+        collective=fit_collectives(rows, setting, gap_s) if "collective" in kinds else base.collective,
+        sharing=base.sharing,
         peak_hbm_bytes_per_s=max(bf16.hbm_bytes_per_s, decode.coefficients.hbm_bytes_per_s),
     )
 
@@ -162,23 +184,24 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
 # Kernels launched one by one while the host is ahead: mean pause from one kernel's end to the next one's start in the
 # second half of our one-GPU prefill profiler trace (18 pauses, cuBLAS's memsets between them counted in: 2.62 us).
 EAGER_GAP_S = 2.6e-6
-# The host's pace per launch where nothing timed it: that of our own machines (calibration/host, 2 x 8468 CPUs).
-HOST_ISSUE_S = 20.5e-6
 # Launches of a dense decode layer by operation, where no row times the whole layer.
 DECODE_LAYER = {"add_rmsnorm": 2, "linear": 4, "rope": 1, "attend_token": 1, "silu_mul": 1}
 
 
 def _host_issue_s(rows: Sequence[Row], base: float) -> float:
-    """The host's seconds per launch in an eager decode layer (median over sessions), else ``base``."""
+    """The host's seconds per launch in an eager decode layer, else ``base``.
+
+    The least of all runs: other work on a host only adds, and ours are shared (runs differ by 1.7 times).
+    """
     times: dict[str, list[float]] = {}
     for row in rows:
         if row["kind"] == "host_issue":
             times.setdefault(row["work"], []).append(row["host_s"])
     if "decode_layer" in times:
-        return float(np.median(times["decode_layer"])) / LAUNCHES["decode_layer"]
+        return min(times["decode_layer"]) / LAUNCHES["decode_layer"]
     if not times.keys() >= DECODE_LAYER.keys():
         return base
-    return sum(n * float(np.median(times[work])) for work, n in DECODE_LAYER.items()) / LAUNCHES["decode_layer"]
+    return sum(n * min(times[work]) for work, n in DECODE_LAYER.items()) / LAUNCHES["decode_layer"]
 
 
 def _graph_gap_s(rows: Sequence[Row]) -> float:
@@ -250,29 +273,3 @@ def _mean_power_factor(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> 
 def _digest(row: Row) -> str:
     measured = {name: value for name, value in row.items() if name != "session"}
     return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def main() -> None:
-    """Command line of this module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("records", nargs="+", type=Path)
-    parser.add_argument("--gpu", required=True)
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--date", default="", help="date to record (default: none, so that a rebuild is identical)")
-    arguments = parser.parse_args()
-    paths: list[Path] = arguments.records
-    profile = fit_profile(
-        read_fit_records(paths),
-        load_gpu(arguments.gpu),
-        files={_name(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths},
-        command=f"python -m hardware.calibrate.fit {' '.join(sorted(p.name for p in paths))} --gpu {arguments.gpu}",
-        date=arguments.date,
-    )
-    if arguments.out.is_file():  # python -m sim.studies.contention fits that section, with the engine
-        profile = replace(profile, sharing=read_profile(arguments.out).sharing)
-    arguments.out.write_text(dump_profile(profile), encoding="utf-8")
-    assert math.isfinite(profile.launch.graph_gap_s)
-
-
-if __name__ == "__main__":
-    main()

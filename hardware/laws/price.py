@@ -142,7 +142,7 @@ def elementwise_terms(
             profile, gpu, op="copy", rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks
         )
         return permuting(copy, bytes_moved=bytes_moved, sms=gpu.sms)
-    name = _LIKE.get(op, op)
+    name = op if op in profile.elementwise else _LIKE.get(op, op)
     terms = elementwise_base_terms(
         profile.elementwise[name],
         rows=rows,
@@ -153,7 +153,7 @@ def elementwise_terms(
         sms=gpu.sms,
     )
     learnt = profile.elementwise_corrections[name]
-    x = elementwise_features(bytes_moved)
+    x = elementwise_features(name, bytes_moved, rows)
     # Below the smallest buffer measured the floor alone is left: no extrapolation.
     return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
 
