@@ -35,7 +35,7 @@ def sharing():  # type: ignore[no-untyped-def]
 def test_a_copy_barely_feels_two_blocks_that_it_slows_down_threefold() -> None:
     # Measured (contention.jsonl, two GPUs): 1.053 and 3.49.
     copy, reduce = together(COPY, on(GPU, 2, sharing())).slowdowns
-    assert copy == pytest.approx(1.053, abs=0.03)
+    assert copy == pytest.approx(1.053, abs=0.04)
     assert reduce == pytest.approx(3.49, rel=0.1)
 
 
