@@ -1,0 +1,165 @@
+"""What was captured of a real run (or of a simulated one): plain columns, times in integer nanoseconds.
+
+Every table is struct-of-arrays; -1 stands for "not recorded". Times count from ``Capture.origin_ns``, which
+is common to all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from traces.records import Floats, Ints
+
+NONE = -1  # an integer that the trace does not record
+
+
+class Category(IntEnum):
+    """What a row of :class:`GpuWork` is."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GpuWork:
+    """Everything that ran on a GPU stream, ordered by rank, then start.
+
+    ``name`` indexes ``Capture.names``; ``launch`` a row of ``Capture.calls``; ``collective`` one of
+    ``Capture.collectives``. ``graph`` is the launching call where one call launched more than one row (a CUDA
+    or HIP graph). ``energy_j`` is NaN where the trace has none.
+    """
+
+    name: Ints
+    category: Ints
+    rank: Ints
+    stream: Ints
+    start_ns: Ints
+    dur_ns: Ints
+    correlation: Ints
+    launch: Ints
+    graph: Ints
+    collective: Ints
+    moved_bytes: Ints
+    blocks: Ints
+    threads: Ints
+    energy_j: Floats
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each row."""
+        return self.start_ns + self.dur_ns
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostCalls:
+    """Runtime and driver calls of host threads (launches, event records, waits), by rank, then start."""
+
+    name: Ints
+    rank: Ints
+    thread: Ints
+    start_ns: Ints
+    dur_ns: Ints
+    correlation: Ints
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Waits:
+    """Recorded waits of a stream for an event of another (``cuda_sync``), and blocking host waits.
+
+    ``source_stream`` is the stream that is waited for, ``record_correlation`` the correlation of the
+    ``cudaEventRecord`` that made the event, ``correlation`` that of the waiting call. ``stream`` -1: the host.
+    """
+
+    kind: Ints
+    rank: Ints
+    stream: Ints
+    source_stream: Ints
+    record_correlation: Ints
+    correlation: Ints
+    start_ns: Ints
+    dur_ns: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Annotations:
+    """Named regions: profiler steps, layers, phases; ``on_gpu`` tells a GPU lane from a host thread."""
+
+    name: Ints
+    rank: Ints
+    lane: Ints
+    on_gpu: Ints
+    start_ns: Ints
+    dur_ns: Ints
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveArgs:
+    """What the profiler wrote about a collective's message; empty or -1 where it wrote nothing."""
+
+    operation: str = ""
+    group: str = ""
+    group_size: int = NONE
+    ranks: str = ""
+    dtype: str = ""
+    elements_in: int = NONE
+    elements_out: int = NONE
+    sequence: int = NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One rule that the trace broke: how often, where first, and what was done or is to be done about it."""
+
+    rule: str
+    count: int
+    first: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Capture:
+    """A whole captured run: all ranks on one clock."""
+
+    names: Sequence[str]
+    work: GpuWork
+    calls: HostCalls
+    waits: Waits
+    annotations: Annotations
+    collectives: Sequence[CollectiveArgs] = ()
+    origin_ns: int = 0
+    sources: Sequence[str] = ()
+    metadata: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that ran something on a GPU."""
+        return [int(rank) for rank in np.unique(self.work.rank)]
+
+    @property
+    def kernels(self) -> Ints:
+        """Rows of ``work`` that are kernels (no copies, no memsets)."""
+        return np.flatnonzero(self.work.category == Category.KERNEL)
+
+    def keep(self, mask: Any) -> Capture:
+        """The same capture with only those rows of ``work`` where ``mask`` holds."""
+        kept = {column: getattr(self.work, column)[mask] for column in GpuWork.__slots__}
+        return replace(self, work=GpuWork(**kept))

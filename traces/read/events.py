@@ -1,0 +1,217 @@
+"""Chrome-trace events from a stream of bytes, in bounded memory, mended where profilers wrote broken JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from traces.errors import TraceError
+from traces.read.mend import Mended, mend
+
+BLOCK_BYTES = 1 << 22
+EVENT_LIMIT_BYTES = 1 << 26  # one event, or all that stands before or after the events, must fit
+# An event begins where another ends and one of the keys of the format follows.
+BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"\s*:)')
+HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
+Event = TypeVar("Event")
+
+
+@dataclass(slots=True)
+class Reading:
+    """What is learnt while the events of one file stream by."""
+
+    path: Path
+    metadata: dict[str, Any] = field(default_factory=dict)
+    mended: dict[str, tuple[int, str]] = field(default_factory=dict)
+    line: int = 1
+    truncated: bool = False
+
+    def note(self, rule: str, where: str | None = None, count: int = 1) -> None:
+        """Count one more case of ``rule``; the first place is kept."""
+        seen, first = self.mended.get(rule, (0, where or f"{self.path.name}:{self.line}"))
+        self.mended[rule] = (seen + count, first)
+
+
+def read_events(stream: BinaryIO, reading: Reading, kind: type[Event]) -> Iterator[list[Event]]:
+    """Lists of events decoded as ``kind`` (a ``msgspec.Struct``); ``reading`` takes the metadata and the repairs.
+
+    Reads ``BLOCK_BYTES`` at a time. A block is cut at its last event boundary and decoded whole; only a block
+    that does not decode is walked event by event, mended, or refused with file, line and remedy.
+    """
+    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+    rest = _skip_head(stream, reading)
+    while True:
+        block = stream.read(BLOCK_BYTES)
+        text = rest + block
+        if not block:
+            break
+        cut = _last_boundary(text, len(rest))
+        if cut is None:
+            if len(text) > EVENT_LIMIT_BYTES:
+                raise _refusal(reading, f"no event ends within {EVENT_LIMIT_BYTES >> 20} MiB", "is it a trace?")
+            rest = text
+            continue
+        try:
+            yield decoder.decode(b"[" + text[: cut + 1] + b"]")
+            reading.line += text.count(b"\n", 0, cut + 1)
+            rest = text[cut:]
+        except msgspec.MsgspecError:
+            events, tail = _walk(text[: cut + 1], reading, kind)
+            yield events
+            rest = text[cut:]
+            if tail is not None:
+                _read_tail(tail + rest + stream.read(EVENT_LIMIT_BYTES), reading)
+                return
+        comma = rest.index(b",") + 1
+        reading.line += rest.count(b"\n", 0, comma)
+        rest = rest[comma:]
+    events, tail = _walk(text, reading, kind)
+    yield events
+    if tail is None:
+        reading.truncated = True
+        reading.note("array-without-end")
+    else:
+        _read_tail(tail, reading)
+
+
+def _last_boundary(text: bytes, fresh_from: int) -> int | None:
+    """Where the last event of ``text`` that is surely whole ends (its closing brace)."""
+    for window in (1 << 14, 1 << 20, len(text)):
+        last = None
+        for found in BOUNDARY.finditer(text, max(0, len(text) - window)):
+            last = found.start()
+        if last is not None:
+            return last
+        if window >= len(text) - fresh_from + 64:
+            return None  # what came before the fresh bytes was searched already
+    return None
+
+
+def _skip_head(stream: BinaryIO, reading: Reading) -> bytes:
+    """Read up to the first event; what stands before it is metadata."""
+    text = b""
+    while True:
+        block = stream.read(BLOCK_BYTES)
+        text += block
+        start = text.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if len(start) < len(text.lstrip()):
+            reading.note("byte-order-mark")
+        if start[:1] == b"[":
+            reading.line += text.count(b"\n", 0, len(text) - len(start))
+            return start[1:]
+        if start and start[:1] != b"{":
+            raise _refusal(reading, "does not begin with '{' or '['", "is it a Chrome or Kineto JSON trace?")
+        if (found := HEAD.search(text)) is not None:
+            head = text[text.index(b"{") : found.start()].rstrip().rstrip(b",")
+            _take_metadata(head + b"}", reading)
+            reading.line += text.count(b"\n", 0, found.end())
+            return text[found.end() :]
+        if not block or len(text) > EVENT_LIMIT_BYTES:
+            raise _refusal(reading, "holds no 'traceEvents' array", "export it with export_chrome_trace")
+
+
+def _read_tail(tail: bytes, reading: Reading) -> None:
+    """What stands after the closing bracket of the events."""
+    body = tail.lstrip().lstrip(b",").strip()
+    if body.startswith(b"}") or not body:
+        if not body.strip(b"}\r\n\t ;") == b"":
+            reading.note("text-after-the-end")
+        return
+    if body.startswith((b"{", b"[")):
+        reading.note("text-after-the-end")
+        return
+    _take_metadata(b"{" + body, reading)
+
+
+def _take_metadata(text: bytes, reading: Reading) -> None:
+    try:
+        value, _ = json.JSONDecoder(strict=False).raw_decode(text.decode("utf-8", "replace"))
+    except ValueError:
+        try:
+            mended = mend(text.decode("utf-8", "replace"))
+        except ValueError:
+            reading.note("metadata-unreadable")
+            return
+        _note_all(mended, reading, reading.line)
+        value = mended.value
+    if isinstance(value, dict):
+        reading.metadata |= {key: item for key, item in value.items() if key not in reading.metadata}
+
+
+def _walk(text: bytes, reading: Reading, kind: type[Event]) -> tuple[list[Event], bytes | None]:
+    """Events of ``text`` one by one; the second value is what follows the array's end, None if it goes on."""
+    events: list[Event] = []
+    begin = 0
+    while begin < len(text):
+        begin, reading.line = _skip_blank(text, begin, reading.line)
+        if begin >= len(text):
+            break
+        if text[begin : begin + 1] == b"]":
+            return events, text[begin + 1 :]
+        end, event = _one(text, begin, reading, kind)
+        if event is not None:
+            events.append(event)
+        reading.line += text.count(b"\n", begin, end)
+        begin = end
+    return events, None
+
+
+def _skip_blank(text: bytes, begin: int, line: int) -> tuple[int, int]:
+    """Past white space and commas."""
+    end = begin
+    while end < len(text) and text[end : end + 1] in b" \t\r\n,":
+        end += 1
+    return end, line + text.count(b"\n", begin, end)
+
+
+def _one(text: bytes, begin: int, reading: Reading, kind: type[Event]) -> tuple[int, Event | None]:
+    """The event at ``begin`` and where it ends: as it stands, else mended, else refused."""
+    boundary = BOUNDARY.search(text, begin)
+    while boundary is not None or begin < len(text):
+        end = len(text) if boundary is None else boundary.start() + 1
+        piece = text[begin:end].decode("utf-8", "replace")
+        try:
+            value, used = json.JSONDecoder(strict=False).raw_decode(piece)
+            return begin + len(piece[:used].encode("utf-8", "replace")), _convert(value, reading, kind)
+        except ValueError:
+            pass
+        try:
+            mended = mend(piece)
+        except ValueError as error:
+            if boundary is None:
+                if b"\n" not in text[end:] and piece.count("}") < piece.count("{"):
+                    reading.note("array-without-end")
+                    reading.truncated = True
+                    return len(text), None
+                raise _refusal(reading, f"{error}", "re-export the trace, or mend that line") from None
+            boundary = BOUNDARY.search(text, boundary.end())
+            continue
+        _note_all(mended, reading, reading.line)
+        return begin + len(piece[: mended.used].encode("utf-8", "replace")), _convert(mended.value, reading, kind)
+    return len(text), None
+
+
+def _note_all(mended: Mended, reading: Reading, line: int) -> None:
+    for rule in mended.rules:
+        reading.note(rule, f"{reading.path.name}:{line}")
+
+
+def _convert(value: Any, reading: Reading, kind: type[Event]) -> Event | None:
+    if not isinstance(value, dict):
+        reading.note("not-an-event")
+        return None
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reading.note("field-of-wrong-type", f"{reading.path.name}:{reading.line}: {error}")
+        return None
+
+
+def _refusal(reading: Reading, what: str, remedy: str) -> TraceError:
+    return TraceError(f"{reading.path}:{reading.line}: {what}: {remedy}")
