@@ -178,9 +178,11 @@ def _one(text: bytes, begin: int, reading: Reading, kind: type[Event]) -> tuple[
         piece = text[begin:end].decode("utf-8", "replace")
         try:
             value, used = json.JSONDecoder(strict=False).raw_decode(piece)
-            return begin + len(piece[:used].encode("utf-8", "replace")), _convert(value, reading, kind)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
+        else:
+            ends = begin + len(piece[:used].encode("utf-8", "replace"))
+            return ends, _convert(value, reading, kind, text[begin:ends])
         try:
             mended = mend(piece)
         except ValueError as error:
@@ -202,13 +204,23 @@ def _note_all(mended: Mended, reading: Reading, line: int) -> None:
         reading.note(rule, f"{reading.path.name}:{line}")
 
 
-def _convert(value: Any, reading: Reading, kind: type[Event]) -> Event | None:
+def _convert(value: Any, reading: Reading, kind: type[Event], text: bytes | None = None) -> Event | None:
+    """``value`` as ``kind``, from the ``text`` that it was decoded from where that is sound (digits survive)."""
     if not isinstance(value, dict):
         reading.note("not-an-event")
         return None
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+        try:
+            return msgspec.json.decode(text or b"", type=kind)
+        except msgspec.ValidationError:
+            raise
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            sound = json.dumps(value)
+            if text is not None and (plain := json.dumps(json.loads(sound, parse_constant=lambda _: None))) != sound:
+                reading.note("bare-value")
+                sound = plain
+            return msgspec.json.decode(sound.encode("utf-8", "replace"), type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
         reading.note("field-of-wrong-type", f"{reading.path.name}:{reading.line}: {error}")
         return None
 
