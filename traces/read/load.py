@@ -1,0 +1,237 @@
+"""Files of one run, of any format, into one :class:`Capture` on one clock."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, Waits
+from traces.errors import TraceError
+from traces.read.kineto import FileRows, Rows, read_file
+from traces.read.nsight import is_sqlite, read_nsight
+from traces.read.remedies import REMEDIES
+from traces.records import Ints
+
+SUFFIXES = (".json", ".json.gz", ".sqlite")
+EPOCH_NS = 10**18  # 2001: a smaller time counts from somewhere else than 1970
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What to read: milliseconds after the first GPU work, ranks, and categories (kernel, memcpy, memset)."""
+
+    start_ms: float | None = None
+    end_ms: float | None = None
+    ranks: tuple[int, ...] | None = None
+    categories: tuple[int, ...] | None = None
+
+
+def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Capture:
+    """Read one file, a folder of one file a rank, or several files, on one clock.
+
+    Ranks come from ``distributedInfo``, else from file names (``rank3.json.gz``), else from their order; a
+    file with several GPUs gives each a rank. Files are aligned by ``baseTimeNanoseconds``. What was mended is
+    in ``findings``. Raises :class:`TraceError` with file, line and remedy.
+    """
+    files = _files(paths)
+    parts = [read_nsight(path) if is_sqlite(path) else read_file(path) for path in files]
+    if not any(part.rows.work for part in parts):
+        raise TraceError(
+            f"trace '{files[0]}': no GPU work in it (no event of category kernel, gpu_memcpy or gpu_memset): "
+            "profile with ProfilerActivity.CUDA"
+        )
+    bases = _bases(parts)
+    ranks = _ranks(parts)
+    names: dict[str, int] = {}
+    collectives: dict[CollectiveArgs, int] = {}
+    tables = [_tables(part, base, rank, names, collectives) for part, base, rank in zip(parts, bases, ranks, strict=True)]
+    work, calls, waits, annotations = (np.concatenate(columns, axis=1) for columns in zip(*(t[:4] for t in tables), strict=True))
+    energy_j = np.concatenate([t[4] for t in tables])
+    origin = int(min(table[2].min() for table in (work, calls, waits, annotations) if table.shape[1]))
+    order = np.lexsort((work[2], work[0]))
+    work, energy_j = work[:, order], energy_j[order]
+    calls = calls[:, np.lexsort((calls[2], calls[0]))]
+    launch = _launches(work[0], work[5], calls[0], calls[5])
+    capture = Capture(
+        names=list(names),
+        work=GpuWork(
+            rank=work[0], name=work[1], start_ns=work[2] - origin, dur_ns=work[3], category=work[4],
+            correlation=work[5], stream=work[6], collective=work[7], moved_bytes=work[8], blocks=work[9],
+            threads=work[10], launch=launch, graph=_graphs(launch), energy_j=energy_j,
+        ),
+        calls=HostCalls(
+            rank=calls[0], name=calls[1], start_ns=calls[2] - origin, dur_ns=calls[3], thread=calls[4],
+            correlation=calls[5],
+        ),
+        waits=Waits(
+            rank=waits[0], kind=waits[1], start_ns=waits[2] - origin, dur_ns=waits[3], stream=waits[4],
+            source_stream=waits[5], record_correlation=waits[6], correlation=waits[7],
+        ),
+        annotations=Annotations(
+            rank=annotations[0], name=annotations[1], start_ns=annotations[2] - origin, dur_ns=annotations[3],
+            lane=annotations[4], on_gpu=annotations[5],
+        ),
+        collectives=list(collectives),
+        origin_ns=origin,
+        sources=[str(path) for path in files],
+        metadata={min(rank.values(), default=0): part.reading.metadata for part, rank in zip(parts, ranks, strict=True)},
+        findings=_findings(parts, bases, work[5], launch, len(calls[0])),
+    )  # fmt: skip
+    return capture if window is None else cut(capture, window)
+
+
+def cut(capture: Capture, window: Window) -> Capture:
+    """The work inside ``window``: rows that begin in it.
+
+    Raises :class:`TraceError` when nothing is left.
+    """
+    work = capture.work
+    since_ms = (work.start_ns - work.start_ns.min()) / 1e6
+    mask = np.ones(len(work), dtype=bool)
+    if window.start_ms is not None:
+        mask &= since_ms >= window.start_ms
+    if window.end_ms is not None:
+        mask &= since_ms < window.end_ms
+    if window.ranks is not None:
+        mask &= np.isin(work.rank, window.ranks)
+    if window.categories is not None:
+        mask &= np.isin(work.category, window.categories)
+    if not mask.any():
+        last_ms = float(since_ms.max())
+        raise TraceError(
+            f"window {window.start_ms}..{window.end_ms} ms, ranks {window.ranks or 'all'}: no GPU work in it: "
+            f"the trace covers 0..{last_ms:.3f} ms and ranks {', '.join(map(str, capture.ranks))}"
+        )
+    return capture.keep(mask)
+
+
+def _files(paths: Path | Sequence[Path]) -> list[Path]:
+    given = [paths] if isinstance(paths, Path) else list(paths)
+    files: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            found = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)]
+            if not found:
+                raise TraceError(f"folder '{path}': no trace in it: its files must end in {', '.join(SUFFIXES)}")
+            files += sorted(found, key=_natural)
+        else:
+            files.append(path)
+    return files
+
+
+def _natural(path: Path) -> list[Any]:
+    """Rank 10 after rank 9."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _bases(parts: Sequence[FileRows]) -> list[int]:
+    """Nanoseconds to add to each file's times."""
+    bases = [part.reading.metadata.get("baseTimeNanoseconds", 0) for part in parts]
+    return [int(base) if isinstance(base, int | float | str) and str(base).isdigit() else 0 for base in bases]
+
+
+def _ranks(parts: Sequence[FileRows]) -> list[dict[int, int]]:
+    """For each file, the rank of each of its devices."""
+    devices = [sorted({row[2] for row in part.rows.work}) for part in parts]
+    if len(parts) == 1 and len(devices[0]) > 1:
+        return [{device: max(device, 0) for device in devices[0]}]
+    taken: set[int] = set()
+    ranks = []
+    for number, (part, mine) in enumerate(zip(parts, devices, strict=True)):
+        first = _rank_of(part, number if len(parts) > 1 else 0)
+        mapped = {}
+        for device in mine:
+            rank = first
+            while rank in taken:
+                rank += 1
+            if rank != first and device == mine[0]:
+                part.reading.note("rank-repeated", part.reading.path.name)
+            taken.add(rank)
+            mapped[device] = rank
+        ranks.append(mapped)
+    return ranks
+
+
+def _rank_of(part: FileRows, number: int) -> int:
+    info = part.reading.metadata.get("distributedInfo")
+    if isinstance(info, dict) and isinstance(info.get("rank"), int) and info["rank"] >= 0:
+        return int(info["rank"])
+    found = re.search(r"rank[-_]?(\d+)", part.reading.path.name)
+    return int(found.group(1)) if found else number
+
+
+def _tables(
+    part: FileRows, base: int, ranks: dict[int, int], names: dict[str, int], collectives: dict[CollectiveArgs, int]
+) -> tuple[Ints, Ints, Ints, Ints, Any]:
+    """The file's rows as columns, first rank, name, start, duration; names and collectives of all files."""
+    rows: Rows = part.rows
+    name = np.array([names.setdefault(text, len(names)) for text in rows.names] or [0], dtype=np.int64)
+    message = np.array([*(collectives.setdefault(one, len(collectives)) for one in rows.collectives), NONE])
+    host = min(ranks.values(), default=0)
+
+    def rank_of(device: Ints) -> Ints:
+        known = np.array(sorted(ranks), dtype=np.int64)
+        if not len(known):
+            return np.full(len(device), host)
+        at = np.clip(np.searchsorted(known, device), 0, len(known) - 1)
+        mapped = np.array([ranks[int(one)] for one in known], dtype=np.int64)[at]
+        return np.where(known[at] == device, mapped, host)
+
+    energy_j = np.array([row[-1] for row in rows.work], dtype=np.float64)
+    w = _columns([row[:-1] for row in rows.work], 11)
+    work = np.stack([rank_of(w[2]), name[w[0]], w[4] + base, w[5], w[1], w[6], w[3], message[w[7]], w[8], w[9], w[10]])
+    c = _columns(rows.calls, 5)
+    calls = np.stack([np.full(len(c[0]), host), name[c[0]], c[2] + base, c[3], c[1], c[4]])
+    s = _columns(rows.waits, 8)
+    waits = np.stack([rank_of(s[1]), name[s[0]], s[6] + base, s[7], s[2], s[3], s[4], s[5]])
+    a = _columns(rows.annotations, 6)
+    notes = np.stack([rank_of(a[1]), name[a[0]], a[4] + base, a[5], a[2], a[3]])
+    return work, calls, waits, notes, energy_j
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Ints:
+    return np.array(rows, dtype=np.int64).T if rows else np.empty((width, 0), dtype=np.int64)
+
+
+def _launches(rank: Ints, correlation: Ints, call_rank: Ints, call_correlation: Ints) -> Ints:
+    """The call that launched each row of work: same rank, same correlation, the first such call."""
+    known = np.flatnonzero(call_correlation != NONE)
+    launch = np.full(len(rank), NONE, dtype=np.int64)
+    if not len(known) or not len(rank):
+        return launch
+    # One number for (rank, correlation): ranks are few, correlations below 2^48.
+    key, wanted = call_rank[known] * (1 << 48) + call_correlation[known], rank * (1 << 48) + correlation
+    keys, first = np.unique(key, return_index=True)
+    at = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
+    return np.where((keys[at] == wanted) & (correlation != NONE), known[first[at]], NONE)
+
+
+def _graphs(launch: Ints) -> Ints:
+    """The launching call where it launched several rows, else ``NONE``."""
+    calls, index, count = np.unique(launch, return_inverse=True, return_counts=True)
+    return np.where((count[index] > 1) & (launch != NONE), launch, NONE) if len(calls) else launch
+
+
+def _findings(parts: Sequence[FileRows], bases: Sequence[int], correlation: Ints, launch: Ints, calls: int) -> list[Finding]:
+    total: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for part in parts:
+        for rule, (count, place) in part.reading.mended.items():
+            total[rule] += count
+            first.setdefault(rule, place)
+    absolute = [base + (part.rows.work[0][4] if part.rows.work else 0) > EPOCH_NS for part, base in zip(parts, bases, strict=True)]
+    if len(parts) > 1 and len(set(absolute)) > 1:
+        total["clocks-not-aligned"], first["clocks-not-aligned"] = absolute.count(False), parts[absolute.index(False)].reading.path.name
+    for rule, mask in (
+        ("correlation-missing", correlation == NONE),
+        ("launch-before-window", (correlation != NONE) & (launch == NONE)),
+    ):
+        if calls and mask.any():
+            total[rule], first[rule] = int(mask.sum()), f"GPU work number {int(np.argmax(mask))}"
+    return [Finding(rule=rule, count=count, first=first[rule], remedy=REMEDIES[rule]) for rule, count in total.items()]
