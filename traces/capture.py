@@ -32,7 +32,8 @@ class GpuWork:
 
     ``name`` indexes ``Capture.names``; ``launch`` a row of ``Capture.calls``; ``collective`` one of
     ``Capture.collectives``. ``graph`` is the launching call where one call launched more than one row (a CUDA
-    or HIP graph). ``energy_j`` is NaN where the trace has none.
+    or HIP graph). ``family`` indexes ``names``: the class that a simulated trace states itself.
+    ``energy_j`` is NaN where the trace has none.
     """
 
     name: Ints
@@ -48,6 +49,7 @@ class GpuWork:
     moved_bytes: Ints
     blocks: Ints
     threads: Ints
+    family: Ints
     energy_j: Floats
 
     @property

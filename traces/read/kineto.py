@@ -44,7 +44,9 @@ class Args(msgspec.Struct, rename={
     block: list[Loose] | Loose = None
     energy_j: Loose = None
     blocks: Loose = None
-    group_gpus: Loose = None
+    family: Loose = None
+    op: Loose = None
+    buffer_bytes: Loose = None
     cuda_sync_kind: Loose = None
     wait_on_stream: Loose = None
     wait_on_cuda_event_record_corr_id: Loose = None
@@ -180,9 +182,10 @@ def _take_work(event: Event, category: Category, rows: Rows, reading: Reading) -
     stream = _stream(a.stream if a.stream is not None else event.tid)
     device = _whole(a.device if a.device is not None else event.pid)
     collective = NONE
-    if a.operation is not None:
+    operation = a.op if a.family == "communication" else a.operation
+    if operation is not None:
         args = CollectiveArgs(
-            operation=str(a.operation), group=_text(a.group), group_size=_whole(a.group_size),
+            operation=str(operation), group=_text(a.group), group_size=_whole(a.group_size),
             ranks=_text(a.ranks), dtype=_text(a.dtype), elements_in=_whole(a.elements_in),
             elements_out=_whole(a.elements_out), sequence=_whole(a.sequence),
         )  # fmt: skip
@@ -192,7 +195,8 @@ def _take_work(event: Event, category: Category, rows: Rows, reading: Reading) -
     rows.work.append(
         (
             rows.name(event.name), category, device, stream, *times, NONE if a.correlation is None else
-            _whole(a.correlation), collective, _whole(a.moved_bytes), blocks, _product(a.block), energy_j,
+            _whole(a.correlation), collective, _whole(a.moved_bytes if a.buffer_bytes is None else
+            a.buffer_bytes), blocks, _product(a.block), NONE if a.family is None else rows.name(a.family), energy_j,
         )
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         work=GpuWork(
             rank=work[0], name=work[1], start_ns=work[2] - origin, dur_ns=work[3], category=work[4],
             correlation=work[5], stream=work[6], collective=work[7], moved_bytes=work[8], blocks=work[9],
-            threads=work[10], launch=launch, graph=_graphs(launch), energy_j=energy_j,
+            threads=work[10], family=work[11], launch=launch, graph=_graphs(launch, calls[1], list(names)), energy_j=energy_j,
         ),
         calls=HostCalls(
             rank=calls[0], name=calls[1], start_ns=calls[2] - origin, dur_ns=calls[3], thread=calls[4],
@@ -171,7 +171,7 @@ def _tables(
 ) -> tuple[Ints, Ints, Ints, Ints, Any]:
     """The file's rows as columns, first rank, name, start, duration; names and collectives of all files."""
     rows: Rows = part.rows
-    name = np.array([names.setdefault(text, len(names)) for text in rows.names] or [0], dtype=np.int64)
+    name = np.array([*(names.setdefault(text, len(names)) for text in rows.names), NONE], dtype=np.int64)
     message = np.array([*(collectives.setdefault(one, len(collectives)) for one in rows.collectives), NONE])
     host = min(ranks.values(), default=0)
 
@@ -184,8 +184,8 @@ def _tables(
         return np.where(known[at] == device, mapped, host)
 
     energy_j = np.array([row[-1] for row in rows.work], dtype=np.float64)
-    w = _columns([row[:-1] for row in rows.work], 11)
-    work = np.stack([rank_of(w[2]), name[w[0]], w[4] + base, w[5], w[1], w[6], w[3], message[w[7]], w[8], w[9], w[10]])
+    w = _columns([row[:-1] for row in rows.work], 12)
+    work = np.stack([rank_of(w[2]), name[w[0]], w[4] + base, w[5], w[1], w[6], w[3], message[w[7]], w[8], w[9], w[10], name[w[11]]])
     c = _columns(rows.calls, 5)
     calls = np.stack([np.full(len(c[0]), host), name[c[0]], c[2] + base, c[3], c[1], c[4]])
     s = _columns(rows.waits, 8)
@@ -212,10 +212,12 @@ def _launches(rank: Ints, correlation: Ints, call_rank: Ints, call_correlation: 
     return np.where((keys[at] == wanted) & (correlation != NONE), known[first[at]], NONE)
 
 
-def _graphs(launch: Ints) -> Ints:
-    """The launching call where it launched several rows, else ``NONE``."""
-    calls, index, count = np.unique(launch, return_inverse=True, return_counts=True)
-    return np.where((count[index] > 1) & (launch != NONE), launch, NONE) if len(calls) else launch
+def _graphs(launch: Ints, call_name: Ints, names: Sequence[str]) -> Ints:
+    """The launching call where it launched a CUDA or HIP graph, else ``NONE``."""
+    if not len(call_name):
+        return launch
+    is_graph = np.array(["graphlaunch" in name.lower() for name in names])
+    return np.where((launch != NONE) & is_graph[call_name[launch]], launch, NONE)
 
 
 def _findings(parts: Sequence[FileRows], bases: Sequence[int], correlation: Ints, launch: Ints, calls: int) -> list[Finding]:

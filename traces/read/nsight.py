@@ -95,7 +95,7 @@ class _Export:
             return
         self.rows.work.append(
             (self.rows.name(name), category, _or_none(device), _or_none(stream), start, end - start,
-             _or_none(correlation), NONE, _or_none(moved), blocks, threads, float("nan"))
+             _or_none(correlation), NONE, _or_none(moved), blocks, threads, NONE, float("nan"))
         )  # fmt: skip
 
 

@@ -1,0 +1,131 @@
+"""What a kernel is, by its name: GEMM, attention, norm, elementwise, communication, memory, other."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traces.capture import NONE, Capture, Category
+from traces.errors import TraceError
+from traces.records import Ints
+
+COMMUNICATION, MEMORY, OTHER = "communication", "memory", "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Kernels whose name holds ``pattern`` are of class ``cls``; the first rule that fits decides."""
+
+    pattern: re.Pattern[str]
+    cls: str
+
+
+def _rule(cls: str, *patterns: str) -> Rule:
+    return Rule(pattern=re.compile("|".join(patterns), re.IGNORECASE), cls=cls)
+
+
+# Communication first: fused kernels (all-reduce + norm) wait for other ranks, whatever else they do.
+RULES: tuple[Rule, ...] = (
+    _rule(
+        COMMUNICATION,
+        r"nccl|rccl|nvshmem|rocshmem",  # libraries
+        r"deep_?ep\b|dpsk::ep|::(?:inter|intra)node(?:_ll)?::|low_latency::(?:dispatch|combine)",  # DeepEP
+        r"multimem|one_?shot_?all_?reduce|two_?shot_?all_?reduce|symm_?mem",  # PyTorch symmetric memory
+        r"cross_device_reduce|custom_?all_?reduce|quick_?reduce|vllm::\w*all_?reduce",  # vLLM, SGLang, aiter
+        r"all_?reduce_?fusion|allreduce|all_reduce|moe_?(?:all_?to_?all|a2a)",  # TensorRT-LLM, FlashInfer
+        r"all_?gather|reduce_?scatter|all_?to_?all|ring_exchange|barrier_all_blocks",
+    ),
+    _rule(
+        "attention",
+        r"flash|fmha|sdpa|attention|attn|mla_(?:fwd|decode)|paged_?kv|BatchPrefill|BatchDecode|merge_state",
+    ),
+    _rule("norm", r"(?:layer|rms|batch|group|instance)_?norm|_add_rms|GammaBeta|bn_(?:fw|bw)|norm_(?:fw|bw)d?"),
+    _rule(
+        "gemm",
+        r"gemm|gemv|nvjet|cutlass.*tensorop|Cijk_|xmma|matmul|mma_(?:kernel|f16|bf16)|splitk_?reduce|reduce_?splitk|wgmma",
+        r"scudnn|winograd|implicit_?con|dgrad|wgrad|fprop|conv(?:olution)?(?:2d|3d|_depthwise)|tensile|cublas",
+    ),
+    _rule(
+        "elementwise",
+        r"elementwise|silu|gelu|relu|act_and_mul|rotary|rope|softmax|dropout|copy|cast|fill|triton_|where",
+        r"multi_tensor_apply|index|gather|scatter|embedding|reduce_kernel|Cat(?:Array|Kernel)|transpose|arange",
+        r"topk|sort|cumsum|scan|store_kvcache|reshape_and_cache|pool|permute|quant|nchw|nhwc|offsets|triu|tril|reduction|scale",
+    ),
+)
+
+
+def load_rules(path: Path) -> tuple[Rule, ...]:
+    """A user's rules file (TOML), to be asked before the built-in rules.
+
+    .. code-block:: toml
+
+        [[rule]]
+        match = "my_fused_mlp"   # a regular expression, searched in the kernel's name, case ignored
+        class = "gemm"           # any name; "communication" counts as communication
+
+    Raises :class:`TraceError` that names the rule and what would be right.
+    """
+    try:
+        text = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise TraceError(f"cannot read rules '{path}': {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"rules '{path}': {error}") from None
+    rules = text.get("rule")
+    if not isinstance(rules, list) or set(text) != {"rule"}:
+        raise TraceError(f"rules '{path}': holds {', '.join(text) or 'nothing'}: give one [[rule]] a rule")
+    made = []
+    for number, rule in enumerate(rules, start=1):
+        if not isinstance(rule, dict) or set(rule) != {"match", "class"} or not all(isinstance(v, str) for v in rule.values()):
+            raise TraceError(f"rules '{path}': rule {number}: give exactly match = \"...\" and class = \"...\"")
+        try:
+            made.append(Rule(pattern=re.compile(rule["match"], re.IGNORECASE), cls=rule["class"]))
+        except re.error as error:
+            raise TraceError(f"rules '{path}': rule {number}: match = '{rule['match']}': {error}") from None
+    return tuple(made)
+
+
+def class_of(name: str, rules: Sequence[Rule] = ()) -> str:
+    """Class of a kernel called ``name``.
+
+    >>> [class_of(name) for name in ("nvjet_sm90_tst_128x32", "ncclDevKernel_AllGather_RING_LL", "fmha_fwd")]
+    ['gemm', 'communication', 'attention']
+    >>> class_of("void dpsk::ep::internode::dispatch<false>(int)")
+    'communication'
+    """
+    for rule in (*rules, *RULES):
+        if rule.pattern.search(name):
+            return rule.cls
+    return OTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classes:
+    """Class of every row of a capture's work: ``index`` into ``labels``."""
+
+    labels: Sequence[str]
+    index: Ints
+
+    def is_class(self, label: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Rows of that class."""
+        return self.index == (self.labels.index(label) if label in self.labels else NONE)
+
+
+def classify(capture: Capture, rules: Sequence[Rule] = ()) -> Classes:
+    """Class of each row: a user's rule, else the family a simulated trace states, else the name's; copies are memory."""
+    work = capture.work
+    labels: dict[str, int] = {COMMUNICATION: 0, MEMORY: 1}
+    pairs, back = np.unique(np.stack([work.name, work.family]), axis=1, return_inverse=True)
+    of_pair = []
+    for name, family in pairs.T.tolist():
+        label = class_of(capture.names[name], rules)
+        if family != NONE and not any(rule.pattern.search(capture.names[name]) for rule in rules):
+            label = capture.names[family]
+        of_pair.append(labels.setdefault(label, len(labels)))
+    index = np.array(of_pair, dtype=np.int64)[back.reshape(-1)]
+    return Classes(labels=list(labels), index=np.where(work.category == Category.KERNEL, index, labels[MEMORY]))
