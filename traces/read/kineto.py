@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
 import re
-import zlib
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import msgspec
 
 from traces.capture import NONE, Category, CollectiveArgs
-from traces.errors import TraceError
 from traces.read.events import Reading, read_events
+from traces.read.stream import open_trace
 
 Loose = int | float | str | None
 
@@ -103,41 +100,11 @@ def read_file(path: Path) -> FileRows:
     Raises :class:`TraceError` with file, line and remedy where it cannot be read.
     """
     reading, rows = Reading(path=path), Rows()
-    try:
-        with path.open("rb") as raw:
-            stream = gzip.open(raw) if raw.read(2) == b"\x1f\x8b" else raw  # noqa: SIM115 - raw is closed above
-            raw.seek(0)
-            for events in read_events(_Forgiving(cast(BinaryIO, stream), reading), reading, Event):
-                for event in events:
-                    _take(event, rows, reading)
-    except OSError as error:
-        raise TraceError(f"cannot read trace '{path}': {error.strerror or error}") from None
+    with open_trace(path, reading) as stream:
+        for events in read_events(stream, reading, Event):
+            for event in events:
+                _take(event, rows, reading)
     return FileRows(rows=rows, reading=reading)
-
-
-class _Forgiving(io.RawIOBase):
-    """A compressed stream that ends where the file was cut, and says so."""
-
-    def __init__(self, stream: BinaryIO, reading: Reading) -> None:
-        self.stream, self.reading, self.ended = stream, reading, False
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to ``size`` bytes, as many as come whole."""
-        if self.ended:
-            return b""
-        parts, left = [], size
-        while left > 0:  # small reads: all that stands before the damage is kept
-            try:
-                part = self.stream.read(min(left, 1 << 16))
-            except (EOFError, zlib.error, gzip.BadGzipFile):
-                self.reading.note("compressed-file-damaged")
-                self.ended = True
-                break
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
 
 
 def _take(event: Event, rows: Rows, reading: Reading) -> None:
