@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces.capture import NONE, Capture, Category
 from traces.errors import TraceError
@@ -81,8 +82,12 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
         raise TraceError(f"rules '{path}': holds {', '.join(text) or 'nothing'}: give one [[rule]] a rule")
     made = []
     for number, rule in enumerate(rules, start=1):
-        if not isinstance(rule, dict) or set(rule) != {"match", "class"} or not all(isinstance(v, str) for v in rule.values()):
-            raise TraceError(f"rules '{path}': rule {number}: give exactly match = \"...\" and class = \"...\"")
+        if (
+            not isinstance(rule, dict)
+            or set(rule) != {"match", "class"}
+            or not all(isinstance(v, str) for v in rule.values())
+        ):
+            raise TraceError(f'rules \'{path}\': rule {number}: give exactly match = "..." and class = "..."')
         try:
             made.append(Rule(pattern=re.compile(rule["match"], re.IGNORECASE), cls=rule["class"]))
         except re.error as error:
@@ -111,13 +116,13 @@ class Classes:
     labels: Sequence[str]
     index: Ints
 
-    def is_class(self, label: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def is_class(self, label: str) -> NDArray[np.bool_]:
         """Rows of that class."""
-        return self.index == (self.labels.index(label) if label in self.labels else NONE)
+        return np.asarray(self.index == (self.labels.index(label) if label in self.labels else NONE))
 
 
 def classify(capture: Capture, rules: Sequence[Rule] = ()) -> Classes:
-    """Class of each row: a user's rule, else the family a simulated trace states, else the name's; copies are memory."""
+    """Class of each row: a user's rule, else the family that a simulated trace states, else by name; copies: memory."""
     work = capture.work
     labels: dict[str, int] = {COMMUNICATION: 0, MEMORY: 1}
     pairs, back = np.unique(np.stack([work.name, work.family]), axis=1, return_inverse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import networkx as nx
 import numpy as np
@@ -60,17 +61,19 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
         least = np.full(int(collective.max()) + 1, np.iinfo(np.int64).max)
         np.minimum.at(least, collective[members], work.dur_ns[members])
         weight_ns[members] = least[collective[members]]
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[object] = nx.DiGraph()
     graph.add_weighted_edges_from(_edges(capture, weight_ns, collective))
     source = "start"
     for node in [node for node, degree in graph.in_degree() if degree == 0]:
         graph.add_edge(source, node, weight=float(weight_ns[node]) if isinstance(node, int) else 0.0)
-    graph.add_edges_from((source, row, {"weight": float(weight_ns[row])}) for row in range(len(work)) if row not in graph)
+    graph.add_edges_from(
+        (source, row, {"weight": float(weight_ns[row])}) for row in range(len(work)) if row not in graph
+    )
     path = nx.dag_longest_path(graph, weight="weight", default_weight=0)
     by_class: Counter[str] = Counter()
     names: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for before, node in zip(path, path[1:], strict=False):
+    for before, node in pairwise(path):
         time_us = graph[before][node]["weight"] / 1e3
         if isinstance(node, int):
             by_class[classes.labels[classes.index[node]]] += time_us
@@ -90,7 +93,8 @@ def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> list[tuple[ob
     work, calls = capture.work, capture.calls
     dependencies = edges_of(capture)
     found: list[tuple[object, object, float]] = [
-        (a, b, float(weight_ns[b])) for a, b in zip(dependencies.before.tolist(), dependencies.after.tolist(), strict=True)
+        (a, b, float(weight_ns[b]))
+        for a, b in zip(dependencies.before.tolist(), dependencies.after.tolist(), strict=True)
     ]
     # The last to arrive starts a collective: what is before one member is before all.
     group: dict[int, list[int]] = {}

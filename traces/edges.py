@@ -59,9 +59,13 @@ def edges_of(capture: Capture) -> Edges:
 Columns = tuple[Ints, Ints, Ints, Floats]
 
 
-def _columns(before: list[int] | Ints, after: list[int] | Ints, kind: EdgeKind, confidence: list[float] | float) -> Columns:
+def _columns(
+    before: list[int] | Ints, after: list[int] | Ints, kind: EdgeKind, confidence: list[float] | float
+) -> Columns:
     first, second = np.asarray(before, dtype=np.int64), np.asarray(after, dtype=np.int64)
-    sure = np.full(len(first), confidence) if isinstance(confidence, float) else np.asarray(confidence, dtype=np.float64)
+    sure = (
+        np.full(len(first), confidence) if isinstance(confidence, float) else np.asarray(confidence, dtype=np.float64)
+    )
     return first, second, np.full(len(first), int(kind), dtype=np.int64), sure
 
 
@@ -89,7 +93,11 @@ def _wait_edges(capture: Capture) -> Columns:
         )
         if correlation != NONE
     }
-    launched = np.where(work.launch != NONE, calls.start_ns[work.launch], np.iinfo(np.int64).max) if len(calls) else work.launch
+    launched = (
+        np.where(work.launch != NONE, calls.start_ns[work.launch], np.iinfo(np.int64).max)
+        if len(calls)
+        else work.launch
+    )
     before, after = [], []
     for number in np.flatnonzero((waits.stream != NONE) & (waits.source_stream != NONE)).tolist():
         rank = int(waits.rank[number])

@@ -26,7 +26,7 @@ PERFETTO = {
     "perfetto-negative-time": "Perfetto drops events before time 0: shift all times",
     "perfetto-negative-duration": "Perfetto v55 drops them, v52 keeps them: write end - start",
     "perfetto-no-duration": "Perfetto drops complete events without dur",
-    "perfetto-large-id": "Perfetto puts negative pids and tids, and those of 2^32 and above, into one row: renumber them",
+    "perfetto-large-id": "Perfetto puts pids and tids outside 0..2^32-1 into one row: renumber them",
     "perfetto-counter-not-a-number": "Perfetto drops null counters and hangs for ever on NaN: leave them out",
     "perfetto-flow-id": "Perfetto wants integer or hexadecimal flow ids: these arrows are lost",
 }

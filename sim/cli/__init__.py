@@ -14,6 +14,7 @@ COMMANDS = {
     "sweep": "Run a grid of scenarios on many workers; resumable.",
     "pareto": "Rows of a sweep that nothing beats: energy, latency, throughput, GPUs, carbon, cost.",
     "best": "The best row of a sweep under conditions, and its command.",
+    "inspect": "A real or simulated trace: classes, communication, idle time, critical path, lint.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",

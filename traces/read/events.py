@@ -120,7 +120,7 @@ def _read_tail(tail: bytes, reading: Reading) -> None:
     """What stands after the closing bracket of the events."""
     body = tail.lstrip().lstrip(b",").strip()
     if body.startswith(b"}") or not body:
-        if not body.strip(b"}\r\n\t ;") == b"":
+        if body.strip(b"}\r\n\t ;"):
             reading.note("text-after-the-end")
         return
     if body.startswith((b"{", b"[")):

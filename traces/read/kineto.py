@@ -127,9 +127,7 @@ def _take(event: Event, rows: Rows, reading: Reading) -> None:
         kind = a.cuda_sync_kind if a.cuda_sync_kind is not None else event.name
         source, record = _whole(a.wait_on_stream), _whole(a.wait_on_cuda_event_record_corr_id)
         device = _whole(a.device if a.device is not None else event.pid)
-        rows.waits.append(
-            (rows.name(kind), device, _whole(a.stream), source, record, _whole(a.correlation), *times)
-        )
+        rows.waits.append((rows.name(kind), device, _whole(a.stream), source, record, _whole(a.correlation), *times))
 
 
 def _take_work(event: Event, category: Category, rows: Rows, reading: Reading) -> None:

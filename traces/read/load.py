@@ -50,8 +50,12 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     ranks = _ranks(parts)
     names: dict[str, int] = {}
     collectives: dict[CollectiveArgs, int] = {}
-    tables = [_tables(part, base, rank, names, collectives) for part, base, rank in zip(parts, bases, ranks, strict=True)]
-    work, calls, waits, annotations = (np.concatenate(columns, axis=1) for columns in zip(*(t[:4] for t in tables), strict=True))
+    tables = [
+        _tables(part, base, rank, names, collectives) for part, base, rank in zip(parts, bases, ranks, strict=True)
+    ]
+    work, calls, waits, annotations = (
+        np.concatenate(columns, axis=1) for columns in zip(*(t[:4] for t in tables), strict=True)
+    )
     energy_j = np.concatenate([t[4] for t in tables])
     origin = int(min(table[2].min() for table in (work, calls, waits, annotations) if table.shape[1]))
     order = np.lexsort((work[2], work[0]))
@@ -63,7 +67,8 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         work=GpuWork(
             rank=work[0], name=work[1], start_ns=work[2] - origin, dur_ns=work[3], category=work[4],
             correlation=work[5], stream=work[6], collective=work[7], moved_bytes=work[8], blocks=work[9],
-            threads=work[10], family=work[11], launch=launch, graph=_graphs(launch, calls[1], list(names)), energy_j=energy_j,
+            threads=work[10], family=work[11], launch=launch, energy_j=energy_j,
+            graph=_graphs(launch, calls[1], list(names)),
         ),
         calls=HostCalls(
             rank=calls[0], name=calls[1], start_ns=calls[2] - origin, dur_ns=calls[3], thread=calls[4],
@@ -80,7 +85,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         collectives=list(collectives),
         origin_ns=origin,
         sources=[str(path) for path in files],
-        metadata={min(rank.values(), default=0): part.reading.metadata for part, rank in zip(parts, ranks, strict=True)},
+        metadata={min(r.values(), default=0): part.reading.metadata for part, r in zip(parts, ranks, strict=True)},
         findings=_findings(parts, bases, work[5], launch, len(calls[0])),
     )  # fmt: skip
     return capture if window is None else cut(capture, window)
@@ -185,7 +190,9 @@ def _tables(
 
     energy_j = np.array([row[-1] for row in rows.work], dtype=np.float64)
     w = _columns([row[:-1] for row in rows.work], 12)
-    work = np.stack([rank_of(w[2]), name[w[0]], w[4] + base, w[5], w[1], w[6], w[3], message[w[7]], w[8], w[9], w[10], name[w[11]]])
+    work = np.stack(
+        [rank_of(w[2]), name[w[0]], w[4] + base, w[5], w[1], w[6], w[3], message[w[7]], w[8], w[9], w[10], name[w[11]]]
+    )
     c = _columns(rows.calls, 5)
     calls = np.stack([np.full(len(c[0]), host), name[c[0]], c[2] + base, c[3], c[1], c[4]])
     s = _columns(rows.waits, 8)
@@ -220,16 +227,24 @@ def _graphs(launch: Ints, call_name: Ints, names: Sequence[str]) -> Ints:
     return np.where((launch != NONE) & is_graph[call_name[launch]], launch, NONE)
 
 
-def _findings(parts: Sequence[FileRows], bases: Sequence[int], correlation: Ints, launch: Ints, calls: int) -> list[Finding]:
+def _findings(
+    parts: Sequence[FileRows], bases: Sequence[int], correlation: Ints, launch: Ints, calls: int
+) -> list[Finding]:
     total: Counter[str] = Counter()
     first: dict[str, str] = {}
     for part in parts:
         for rule, (count, place) in part.reading.mended.items():
             total[rule] += count
             first.setdefault(rule, place)
-    absolute = [base + (part.rows.work[0][4] if part.rows.work else 0) > EPOCH_NS for part, base in zip(parts, bases, strict=True)]
+    absolute = [
+        base + (part.rows.work[0][4] if part.rows.work else 0) > EPOCH_NS
+        for part, base in zip(parts, bases, strict=True)
+    ]
     if len(parts) > 1 and len(set(absolute)) > 1:
-        total["clocks-not-aligned"], first["clocks-not-aligned"] = absolute.count(False), parts[absolute.index(False)].reading.path.name
+        total["clocks-not-aligned"], first["clocks-not-aligned"] = (
+            absolute.count(False),
+            parts[absolute.index(False)].reading.path.name,
+        )
     for rule, mask in (
         ("correlation-missing", correlation == NONE),
         ("launch-before-window", (correlation != NONE) & (launch == NONE)),

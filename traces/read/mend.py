@@ -41,7 +41,7 @@ def mend(text: str) -> Mended:
             rules[rule] = None
             text = text[:begin] + put + text[end:]
             grown += len(put) - (end - begin)
-    raise ValueError("an event needs more than {EDITS_LIMIT} repairs")
+    raise ValueError(f"an event needs more than {EDITS_LIMIT} repairs")
 
 
 def _edit(text: str, error: json.JSONDecodeError) -> tuple[str, int, int, str]:
@@ -62,8 +62,8 @@ def _edit(text: str, error: json.JSONDecodeError) -> tuple[str, int, int, str]:
         return "trailing-comma", comma, comma + 1, ""
     # A string ended too early: the quote before this place belongs to it.
     quote = before - 1 if text[before - 1 : before] == '"' else text.rfind('"', 0, at)
-    if quote > 0 and "delimiter" in error.msg or "property name" in error.msg and quote > 0:
-        if "property name" in error.msg:  # after `", `: the comma was inside the string as well
+    if quote > 0 and ("delimiter" in error.msg or "property name" in error.msg):
+        if "property name" in error.msg and "," in text[:at]:  # after `", `: the comma was inside the string as well
             quote = text.rfind('"', 0, text.rindex(",", 0, at))
         return "unescaped-quote", quote, quote, "\\"
     raise ValueError(f"broken JSON ({error.msg}) at '{text[at : at + 30]}'")

@@ -33,9 +33,13 @@ def read_nsight(path: Path) -> FileRows:
     reading, rows = Reading(path=path), Rows()
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            tables = {row[0] for row in database.execute("select name from sqlite_master where type in ('table','view')")}
+            tables = {
+                row[0] for row in database.execute("select name from sqlite_master where type in ('table','view')")
+            }
             if "StringIds" not in tables:
-                raise TraceError(f"trace '{path}': a SQLite file without the table StringIds: export it with nsys export")
+                raise TraceError(
+                    f"trace '{path}': a SQLite file without the table StringIds: export it with nsys export"
+                )
             strings = dict(database.execute("select id, value from StringIds"))
             _Export(database, tables, strings, rows).take()
     except sqlite3.Error as error:
