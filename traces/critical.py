@@ -75,6 +75,8 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
     count: Counter[str] = Counter()
     for before, node in pairwise(path):
         time_us = graph[before][node]["weight"] / 1e3
+        if not time_us:
+            continue
         if isinstance(node, int):
             by_class[classes.labels[classes.index[node]]] += time_us
             names[capture.names[work.name[node]]] += time_us

@@ -131,10 +131,10 @@ def _lane(pid: Any, tid: Any) -> tuple[Any, Any]:
 
 
 def perfetto_ns(text: bytes) -> int | None:
-    """Microseconds as Perfetto reads them: whole ones exactly, others through a double, cut to nanoseconds.
+    """Microseconds as Perfetto reads them: whole ones exactly, others through a double, rounded half up.
 
     >>> perfetto_ns(b"1.3"), perfetto_ns(b'"12.345678"'), perfetto_ns(b"null")
-    (1300, 12345, None)
+    (1300, 12346, None)
     """
     text = text.strip(b'" ')
     try:
@@ -147,8 +147,10 @@ def perfetto_ns(text: bytes) -> int | None:
         return None
     if not math.isfinite(value):
         return None
-    # A double without a fraction is stored as an integer, and keeps every digit.
-    return int(value) * 1000 if value.is_integer() else int(value * 1000.0)
+    if value.is_integer():  # a double without a fraction is stored as an integer, and keeps every digit
+        return int(value) * 1000
+    below = math.floor(value * 1000.0)
+    return below + (value * 1000.0 - below >= 0.5)
 
 
 def _counts(args: msgspec.Raw) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -16,6 +17,7 @@ from traces.read.mend import Mended, mend
 
 BLOCK_BYTES = 1 << 22
 EVENT_LIMIT_BYTES = 1 << 26  # one event, or all that stands before or after the events, must fit
+NESTED_LIMIT = 64  # boundaries looked at for the true end of one event
 # An event begins where another ends and one of the keys of the format follows.
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"\s*:)')
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -173,30 +175,34 @@ def _skip_blank(text: bytes, begin: int, line: int) -> tuple[int, int]:
 def _one(text: bytes, begin: int, reading: Reading, kind: type[Event]) -> tuple[int, Event | None]:
     """The event at ``begin`` and where it ends: as it stands, else mended, else refused."""
     boundary = BOUNDARY.search(text, begin)
-    while boundary is not None or begin < len(text):
-        end = len(text) if boundary is None else boundary.start() + 1
-        piece = text[begin:end].decode("utf-8", "replace")
-        try:
-            value, used = json.JSONDecoder(strict=False).raw_decode(piece)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            ends = begin + len(piece[:used].encode("utf-8", "replace"))
-            return ends, _convert(value, reading, kind, text[begin:ends])
-        try:
-            mended = mend(piece)
-        except ValueError as error:
-            if boundary is None:
-                if b"\n" not in text[end:] and piece.count("}") < piece.count("{"):
-                    reading.note("array-without-end")
-                    reading.truncated = True
-                    return len(text), None
-                raise _refusal(reading, f"{error}", "re-export the trace, or mend that line") from None
-            boundary = BOUNDARY.search(text, boundary.end())
-            continue
-        _note_all(mended, reading, reading.line)
-        return begin + len(piece[: mended.used].encode("utf-8", "replace")), _convert(mended.value, reading, kind)
-    return len(text), None
+    end = len(text) if boundary is None else boundary.start() + 1
+    piece = text[begin:end].decode("utf-8", "replace")
+    used = _length(piece)
+    if used is None and boundary is not None:  # objects inside an event's arguments may look like events
+        for later in islice(BOUNDARY.finditer(text, boundary.end()), NESTED_LIMIT):
+            longer = text[begin : later.start() + 1].decode("utf-8", "replace")
+            if (used := _length(longer)) is not None:
+                piece = longer
+                break
+    if used is not None:
+        ends = begin + len(piece[:used].encode("utf-8", "replace"))
+        return ends, _convert(json.loads(piece[:used], strict=False), reading, kind, text[begin:ends])
+    try:
+        mended = mend(piece)
+    except (ValueError, RecursionError) as error:
+        if boundary is None and piece.count("}") < piece.count("{"):
+            return len(text), None  # the file was cut inside its last event
+        raise _refusal(reading, f"{error}", "mend that line, or export the trace again") from None
+    _note_all(mended, reading, reading.line)
+    return begin + len(piece[: mended.used].encode("utf-8", "replace")), _convert(mended.value, reading, kind)
+
+
+def _length(piece: str) -> int | None:
+    """Characters of the JSON value at the start of ``piece``, None if it is broken."""
+    try:
+        return json.JSONDecoder(strict=False).raw_decode(piece)[1]
+    except (ValueError, RecursionError):
+        return None
 
 
 def _note_all(mended: Mended, reading: Reading, line: int) -> None:

@@ -62,8 +62,10 @@ def _edit(text: str, error: json.JSONDecodeError) -> tuple[str, int, int, str]:
         return "trailing-comma", comma, comma + 1, ""
     # A string ended too early: the quote before this place belongs to it.
     quote = before - 1 if text[before - 1 : before] == '"' else text.rfind('"', 0, at)
+    if "':' delimiter" in error.msg:  # what looks like a key is the string's, so is the quote before the comma
+        quote = text.rfind('"', 0, max(0, text.rfind('"', 0, quote)))
+    elif "property name" in error.msg:
+        quote = text.rfind('"', 0, max(0, text.rfind(",", 0, at)))
     if quote > 0 and ("delimiter" in error.msg or "property name" in error.msg):
-        if "property name" in error.msg and "," in text[:at]:  # after `", `: the comma was inside the string as well
-            quote = text.rfind('"', 0, text.rindex(",", 0, at))
         return "unescaped-quote", quote, quote, "\\"
     raise ValueError(f"broken JSON ({error.msg}) at '{text[at : at + 30]}'")
