@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_communication_computation_and_overlap_are_those_of_a_sweep_over_microse
         steps[event["ts"] + event["dur"]][sort] -= 1
     times = sorted(steps)
     open_now, sums = [0, 0], [0.0, 0.0, 0.0]
-    for begin, end in zip(times, times[1:], strict=False):
+    for begin, end in pairwise(times):
         open_now = [a + b for a, b in zip(open_now, steps[begin], strict=True)]
         for sort, on in enumerate((open_now[0] > 0, open_now[1] > 0, min(open_now) > 0)):
             sums[sort] += (end - begin) * on
@@ -206,7 +207,7 @@ def test_a_users_rule_is_asked_first_and_a_wrong_one_is_refused(tmp_path: Path) 
     with pytest.raises(TraceError, match=r"rule 1: match = '\('"):
         load_rules(rules)
     rules.write_text('[[rule]]\nmatch = "x"\n')
-    with pytest.raises(TraceError, match='rule 1: give exactly match = "..." and class = "..."'):
+    with pytest.raises(TraceError, match=r'rule 1: give exactly match = "\.\.\." and class = "\.\.\."'):
         load_rules(rules)
 
 

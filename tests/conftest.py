@@ -1,0 +1,17 @@
+"""What several test files need."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of measurements and public data beside the checkout; a test that needs it skips without it."""
+    folder = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[2] / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"{folder} not found: set WATTLINE_SHARED to the folder of measurements and public data")
+    return folder
