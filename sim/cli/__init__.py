@@ -18,6 +18,7 @@ COMMANDS = {
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",
+    "ring": "Ring attention: contiguous, striped and zigzag layouts compared.",
     "gpus": "List the GPU catalog.",
     "models": "List the model catalog.",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware.calibrate.fit_families import moved_bytes
@@ -20,6 +20,8 @@ from sim.scenario import Scenario
 from sim.studies import predict_time
 from sim.studies.contention import beside_waiting, computation, together
 from sim.studies.records import MEASURED_FIELDS
+from workloads.families.dit import build_denoise, load_dit
+from workloads.families.ring import build_ring
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import (
     AttentionWork,
@@ -105,15 +107,46 @@ def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = Fal
     """Kernels back to back on ``world`` GPUs until the power cap has settled."""
     world = int(inputs["world"])
     target = machine(str(inputs["gpu"]), None, world, None, False, None, False, inputs.get("profile"))
-    records, graph = run_works(target, works, in_graph=in_graph, gap=gap)
+    return seen(*run_works(target, works, in_graph=in_graph, gap=gap))
+
+
+def seen(records: Any, core: Core) -> Prediction:
+    """What a settled repetition came to."""
     seconds = records.end_ps * 1e-12
-    energy = [gpu.energy_j for gpu in graph.gpus]
+    energy = [gpu.energy_j for gpu in core.gpus]
     return Prediction(
         latency_s=seconds,
         energy_j=sum(energy),
         power_w=[e / seconds for e in energy],
-        sm_clock_mhz=[_mean_clock_mhz(graph, gpu) for gpu in range(world)],
+        sm_clock_mhz=[_mean_clock_mhz(core, gpu) for gpu in range(len(core.gpus))],
     )
+
+
+def _dit_step(inputs: Inputs) -> Prediction:
+    """One denoising branch in a graph."""
+    spec = load_dit(str(inputs["model"]))
+    if inputs.get("text_tokens", spec.text_tokens) != spec.text_tokens:
+        spec = replace(spec, text_tokens=int(inputs["text_tokens"]))
+    ulysses = int(inputs.get("ulysses", 1))
+    program = build_denoise(spec, tokens=int(inputs["tokens"]), layers=int(inputs["layers"]), ulysses=ulysses)
+    target = machine(str(inputs["gpu"]), None, ulysses, None, False, None, False, inputs.get("profile"))
+    return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.graph_gap_s))
+
+
+def _ring_attention(inputs: Inputs) -> Prediction:
+    """A ring launched kernel by kernel."""
+    world = int(inputs["world"])
+    program = build_ring(
+        inputs["layout"],
+        ranks=world,
+        seq_len=int(inputs["seq_len"]),
+        q_heads=int(inputs["q_heads"]),
+        kv_heads=int(inputs["kv_heads"]),
+        head_dim=int(inputs["head_dim"]),
+        causal=bool(inputs.get("causal", True)),
+    )
+    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, inputs.get("profile"))
+    return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
 
 
 def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: bool) -> tuple[Any, Core]:
@@ -134,6 +167,11 @@ def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: 
         )
     )
     gap_s = target.profile.launch.graph_gap_s if gap else 0.0
+    return run_program(target, Program(ranks=(rank,) * target.world), in_graph=in_graph, gap_s=gap_s)
+
+
+def run_program(target: Machine, program: Program, *, in_graph: bool, gap_s: float) -> tuple[Any, Core]:
+    """One settled repetition of ``program``, every rank in full."""
     pricer = Pricer(
         profile=target.profile,
         gpu=target.gpu,
@@ -142,7 +180,7 @@ def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: 
         cluster=target.cluster,
         world=target.world,
     )
-    graph = lower(Program(ranks=(rank,) * target.world), pricer.price)
+    graph = lower(program, pricer.price)
     model = FluidModel(target.model, graph.classes, [])
     loop = Repeated(number=0, piece=Piece(graph, model), repeat=1)
     targets = settled_targets([loop], target.limits, graph.gpus)
@@ -288,11 +326,11 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
     "alone": _alone,
     "together": _together,
     "small_kernels": _small_kernels,
+    "dit_step": _dit_step,
+    "ring_attention": _ring_attention,
 } | {op.value: _elementwise for op in Elementwise}
 
 SKIPPED = {
     "host": "describes the machine, measures nothing",
     "idle": "an input of the fit: idle power is a coefficient",
-    "ring_attention": "kind of a later issue (ring attention)",
-    "dit_step": "kind of a later issue (video diffusion)",
 }

@@ -1,0 +1,47 @@
+"""``wattline ring``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+
+@click.command("ring")
+@click.option("--gpu", default="h100-sxm-80gb", show_default=True, help="GPU id (wattline gpus) or .toml file")
+@click.option("--world", type=click.IntRange(2, 1024), default=4, show_default=True, help="ranks of the ring")
+@click.option(
+    "--seq-lens", default="16384,65536,262144", show_default=True, help="tokens of all ranks, comma-separated"
+)
+@click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
+def command(gpu: str, world: int, seq_lens: str, q_heads: int, kv_heads: int, head_dim: int, as_json: bool) -> None:
+    """Causal ring attention (forward): contiguous, striped and zigzag layouts compared."""
+    from rich.table import Table
+
+    from sim.cli.console import wide_console
+    from sim.studies.ring import ring_points
+
+    try:
+        lengths = [int(part) for part in seq_lens.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"'{seq_lens}' is not a list of whole numbers like 16384,65536") from None
+    points = list(
+        ring_points(gpu, world=world, seq_lens=lengths, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
+    )
+    if as_json:
+        click.echo(json.dumps({"points": [asdict(point) for point in points]}, allow_nan=False))
+        return
+    table = Table(title=f"Ring attention on {world} x {gpu}", title_justify="left")
+    for name in ("tokens", "layout", "latency ms", "speed-up", "energy J", "least W", "most W"):
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    for p in points:
+        watts = p.power_w_per_gpu
+        table.add_row(
+            f"{p.seq_len:,}", p.layout, f"{p.latency_s * 1e3:.3f}", f"{p.speedup:.2f}", f"{p.energy_j:.2f}",
+            f"{min(watts):.0f}", f"{max(watts):.0f}",
+        )  # fmt: skip
+    wide_console().print(table)

@@ -1,0 +1,47 @@
+"""Ring attention by layout and sequence length: time, energy, and what the ranks that wait draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sim.machine import machine
+from sim.studies.predict import run_program, seen
+from workloads.families.ring import LAYOUTS, build_ring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingPoint:
+    """One layout at one length, forward and causal, settled (s, J of all GPUs, W of each)."""
+
+    layout: str
+    seq_len: int
+    latency_s: float
+    energy_j: float
+    power_w_per_gpu: tuple[float, ...]
+    speedup: float
+
+
+def ring_points(
+    gpu: str, *, world: int, seq_lens: Sequence[int], q_heads: int, kv_heads: int, head_dim: int
+) -> Iterator[RingPoint]:
+    """Every layout at every length; ``speedup`` is over contiguous at that length."""
+    target = machine(gpu, None, world, None, False, None, False)
+    for seq_len in seq_lens:
+        contiguous_s = 0.0
+        for layout in LAYOUTS:
+            program = build_ring(
+                layout, ranks=world, seq_len=seq_len, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim
+            )
+            gap_s = target.profile.launch.eager_gap_s
+            found = seen(*run_program(target, program, in_graph=True, gap_s=gap_s))
+            assert found.latency_s is not None and found.energy_j is not None and found.power_w is not None
+            contiguous_s = contiguous_s or found.latency_s
+            yield RingPoint(
+                layout=layout,
+                seq_len=seq_len,
+                latency_s=found.latency_s,
+                energy_j=found.energy_j,
+                power_w_per_gpu=tuple(found.power_w),
+                speedup=contiguous_s / found.latency_s,
+            )
