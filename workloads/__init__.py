@@ -2,6 +2,7 @@
 
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, choice_of
+from workloads.families.ragged import Group, build_ragged
 from workloads.families.transformer import build_generate, build_program
 from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec, list_models, load_model
@@ -16,6 +17,7 @@ from workloads.work import AllReduce, DType
 __all__ = [
     "AllReduce",
     "DType",
+    "Group",
     "Layout",
     "MemoryNeed",
     "ModelSpec",
@@ -26,6 +28,7 @@ __all__ = [
     "Zipf",
     "build_generate",
     "build_program",
+    "build_ragged",
     "busiest_spread",
     "check_layout",
     "choice_of",

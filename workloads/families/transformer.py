@@ -135,7 +135,7 @@ def _role_program(
         head = options.lm_head and role.stage == layout.pp - 1 and (phase == "decode" or role.tail)
         compute = known.get((phase, shape.context))
         if compute is None:
-            load = _loads(shape, options)[role.member]
+            load = loads_of(shape, options)[role.member]
             compute = known[phase, shape.context] = _segments(shape, phase, mine, load, stack, options, head=head)
         returns = number < len(shapes) - 1
         step = Step(shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns)
@@ -144,7 +144,7 @@ def _role_program(
     return RankProgram(phases=tuple(phases))
 
 
-def _loads(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
+def loads_of(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
     """Expert load of each rank; one entry, None, for dense models: all ranks run the same program."""
     model, layout = shape.model, shape.layout
     if not model.experts:
@@ -177,7 +177,7 @@ def _segments(
         kernels = _layer_kernels(block, shape, phase, load, stack, options)
         segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(mine), first=mine.start))
     if head:
-        segments.append(Segment(name="lm_head", kernels=_head_kernels(shape)))
+        segments.append(Segment(name="lm_head", kernels=head_kernels(shape)))
     return tuple(segments)
 
 
@@ -194,7 +194,7 @@ def _layer_kernels(
         return overlapped_layer(shape, _schedule(shape, options))
     kernels = []
     for node in block.nodes:
-        kernels += _node_kernels(node, shape, phase, load, stack, options)
+        kernels += node_kernels(node, shape, phase, load, stack, options)
     if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
         return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
     schedule = _schedule(shape, options)
@@ -214,7 +214,7 @@ def _schedule(shape: Shape, options: Options) -> Schedule:
             return Schedule(pieces=chunks, ctas=ctas)
 
 
-def _head_kernels(shape: Shape) -> tuple[Kernel, ...]:
+def head_kernels(shape: Shape) -> tuple[Kernel, ...]:
     """Only the last token of each sequence is scored; the vocabulary is padded up to the ranks.
 
     Under sequence parallelism these tokens lie on the last rank: a broadcast brings them to the others.
@@ -242,7 +242,7 @@ def _overlap(model: ModelSpec, options: Options) -> tuple[int, int | None]:
     return asked[0].chunks, options.comm_ctas or (None if sms is None else max(1, int(sms / options.sms_per_cta)))
 
 
-def _node_kernels(
+def node_kernels(
     node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
     match node:

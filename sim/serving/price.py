@@ -1,0 +1,232 @@
+"""What a server's step costs: the engine's own time and energy, part by part, remembered and interpolated.
+
+A step's kernels follow one another on one stream, so that its cost is the sum over its parts: what is done to all
+tokens at once, the attention of each group of sequences, the vocabulary head. Each part is run by the engine at a
+few sizes and power targets (:class:`StepPrices`); between them cost is linear. ``tests/test_serving_price.py`` holds
+whole steps of random batches within 1 % of the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import workloads
+from sim.engine.replay import play
+from sim.errors import FoldError
+from sim.layout import layout_of
+from sim.machine import Machine
+from sim.plan import Plan, Work, classifier
+from sim.runner import routing_of
+from sim.scenario import Scenario
+from workloads.families.ragged import Group
+from workloads.program import Program
+
+# Power targets at which parts are run, as shares of the fast limit; between them cost is linear in the target.
+TARGET_SHARES = (1.0, 0.94, 0.88, 0.82, 0.76, 0.71, 0.66, 0.61, 0.56, 0.51, 0.46, 0.4, 0.35, 0.3, 0.25, 0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of a step or a part of one, and joules over all GPUs of the group."""
+
+    time_s: float
+    energy_j: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(time_s=self.time_s + other.time_s, energy_j=self.energy_j + other.energy_j)
+
+    def toward(self, other: Cost, share: float) -> Cost:
+        """The point ``share`` of the way to ``other``."""
+        return Cost(
+            time_s=self.time_s + share * (other.time_s - self.time_s),
+            energy_j=self.energy_j + share * (other.energy_j - self.energy_j),
+        )
+
+
+NOTHING = Cost(time_s=0.0, energy_j=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of a prompt: ``tokens`` new ones that see ``context`` in all."""
+
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, and pieces of prompts.
+
+    ``ending`` of the pieces are their prompt's last, whose head yields a first token.
+    """
+
+    decoding: int = 0
+    cached: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    ending: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """New tokens of prompts."""
+        return sum(chunk.tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """The parts of a step's cost; ``shared`` is what all tokens pass through together."""
+
+    shared: Cost
+    prompts: Cost
+    decoding: Cost
+    head: Cost
+
+    @property
+    def whole(self) -> Cost:
+        """Their sum."""
+        return self.shared + self.prompts + self.decoding + self.head
+
+
+@dataclass(kw_only=True, eq=False)
+class StepPrices:
+    """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine."""
+
+    scenario: Scenario
+    machine: Machine
+    _known: dict[tuple[object, ...], Cost] = field(default_factory=dict)
+
+    def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
+        """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
+        tokens = batch.decoding + batch.prompt_tokens
+        shared = self._between(("shared",), tokens, token_knots(tokens), target_w)
+        prompts = NOTHING
+        for chunk in batch.chunks:
+            prompts += self._chunk(chunk, target_w)
+        decoding = NOTHING
+        if batch.decoding:
+            mean = batch.cached / batch.decoding
+            decoding = self._between(("decode", batch.decoding), mean, context_ends(mean), target_w)
+        scored = batch.decoding + batch.ending
+        head = self._between(("head",), scored, token_knots(scored), target_w) if scored else NOTHING
+        return StepCost(shared=shared, prompts=prompts, decoding=decoding, head=head)
+
+    def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
+        """The engine's cost of the whole step in one run; nothing is interpolated."""
+        groups = [_chunk_group(chunk.tokens, chunk.context) for chunk in batch.chunks]
+        if batch.decoding:
+            mean = round(batch.cached / batch.decoding)
+            groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=1, context=mean))
+        return self._run(self._program(groups, batch.decoding + batch.ending, None), target_w)
+
+    def _chunk(self, chunk: Chunk, target_w: float) -> Cost:
+        low, high = context_ends(chunk.context - chunk.tokens)
+        return self._between(("chunk", chunk.tokens), chunk.context - chunk.tokens, (low, high), target_w)
+
+    def _between(self, part: tuple[object, ...], size: float, ends: tuple[int, int], target_w: float) -> Cost:
+        low, high = ends
+        first = self._at_target(part, low, target_w)
+        if low == high or size == low:
+            return first
+        return first.toward(self._at_target(part, high, target_w), (size - low) / (high - low))
+
+    def _at_target(self, part: tuple[object, ...], size: int, target_w: float) -> Cost:
+        fast_w = self.machine.limits.fast_limit_w
+        if target_w >= fast_w:
+            return self._part(part, size, 1.0)
+        wanted = target_w / fast_w
+        at = next((i for i, share in enumerate(TARGET_SHARES) if share <= wanted), len(TARGET_SHARES) - 1)
+        low, high = TARGET_SHARES[at], TARGET_SHARES[max(0, at - 1)]
+        lower = self._part(part, size, low)
+        if low >= wanted or low == high:
+            return lower
+        return lower.toward(self._part(part, size, high), (wanted - low) / (high - low))
+
+    def _part(self, part: tuple[object, ...], size: int, share: float) -> Cost:
+        key = (*part, size, share)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._run(
+                self._part_program(part, size), share * self.machine.limits.fast_limit_w
+            )
+        return known
+
+    def _part_program(self, part: tuple[object, ...], size: int) -> Program:
+        match part:
+            case ("shared",):
+                return self._program([], 0, size)
+            case ("head",):
+                return self._program([], size, 0)
+            case ("decode", int(sequences)):
+                group = Group(phase="decode", sequences=sequences, new_tokens=1, context=max(size, 1))
+                return self._program([group], 0, 0)
+            case ("chunk", int(tokens)):
+                return self._program([_chunk_group(tokens, tokens + size)], 0, 0)
+        raise AssertionError(part)
+
+    def _program(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
+        scenario = self.scenario
+        options = workloads.Options(
+            layers=scenario.layers,
+            lm_head=scenario.lm_head,
+            dtype=workloads.DType(scenario.dtype),
+            stack=scenario.stack,
+            routing=routing_of(scenario),
+            all_reduce=workloads.AllReduce(scenario.all_reduce),
+        )
+        model = workloads.load_model(scenario.model)
+        return workloads.build_ragged(
+            model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
+        )
+
+    def _run(self, program: Program, target_w: float) -> Cost:
+        work = Work(program=program, tokens=1, classify=classifier(self.machine, eager=False), issue_s=None)
+        plan = Plan(work=work, model=self.machine.model)
+        target_w = min(target_w, self.machine.limits.fast_limit_w)
+        try:
+            layout = plan.segments
+            parts = play(layout.sequence, (target_w,) * len(layout.folding.classes))
+        except FoldError:
+            layout = plan.full
+            parts = play(layout.sequence, (target_w,) * len(layout.folding.classes))
+        members = [len(ranks) for ranks in layout.folding.classes]
+        return Cost(
+            time_s=sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12,
+            energy_j=sum(
+                part.repeat * sum(m * j for m, j in zip(members, part.played.energy_j, strict=True)) for part in parts
+            ),
+        )
+
+
+def _chunk_group(tokens: int, context: int) -> Group:
+    return Group(phase="prefill" if tokens > 1 else "decode", sequences=1, new_tokens=tokens, context=context)
+
+
+def token_knots(tokens: int) -> tuple[int, int]:
+    """The sizes between which the cost of ``tokens`` rows is linear: tile edges, ever further apart.
+
+    >>> token_knots(37), token_knots(300), token_knots(2100)
+    ((37, 37), (257, 320), (2049, 2112))
+    """
+    if tokens <= 128:
+        return tokens, tokens
+    low = (tokens - 1) // 64 * 64 + 1
+    return low, low + 63
+
+
+CONTEXT_KNOTS = [0, *(round(128 * 2 ** (i / 4)) for i in range(60))]
+
+
+def context_ends(context: float) -> tuple[int, int]:
+    """The contexts between which the cost of attention is linear.
+
+    >>> context_ends(300)
+    (256, 304)
+    """
+    at = bisect_left(CONTEXT_KNOTS, context)
+    if at >= len(CONTEXT_KNOTS) or CONTEXT_KNOTS[at] == context:
+        exact = math.ceil(context)
+        return exact, exact
+    return CONTEXT_KNOTS[max(0, at - 1)], CONTEXT_KNOTS[at]

@@ -1,0 +1,113 @@
+"""One step of a server: prompts in pieces and running sequences, side by side in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from workloads.errors import WorkloadError
+from workloads.families.context import attention_kernels
+from workloads.families.latent import latent_kernels
+from workloads.families.options import Options, check_options, positive
+from workloads.families.transformer import PhaseName, head_kernels, loads_of, node_kernels
+from workloads.kernels import Shape
+from workloads.model import ModelSpec
+from workloads.ops import Attention, LatentAttention
+from workloads.parallel import Layout, check_layout
+from workloads.placement import bind, groups_of
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.routing import ExpertLoad
+from workloads.stack import Stack, load_stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Sequences of a batch that attend alike: each has ``new_tokens`` that see ``context`` tokens, themselves included
+    in a prefill.
+    """
+
+    phase: PhaseName
+    sequences: int
+    new_tokens: int
+    context: int
+
+
+def build_ragged(
+    model: ModelSpec,
+    layout: Layout,
+    *,
+    groups: Sequence[Group],
+    scored: int,
+    tokens: int | None = None,
+    options: Options | None = None,
+) -> Program:
+    """One step over ``groups``: products over all tokens at once, attention group by group, ``scored`` rows of the
+    vocabulary head (sequences whose next token this step yields).
+
+    ``tokens`` replaces the groups' sum: with no groups it builds a step without its attention, 0 one without all else.
+
+    >>> from workloads import load_model
+    >>> groups = [Group(phase="decode", sequences=8, new_tokens=1, context=900),
+    ...           Group(phase="prefill", sequences=1, new_tokens=504, context=504)]
+    >>> step = build_ragged(load_model("llama3-8b"), Layout(), groups=groups, scored=8)
+    >>> [k.name for k in step.ranks[0].phases[0].segments[0].kernels][:7]
+    ['add_rmsnorm_attn', 'qkv_gemm', 'rope', 'copy_k', 'copy_v', 'attention', 'attention']
+    """
+    options = options or Options()
+    stack = load_stack(options.stack)
+    check_options(model, layout, options)
+    if layout.pp * layout.dp * layout.cp > 1 or layout.sequence_parallel:
+        raise WorkloadError("a server's step runs on a tensor- or expert-parallel group: leave pp, dp, cp at 1")
+    if tokens is None:
+        tokens = sum(group.sequences * group.new_tokens for group in groups)
+        positive("tokens", tokens)
+    check_layout(model, layout, batch=max(tokens, 1), new_tokens=1, layers=options.layers)
+    whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1)
+    loads = loads_of(whole, options)
+    templates = [_rank(whole, groups, scored, load, stack, options, dense=tokens > 0) for load in loads]
+    return Program(
+        ranks=tuple(
+            bind(
+                templates[rank % len(templates)],
+                groups_of(layout, rank),
+                ctas=options.comm_ctas,
+                all_reduce=options.all_reduce,
+            )
+            for rank in range(layout.world)
+        )
+    )
+
+
+def _rank(
+    whole: Shape,
+    groups: Sequence[Group],
+    scored: int,
+    load: ExpertLoad | None,
+    stack: Stack,
+    options: Options,
+    *,
+    dense: bool,
+) -> RankProgram:
+    layers = whole.model.layers if options.layers is None else options.layers
+    segments = []
+    for name, block, mine in whole.model.layer_groups(range(layers)):
+        kernels: list[Kernel] = []
+        for node in block.nodes:
+            match node:
+                case Attention() | LatentAttention():
+                    for group in groups:
+                        kernels += _attention(node, whole, group, stack)
+                case _ if dense:
+                    kernels += node_kernels(node, whole, "prefill", load, stack, options)
+        if kernels:
+            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(mine), first=mine.start))
+    if options.lm_head and scored:
+        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored))))
+    return RankProgram(phases=(Phase(name="step", segments=tuple(segments)),))
+
+
+def _attention(node: Attention | LatentAttention, whole: Shape, group: Group, stack: Stack) -> list[Kernel]:
+    shape = replace(whole, batch=group.sequences, new_tokens=group.new_tokens, context=group.context)
+    if isinstance(node, Attention):
+        return attention_kernels(node, shape, group.phase, stack)
+    return latent_kernels(node, shape, group.phase, stack)
