@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,7 +17,36 @@ Positive = Annotated[int, Field(gt=0, le=100_000_000)]
 Degree = Annotated[int, Field(gt=0, le=4096)]
 
 
-class Scenario(BaseModel):
+class Table(BaseModel):
+    """A table of fields that can be written as keywords, TOML or JSON; problems are errors of one line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """One from keywords; every problem is one :class:`ScenarioError` of one line."""
+        return cls.parse(fields, where="scenario")
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any], *, where: str) -> Self:
+        """One from a mapping; ``where`` names its origin in messages."""
+        for key in fields:
+            if key not in cls.model_fields:
+                near = difflib.get_close_matches(key, cls.model_fields, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
+                raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            raise ScenarioError(f"{where}: {_first_problem(error)}") from None
+
+    @classmethod
+    def load(cls, path: Path, **overrides: Any) -> Self:
+        """One from a .toml or .json file; ``overrides`` win."""
+        return cls.parse({**read_mapping(path), **overrides}, where=str(path))
+
+
+class Scenario(Table):
     """What to run and on what. Unknown keys are refused with the nearest known one.
 
     ``seq_len`` is the input length in prefill and generate, the cached length in decode.
@@ -29,8 +58,6 @@ class Scenario(BaseModel):
         ...
     sim.errors.ScenarioError: unknown key 'bathc' in scenario: did you mean 'batch'?
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
 
     model: str = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
     gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
@@ -133,29 +160,6 @@ class Scenario(BaseModel):
         if self.routing is not None and self.expert_skew:
             raise ValueError(f"routing = '{self.routing}' contradicts expert_skew = {self.expert_skew:g}: give one")
         return self
-
-    @classmethod
-    def of(cls, **fields: Any) -> Scenario:
-        """A scenario from keywords; every problem is one :class:`ScenarioError` of one line."""
-        return cls.parse(fields, where="scenario")
-
-    @classmethod
-    def parse(cls, fields: Mapping[str, Any], *, where: str) -> Scenario:
-        """A scenario from a mapping; ``where`` names its origin in messages."""
-        for key in fields:
-            if key not in cls.model_fields:
-                near = difflib.get_close_matches(key, cls.model_fields, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
-                raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
-        try:
-            return cls.model_validate(dict(fields))
-        except ValidationError as error:
-            raise ScenarioError(f"{where}: {_first_problem(error)}") from None
-
-    @classmethod
-    def load(cls, path: Path, **overrides: Any) -> Scenario:
-        """A scenario from a .toml or .json file; ``overrides`` win."""
-        return cls.parse({**read_mapping(path), **overrides}, where=str(path))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

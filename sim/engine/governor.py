@@ -64,6 +64,27 @@ class _Loop:
             self.target_w += (limit_w - power_w) * limits.middle_gain_per_s * limits.tick_s
             self.target_w = min(max(self.target_w, 0.0), limits.fast_limit_w)
 
+    def calm(self, power_w: float) -> bool:
+        """True when any time at ``power_w`` leaves every limiter where it is: at rest, and below all limits."""
+        limits = self.limits
+        assert self.mean_w is not None
+        return (
+            self.target_w >= limits.fast_limit_w
+            and self.level == 1.0
+            and self.recovering_s <= 0.0
+            and max(power_w, self.mean_w) <= limits.middle_limit_w
+            and power_w <= limits.slow_limit_w
+            and max(self.seen_w) <= limits.slow_limit_w
+        )
+
+    def rest(self, power_w: float, ticks: int) -> None:
+        """``ticks`` calm ticks at ``power_w`` in one go."""
+        assert self.mean_w is not None
+        self.mean_w += (power_w - self.mean_w) * -math.expm1(-ticks * self.limits.tick_s / self.limits.middle_time_s)
+        window = len(self.seen_w)
+        self.seen_w = deque([*self.seen_w, *[power_w] * min(ticks, window)], maxlen=window)
+        self.window_sum_w = math.fsum(self.seen_w)
+
     def _level(self) -> float:
         limits = self.limits
         if self.window_sum_w / len(self.seen_w) > limits.slow_limit_w:
@@ -108,6 +129,15 @@ class Limiter:
             for joules, loop in zip(energy_j, self.loops, strict=True):
                 loop.step(joules / self.limits.tick_s)
         return self.targets_w()
+
+    def calm(self, power_w: float) -> bool:
+        """True when GPUs at ``power_w`` each, however long, move no limiter."""
+        return math.isinf(self.limits.fast_limit_w) or all(loop.calm(power_w) for loop in self.loops)
+
+    def rest(self, power_w: float, ticks: int) -> None:
+        """``ticks`` calm ticks at ``power_w`` a GPU, as so many calls of :meth:`step` would leave the limiters."""
+        for loop in self.loops:
+            loop.rest(power_w, ticks)
 
     def process(self, engine: Engine) -> Generator[Event, Any, None]:
         """Tick until the last kernel has ended; a tick never extends the run."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import workloads
 from sim.engine.replay import play
@@ -22,10 +22,11 @@ from sim.plan import Plan, Work, classifier
 from sim.runner import routing_of
 from sim.scenario import Scenario
 from workloads.families.ragged import Group
-from workloads.program import Program
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.work import CollectiveOp, CollectiveWork
 
 # Power targets at which parts are run, as shares of the fast limit; between them cost is linear in the target.
-TARGET_SHARES = (1.0, 0.94, 0.88, 0.82, 0.76, 0.71, 0.66, 0.61, 0.56, 0.51, 0.46, 0.4, 0.35, 0.3, 0.25, 0.2)
+TARGET_SHARES = tuple(1.0 - 0.03 * step for step in range(27))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +78,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """The parts of a step's cost; ``shared`` is what all tokens pass through together."""
+    """The parts of a step's cost; ``shared`` is what all tokens pass through together, ``prompts`` one a piece."""
 
     shared: Cost
-    prompts: Cost
+    prompts: tuple[Cost, ...]
     decoding: Cost
     head: Cost
 
     @property
     def whole(self) -> Cost:
         """Their sum."""
-        return self.shared + self.prompts + self.decoding + self.head
+        return sum(self.prompts, self.shared) + self.decoding + self.head
 
 
 @dataclass(kw_only=True, eq=False)
@@ -102,9 +103,7 @@ class StepPrices:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
         tokens = batch.decoding + batch.prompt_tokens
         shared = self._between(("shared",), tokens, token_knots(tokens), target_w)
-        prompts = NOTHING
-        for chunk in batch.chunks:
-            prompts += self._chunk(chunk, target_w)
+        prompts = tuple(self._chunk(chunk, target_w) for chunk in batch.chunks)
         decoding = NOTHING
         if batch.decoding:
             mean = batch.cached / batch.decoding
@@ -120,6 +119,19 @@ class StepPrices:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=1, context=mean))
         return self._run(self._program(groups, batch.decoding + batch.ending, None), target_w)
+
+    def send(self, count: int, *, ranks: tuple[int, int]) -> Cost:
+        """Moving ``count`` bytes from one rank to another; joules of both."""
+        work = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=count)
+        kernel = Kernel(name="send_kv", work=replace(work, ranks=ranks), flops=0.0, bytes_moved=float(count))
+        price = classifier(self.machine, eager=False)(kernel)
+        one = RankProgram(
+            phases=(Phase(name="move", segments=(Segment(name="kv", kernels=(replace(kernel, work=work),)),)),)
+        )
+        moving = Work(program=Program(ranks=(one, one)), tokens=1, classify=lambda _: price, issue_s=None)
+        plan = Plan(work=moving, model=self.machine.model)
+        (part,) = play(plan.full.sequence, (self.machine.limits.fast_limit_w,) * 2)
+        return Cost(time_s=part.played.records.end_ps * 1e-12, energy_j=sum(part.played.energy_j))
 
     def _chunk(self, chunk: Chunk, target_w: float) -> Cost:
         low, high = context_ends(chunk.context - chunk.tokens)
@@ -208,12 +220,13 @@ def token_knots(tokens: int) -> tuple[int, int]:
     """The sizes between which the cost of ``tokens`` rows is linear: tile edges, ever further apart.
 
     >>> token_knots(37), token_knots(300), token_knots(2100)
-    ((37, 37), (257, 320), (2049, 2112))
+    ((37, 37), (289, 304), (2049, 2112))
     """
-    if tokens <= 128:
+    if tokens <= 256:
         return tokens, tokens
-    low = (tokens - 1) // 64 * 64 + 1
-    return low, low + 63
+    width = 16 if tokens <= 1024 else 64
+    low = (tokens - 1) // width * width + 1
+    return low, low + width - 1
 
 
 CONTEXT_KNOTS = [0, *(round(128 * 2 ** (i / 4)) for i in range(60))]

@@ -1,0 +1,73 @@
+"""The power limiters of one replica over the whole life of a server: they remember across steps and pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sim.engine.governor import Limiter
+from sim.machine import Machine
+from sim.serving.price import Cost
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Governor:
+    """Power target of a replica's ``gpus`` equal GPUs, moved by the limiters' ticks as time passes."""
+
+    machine: Machine
+    gpus: int
+    limiter: Limiter = field(init=False)
+    idle_w: float = field(init=False)
+    target_w: float = field(init=False)
+    _tick_s: float = field(init=False)
+    _left_s: float = field(init=False)  # until the next tick
+    _since_j: float = 0.0  # of one GPU since the last one
+
+    def __post_init__(self) -> None:
+        model = self.machine.model
+        self.limiter = Limiter(self.machine.limits, gpus=1)
+        self.idle_w = model.idle_w(model.max_clock_hz)
+        self.limiter.begin(self.idle_w)
+        self.target_w = self.limiter.targets_w()[0]
+        self._tick_s = self._left_s = self.limiter.tick_ps * 1e-12
+
+    def pause(self, seconds: float) -> float:
+        """Nothing runs for ``seconds``; returns the joules over all GPUs."""
+        self._pass(seconds, self.idle_w)
+        return seconds * self.idle_w * self.gpus
+
+    def calm(self, power_w: float) -> bool:
+        """True when work at ``power_w`` a GPU, however long, moves no limiter."""
+        return self.limiter.calm(power_w)
+
+    def steady(self, cost: Cost) -> None:
+        """Calm work was done."""
+        self._pass(cost.time_s, cost.energy_j / self.gpus / cost.time_s)
+
+    def work(self, cost_at: Callable[[float], Cost]) -> Cost:
+        """One step, whose cost at a power target is ``cost_at``: its pace changes when the limiters move."""
+        left, time_s, energy_j = 1.0, 0.0, 0.0
+        while True:
+            cost = cost_at(self.target_w)
+            power_w = cost.energy_j / self.gpus / cost.time_s
+            rest_s = left * cost.time_s
+            if rest_s <= self._left_s or self.calm(power_w):
+                self._pass(rest_s, power_w)
+                return Cost(time_s=time_s + rest_s, energy_j=energy_j + left * cost.energy_j)
+            share = self._left_s / cost.time_s
+            left -= share
+            time_s += self._left_s
+            energy_j += share * cost.energy_j
+            self._pass(self._left_s, power_w)
+
+    def _pass(self, seconds: float, power_w: float) -> None:
+        while seconds >= self._left_s:
+            seconds -= self._left_s
+            self.target_w = self.limiter.step([self._since_j + power_w * self._left_s])[0]
+            self._since_j, self._left_s = 0.0, self._tick_s
+            if seconds >= self._tick_s and self.calm(power_w):
+                ticks = int(seconds / self._tick_s)
+                self.limiter.rest(power_w, ticks)
+                seconds = max(0.0, seconds - ticks * self._tick_s)
+        self._since_j += power_w * seconds
+        self._left_s -= seconds

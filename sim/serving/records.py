@@ -1,0 +1,74 @@
+"""What a served run leaves behind: one record a request, one row a stretch of equal steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sim.serving.requests import Request
+
+
+@dataclass(kw_only=True, slots=True)
+class Served:
+    """What happened to one request (s since the start, J over all GPUs that worked for it)."""
+
+    request: Request
+    replica: int = -1
+    started_s: float = -1.0  # its first piece begins
+    first_token_s: float = -1.0
+    done_s: float = -1.0
+    hit_tokens: int = 0
+    preemptions: int = 0
+    moves: int = 0  # to another replica, after losing its own
+    prefill_j: float = 0.0
+    decode_j: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token."""
+        return self.first_token_s - self.request.arrival_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Time to last token."""
+        return self.done_s - self.request.arrival_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token after the first; 0 where there is none."""
+        after = self.request.output_tokens - 1
+        return (self.done_s - self.first_token_s) / after if after else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """``steps`` equal steps in a row on one replica (mean figures); 0 steps: a pause."""
+
+    replica: int
+    start_s: float
+    end_s: float
+    steps: int
+    decoding: int
+    prompt_tokens: int
+    waiting: int
+    blocks: int
+    energy_j: float
+    target_w: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Log:
+    """All that a run writes down."""
+
+    served: list[Served] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  # times between tokens of a request,
+    gap_counts: list[int] = field(default_factory=list)  # and how many requests saw each
+    prefill_j: float = 0.0
+    decode_j: float = 0.0
+    idle_j: float = 0.0
+    transfer_j: float = 0.0
+
+    def gap(self, seconds: float, count: int) -> None:
+        """``count`` requests waited ``seconds`` for their next token."""
+        self.gaps_s.append(seconds)
+        self.gap_counts.append(count)

@@ -1,0 +1,237 @@
+"""One replica: a group of GPUs that plans a step, runs it, and plans the next, as a SimPy process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from sim.serving.power import Governor
+from sim.serving.price import Batch, Cost, StepCost, StepPrices, context_ends
+from sim.serving.records import Log, Served, Stretch
+from sim.serving.scheduler import Scheduler, Sequence, Step
+
+# Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
+MAX_STRETCH = 512
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Replica:
+    """GPUs that serve together. ``handover`` gets sequences that have their first token, where others go on."""
+
+    number: int
+    env: simpy.Environment
+    prices: StepPrices
+    scheduler: Scheduler
+    governor: Governor
+    log: Log
+    served: dict[int, Served]
+    host_s: float = 0.0
+    swap_s_per_token: float = 0.0
+    handover: Callable[[Sequence], None] | None = None
+    done: Callable[[Sequence], None] = lambda _: None
+    outstanding_tokens: int = 0
+    alive: bool = True
+    _share_j: float = 0.0  # what a sequence has burnt that has been decoding since the start
+    _arrived: simpy.Event = field(init=False)
+    _planning: bool = False
+    _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
+    _since_s: float = 0.0  # until when the limiters have been told
+
+    def __post_init__(self) -> None:
+        self._arrived = self.env.event()
+        self.scheduler.left = self._left
+        self.scheduler.joined = self._joined
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence comes to this replica."""
+        self.outstanding_tokens += sequence.request.input_tokens + sequence.request.output_tokens
+        self.served[sequence.request.number].replica = self.number
+        self.scheduler.add(sequence)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something happened that the running stretch should look at."""
+        if not self._arrived.triggered:
+            self._arrived.succeed()
+
+    def run(self) -> Generator[simpy.Event, Any, None]:
+        """Step after step while it lives."""
+        while self.alive:
+            if not self.scheduler.busy:
+                self._arrived = self.env.event()
+                yield self._arrived
+                self.idle_until_now()
+                continue
+            self._planning = True
+            step = self.scheduler.plan()
+            self._planning = False
+            steady = not (step.pieces or step.swapped_tokens or self._late)
+            steps = self.scheduler.steady_steps() if steady else 1
+            if steps > 1 and (pace := self._calm_pace(step.batch, steps)):
+                yield from self._stretch(step, *pace)
+            else:
+                yield from self._one(step)
+
+    def idle_until_now(self) -> None:
+        """Bill the pause since the last step."""
+        if self.env.now > self._since_s:
+            self._pause(self.env.now - self._since_s)
+
+    def _pause(self, seconds: float) -> None:
+        energy_j = self.governor.pause(seconds)
+        self.log.idle_j += energy_j
+        self._note(seconds, 0, Batch(), energy_j)
+
+    def _one(self, step: Step) -> Generator[simpy.Event, Any, None]:
+        for sequence, _ in step.pieces:
+            record = self.served[sequence.request.number]
+            record.started_s = self.env.now if record.started_s < 0 else record.started_s
+        begin_s = self.env.now
+        hold_s = self.host_s + step.swapped_tokens * self.swap_s_per_token
+        if hold_s:
+            self._pause(hold_s)
+        first = self.prices.step(step.batch, self.governor.target_w)
+        cost = self.governor.work(lambda target_w: self.prices.step(step.batch, target_w).whole)
+        self._note(cost.time_s, 1, step.batch, cost.energy_j)
+        yield self.env.timeout(begin_s + hold_s + cost.time_s - self.env.now)
+        if not self.alive:
+            self.log.idle_j += cost.energy_j  # burnt for nothing
+            return
+        self._bill(step, first, cost.energy_j)
+        if count := step.batch.decoding - len(self._late):
+            self.log.gap(hold_s + cost.time_s, count)
+        self._catch_up(self._late)
+        self._late.clear()
+        self._advance(step, 1)
+
+    def _catch_up(self, sequences: Iterable[Sequence]) -> None:
+        """They yield a token now, after a while without a seat."""
+        for sequence in sequences:
+            if sequence.last_token_s >= 0:
+                self.log.gap(self.env.now - sequence.last_token_s, 1)
+                sequence.last_token_s = -1.0
+
+    def _calm_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
+        """How many steps run calmly in a row, and the first one's and the last one's cost; None: none do."""
+        mean = batch.cached / batch.decoding
+        steps = max(1, min(steps, MAX_STRETCH, int(context_ends(mean + 1e-9)[1] - mean) + 1))
+        first = self.prices.step(batch, self.governor.target_w).whole
+        grown = Batch(decoding=batch.decoding, cached=batch.cached + (steps - 1) * batch.decoding)
+        last = self.prices.step(grown, self.governor.target_w).whole
+        power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
+        return (steps, first, last) if self.governor.calm(power_w) else None
+
+    def _stretch(self, step: Step, steps: int, first: Cost, last: Cost) -> Generator[simpy.Event, Any, None]:
+        """Steps of evenly growing cost, until they are done or somebody arrives (then until the step at hand is)."""
+        slope = (last.time_s - first.time_s) / max(steps - 1, 1)
+        slope_j = (last.energy_j - first.energy_j) / max(steps - 1, 1)
+        begin_s, host_s = self.env.now, self.host_s
+
+        def after_s(count: int) -> float:
+            return count * (host_s + first.time_s) + slope * count * (count - 1) / 2
+
+        self._arrived = self.env.event()
+        yield self.env.timeout(after_s(steps)) | self._arrived
+        gone_s = self.env.now - begin_s
+        if gone_s < after_s(steps):
+            low, high = 1, steps
+            while low < high:
+                mid = (low + high) // 2
+                low, high = (low, mid) if after_s(mid) >= gone_s else (mid + 1, high)
+            steps = low
+            yield self.env.timeout(max(0.0, begin_s + after_s(steps) - self.env.now))
+        busy_s = after_s(steps) - steps * host_s
+        energy_j = steps * first.energy_j + slope_j * steps * (steps - 1) / 2
+        idle_j = self.governor.pause(steps * host_s) if host_s else 0.0
+        self.governor.steady(Cost(time_s=busy_s, energy_j=energy_j))
+        self.log.idle_j += idle_j
+        self._note(after_s(steps), steps, step.batch, energy_j + idle_j)
+        if not self.alive:
+            self.log.idle_j += energy_j
+            return
+        self.log.decode_j += energy_j
+        self._share_j += energy_j / step.batch.decoding
+        for number in range(steps):
+            self.log.gap(host_s + first.time_s + slope * number, step.batch.decoding)
+        self._advance(step, steps)
+
+    def _note(self, seconds: float, steps: int, batch: Batch, energy_j: float) -> None:
+        """A row of the log that begins where the last one ended."""
+        begin_s = self._since_s
+        self._since_s += seconds
+        self.log.stretches.append(
+            Stretch(
+                replica=self.number,
+                start_s=begin_s,
+                end_s=self._since_s,
+                steps=steps,
+                decoding=batch.decoding,
+                prompt_tokens=batch.prompt_tokens,
+                waiting=self.scheduler.waiting,
+                blocks=self.scheduler.pool.used,
+                energy_j=energy_j,
+                target_w=self.governor.target_w,
+            )
+        )
+
+    def _bill(self, step: Step, cost: StepCost, energy_j: float) -> None:
+        """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are."""
+        batch = step.batch
+        tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
+        a_token = cost.shared.energy_j / tokens
+        a_score = cost.head.energy_j / scored if scored else 0.0
+        scale = energy_j / cost.whole.energy_j
+        spent_j = 0.0
+        for (sequence, count), attention in zip(step.pieces, cost.prompts, strict=True):
+            ends = sequence.computed + count == sequence.target
+            mine_j = scale * (count * a_token + attention.energy_j + ends * a_score)
+            self.served[sequence.request.number].prefill_j += mine_j
+            spent_j += mine_j
+        self.log.prefill_j += spent_j
+        self.log.decode_j += energy_j - spent_j
+        if batch.decoding:
+            self._share_j += (energy_j - spent_j) / batch.decoding
+
+    def _advance(self, step: Step, steps: int) -> None:
+        now_s = self.env.now
+        first, done = self.scheduler.advance(step, steps)
+        self._catch_up(first)
+        for sequence in first:
+            record = self.served[sequence.request.number]
+            if record.first_token_s < 0:
+                record.first_token_s = now_s
+            if self.handover is not None and sequence.generated < sequence.request.output_tokens:
+                done.remove(sequence)
+                self._forget(sequence)
+                sequence.last_token_s = now_s
+                self.handover(sequence)
+        for sequence in done:
+            record = self.served[sequence.request.number]
+            record.done_s = now_s
+            record.hit_tokens += sequence.hit_tokens
+            record.preemptions = sequence.preemptions
+            self._forget(sequence)
+            self.done(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.outstanding_tokens -= sequence.request.input_tokens + sequence.request.output_tokens
+
+    def kill(self) -> list[Sequence]:
+        """The replica dies at once; its sequences, memory lost, are to be served elsewhere."""
+        self.alive = False
+        self.outstanding_tokens = 0
+        lost = list(self.scheduler.drain())
+        self.wake()
+        return lost
+
+    def _joined(self, sequence: Sequence) -> None:
+        sequence.decode_share_j = self._share_j
+        if self._planning:
+            self._late.append(sequence)
+
+    def _left(self, sequence: Sequence) -> None:
+        sequence.last_token_s = self.env.now
+        self.served[sequence.request.number].decode_j += self._share_j - sequence.decode_share_j

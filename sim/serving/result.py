@@ -1,0 +1,144 @@
+"""What serving comes to: percentiles, throughput, goodput, and where the joules went."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sim.machine import Machine
+from sim.serving.records import Log
+from sim.serving.spec import ServeSpec
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeResult:
+    """A served run. All figures follow from its log."""
+
+    spec: ServeSpec
+    machine: Machine
+    log: Log
+    end_s: float
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a request (s, J)."""
+        rows = [
+            {
+                "request": one.request.number,
+                "arrival_s": one.request.arrival_s,
+                "input_tokens": one.request.input_tokens,
+                "output_tokens": one.request.output_tokens,
+                "replica": one.replica,
+                "started_s": one.started_s,
+                "first_token_s": one.first_token_s,
+                "done_s": one.done_s,
+                "queue_s": one.started_s - one.request.arrival_s,
+                "ttft_s": one.ttft_s,
+                "tpot_s": one.tpot_s if one.request.output_tokens > 1 else float("nan"),
+                "e2e_s": one.e2e_s,
+                "hit_tokens": one.hit_tokens,
+                "preemptions": one.preemptions,
+                "moves": one.moves,
+                "prefill_j": one.prefill_j,
+                "decode_j": one.decode_j,
+            }
+            for one in self.log.served
+        ]
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def stretches(self) -> pd.DataFrame:
+        """Stretches of equal steps, one row each: power, target, batch, queue and memory over time."""
+        table = pd.DataFrame([asdict(stretch) for stretch in self.log.stretches])
+        gpus = self.spec.group().world
+        table["power_w_per_gpu"] = table["energy_j"] / (table["end_s"] - table["start_s"]) / gpus
+        return table
+
+    @property
+    def energy_j(self) -> float:
+        """Joules over all GPUs: prompts, decoding, transfers, and pauses."""
+        log = self.log
+        return log.prefill_j + log.decode_j + log.idle_j + log.transfer_j
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Headline figures in SI units."""
+        spec, log, table = self.spec, self.log, self.requests
+        span_s = self.end_s - float(table["arrival_s"].min())
+        output = int(table["output_tokens"].sum())
+        good = self._good(table)
+        return {
+            "model": spec.model,
+            "gpu": self.machine.gpu.id,
+            "status": self.machine.status,
+            "gpus": spec.gpus,
+            "requests": len(table),
+            "duration_s": span_s,
+            "ttft_s": percentiles(table["ttft_s"]),
+            "tpot_s": percentiles(table["tpot_s"].dropna()),
+            "itl_s": weighted_percentiles(log.gaps_s, log.gap_counts),
+            "e2e_s": percentiles(table["e2e_s"]),
+            "queue_s": percentiles(table["queue_s"]),
+            "requests_per_s": len(table) / span_s,
+            "output_tokens_per_s": output / span_s,
+            "input_tokens_per_s": float(table["input_tokens"].sum()) / span_s,
+            "goodput_per_s": None if good is None else good / span_s,
+            "slo_share": None if good is None else good / len(table),
+            "energy_j": self.energy_j,
+            "energy_j_by_part": {
+                "prefill": log.prefill_j,
+                "decode": log.decode_j,
+                "transfer": log.transfer_j,
+                "idle": log.idle_j,
+            },
+            "energy_j_per_output_token": self.energy_j / output,
+            "energy_j_per_request": self.energy_j / len(table),
+            "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
+            "hit_tokens": int(table["hit_tokens"].sum()),
+            "preemptions": int(table["preemptions"].sum()),
+            "most_blocks": max(stretch.blocks for stretch in log.stretches),
+            "most_waiting": max(stretch.waiting for stretch in log.stretches),
+        }
+
+    def _good(self, table: pd.DataFrame) -> int | None:
+        """Requests that met the service-level objective; None without one."""
+        spec = self.spec
+        if spec.slo_ttft_s is None and spec.slo_tpot_s is None:
+            return None
+        good = table["ttft_s"] <= (spec.slo_ttft_s or np.inf)
+        good &= table["tpot_s"].fillna(0.0) <= (spec.slo_tpot_s or np.inf)
+        return int(good.sum())
+
+
+def percentiles(values: pd.Series[float]) -> dict[str, float] | None:
+    """Mean and percentiles; None of nothing.
+
+    >>> percentiles(pd.Series([1.0, 2.0, 3.0]))["p50"]
+    2.0
+    """
+    if values.empty:
+        return None
+    found = np.percentile(values, PERCENTILES)
+    return {"mean": float(values.mean())} | {f"p{p}": float(v) for p, v in zip(PERCENTILES, found, strict=True)}
+
+
+def weighted_percentiles(values: list[float], counts: list[int]) -> dict[str, float] | None:
+    """Mean and percentiles of ``values`` that occur ``counts`` times each.
+
+    >>> weighted_percentiles([1.0, 5.0], [9, 1])["p50"]
+    1.0
+    """
+    if not values:
+        return None
+    order = np.argsort(values)
+    ordered, weights = np.asarray(values)[order], np.asarray(counts, dtype=float)[order]
+    reached = np.cumsum(weights)
+    at = [int(np.searchsorted(reached, p / 100 * reached[-1])) for p in PERCENTILES]
+    mean = float((ordered * weights).sum() / reached[-1])
+    return {"mean": mean} | {f"p{p}": float(ordered[i]) for p, i in zip(PERCENTILES, at, strict=True)}

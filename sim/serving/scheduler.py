@@ -1,0 +1,305 @@
+"""Continuous batching: which sequences the next step computes, and what is left of them after it.
+
+Running sequences all yield one token a step, so that what they hold is counted, not walked through: a step costs
+as many operations as it has pieces of prompts and sequences that come or go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sim.serving.kv import BlockPool
+from sim.serving.price import Batch, Chunk
+from sim.serving.requests import Request
+
+Preemption = Literal["recompute", "swap"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a replica's scheduler keeps to. ``prefill_only``: sequences leave with their first token, for others to
+    go on with.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    prefix_caching: bool = True
+    preemption: Preemption = "recompute"
+    prefill_only: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """A request inside a replica. ``target`` tokens must be in memory before it can yield its next one."""
+
+    request: Request
+    target: int
+    generated: int = 0
+    computed: int = 0
+    blocks: int = 0  # private ones
+    pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
+    hit_tokens: int = 0
+    joined: int = -1  # the step since which it yields a token each; -1: it does not
+    preemptions: int = 0
+    kept: Literal["nowhere", "host", "here"] = "nowhere"  # while it waits: where what it has computed lies
+    last_token_s: float = -1.0  # when it lost its seat, -1 while it has one
+    decode_share_j: float = 0.0  # the running joules a sequence at the time it joined
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """First come, first served within a priority."""
+        return (-self.request.priority, self.request.arrival_s, self.request.number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step as planned: its batch, the pieces by sequence, and tokens that move to or from host memory before it."""
+
+    batch: Batch
+    pieces: tuple[tuple[Sequence, int], ...]
+    swapped_tokens: int
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Scheduler:
+    """First come, first served within a priority; ``left`` hears of every sequence that stops yielding tokens."""
+
+    limits: Limits
+    pool: BlockPool
+    left: Callable[[Sequence], None] = lambda _: None
+    joined: Callable[[Sequence], None] = lambda _: None
+    step: int = 0
+    running: dict[int, Sequence] = field(default_factory=dict)  # those that yield a token a step
+    prefilling: list[Sequence] = field(default_factory=list)
+    cached_tokens: int = 0  # of the running ones, in sum
+    preempted: int = 0
+    _waiting: list[tuple[tuple[int, float, int], Sequence]] = field(default_factory=list)
+    _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step after which it is done, ...)
+    _grow: list[int] = field(default_factory=list)  # running sequences that need a block, by step modulo block size
+    _swapped_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._grow = [0] * self.pool.block_tokens
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a seat."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """True while any sequence is here."""
+        return bool(self.running or self.prefilling or self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence arrives."""
+        heapq.heappush(self._waiting, (sequence.order, sequence))
+
+    def drain(self) -> Iterator[Sequence]:
+        """Take every sequence out, memory lost: the replica dies. Each will compute what it had anew."""
+        for sequence in [*self.running.values(), *self.prefilling]:
+            self._evict(sequence)
+        while self._waiting:
+            sequence = heapq.heappop(self._waiting)[1]
+            sequence.kept, sequence.computed = "nowhere", 0
+            sequence.target = sequence.request.input_tokens + sequence.generated
+            yield sequence
+
+    def plan(self) -> Step:
+        """The next step; blocks are taken, sequences preempted and admitted for it."""
+        self._make_room()
+        budget = self.limits.max_num_batched_tokens - len(self.running)
+        pieces: list[tuple[Sequence, int]] = []
+        for sequence in list(self.prefilling):
+            if (tokens := self._piece(sequence, budget)) > 0:
+                pieces.append((sequence, tokens))
+                budget -= tokens
+        while self._waiting and budget > 0 and self._seats() > 0:
+            admitted = self._admit(budget)
+            if admitted is None:
+                break
+            sequence, tokens = admitted
+            if tokens:
+                pieces.append((sequence, tokens))
+            budget -= max(tokens, 1)
+        if not pieces and not self.running and self.prefilling:  # prompts that hold each other's blocks
+            self._evict(max(self.prefilling, key=lambda s: s.order))
+            return self.plan()
+        swapped, self._swapped_tokens = self._swapped_tokens, 0
+        batch = Batch(
+            decoding=len(self.running),
+            cached=self.cached_tokens,
+            chunks=tuple(Chunk(tokens=tokens, context=s.computed + tokens) for s, tokens in pieces),
+            ending=sum(s.computed + tokens == s.target for s, tokens in pieces),
+        )
+        return Step(batch=batch, pieces=tuple(pieces), swapped_tokens=swapped)
+
+    def steady_steps(self) -> int:
+        """How many steps like the planned one can follow with nobody coming, going or short of memory."""
+        if self.prefilling or not self.running:
+            return 1
+        until_end = self._ends[0][0] - self.step
+        until_full = self.pool.available // len(self.running) * self.pool.block_tokens
+        return max(1, min(until_end, until_full))
+
+    def advance(self, plan: Step, steps: int = 1) -> tuple[list[Sequence], list[Sequence]]:
+        """``steps`` equal steps are done; returns the sequences that got their first token (or first after losing
+        their memory), and those that are done.
+        """
+        for number in range(1, steps):  # the first one's blocks are taken
+            took = self.pool.take(self._grow[(self.step + number) % self.pool.block_tokens])
+            assert took
+        self.step += steps
+        self.cached_tokens += steps * len(self.running)
+        done = []
+        while self._ends and self._ends[0][0] <= self.step:
+            _, _, sequence = heapq.heappop(self._ends)
+            if self.running.get(sequence.request.number) is sequence and self._end_of(sequence) <= self.step:
+                self._stop(sequence)
+                self._free(sequence)
+                done.append(sequence)
+        first = []
+        for sequence, tokens in plan.pieces:
+            sequence.computed += tokens
+            self._publish(sequence)
+            if sequence.computed < sequence.target:
+                continue
+            self.prefilling.remove(sequence)
+            sequence.generated += 1
+            first.append(sequence)
+            if self.limits.prefill_only or sequence.generated >= sequence.request.output_tokens:
+                self._free(sequence)
+                done.append(sequence)
+            else:
+                self._start(sequence)
+        return first, done
+
+    def _end_of(self, sequence: Sequence) -> int:
+        return sequence.joined + sequence.request.output_tokens - sequence.generated
+
+    def _seats(self) -> int:
+        return self.limits.max_num_seqs - len(self.running) - len(self.prefilling)
+
+    def _make_room(self) -> None:
+        """Blocks for the tokens of running sequences; the last of the lowest priority make room."""
+        while not self.pool.take(self._grow[self.step % self.pool.block_tokens]):
+            self._evict(max([*self.running.values(), *self.prefilling], key=lambda s: s.order))
+
+    def _piece(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of a prompt for this step, their blocks taken; 0 where there is no room."""
+        left = sequence.target - sequence.computed
+        tokens = min(left, budget)
+        if tokens <= 0:
+            return 0
+        need = self._missing(sequence, sequence.computed + tokens)
+        if not self.pool.take(need):
+            return 0
+        sequence.blocks += need
+        return tokens
+
+    def _missing(self, sequence: Sequence, tokens: int) -> int:
+        shared = len(sequence.pieces) * self._piece_blocks(sequence)
+        return max(0, self.pool.blocks_for(tokens) - shared - sequence.blocks)
+
+    def _piece_blocks(self, sequence: Sequence) -> int:
+        return sequence.request.block_tokens // self.pool.block_tokens
+
+    def _admit(self, budget: int) -> tuple[Sequence, int] | None:
+        """The first waiting sequence and its first piece (0 tokens: it comes back from host memory whole)."""
+        sequence = self._waiting[0][1]
+        if sequence.kept != "nowhere":
+            need = self.pool.blocks_for(sequence.computed + 1)
+            if not self.pool.take(need):
+                return None
+            heapq.heappop(self._waiting)
+            self._swapped_tokens += sequence.computed if sequence.kept == "host" else 0
+            sequence.blocks, sequence.kept = need, "nowhere"
+            self._start(sequence, grown=True)
+            return sequence, 0
+        if self.limits.prefix_caching:
+            self._hit(sequence)
+        tokens = self._piece(sequence, budget)
+        if tokens == 0:
+            self._free(sequence)
+            sequence.computed = 0
+            return None
+        heapq.heappop(self._waiting)
+        sequence.hit_tokens += sequence.computed
+        self.prefilling.append(sequence)
+        return sequence, tokens
+
+    def _hit(self, sequence: Sequence) -> None:
+        """Use the pieces of its prompt that are in memory; at least its last token is computed anew."""
+        request = sequence.request
+        whole = (request.input_tokens - 1) // request.block_tokens
+        for piece in request.prefix[: min(whole, self.pool.matched(request.prefix))]:
+            self.pool.hold(piece)
+            sequence.pieces.append(piece)
+        sequence.computed = len(sequence.pieces) * request.block_tokens
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Whole pieces that are now computed may be used by others; its own blocks hold them."""
+        if not self.limits.prefix_caching:
+            return
+        request, size = sequence.request, self._piece_blocks(sequence)
+        whole = min(sequence.computed, request.input_tokens) // request.block_tokens
+        for piece in request.prefix[len(sequence.pieces) : whole]:
+            if self.pool.publish(piece):
+                sequence.blocks -= size
+            else:  # another sequence computed the same at the same time: keep one copy
+                self.pool.hold(piece)
+                sequence.blocks -= size
+                self.pool.give(size)
+            sequence.pieces.append(piece)
+
+    def _start(self, sequence: Sequence, *, grown: bool = False) -> None:
+        """From the next step on it yields a token a step. ``grown``: the block of its next token is taken."""
+        sequence.joined = self.step
+        self.running[sequence.request.number] = sequence
+        self.cached_tokens += sequence.computed
+        heapq.heappush(self._ends, (self._end_of(sequence), sequence.request.number, sequence))
+        self._grow[(self.step - sequence.computed) % self.pool.block_tokens] += 1
+        if grown:  # counted when it stops, like every block that running took
+            sequence.blocks -= sequence.computed % self.pool.block_tokens == 0
+        self.joined(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """It yields no more tokens (done, or preempted)."""
+        steps = self.step - sequence.joined
+        phase = (sequence.joined - sequence.computed) % self.pool.block_tokens
+        before = self.pool.blocks_for(sequence.computed)
+        sequence.computed += steps
+        sequence.generated += steps
+        sequence.blocks += self.pool.blocks_for(sequence.computed) - before
+        self._grow[phase] -= 1
+        self.cached_tokens -= sequence.computed
+        sequence.joined = -1
+        del self.running[sequence.request.number]
+        self.left(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.give(sequence.blocks)
+        for piece in sequence.pieces:
+            self.pool.release(piece, self._piece_blocks(sequence))
+        sequence.blocks, sequence.pieces = 0, []
+
+    def _evict(self, sequence: Sequence) -> None:
+        """It gives its memory up and waits again: to be computed anew, or brought back from host memory."""
+        swap = self.limits.preemption == "swap" and sequence.joined >= 0
+        if sequence.joined >= 0:
+            self._stop(sequence)
+        else:
+            self.prefilling.remove(sequence)
+        self._free(sequence)
+        self.preempted += 1
+        sequence.preemptions += 1
+        if swap:
+            sequence.kept = "host"
+            self._swapped_tokens += sequence.computed
+        else:
+            sequence.computed = 0
+            sequence.target = sequence.request.input_tokens + sequence.generated
+        self.add(sequence)

@@ -1,0 +1,113 @@
+"""What to serve and on what: the scenario of a server, in the spellings of every scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from sim.scenario import Degree, Positive, Scenario, Table
+from sim.serving.requests import Law, Request, arrivals, lengths, made, read_requests, scaled
+from sim.serving.router import Policy
+from sim.serving.scheduler import Preemption
+
+
+class ServeSpec(Table):
+    """A server and its traffic. Unknown keys are refused with the nearest known one.
+
+    >>> ServeSpec.of(model="llama3-8b", rate_per_s=4.0, requests=100).gpus
+    1
+    """
+
+    model: str = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
+    gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
+    profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
+    node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
+    tp: Degree = Field(1, description="tensor-parallel degree of a replica")
+    ep: Degree = Field(1, description="expert-parallel degree of a replica")
+    ep_mode: Literal["all_reduce", "all_to_all"] | None = None
+    replicas: Degree = Field(1, description="replicas that serve whole requests (decode, where others prefill)")
+    prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
+    )
+    dtype: Literal["bf16", "fp16", "fp8_e4m3"] = "bf16"
+    stack: str = Field("paged-kv", description="what a serving stack makes of the model")
+    power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
+    prefill_power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None, description="power limit of the prefill replicas' GPUs [default: power_cap_w]"
+    )
+    sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
+    host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="host time before each step")
+
+    trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
+    arrivals: Law = Field("poisson", description="law of the times between requests")
+    rate_per_s: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="requests a second")
+    burstiness: Annotated[float, Field(gt=0, le=1e4)] = Field(
+        4.0, description="squared coefficient of variation of gamma arrivals"
+    )
+    concurrency: Positive | None = Field(None, description="closed loop: so many requests at any time")
+    requests: Positive | None = Field(None, description="how many [default: 1000, or all of the trace]")
+    input_tokens: Positive = Field(1024, description="mean tokens of a prompt")
+    output_tokens: Positive = Field(256, description="mean tokens to generate")
+    length_spread: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.0, description="coefficient of variation of both lengths (lognormal)"
+    )
+    time_scale: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="arrival times multiplied by")
+    length_scale: Annotated[float, Field(gt=0, le=1e3)] = Field(1.0, description="token counts multiplied by")
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    max_num_seqs: Positive = Field(256, description="sequences in a batch at most")
+    max_num_batched_tokens: Positive = Field(8192, description="tokens in a step at most")
+    block_tokens: Positive = Field(16, description="tokens of a KV block")
+    memory_share: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="share of GPU memory that may be used")
+    kv_blocks: Positive | None = Field(None, description="KV blocks of a replica [default: what memory holds]")
+    prefix_caching: bool = Field(True, description="keep and share KV blocks of equal beginnings (traces with hashes)")
+    preemption: Preemption = Field("recompute", description="what becomes of a preempted sequence's memory")
+    router: Policy = Field("least_loaded", description="which replica gets a request")
+
+    slo_ttft_s: Annotated[float, Field(gt=0)] | None = Field(None, description="goodput: time to first token at most")
+    slo_tpot_s: Annotated[float, Field(gt=0)] | None = Field(None, description="goodput: time per output token at most")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return max(self.tp, self.ep) * (self.replicas + self.prefill_replicas)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServeSpec:
+        if self.max_num_seqs >= self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens}: must exceed max_num_seqs = "
+                f"{self.max_num_seqs}, a token for each and room for prompts"
+            )
+        if self.prefill_power_cap_w is not None and not self.prefill_replicas:
+            raise ValueError(f"prefill_power_cap_w = {self.prefill_power_cap_w:g} needs prefill_replicas")
+        if self.trace is not None and self.concurrency is not None:
+            raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
+        return self
+
+    def group(self, *, prefill: bool = False) -> Scenario:
+        """One replica's group of GPUs as a scenario."""
+        cap_w = self.prefill_power_cap_w if prefill and self.prefill_power_cap_w is not None else self.power_cap_w
+        shared: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "sm_clock_mhz")
+        }
+        return Scenario.of(phase="decode", power_cap_w=cap_w, **shared)
+
+    def traffic(self) -> list[Request]:
+        """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
+        if self.trace is not None:
+            found = read_requests(self.trace, limit=self.requests)
+            return scaled(found, time=self.time_scale, length=self.length_scale)
+        count = self.requests or 1000
+        if self.concurrency is not None:
+            times = [0.0] * count
+        else:
+            times = arrivals(
+                self.arrivals, rate_per_s=self.rate_per_s, count=count, burstiness=self.burstiness, seed=self.seed
+            )
+        inputs = lengths(self.input_tokens, count=count, spread=self.length_spread, seed=self.seed + 1)
+        outputs = lengths(self.output_tokens, count=count, spread=self.length_spread, seed=self.seed + 2)
+        return scaled(made(times, inputs, outputs), time=self.time_scale, length=self.length_scale)
