@@ -15,6 +15,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from simpy.events import Event
 
 from hardware.clock import ClockLimits
@@ -74,8 +75,14 @@ class _Loop:
             and self.recovering_s <= 0.0
             and max(power_w, self.mean_w) <= limits.middle_limit_w
             and power_w <= limits.slow_limit_w
-            and max(self.seen_w) <= limits.slow_limit_w
+            and self._window_stays(power_w)
         )
+
+    def _window_stays(self, power_w: float) -> bool:
+        """True when no window that begins in what has been seen and goes on at ``power_w`` passes the slow limit."""
+        over_w = np.fromiter(self.seen_w, dtype=float, count=len(self.seen_w)) - power_w
+        most_w = float(np.cumsum(over_w[::-1]).max())  # of the latest ticks
+        return most_w <= (self.limits.slow_limit_w - power_w) * len(over_w)
 
     def rest(self, power_w: float, ticks: int) -> None:
         """``ticks`` calm ticks at ``power_w`` in one go."""

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, assert_never
 
 import workloads
 from sim.engine.replay import play
@@ -25,8 +26,10 @@ from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork
 
-# Power targets at which parts are run, as shares of the fast limit; between them cost is linear in the target.
-TARGET_SHARES = tuple(1.0 - 0.03 * step for step in range(27))
+# Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
+TARGET_STEP = 0.03
+TARGET_STEPS = 26
+Part = Literal["shared", "head", "decode", "chunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,15 @@ class StepCost:
         """Their sum."""
         return sum(self.prompts, self.shared) + self.decoding + self.head
 
+    def toward(self, other: StepCost, share: float) -> StepCost:
+        """The point ``share`` of the way to the same batch's ``other`` cost."""
+        return StepCost(
+            shared=self.shared.toward(other.shared, share),
+            prompts=tuple(one.toward(two, share) for one, two in zip(self.prompts, other.prompts, strict=True)),
+            decoding=self.decoding.toward(other.decoding, share),
+            head=self.head.toward(other.head, share),
+        )
+
 
 @dataclass(kw_only=True, eq=False)
 class StepPrices:
@@ -97,20 +109,63 @@ class StepPrices:
 
     scenario: Scenario
     machine: Machine
-    _known: dict[tuple[object, ...], Cost] = field(default_factory=dict)
+    _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
+    _last: Batch | None = None
+    _last_costs: dict[int, StepCost] = field(default_factory=dict)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
-        tokens = batch.decoding + batch.prompt_tokens
-        shared = self._between(("shared",), tokens, token_knots(tokens), target_w)
-        prompts = tuple(self._chunk(chunk, target_w) for chunk in batch.chunks)
+        wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
+        at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
+        if at == 0 or at == TARGET_STEPS:
+            return self._at(batch, at)
+        share = (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP
+        return self._at(batch, at).toward(self._at(batch, at - 1), share)
+
+    def _at(self, batch: Batch, target: int) -> StepCost:
+        """The cost at a target that is run: 1 - ``target`` steps of the fast limit."""
+        if batch is not self._last:
+            self._last = batch
+            self._last_costs.clear()
+        known = self._last_costs.get(target)
+        if known is None:
+            known = self._last_costs[target] = self._priced(batch, target)
+        return known
+
+    def _priced(self, batch: Batch, target: int) -> StepCost:
+        tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
         decoding = NOTHING
         if batch.decoding:
             mean = batch.cached / batch.decoding
-            decoding = self._between(("decode", batch.decoding), mean, context_ends(mean), target_w)
-        scored = batch.decoding + batch.ending
-        head = self._between(("head",), scored, token_knots(scored), target_w) if scored else NOTHING
-        return StepCost(shared=shared, prompts=prompts, decoding=decoding, head=head)
+            low, high = context_ends(mean)
+            first = self._part("decode", batch.decoding, low, target)
+            decoding = (
+                first
+                if low == high
+                else first.toward(self._part("decode", batch.decoding, high, target), (mean - low) / (high - low))
+            )
+        return StepCost(
+            shared=self._rows("shared", tokens, 0, target),
+            prompts=tuple(self._chunk(chunk, target) for chunk in batch.chunks),
+            decoding=decoding,
+            head=self._rows("head", scored, 0, target) if scored else NOTHING,
+        )
+
+    def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
+        """A part's cost between the numbers of rows at which it is run."""
+        low, high = token_knots(rows)
+        first = self._part(part, low, context, target)
+        if rows == low:
+            return first
+        return first.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+
+    def _chunk(self, chunk: Chunk, target: int) -> Cost:
+        before = chunk.context - chunk.tokens
+        low, high = context_ends(before)
+        first = self._rows("chunk", chunk.tokens, low, target)
+        if before == low:
+            return first
+        return first.toward(self._rows("chunk", chunk.tokens, high, target), (before - low) / (high - low))
 
     def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The engine's cost of the whole step in one run; nothing is interpolated."""
@@ -133,50 +188,27 @@ class StepPrices:
         (part,) = play(plan.full.sequence, (self.machine.limits.fast_limit_w,) * 2)
         return Cost(time_s=part.played.records.end_ps * 1e-12, energy_j=sum(part.played.energy_j))
 
-    def _chunk(self, chunk: Chunk, target_w: float) -> Cost:
-        low, high = context_ends(chunk.context - chunk.tokens)
-        return self._between(("chunk", chunk.tokens), chunk.context - chunk.tokens, (low, high), target_w)
-
-    def _between(self, part: tuple[object, ...], size: float, ends: tuple[int, int], target_w: float) -> Cost:
-        low, high = ends
-        first = self._at_target(part, low, target_w)
-        if low == high or size == low:
-            return first
-        return first.toward(self._at_target(part, high, target_w), (size - low) / (high - low))
-
-    def _at_target(self, part: tuple[object, ...], size: int, target_w: float) -> Cost:
-        fast_w = self.machine.limits.fast_limit_w
-        if target_w >= fast_w:
-            return self._part(part, size, 1.0)
-        wanted = target_w / fast_w
-        at = next((i for i, share in enumerate(TARGET_SHARES) if share <= wanted), len(TARGET_SHARES) - 1)
-        low, high = TARGET_SHARES[at], TARGET_SHARES[max(0, at - 1)]
-        lower = self._part(part, size, low)
-        if low >= wanted or low == high:
-            return lower
-        return lower.toward(self._part(part, size, high), (wanted - low) / (high - low))
-
-    def _part(self, part: tuple[object, ...], size: int, share: float) -> Cost:
-        key = (*part, size, share)
+    def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
+        key = (part, rows, context, target)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._run(
-                self._part_program(part, size), share * self.machine.limits.fast_limit_w
-            )
+            target_w = (1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w
+            known = self._known[key] = self._run(self._part_program(part, rows, context), target_w)
         return known
 
-    def _part_program(self, part: tuple[object, ...], size: int) -> Program:
+    def _part_program(self, part: Part, rows: int, context: int) -> Program:
         match part:
-            case ("shared",):
-                return self._program([], 0, size)
-            case ("head",):
-                return self._program([], size, 0)
-            case ("decode", int(sequences)):
-                group = Group(phase="decode", sequences=sequences, new_tokens=1, context=max(size, 1))
-                return self._program([group], 0, 0)
-            case ("chunk", int(tokens)):
-                return self._program([_chunk_group(tokens, tokens + size)], 0, 0)
-        raise AssertionError(part)
+            case "shared":
+                return self._program([], 0, rows)
+            case "head":
+                return self._program([], rows, 0)
+            case "decode":
+                return self._program(
+                    [Group(phase="decode", sequences=rows, new_tokens=1, context=max(context, 1))], 0, 0
+                )
+            case "chunk":
+                return self._program([_chunk_group(rows, rows + context)], 0, 0)
+        assert_never(part)
 
     def _program(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
         scenario = self.scenario
