@@ -9,6 +9,7 @@ import click
 
 COMMANDS = {
     "simulate": "Simulate one scenario: latency, energy, power, clock, and a Perfetto timeline.",
+    "serve": "Serve a stream of requests: latency percentiles, throughput, joules per request.",
     "validate": "Predict measured records and print the errors.",
     "overlap": "Chunks and SMs for communication: energy and latency of every schedule.",
     "sweep": "Run a grid of scenarios on many workers; resumable.",

@@ -11,16 +11,23 @@ from typing import Any, Literal
 import click
 from pydantic.fields import FieldInfo
 
-from sim.scenario import Scenario
+from sim.scenario import Scenario, Table
 
 Decorated = Callable[..., Any]
 
 
-def scenario_options(function: Decorated) -> Decorated:
-    """Add one flag a field of :class:`Scenario`; a flag not given is not in the keyword arguments' values."""
-    for name, field in reversed(Scenario.model_fields.items()):
-        function = _option(name, field)(function)
-    return function
+def table_options(table: type[Table]) -> Callable[[Decorated], Decorated]:
+    """Add one flag a field of ``table``; a flag not given is None in the keyword arguments."""
+
+    def add(function: Decorated) -> Decorated:
+        for name, field in reversed(table.model_fields.items()):
+            function = _option(name, field)(function)
+        return function
+
+    return add
+
+
+scenario_options = table_options(Scenario)
 
 
 def given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -77,6 +77,10 @@ class _Server:
         spec = self.spec
         self.machine = self._build()
         for at_s, number in kills:
+            if not 0 <= number < len(self.front) + len(self.back):
+                raise ScenarioError(
+                    f"kills: there is no replica {number}, the last is {len(self.front) + len(self.back) - 1}"
+                )
             self.env.process(self._killer(at_s, number))
         for replica in (*self.front, *self.back):
             self.env.process(replica.run())
@@ -209,11 +213,11 @@ class _Server:
     def _killer(self, at_s: float, number: int) -> Generator[simpy.Event, Any, None]:
         yield self.env.timeout(at_s)
         replicas = [*self.front, *self.back]
-        lost = next(replica for replica in replicas if replica.number == number).kill()
-        for sequence in lost:
-            record = self.served[sequence.request.number]
-            record.moves += 1
-            self._route(InFlight(request=sequence.request, target=sequence.target, generated=sequence.generated))
+        for lost in replicas[number].kill():
+            self.served[lost.request.number].moves += 1
+            again = InFlight(request=lost.request, target=lost.target, generated=lost.generated)
+            again.last_token_s, again.preemptions = lost.last_token_s, lost.preemptions
+            self._route(again)
 
 
 def _need(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:

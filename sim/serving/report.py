@@ -1,0 +1,82 @@
+"""What a served run says about itself to people, and its tables as files."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from sim.output import OutputError, write_atomically
+from sim.serving.result import ServeResult
+
+
+def print_summary(run: ServeResult, console: Console) -> None:
+    """Headline figures, latency percentiles and where the joules go, with units."""
+    spec, data = run.spec, run.summary
+    roles = f"{spec.replicas} x tp {spec.tp}"
+    if spec.prefill_replicas:
+        roles = f"{spec.prefill_replicas} for prompts + {spec.replicas} for decoding, tp {spec.tp} each"
+    console.print(f"[bold]{spec.model}[/bold] served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}")
+    head = Table(show_header=False, box=None, padding=(0, 2))
+    head.add_row("requests", f"{data['requests']:,} in {data['duration_s']:.4g} s")
+    head.add_row(
+        "throughput",
+        f"{data['requests_per_s']:.4g} requests, {data['output_tokens_per_s']:,.0f} output tokens a second",
+    )
+    if data["slo_share"] is not None:
+        head.add_row("within the SLO", f"{data['slo_share']:.1%}  ({data['goodput_per_s']:.4g} requests a second)")
+    head.add_row(
+        "energy, all GPUs",
+        f"{data['energy_j']:,.4g} J  ({data['energy_j_per_request']:.4g} J a request, "
+        f"{data['energy_j_per_output_token']:.4g} J an output token)",
+    )
+    head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
+    head.add_row("waiting at most", f"{data['most_waiting']:,} requests")
+    if data["preemptions"]:
+        head.add_row("preemptions", f"{data['preemptions']:,}")
+    if data["hit_tokens"]:
+        head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}")
+    head.add_row("these numbers are", f"{data['status']} for the kernels of a step; no server was measured")
+    console.print(head)
+    table = Table(title="Latency (ms)", title_justify="left")
+    names = ("mean", "p50", "p90", "p99")
+    for column in ("", *names):
+        table.add_column(column, justify="right" if column else "left")
+    for label, key in (
+        ("time to first token", "ttft_s"),
+        ("time per output token", "tpot_s"),
+        ("between tokens", "itl_s"),
+        ("end to end", "e2e_s"),
+        ("in the queue", "queue_s"),
+    ):
+        if data[key] is not None:
+            table.add_row(label, *(f"{data[key][name] * 1e3:,.4g}" for name in names))
+    console.print(table)
+    parts = Table(title="Where the joules go", title_justify="left")
+    for column in ("part", "energy J", "share", "J a request"):
+        parts.add_column(column, justify="left" if column == "part" else "right")
+    for name, energy_j in data["energy_j_by_part"].items():
+        share = energy_j / data["energy_j"]
+        parts.add_row(name, f"{energy_j:,.4g}", f"{share:.1%}", f"{energy_j / data['requests']:.4g}")
+    console.print(parts)
+
+
+def check_ending(path: Path | None) -> None:
+    """Refuse, before anything runs, a table file that is neither CSV nor Parquet."""
+    if path is not None and path.suffix not in (".csv", ".parquet"):
+        raise OutputError(f"cannot write '{path}': a table is written as .csv or .parquet")
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as .csv or .parquet, whole or not at all."""
+    check_ending(path)
+    if path.suffix == ".csv":
+        write_atomically(path, table.to_csv(index=False).encode())
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "table.parquet"
+        table.to_parquet(part, index=False, engine="fastparquet")
+        write_atomically(path, part.read_bytes())
