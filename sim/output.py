@@ -6,7 +6,11 @@ import os
 import tempfile
 from pathlib import Path
 
+import pandas as pd
+
 from sim.errors import SimError
+
+TABLE_ENDINGS = (".parquet", ".csv")
 
 
 class OutputError(SimError):
@@ -27,3 +31,23 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise OutputError(f"cannot write '{path}': {error.strerror or error}") from None
+
+
+def check_table_ending(path: Path) -> None:
+    """Refuse a table file that is neither Parquet nor CSV."""
+    if path.suffix not in TABLE_ENDINGS:
+        raise OutputError(f"'{path}': a table is written as .parquet or .csv")
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write ``table`` as Parquet or CSV, by the file's ending."""
+    check_table_ending(path)
+    if path.suffix == ".csv":
+        write_atomically(path, table.to_csv(index=False).encode())
+        return
+    import fastparquet
+
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "table.parquet"
+        fastparquet.write(str(part), table, compression="ZSTD", write_index=False)
+        write_atomically(path, part.read_bytes())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
+import fastparquet
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +21,16 @@ from sim.scenario import Scenario
 from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.price import Batch, Chunk, StepPrices
 from sim.serving.requests import arrivals, read_requests
+from sim.serving.trace import to_trace, write_served
+
+SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+def requests_folder() -> Path:
+    folder = SHARED / "public" / "requests"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}: set WATTLINE_SHARED to the folder that holds public/")
+    return folder
 
 
 def prices_of(**fields: object) -> StepPrices:
@@ -162,8 +174,8 @@ def test_the_power_cap_slows_a_loaded_server_and_not_an_idle_one() -> None:
     conserved(quiet)
 
 
-def test_recorded_traffic_is_read_as_it_was_written(shared: Path) -> None:
-    folder = shared / "public" / "requests"
+def test_recorded_traffic_is_read_as_it_was_written() -> None:
+    folder = requests_folder()
     conversation = read_requests(folder / "AzureLLMInferenceTrace_conv.csv")
     assert len(conversation) == 19_366
     second = conversation[1]
@@ -172,15 +184,21 @@ def test_recorded_traffic_is_read_as_it_was_written(shared: Path) -> None:
     assert (mooncake[0].input_tokens, mooncake[0].output_tokens, mooncake[1].prefix[:2]) == (6758, 500, (0, 14))
 
 
-def test_a_prefix_aware_router_finds_more_in_memory(shared: Path) -> None:
-    trace = shared / "public" / "requests" / "mooncake_conversation_trace.jsonl.gz"
+def test_a_prefix_aware_router_sends_a_conversation_where_its_beginning_lies(tmp_path: Path) -> None:
+    """Three talkers take turns on two replicas: each turn's prompt is the last one and a block more."""
+    trace = tmp_path / "talk.jsonl"
+    turns = [
+        {"timestamp": 1000 * (3 * turn + who), "input_length": 512 * (turn + 1) + 1, "output_length": 2,
+         "hash_ids": [100 * who + block for block in range(turn + 1)]}
+        for turn in range(4) for who in range(3)
+    ]  # fmt: skip
+    trace.write_text("\n".join(json.dumps(turn) for turn in turns))
     hits = {
-        router: serve(
-            model="llama3-8b", trace=trace, requests=150, replicas=4, router=router, length_scale=0.25
-        ).summary["hit_tokens"]
+        router: serve(model="llama3-8b", trace=trace, replicas=2, router=router).summary["hit_tokens"]
         for router in ("round_robin", "prefix_aware")
     }
-    assert hits["prefix_aware"] > hits["round_robin"] > 0
+    assert hits["prefix_aware"] == 3 * (1 + 2 + 3) * 512  # all that was said before
+    assert hits["round_robin"] == 3 * (0 + 1 + 2) * 512  # what was said two turns ago
 
 
 def test_gamma_arrivals_have_the_rate_and_burstiness_asked_for() -> None:
@@ -227,9 +245,22 @@ def test_the_command_prints_one_document_and_writes_tables(tmp_path: Path, capsy
     first = json.loads(capsys.readouterr().out)
     assert first["requests"] == 12
     assert first["slo_share"] == 1.0
-    assert pd.read_parquet(out, engine="fastparquet")["output_tokens"].sum() == 60
+    assert fastparquet.ParquetFile(str(out)).to_pandas()["output_tokens"].sum() == 60
     assert pd.read_csv(tmp_path / "power.csv")["energy_j"].sum() == pytest.approx(first["energy_j"])
     main(["serve", *flags, "--json"])
     assert json.loads(capsys.readouterr().out) == first
     main(["serve", *flags])
     assert "time to first token" in capsys.readouterr().out
+
+
+def test_the_trace_shows_every_request_beside_the_steps(tmp_path: Path) -> None:
+    run = serve(model="llama3-8b", requests=30, rate_per_s=50.0, output_tokens=20, replicas=2)
+    trace = to_trace(run)
+    stages = [trace.kinds[kind].name for kind in trace.spans.kind if trace.kinds[kind].category == "request"]
+    assert sum(name.startswith("decode") for name in stages) == 30
+    steps = np.array([trace.kinds[kind].category == "step" for kind in trace.spans.kind])
+    assert trace.spans.energy_j[steps].sum() == pytest.approx(run.energy_j, rel=1e-9)
+    text = json.loads(write_served(run, tmp_path / "served.json").read_text())
+    assert {"requests", "replica 0 (1 x h100-sxm-80gb)"} <= {
+        event["args"]["name"] for event in text["traceEvents"] if event["name"] == "process_name"
+    }

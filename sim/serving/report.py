@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from sim.output import OutputError, write_atomically
 from sim.serving.result import ServeResult
 
 
@@ -62,21 +57,3 @@ def print_summary(run: ServeResult, console: Console) -> None:
         share = energy_j / data["energy_j"]
         parts.add_row(name, f"{energy_j:,.4g}", f"{share:.1%}", f"{energy_j / data['requests']:.4g}")
     console.print(parts)
-
-
-def check_ending(path: Path | None) -> None:
-    """Refuse, before anything runs, a table file that is neither CSV nor Parquet."""
-    if path is not None and path.suffix not in (".csv", ".parquet"):
-        raise OutputError(f"cannot write '{path}': a table is written as .csv or .parquet")
-
-
-def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as .csv or .parquet, whole or not at all."""
-    check_ending(path)
-    if path.suffix == ".csv":
-        write_atomically(path, table.to_csv(index=False).encode())
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        part = Path(folder) / "table.parquet"
-        table.to_parquet(part, index=False, engine="fastparquet")
-        write_atomically(path, part.read_bytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import pandas as pd
 
 from sim.errors import SimError
-from sim.output import write_atomically
+from sim.output import TABLE_ENDINGS, write_table
 from sim.scenario import Scenario
 from sim.studies.explore.row import RESULTS
 
-ENDINGS = (".parquet", ".csv")
 _SCHEMA = Scenario.model_json_schema()["properties"]
 # Columns of numbers; all others are text, or true and false.
 NUMERIC = frozenset(
@@ -27,7 +25,7 @@ NUMERIC = frozenset(
 
 def check_ending(path: Path) -> None:
     """Refuse a file that is neither Parquet nor CSV."""
-    if path.suffix not in ENDINGS:
+    if path.suffix not in TABLE_ENDINGS:
         raise SimError(f"'{path}': a sweep is written as .parquet or .csv")
 
 
@@ -35,18 +33,11 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows, columns typed by their values; lists become JSON text."""
     check_ending(path)
     table = pd.DataFrame([{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows])
-    if path.suffix == ".csv":
-        write_atomically(path, table.to_csv(index=False).encode())
-        return
-    import fastparquet
-
-    # A column that is empty in this sweep keeps the type that it has in others.
-    for name in table.columns[table.isna().all()]:
-        table[name] = table[name].astype("float64" if name in NUMERIC else "str")
-    with tempfile.TemporaryDirectory() as folder:
-        part = Path(folder) / "table.parquet"
-        fastparquet.write(str(part), table, compression="ZSTD", write_index=False)
-        write_atomically(path, part.read_bytes())
+    if path.suffix == ".parquet":
+        # A column that is empty in this sweep keeps the type that it has in others.
+        for name in table.columns[table.isna().all()]:
+            table[name] = table[name].astype("float64" if name in NUMERIC else "str")
+    write_table(table, path)
 
 
 def read_table(path: Path) -> pd.DataFrame:

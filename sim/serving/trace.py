@@ -1,0 +1,126 @@
+"""A served run as a trace: a process a replica with its steps and counters, and the requests beside them."""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+
+import numpy as np
+
+from sim.serving.records import Stretch
+from sim.serving.result import ServeResult
+from traces.records import Counter, Lane, SpanKind, Spans, Trace
+from traces.write.chrome import write_chrome
+
+COUNTERS = (
+    ("power W per GPU", "power_w_per_gpu"),
+    ("power target W", "target_w"),
+    ("sequences decoding", "decoding"),
+    ("requests waiting", "waiting"),
+    ("KV blocks used", "blocks"),
+)
+STAGES = (("queue", "arrival_s", "started_s"), ("prefill", "started_s", "first_token_s"),
+          ("decode", "first_token_s", "done_s"))  # fmt: skip
+
+
+def write_served(run: ServeResult, path: Path) -> Path:
+    """Write ``run`` as Chrome trace (.json, .json.gz)."""
+    return write_chrome(to_trace(run), path)
+
+
+def to_trace(run: ServeResult) -> Trace:
+    """Steps and pauses of every replica, counters, and each request's stages on the first seat that is free."""
+    table = run.stretches
+    replicas = sorted(table["replica"].unique().tolist())
+    seats, places = _seats(run)
+    requests_pid = max(replicas) + 1
+    lanes = [Lane(pid=replica, tid=1, name="steps", order=1) for replica in replicas]
+    lane_of = {replica: number for number, replica in enumerate(replicas)}
+    lanes += [Lane(pid=requests_pid, tid=seat, name=f"seat {seat}", order=seat) for seat in range(1, seats + 1)]
+    kinds: dict[tuple[str, int, int, int], int] = {}
+    lane, kind, start, end, energy = [], [], [], [], []
+    for row in run.log.stretches:
+        if row.end_s <= row.start_s:
+            continue
+        what = (
+            "idle" if not row.steps else "prefill" if not row.decoding else "mixed" if row.prompt_tokens else "decode"
+        )
+        key = (what, row.steps, row.decoding, row.prompt_tokens)
+        lane.append(lane_of[row.replica])
+        kind.append(kinds.setdefault(key, len(kinds)))
+        start.append(row.start_s)
+        end.append(row.end_s)
+        energy.append(row.energy_j)
+    table_of_kinds = [
+        SpanKind(
+            name=f"{what} x {steps}" if steps > 1 else what,
+            category="step",
+            args={"steps": steps, "decoding": decoding, "prompt_tokens": prompt_tokens},
+            timed=True,
+        )
+        for what, steps, decoding, prompt_tokens in kinds
+    ]
+    for seat, (_, one) in zip(places, run.requests.iterrows(), strict=True):
+        for name, begin, finish in STAGES:
+            if one[finish] > one[begin]:
+                lane.append(len(replicas) + seat)
+                kind.append(len(table_of_kinds))
+                start.append(float(one[begin]))
+                end.append(float(one[finish]))
+                energy.append(float(one[f"{name}_j"]) if name != "queue" else float("nan"))
+                args = {name: int(one[name]) for name in ("request", "input_tokens", "output_tokens", "replica")}
+                table_of_kinds.append(SpanKind(name=f"{name} {args['request']}", category="request", args=args))
+    spans = Spans(
+        lane=np.array(lane, dtype=np.int64),
+        kind=np.array(kind, dtype=np.int64),
+        start_ps=_ps(start),
+        end_ps=_ps(end),
+        energy_j=np.array(energy),
+    )
+    counters = []
+    for replica in replicas:
+        mine = table[table["replica"] == replica].sort_values("start_s", kind="stable")
+        for name, column in COUNTERS:
+            values = mine[column].to_numpy(dtype=float)
+            if np.isfinite(values).all():
+                counters.append(Counter(pid=replica, name=name, time_ps=_ps(mine["start_s"].tolist()), value=values))
+    processes = {
+        replica: f"replica {replica} ({run.spec.group().world} x {run.machine.gpu.id})" for replica in replicas
+    }
+    return Trace(
+        processes=processes | {requests_pid: "requests"},
+        lanes=lanes,
+        kinds=table_of_kinds,
+        spans=spans,
+        counters=counters,
+        metadata={"schemaVersion": 1, "traceName": f"wattline serve {run.spec.model}"},
+    )
+
+
+def _what(row: Stretch) -> str:
+    if not row.steps:
+        return "idle"
+    if not row.prompt_tokens:
+        return "decode"
+    return "mixed" if row.decoding else "prefill"
+
+
+def _ps(seconds: list[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.round(np.array(seconds) * 1e12).astype(np.int64)
+
+
+def _seats(run: ServeResult) -> tuple[int, list[int]]:
+    """How many requests are here at once at most, and each one's seat (from 0), the lowest that is free."""
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    taken, places = 0, []
+    for one in run.log.served:
+        while busy and busy[0][0] <= one.request.arrival_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            heapq.heappush(free, taken)
+            taken += 1
+        seat = heapq.heappop(free)
+        places.append(seat)
+        heapq.heappush(busy, (one.done_s, seat))
+    return taken, places
