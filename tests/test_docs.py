@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("howto", "records", "detail", "layouts", "overlap", "experts", "sweep")),
+    *(
+        f"docs/{name}.md"
+        for name in ("howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving")
+    ),
 )
 
 

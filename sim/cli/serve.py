@@ -21,6 +21,12 @@ from sim.serving.spec import ServeSpec
     "--power", type=click.Path(path_type=Path), help="write power, batch and queue over time (.csv, .parquet)"
 )
 @click.option("--timeline", type=click.Path(path_type=Path), help="write steps and requests (.json or .json.gz)")
+@click.option("--plan", is_flag=True, help="find the fewest GPUs and the lowest energy under the SLO")
+@click.option("--max-gpus", type=click.IntRange(1, 4096), default=8, show_default=True, help="GPUs of a plan at most")
+@click.option(
+    "--within", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="share of requests of a plan's SLO"
+)
+@click.option("--compare", multiple=True, metavar="KEY=VALUE,...", help="serve the same with these changes; repeatable")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
@@ -28,6 +34,10 @@ def command(
     out: Path | None,
     power: Path | None,
     timeline: Path | None,
+    plan: bool,
+    max_gpus: int,
+    within: float,
+    compare: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     **fields: Any,
@@ -43,6 +53,9 @@ def command(
         if path is not None:
             check_table_ending(path)
     spec = ServeSpec.load(file, **given(fields)) if file is not None else ServeSpec.of(**given(fields))
+    if plan or compare:
+        _studied(spec, plan=plan, max_gpus=max_gpus, within=within, changes=compare, as_json=as_json, quiet=quiet)
+        return
     if quiet or not sys.stderr.isatty():
         run = serve(spec)
     else:
@@ -63,3 +76,47 @@ def command(
     print_summary(run, wide_console())
     if timeline is not None:
         click.echo(f"\ntrace: {timeline}  (open it at ui.perfetto.dev: 'Open trace file')")
+
+
+def _studied(
+    spec: ServeSpec, *, plan: bool, max_gpus: int, within: float, changes: tuple[str, ...], as_json: bool, quiet: bool
+) -> None:
+    """Many runs of the same traffic, one row each."""
+    from sim.cli.console import wide_console
+    from sim.serving.report import print_servers
+    from sim.studies.capacity import capacity, compare
+
+    if not plan:
+        rows = [server.row for server in compare(spec, [_changes(text) for text in changes])]
+        if as_json:
+            click.echo(json.dumps({"servers": rows}, allow_nan=False))
+        else:
+            print_servers(rows, wide_console(), title="The same traffic")
+        return
+    found = capacity(
+        spec,
+        max_gpus=max_gpus,
+        within=within,
+        say=lambda text: None if quiet or as_json else click.echo(f"trying {text}", err=True),
+    )
+    if as_json:
+        servers = [server.row for server in found.servers]
+        best = {"fewest_gpus": found.fewest.row, "lowest_energy": found.frugal.row}
+        click.echo(json.dumps(best | {"servers": servers}, allow_nan=False))
+        return
+    notes = {id(found.fewest): "fewest GPUs", id(found.frugal): "lowest energy"}
+    if found.fewest is found.frugal:
+        notes = {id(found.fewest): "fewest GPUs, lowest energy"}
+    rows = [server.row | {"": notes.get(id(server), "")} for server in found.servers]
+    print_servers(rows, wide_console(), title=f"Servers that keep the objective for {within:.1%} of the requests")
+
+
+def _changes(text: str) -> dict[str, str]:
+    """``key=value,key=value`` as fields; their values are checked as every scenario's are."""
+    fields = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise click.BadParameter(f"'{part}' is not KEY=VALUE, like power_cap_w=500", param_hint="--compare")
+        fields[name.strip().replace("-", "_")] = value.strip()
+    return fields

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
@@ -57,3 +60,32 @@ def print_summary(run: ServeResult, console: Console) -> None:
         share = energy_j / data["energy_j"]
         parts.add_row(name, f"{energy_j:,.4g}", f"{share:.1%}", f"{energy_j / data['requests']:.4g}")
     console.print(parts)
+
+
+def print_servers(rows: Sequence[Mapping[str, Any]], console: Console, *, title: str) -> None:
+    """Servers side by side: what sets them apart first, then their figures."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    figures = [name for name in names if name in SHOWN]
+    apart = [name for name in names if name not in SHOWN and name]
+    table = Table(title=title, title_justify="left")
+    for name in (*apart, *(SHOWN[name][0] for name in figures), *([""] if "" in names else [])):
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [str(row.get(name, "-")) for name in apart]
+        for name in figures:
+            value = row[name]
+            cells.append("-" if value is None else SHOWN[name][1].format(value * SHOWN[name][2]))
+        table.add_row(*cells, *([str(row[""])] if "" in names else []))
+    console.print(table)
+
+
+# Figures of a row: title, format, scale.
+SHOWN = {
+    "gpus": ("GPUs", "{:.0f}", 1),
+    "slo_share": ("in time %", "{:.1f}", 100),
+    "ttft_p99_s": ("TTFT p99 ms", "{:,.4g}", 1e3),
+    "tpot_p99_s": ("TPOT p99 ms", "{:,.4g}", 1e3),
+    "energy_j_per_output_token": ("J a token", "{:.4g}", 1),
+    "energy_j_per_request": ("J a request", "{:,.4g}", 1),
+    "power_w_per_gpu": ("W a GPU", "{:.0f}", 1),
+}
