@@ -67,6 +67,37 @@ def heavy(_: float, target_w: float) -> float:
 # -- the controller alone -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("before_w", "then_w"), [(100.0, 650.0), (900.0, 300.0), (680.0, 699.0)])
+def test_calm_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before_w: float, then_w: float):
+    one, other = Limiter(LIMITS, gpus=1), Limiter(LIMITS, gpus=1)
+    for limiter in (one, other):
+        limiter.begin(IDLE_W)
+        for _ in range(5):
+            limiter.step([before_w * LIMITS.tick_s])
+    assert one.calm(then_w)
+    for _ in range(70):
+        assert one.step([then_w * LIMITS.tick_s]) == [1000.0]
+    other.rest(then_w, 70)
+    assert other.loops[0].mean_w == pytest.approx(one.loops[0].mean_w)
+    assert other.loops[0].window_sum_w == pytest.approx(one.loops[0].window_sum_w)
+    assert list(other.loops[0].seen_w) == list(one.loops[0].seen_w)
+
+
+def test_no_load_is_calm_that_a_limiter_would_act_on():
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        loop = Limiter(LIMITS, gpus=1).loops[0]
+        loop.begin(IDLE_W)
+        for watts in rng.choice([100.0, 400.0, 650.0, 950.0], size=rng.integers(1, 30), p=[0.3, 0.3, 0.3, 0.1]):
+            for _ in range(int(rng.integers(1, 15))):
+                loop.step(float(watts))
+        watts = float(rng.uniform(300.0, 720.0))
+        if loop.calm(watts):
+            for _ in range(400):
+                loop.step(watts)
+                assert (loop.target_w, loop.level) == (1000.0, 1.0)
+
+
 def test_a_load_below_every_limit_is_never_touched():
     targets, _ = drive(lambda _t, x: min(x, 690.0), 3.0)
     assert set(targets) == {1000.0}
