@@ -77,7 +77,7 @@ def read_requests(path: Path, *, limit: int | None = None) -> list[Request]:
     except OSError as error:
         raise ScenarioError(f"cannot read requests '{path}': {error.strerror or error}") from None
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ScenarioError(f"{path}: not a table of requests: {error}") from None
+        raise ScenarioError(f"{path}: not a table of requests: {str(error).strip()}") from None
     if not found:
         raise ScenarioError(f"{path}: holds no request")
     found.sort(key=lambda request: request.arrival_s)
