@@ -1,0 +1,1 @@
+"""A closed form of latency and energy over layouts: fitted on a few samples, judged on other scenarios."""
