@@ -2,7 +2,7 @@
 
 Every term is work that can be counted times one coefficient with a unit::
 
-    stage   = (roof(t_flop F, t_byte W m) / tp + t_attn A / tp + t_elem D + t_layer L m
+    stage   = (roof(t_flop F, t_byte W m) / tp + t_attn A / tp + t_elem D + t_kernel L m
                + [tp > 1] (t_sync L m + t_link D (tp - 1) / tp)) / (m p)
     latency = stage (m + p - 1)
     energy  = e_flop F + e_byte W m + e_attn A + GPUs stage (m p_busy + (p - 1) p_idle)
@@ -45,13 +45,13 @@ PARAMETERS = (
     Parameter(name="t_flop", unit="s/FLOP", meaning="matrix products", start=1.6e-15, top=1e-13),
     Parameter(name="t_byte", unit="s/B", meaning="reading weights", start=3.5e-13, top=1e-11),
     Parameter(name="t_attn", unit="s/FLOP or s/B", meaning="attention: FLOPs, in decode KV bytes", start=1e-15, top=1e-11),
-    Parameter(name="t_elem", unit="s/B", meaning="work on activations that every rank repeats", start=2e-12, top=1e-9),
-    Parameter(name="t_layer", unit="s", meaning="launches and floors of a layer", start=2e-5, top=1e-3),
+    Parameter(name="t_elem", unit="s/B", meaning="elementwise work on activations", start=5e-13, top=1e-9),
+    Parameter(name="t_kernel", unit="s", meaning="launch and floor of a kernel", start=3e-6, top=1e-3),
     Parameter(name="t_sync", unit="s", meaning="collectives of a layer, however small", start=2e-5, top=1e-3),
     Parameter(name="t_link", unit="s/B", meaning="collectives, by activation bytes", start=1e-11, top=1e-9),
+    Parameter(name="x_pipe", unit="", meaning="slower by this for every further stage", start=0.1, top=2.0),
     Parameter(name="e_flop", unit="J/FLOP", meaning="matrix products", start=4e-13, top=1e-11),
     Parameter(name="e_byte", unit="J/B", meaning="reading weights", start=6e-11, top=1e-9),
-    Parameter(name="e_attn", unit="J/FLOP or J/B", meaning="attention: FLOPs, in decode KV bytes", start=5e-13, top=1e-9),
     Parameter(name="p_busy", unit="W", meaning="a GPU while its stage works", start=200.0, top=1000.0),
     Parameter(name="p_idle", unit="W", meaning="a GPU in a pipeline bubble", start=100.0, top=1000.0),
 )
@@ -65,13 +65,12 @@ def columns(sizes: Sequence[Sizes]) -> dict[str, Floats]:
 
 def predict(values: Floats | Sequence[float], work: dict[str, Floats]) -> tuple[Any, Any]:
     """Latency (s) and energy (J, all GPUs) of passes whose sizes are ``work``, coefficients in order of PARAMETERS."""
-    t_flop, t_byte, t_attn, t_elem, t_layer, t_sync, t_link, e_flop, e_byte, e_attn, p_busy, p_idle = values
+    t_flop, t_byte, t_attn, t_elem, t_kernel, t_sync, t_link, x_pipe, e_flop, e_byte, p_busy, p_idle = values
     tp, p, m, layers = work["tp"], work["pp"], work["micro_batches"], work["layers"]
-    flops, read, attention, activations = (
-        work["gemm_flops"], work["weight_bytes"] * m, work["attention"], work["activation_bytes"],
-    )  # fmt: skip
-    roof = ((t_flop * flops) ** ROOF + (t_byte * read) ** ROOF) ** (1.0 / ROOF)
-    together = (tp > 1) * (t_sync * layers * m + t_link * activations * (tp - 1) / tp)
-    stage = ((roof + t_attn * attention) / tp + t_elem * activations + t_layer * layers * m + together) / (m * p)
-    energy = e_flop * flops + e_byte * read + e_attn * attention
+    roof = ((t_flop * work["gemm_flops"]) ** ROOF + (t_byte * work["weight_bytes"]) ** ROOF) ** (1.0 / ROOF)
+    shared = roof + t_attn * work["attention"] + t_elem * work["shared_bytes"]
+    repeated = t_elem * work["repeated_bytes"] + t_kernel * work["kernels"]
+    together = (tp > 1) * (t_sync * layers * m + t_link * work["link_bytes"] * (tp - 1) / tp)
+    stage = (shared / tp + repeated + together) * (1.0 + x_pipe * (p - 1)) / (m * p)
+    energy = e_flop * work["flops"] + e_byte * work["hbm_bytes"]
     return stage * (m + p - 1), energy + work["gpus"] * stage * (m * p_busy + (p - 1) * p_idle)
