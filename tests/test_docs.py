@@ -18,7 +18,9 @@ PAGES = (
     "CONTRIBUTING.md",
     *(
         f"docs/{name}.md"
-        for name in ("howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving")
+        for name in (
+            "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form",
+        )  # fmt: skip
     ),
 )
 

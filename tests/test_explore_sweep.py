@@ -34,6 +34,11 @@ def seq_lens(count: int) -> Grid:
     return grid_of(seq_len={"from": 64, "to": 63 + count, "step": 1})
 
 
+def caps(count: int) -> Grid:
+    """Scenarios that are quick because they share their work: power limits that none of them reaches."""
+    return grid_of(power_cap_w={"from": 2001, "to": 2000 + count, "step": 1})
+
+
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 def test_a_row_holds_the_scenario_and_the_figures_of_its_run(tmp_path: Path, ending: str) -> None:
     done = sweep(grid_of(batch=[1, 2]), tmp_path / f"rows.{ending}", pool=ALONE)
@@ -98,10 +103,10 @@ def test_a_dead_worker_process_is_replaced(tmp_path: Path) -> None:
             killed.append(victim)
             os.kill(victim, signal.SIGKILL)
 
-    done = sweep(seq_lens(120), tmp_path / "r.parquet", pool=Pool(jobs=2), step=kill_one)
+    done = sweep(caps(120), tmp_path / "r.parquet", pool=Pool(jobs=2), step=kill_one)
     table = read_table(tmp_path / "r.parquet")
     assert killed and (done.rows, done.failed) == (120, 0)
-    assert sorted(table["seq_len"]) == list(range(64, 184))
+    assert sorted(table["power_cap_w"]) == list(range(2001, 2121))
 
 
 def test_shell_prints_the_four_fixed_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,11 +184,11 @@ def test_a_thousand_rows_on_dask_with_a_worker_killed(
         if done >= 200 and workers[0].poll() is None:
             workers[0].kill()
 
-    done = sweep(seq_lens(1000), tmp_path / "r.parquet", pool=Pool(backend="dask", address=address), step=kill_one)
+    done = sweep(caps(1000), tmp_path / "r.parquet", pool=Pool(backend="dask", address=address), step=kill_one)
     table = read_table(tmp_path / "r.parquet")
     assert workers[0].wait() == -signal.SIGKILL and workers[1].poll() is None
     assert (done.rows, done.failed, len(table)) == (1000, 0, 1000)
-    assert sorted(table["seq_len"]) == list(range(64, 1064)) and table["scenario_id"].is_unique
+    assert sorted(table["power_cap_w"]) == list(range(2001, 3001)) and table["scenario_id"].is_unique
     assert pd.notna(table["energy_j"]).all()
 
 

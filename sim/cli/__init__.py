@@ -16,6 +16,7 @@ COMMANDS = {
     "pareto": "Rows of a sweep that nothing beats: energy, latency, throughput, GPUs, carbon, cost.",
     "best": "The best row of a sweep under conditions, and its command.",
     "inspect": "A real or simulated trace: classes, communication, idle time, critical path, lint.",
+    "fit": "A closed form of latency and energy over layouts, fitted on a few samples and judged on others.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",

@@ -34,7 +34,7 @@ def command(
         raise SimError(f"--address {address} needs --backend dask or ray")
     grid = load_grid(file)
     pool = Pool(backend=backend, address=address, **({} if jobs is None else {"jobs": jobs}))
-    with _progress(quiet) as progress:
+    with progress_bar(quiet) as progress:
         task = progress.add_task("simulating", total=len(grid.cases), failed=0)
         done = sweep(
             grid, out, pool=pool, fresh=fresh, step=lambda n, failed: progress.update(task, completed=n, failed=failed)
@@ -49,7 +49,8 @@ def command(
     )
 
 
-def _progress(quiet: bool) -> Any:
+def progress_bar(quiet: bool) -> Any:
+    """Done, rate and time left, on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text

@@ -15,7 +15,10 @@ from sim.studies.closed_form.sizes import Sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fitted:
-    """Coefficients of one phase in order of PARAMETERS, and their standard errors (NaN where a bound holds)."""
+    """Coefficients of one phase in order of PARAMETERS, and their standard errors.
+
+    An error is NaN where a bound holds the coefficient, or where no sample depends on it.
+    """
 
     values: Floats
     errors: Floats
@@ -43,10 +46,12 @@ def fit(sizes: Sequence[Sizes], latency_s: Floats, energy_j: Floats) -> Fitted:
         return np.concatenate([np.log(latency / latency_s), np.log(energy / energy_j)])
 
     found = least_squares(residuals, np.ones(len(scale)), bounds=(1e-9, top), x_scale="jac", max_nfev=2000)
-    free = (found.x > 1e-6) & (found.x < top * (1 - 1e-6))
+    values = np.where(found.x < 1e-6, 0.0, found.x)
+    weight = np.sqrt((found.jac**2).sum(axis=0))
+    free = (values > 0.0) & (values < top * (1 - 1e-6)) & (weight > 1e-9 * weight.max())
     degrees = max(1, 2 * len(sizes) - int(free.sum()))
-    jacobian = found.jac[:, free]
-    covariance = np.linalg.pinv(jacobian.T @ jacobian) * (2.0 * found.cost / degrees)
+    jacobian = found.jac[:, free] / weight[free]
+    covariance = np.linalg.pinv(jacobian.T @ jacobian, hermitian=True) * (2.0 * found.cost / degrees)
     errors = np.full(len(scale), np.nan)
-    errors[free] = np.sqrt(np.diag(covariance)) * scale[free]
-    return Fitted(values=found.x * scale, errors=errors, samples=len(sizes))
+    errors[free] = np.sqrt(np.maximum(np.diag(covariance), 0.0)) / weight[free] * scale[free]
+    return Fitted(values=values * scale, errors=errors, samples=len(sizes))

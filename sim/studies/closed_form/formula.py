@@ -2,14 +2,15 @@
 
 Every term is work that can be counted times one coefficient with a unit::
 
-    stage   = (roof(t_flop F, t_byte W m) / tp + t_attn A / tp + t_elem D + t_kernel L m
-               + [tp > 1] (t_sync L m + t_link D (tp - 1) / tp)) / (m p)
+    stage   = ((roof(t_flop G, t_byte W) + t_attn A + t_elem B_shared) / tp + t_elem B_repeated + t_kernel K
+               + [tp > 1] (t_sync L m + t_link R (tp - 1) / tp)) (1 + x_pipe (p - 1)) / (m p)
     latency = stage (m + p - 1)
-    energy  = e_flop F + e_byte W m + e_attn A + GPUs stage (m p_busy + (p - 1) p_idle)
+    energy  = e_flop F + e_byte H + GPUs stage (m p_busy + (p - 1) p_idle)
 
-F: FLOPs of matrix products, W: weight bytes, A: attention (FLOPs in prefill, KV bytes in decode), D: bytes of the
-activations, all of a whole pass; L layers, m micro-batches, p pipeline stages. Seven coefficients for time and five for
-energy, in prefill and decode apart.
+G: FLOPs of matrix products, W: weight bytes, A: attention (FLOPs in prefill, KV bytes in decode), F: all FLOPs, H: all
+HBM bytes, B: bytes of elementwise kernels, R: bytes that all-reduces reduce, K kernels, L layers, m micro-batches, p
+pipeline stages (:class:`~sim.studies.closed_form.sizes.Sizes`). Eight coefficients for time and four for energy, in
+prefill and decode apart.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Parameter:
 PARAMETERS = (
     Parameter(name="t_flop", unit="s/FLOP", meaning="matrix products", start=1.6e-15, top=1e-13),
     Parameter(name="t_byte", unit="s/B", meaning="reading weights", start=3.5e-13, top=1e-11),
-    Parameter(name="t_attn", unit="s/FLOP or s/B", meaning="attention: FLOPs, in decode KV bytes", start=1e-15, top=1e-11),
+    Parameter(
+        name="t_attn", unit="s/FLOP or s/B", meaning="attention: FLOPs, in decode KV bytes", start=1e-15, top=1e-11
+    ),
     Parameter(name="t_elem", unit="s/B", meaning="elementwise work on activations", start=5e-13, top=1e-9),
     Parameter(name="t_kernel", unit="s", meaning="launch and floor of a kernel", start=3e-6, top=1e-3),
     Parameter(name="t_sync", unit="s", meaning="collectives of a layer, however small", start=2e-5, top=1e-3),

@@ -1,0 +1,124 @@
+"""``wattline fit``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("fit")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--samples", type=click.IntRange(1), default=50, show_default=True, help="layouts that a fit may see")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--splits", type=click.IntRange(1), default=10, show_default=True, help="halves to cross-validate on")
+@click.option(
+    "--rows", type=click.Path(path_type=Path), help="keep the runs here (.parquet or .csv) and resume from it"
+)
+@click.option("--jobs", type=click.IntRange(1), help="processes on this machine [default: its cores]")
+@click.option("--python", type=click.Path(path_type=Path), help="write the fitted formula as a Python module")
+@click.option("--latex", type=click.Path(path_type=Path), help="write the fitted formula as LaTeX")
+@click.option("--out", type=click.Path(path_type=Path), help="write everything as JSON")
+@click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
+@click.option("--quiet", is_flag=True, help="no progress on stderr")
+def command(
+    file: Path,
+    samples: int,
+    seed: int,
+    splits: int,
+    rows: Path | None,
+    jobs: int | None,
+    python: Path | None,
+    latex: Path | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Fit a closed form of latency and energy over layouts, and judge it on scenarios that it has not seen.
+
+    FILE is a grid file as of wattline sweep, of phase generate. The formula is wattline's own: twelve coefficients a
+    phase with units and standard errors.
+    """
+    from sim.cli.sweep import progress_bar
+    from sim.output import write_atomically
+    from sim.studies.closed_form.export import to_json, to_latex, to_python
+    from sim.studies.closed_form.judge import judge
+    from sim.studies.closed_form.samples import simulated
+    from sim.studies.explore.grid import load_grid
+    from sim.studies.explore.workers import Pool
+
+    grid = load_grid(file)
+    pool = Pool() if jobs is None else Pool(jobs=jobs)
+    with tempfile.TemporaryDirectory() as folder, progress_bar(quiet) as progress:
+        task = progress.add_task("simulating", total=None, failed=0)
+        found = simulated(
+            grid,
+            rows or Path(folder) / "rows.parquet",
+            pool=pool,
+            step=lambda n, failed: progress.update(task, completed=n, failed=failed),
+        )
+    verdict = judge(found, count=samples, seed=seed, splits=splits)
+    ours = verdict.scores["closed form"]
+    result: dict[str, Any] = {
+        "top1": ours["top1"][0],
+        "pairwise": ours["pairwise"][0],
+        "energy_mape": max(verdict.errors["energy_prefill"][0], verdict.errors["energy_decode"][0]),
+        "parameters": to_json(verdict.forms),
+        "samples": samples,
+        "seed": seed,
+        "splits": splits,
+        "scenarios": verdict.scenarios,
+        "fewest_layouts": verdict.fewest_layouts,
+        "best_layout_changes": verdict.changes,
+        "errors": verdict.errors,
+        "larger_batches": verdict.larger_batches,
+        "compared": verdict.scores,
+    }
+    for path, text in ((python, to_python), (latex, to_latex)):
+        if path is not None:
+            write_atomically(path, text(verdict.forms).encode())
+    if out is not None:
+        write_atomically(out, json.dumps(result, indent=1, allow_nan=False).encode())
+    if as_json:
+        click.echo(json.dumps(result, allow_nan=False))
+        return
+    _print(result)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from sim.cli.console import wide_console
+
+    console = wide_console()
+    form = Table(title="wattline's own closed form, fitted", title_justify="left")
+    for name in ("coefficient", "meaning", "unit", "prefill", "+-", "decode", "+-"):
+        form.add_column(name, justify="left" if name in ("coefficient", "meaning", "unit") else "right")
+    for name, prefill in result["parameters"]["prefill"].items():
+        cells = []
+        for one in (prefill, result["parameters"]["decode"][name]):
+            error = one["standard_error"]
+            cells += [f"{one['value']:.3g}", "-" if error is None else f"{error:.1g}"]
+        form.add_row(name, prefill["meaning"], prefill["unit"], *cells)
+    console.print(form)
+    title = f"Choice of layout on scenarios not sampled ({result['scenarios']} in all, 95 % intervals)"
+    choice = Table(title=title, title_justify="left")
+    for name in ("way to choose", "right choice", "pairs in order", "energy above the best"):
+        choice.add_column(name, justify="left" if name == "way to choose" else "right")
+    for name, score in result["compared"].items():
+        choice.add_row(name, *(_percent(score[key]) for key in ("top1", "pairwise", "excess")))
+    if result["larger_batches"]:
+        score = result["larger_batches"]
+        name = "closed form, batch <= 32 to larger ones"
+        choice.add_row(name, *(_percent(score[key]) for key in ("top1", "pairwise", "excess")))
+    console.print(choice)
+    for name, error in result["errors"].items():
+        console.print(f"mean error of {name.replace('_', ', ')}: {_percent(error)}")
+
+
+def _percent(interval: tuple[float, float, float]) -> str:
+    mean, low, high = (100 * value for value in interval)
+    return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
