@@ -13,16 +13,8 @@ from sim.scenario import Scenario
 from workloads.model import parse_model
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    *(
-        f"docs/{name}.md"
-        for name in (
-            "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form",
-        )  # fmt: skip
-    ),
-)
+DOCS = ("howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form")
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in DOCS))
 
 
 def test_every_toml_example_of_the_howto_is_what_it_claims() -> None:
