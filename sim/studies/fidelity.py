@@ -56,8 +56,8 @@ weaker evidence for them:
   decode energies of model_step.jsonl had been seen to come out too high."""
 
 
-def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> str:
-    """The whole page as Markdown; ``digests`` holds the SHA-256 of each record file by name."""
+def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str], held: str | None = None) -> str:
+    """The whole page as Markdown; ``digests`` holds the SHA-256 of each record file by session and name."""
     fresh = [row for row in rows if not row.fitted and row.predicted is not None]
     fitted = [row for row in rows if row.fitted and row.predicted is not None]
     whole = [row for row in fresh if row.record.kind in WHOLE]
@@ -66,6 +66,7 @@ def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str]) -> s
         _head(rows, profile, digests),
         *_whole(whole),
         *_overlap(fresh),
+        *_held(held),
         *_kernels(kernels),
         *_sharing(fresh, profile),
         *_misses(whole, kernels),
@@ -122,6 +123,17 @@ def _pooled(rows: Sequence[Row]) -> str:
             if signed:
                 lines.append(summarise(file, f"{gpus(world)}, {word}", signed))
     return error_table(lines)
+
+
+def _held(printed: str | None) -> Iterator[str]:
+    """Kernel rows left out of the fit in turn, as :mod:`hardware.calibrate.crossval` printed them."""
+    if printed is not None:
+        yield (
+            "## Kernel rows left out in turn\n\n"
+            "Each group was left out of the fit and predicted from the rest "
+            "(`python -m hardware.calibrate.crossval records/h100-sxm-80gb/calibration`).\n\n```\n"
+            + f"{printed.rstrip()}\n```"
+        )
 
 
 def _kernels(rows: Sequence[Row]) -> Iterator[str]:
@@ -289,6 +301,11 @@ def _silent(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
+def _once(rows: Sequence[Row]) -> list[Row]:
+    """Each record once, however many of the folders hold it."""
+    return list({row.record.digest: row for row in reversed(rows)}.values())[::-1]
+
+
 def record_files(folder: Path) -> list[Path]:
     """The record files under ``folder``, or under its folder ``measurements`` where it has one, sorted by path."""
     inner = folder / "measurements"
@@ -303,13 +320,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.studies.fidelity", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="the Markdown page to write")
+    parser.add_argument("--crossval", type=Path, help="what python -m hardware.calibrate.crossval printed, to include")
     arguments = parser.parse_args(argv)
     profile = load_profile(GPU)
     assert profile is not None, "the package ships this profile"
     try:
         paths = [path for folder in arguments.folders for path in record_files(folder)]
-        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-        write_atomically(arguments.out, page(validate(paths), profile, digests).encode())
+        digests = {
+            f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
+        }
+        held = arguments.crossval.read_text(encoding="utf-8") if arguments.crossval else None
+        write_atomically(arguments.out, page(_once(validate(paths)), profile, digests, held).encode())
     except SimError as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 2
