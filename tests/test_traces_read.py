@@ -207,7 +207,7 @@ def test_a_users_rule_is_asked_first_and_a_wrong_one_is_refused(tmp_path: Path) 
     with pytest.raises(TraceError, match=r"rule 1: match = '\('"):
         load_rules(rules)
     rules.write_text('[[rule]]\nmatch = "x"\n')
-    with pytest.raises(TraceError, match=r'rule 1: give exactly match = "\.\.\." and class = "\.\.\."'):
+    with pytest.raises(TraceError, match=r"rule 1: give exactly match = .* and class = "):
         load_rules(rules)
 
 

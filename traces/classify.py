@@ -125,12 +125,13 @@ def classify(capture: Capture, rules: Sequence[Rule] = ()) -> Classes:
     """Class of each row: a user's rule, else the family that a simulated trace states, else by name; copies: memory."""
     work = capture.work
     labels: dict[str, int] = {COMMUNICATION: 0, MEMORY: 1}
-    pairs, back = np.unique(np.stack([work.name, work.family]), axis=1, return_inverse=True)
+    families = len(capture.names) + 1  # family -1 (none) counts as 0
+    pairs, back = np.unique(work.name * families + work.family + 1, return_inverse=True)
     of_pair = []
-    for name, family in pairs.T.tolist():
+    for name, family in zip((pairs // families).tolist(), (pairs % families - 1).tolist(), strict=True):
         label = class_of(capture.names[name], rules)
         if family != NONE and not any(rule.pattern.search(capture.names[name]) for rule in rules):
             label = capture.names[family]
         of_pair.append(labels.setdefault(label, len(labels)))
-    index = np.array(of_pair, dtype=np.int64)[back.reshape(-1)]
+    index = np.array(of_pair, dtype=np.int64)[back]
     return Classes(labels=list(labels), index=np.where(work.category == Category.KERNEL, index, labels[MEMORY]))

@@ -100,11 +100,11 @@ def summarise(capture: Capture, classes: Classes, *, top: int = 10) -> Summary:
         times, mine = _rank(capture, classes, rank, waited)
         ranks.append(times)
         regions += mine
-    pairs = np.unique(np.stack([work.rank[kernels], work.stream[kernels]]), axis=1)
+    lanes = np.unique(_lane(capture)[kernels])
     energy = work.energy_j[kernels]
     return Summary(
         kernels=len(kernels),
-        streams=pairs.shape[1],
+        streams=len(lanes),
         collectives=int(classes.is_class(COMMUNICATION).sum()),
         ranks=ranks,
         by_class=_by_class(capture, classes),
@@ -196,12 +196,19 @@ def _by_class(capture: Capture, classes: Classes) -> list[ByClass]:
     ]  # fmt: skip
 
 
+def _lane(capture: Capture) -> Ints:
+    """One number for a rank's stream."""
+    streams, stream = np.unique(capture.work.stream, return_inverse=True)
+    return np.asarray(capture.work.rank * len(streams) + stream)
+
+
 def _by_stream(capture: Capture) -> list[ByStream]:
     work = capture.work
-    pairs, index = np.unique(np.stack([work.rank, work.stream]), axis=1, return_inverse=True)
+    lanes, first, index = np.unique(_lane(capture), return_index=True, return_inverse=True)
     found = []
-    for number, (rank, stream) in enumerate(pairs.T.tolist()):
-        rows = index.reshape(-1) == number
+    for number in range(len(lanes)):
+        rows = index == number
+        rank, stream = int(work.rank[first[number]]), int(work.stream[first[number]])
         busy = length(work.start_ns[rows], work.end_ns[rows])
         found.append(ByStream(rank=rank, stream=stream, count=int(rows.sum()), busy_us=busy / 1e3))
     return found

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from traces.capture import NONE, Category, CollectiveArgs
 from traces.read.events import Reading, read_events
+from traces.read.rows import FileRows, Rows
 from traces.read.stream import open_trace
+from traces.records import Ints
 
 Loose = int | float | str | None
+MISSING = np.iinfo(np.int64).min
+TIME_LIMIT_NS = 1 << 61
+DOUBLE_HOLDS_NS_US = float(1 << 43)  # up to here a double of microseconds tells nanoseconds apart
 
 
-class Args(msgspec.Struct, rename={
+class Args(msgspec.Struct, gc=False, rename={
     "external_id": "External id", "operation": "Collective name", "elements_in": "In msg nelems",
     "elements_out": "Out msg nelems", "group_size": "Group size", "group": "Process Group Name",
     "ranks": "Process Group Ranks", "sequence": "Seq", "moved_bytes": "bytes"
@@ -37,8 +44,8 @@ class Args(msgspec.Struct, rename={
     dtype: Loose = None
     sequence: Loose = None
     moved_bytes: Loose = None
-    grid: list[Loose] | Loose = None
-    block: list[Loose] | Loose = None
+    grid: tuple[Loose, ...] | Loose = None
+    block: tuple[Loose, ...] | Loose = None
     energy_j: Loose = None
     blocks: Loose = None
     family: Loose = None
@@ -49,7 +56,7 @@ class Args(msgspec.Struct, rename={
     wait_on_cuda_event_record_corr_id: Loose = None
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One event; values may be of the wrong type, which is mended and counted, but not of a nested one."""
 
     ph: str | None = None
@@ -68,30 +75,7 @@ WORK = {
 }  # fmt: skip
 CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
 ANNOTATIONS = {"user_annotation": 0, "gpu_user_annotation": 1, "layer": 1, "phase": 1}
-
-
-@dataclass(slots=True)
-class Rows:
-    """Columns in the making, as rows; times in nanoseconds of the file's own clock."""
-
-    names: dict[str, int] = field(default_factory=dict)
-    collectives: dict[CollectiveArgs, int] = field(default_factory=dict)
-    work: list[tuple[Any, ...]] = field(default_factory=list)
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
-    waits: list[tuple[Any, ...]] = field(default_factory=list)
-    annotations: list[tuple[Any, ...]] = field(default_factory=list)
-
-    def name(self, text: Loose) -> int:
-        """Index of a name."""
-        return self.names.setdefault(text if isinstance(text, str) else str(text), len(self.names))
-
-
-@dataclass(slots=True)
-class FileRows:
-    """One file: its rows, and what was learnt on the way."""
-
-    rows: Rows
-    reading: Reading
+NOTHING = Args()
 
 
 def read_file(path: Path) -> FileRows:
@@ -100,103 +84,164 @@ def read_file(path: Path) -> FileRows:
     Raises :class:`TraceError` with file, line and remedy where it cannot be read.
     """
     reading, rows = Reading(path=path), Rows()
+    sorts: dict[str | None, list[Event] | None] = {None: None}
     with open_trace(path, reading) as stream:
         for events in read_events(stream, reading, Event):
             for event in events:
-                _take(event, rows, reading)
+                if event.ph == "X":
+                    cat = event.cat
+                    if cat not in sorts:
+                        sorts[cat] = [] if cat is not None and _table(cat.lower()) is not None else None
+                    if (mine := sorts[cat]) is not None:
+                        mine.append(event)
+            for cat, found in sorts.items():
+                if cat is not None and found:
+                    table = _table(cat.lower())
+                    assert table is not None
+                    table(found, cat.lower(), rows, reading)
+                    found.clear()
     return FileRows(rows=rows, reading=reading)
 
 
-def _take(event: Event, rows: Rows, reading: Reading) -> None:
-    """One event into the table of its category."""
-    if event.ph != "X" or event.cat is None:
-        return
-    category = event.cat.lower()
-    if (work := WORK.get(category)) is not None:
-        _take_work(event, work, rows, reading)
-    elif category in CALLS:
-        if (times := _times(event, reading)) is not None:
-            correlation = _whole(event.args.correlation) if isinstance(event.args, Args) else NONE
-            rows.calls.append((rows.name(event.name), _whole(event.tid), *times, correlation))
-    elif category in ANNOTATIONS:
-        if (times := _times(event, reading)) is not None:
-            lane = _stream(event.tid)
-            rows.annotations.append((rows.name(event.name), _whole(event.pid), lane, ANNOTATIONS[category], *times))
-    elif category == "cuda_sync" and isinstance(event.args, Args) and (times := _times(event, reading)) is not None:
-        a = event.args
-        kind = a.cuda_sync_kind if a.cuda_sync_kind is not None else event.name
-        source, record = _whole(a.wait_on_stream), _whole(a.wait_on_cuda_event_record_corr_id)
-        device = _whole(a.device if a.device is not None else event.pid)
-        rows.waits.append((rows.name(kind), device, _whole(a.stream), source, record, _whole(a.correlation), *times))
+def _table(category: str) -> Callable[[list[Event], str, Rows, Reading], None] | None:
+    """What takes events of a category; None leaves them unread."""
+    if category in WORK:
+        return _take_work
+    if category in CALLS:
+        return _take_calls
+    if category in ANNOTATIONS:
+        return _take_annotations
+    return _take_waits if category == "cuda_sync" else None
 
 
-def _take_work(event: Event, category: Category, rows: Rows, reading: Reading) -> None:
-    times = _times(event, reading)
-    if times is None:
-        return
-    a = event.args
-    if not isinstance(a, Args):
-        a = Args()
-        reading.note("work-without-arguments")
-    if times == (0, 0):
-        reading.note("kernel-without-time")
-        return
-    if times[1] < 0:
-        reading.note("negative-duration")
-        return
-    stream = _stream(a.stream if a.stream is not None else event.tid)
-    device = _whole(a.device if a.device is not None else event.pid)
-    collective = NONE
+def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:
+    events, start, dur = _timed(events, reading)
+    args = _args(events)
+    if bare := args.count(NOTHING):
+        reading.note("work-without-arguments", count=bare)
+    stream = [a.stream if a.stream is not None else e.tid for a, e in zip(args, events, strict=True)]
+    device = [a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
+    moved = [a.moved_bytes if a.buffer_bytes is None else a.buffer_bytes for a in args]
+    blocks = [a.blocks if a.grid is None else _product(a.grid) for a in args]
+    columns = [
+        _names([e.name for e in events], rows),
+        np.full(len(events), int(WORK[category]), dtype=np.int64),
+        _ints(device),
+        _ints(stream, _stream),
+        start,
+        dur,
+        _ints([a.correlation for a in args]),
+        np.array(
+            [_collective(a, rows) if a.operation is not None or a.family is not None else NONE for a in args],
+            dtype=np.int64,
+        ),
+        _ints(moved),
+        _ints(blocks),
+        np.array([_product(a.block) for a in args], dtype=np.int64),
+        _names([a.family for a in args], rows) if any(a.family is not None for a in args) else np.full(len(args), NONE),
+    ]
+    ghost = (start == 0) & (dur == 0)
+    backwards = dur < 0
+    for rule, mask in (("kernel-without-time", ghost), ("negative-duration", backwards)):
+        if mask.any():
+            reading.note(rule, count=int(mask.sum()))
+    keep = ~(ghost | backwards)
+    joules = [a.energy_j for a in args]
+    unknown = set(map(type, joules)) == {type(None)}
+    energy_j = np.full(len(args), np.nan) if unknown else np.array([_joules(one) for one in joules])
+    rows.work.append(np.stack(columns)[:, keep])
+    rows.energy_j.append(energy_j[keep])
+
+
+def _take_calls(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
+    events, start, dur = _timed(events, reading)
+    correlation = _ints([a.correlation for a in _args(events)])
+    name, thread = _names([e.name for e in events], rows), _ints([e.tid for e in events], _stream)
+    rows.calls.append(np.stack([name, thread, start, dur, correlation]))
+
+
+def _take_annotations(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:
+    events, start, dur = _timed(events, reading)
+    name, process = _names([e.name for e in events], rows), _ints([e.pid for e in events])
+    lane, on_gpu = _ints([e.tid for e in events], _stream), np.full(len(events), ANNOTATIONS[category], dtype=np.int64)
+    rows.annotations.append(np.stack([name, process, lane, on_gpu, start, dur]))
+
+
+def _take_waits(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
+    events, start, dur = _timed(events, reading)
+    args = _args(events)
+    kind = [e.name if a.cuda_sync_kind is None else a.cuda_sync_kind for a, e in zip(args, events, strict=True)]
+    device = [a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
+    columns = [
+        _names(kind, rows), _ints(device), _ints([a.stream for a in args]), _ints([a.wait_on_stream for a in args]),
+        _ints([a.wait_on_cuda_event_record_corr_id for a in args]), _ints([a.correlation for a in args]), start, dur,
+    ]  # fmt: skip
+    rows.waits.append(np.stack(columns))
+
+
+def _args(events: list[Event]) -> list[Args]:
+    return [event.args if type(event.args) is Args else NOTHING for event in events]
+
+
+def _collective(a: Args, rows: Rows) -> int:
     operation = a.op if a.family == "communication" else a.operation
-    if operation is not None:
-        args = CollectiveArgs(
-            operation=str(operation), group=_text(a.group), group_size=_whole(a.group_size),
-            ranks=_text(a.ranks), dtype=_text(a.dtype), elements_in=_whole(a.elements_in),
-            elements_out=_whole(a.elements_out), sequence=_whole(a.sequence),
-        )  # fmt: skip
-        collective = rows.collectives.setdefault(args, len(rows.collectives))
-    blocks = _whole(a.blocks) if a.grid is None else _product(a.grid)
-    energy_j = a.energy_j if isinstance(a.energy_j, float | int) else float("nan")
-    rows.work.append(
-        (
-            rows.name(event.name), category, device, stream, *times, NONE if a.correlation is None else
-            _whole(a.correlation), collective, _whole(a.moved_bytes if a.buffer_bytes is None else
-            a.buffer_bytes), blocks, _product(a.block), NONE if a.family is None else rows.name(a.family), energy_j,
-        )
+    if operation is None:
+        return NONE
+    args = CollectiveArgs(
+        operation=str(operation), group=_text(a.group), group_size=_whole(a.group_size),
+        ranks=_text(a.ranks), dtype=_text(a.dtype), elements_in=_whole(a.elements_in),
+        elements_out=_whole(a.elements_out), sequence=_whole(a.sequence),
     )  # fmt: skip
+    return rows.collectives.setdefault(args, len(rows.collectives))
 
 
-def _times(event: Event, reading: Reading) -> tuple[int, int] | None:
-    """Start and duration in nanoseconds; None, and counted, where there is none."""
-    start = _ns(event.ts, reading)
-    dur = _ns(event.dur, reading)
-    if start is None or dur is None:
-        reading.note("time-missing-or-not-finite")
-        return None
-    return start, dur
+def _names(texts: list[Loose], rows: Rows) -> Ints:
+    names = rows.names
+    return np.array(
+        [
+            names.setdefault(text, len(names)) if type(text) is str else NONE if text is None else rows.name(text)
+            for text in texts
+        ],
+        dtype=np.int64,
+    )
 
 
-def _ns(raw: msgspec.Raw, reading: Reading) -> int | None:
-    """Microseconds as written to whole nanoseconds, exactly."""
-    text = bytes(raw)
-    whole, _, part = text.partition(b".")
+def _timed(events: list[Event], reading: Reading) -> tuple[list[Event], Ints, Ints]:
+    """Events that have times, their starts and durations in nanoseconds; the others are counted."""
+    start, dur = _ns([event.ts for event in events], reading), _ns([event.dur for event in events], reading)
+    known = (start != MISSING) & (dur != MISSING)
+    if known.all():
+        return events, start, dur
+    reading.note("time-missing-or-not-finite", count=int((~known).sum()))
+    return [event for event, good in zip(events, known.tolist(), strict=True) if good], start[known], dur[known]
+
+
+def _ns(raws: list[msgspec.Raw], reading: Reading) -> Ints:
+    """Microseconds as written to whole nanoseconds, exactly; ``MISSING`` where they are none."""
+    texts = [bytes(raw) for raw in raws]
     try:
-        if len(part) <= 3:
-            value = int(whole) * 1000
-            thousandths = int(part.ljust(3, b"0")) if part else 0
-            return value - thousandths if whole[:1] == b"-" else value + thousandths
-        return round(Decimal(text.decode()).scaleb(3))
-    except (ValueError, ArithmeticError):
-        pass
+        value_us = np.array(texts, dtype="S").astype(np.float64)
+    except ValueError:
+        value_us = np.full(len(texts), np.inf)
+    plain = np.abs(value_us) < DOUBLE_HOLDS_NS_US
+    value_us = np.where(plain, value_us, 0.0)
+    # Whole and part on their own are exact where a double of microseconds tells nanoseconds apart.
+    whole_us = np.floor(value_us)
+    found = whole_us.astype(np.int64) * 1000 + np.rint((value_us - whole_us) * 1000).astype(np.int64)
+    for place in np.flatnonzero(~plain).tolist():
+        found[place] = _exact_ns(texts[place], reading)
+    return found
+
+
+def _exact_ns(text: bytes, reading: Reading) -> int:
+    """One time, digit by digit."""
     try:
-        if text[:1] == b'"':
-            value = round(Decimal(text[1:-1].decode().strip()).scaleb(3))
-            reading.note("time-as-text")
-            return value if abs(value) < 1 << 62 else None
-        value = round(Decimal(text.decode()).scaleb(3))
-        return value if abs(value) < 1 << 62 else None
+        value = round(Decimal(text.decode().strip('" ')).scaleb(3))
     except (ValueError, ArithmeticError):
-        return None
+        return MISSING
+    if text[:1] == b'"':
+        reading.note("time-as-text")
+    return value if abs(value) < TIME_LIMIT_NS else MISSING
 
 
 def _whole(value: Any) -> int:
@@ -209,6 +254,16 @@ def _whole(value: Any) -> int:
         return NONE
 
 
+def _ints(values: list[Any], one: Callable[[Any], int] = _whole) -> Ints:
+    """A column of integers: at once where all are integers, else one by one."""
+    if set(map(type, values)) == {int}:
+        try:
+            return np.array(values, dtype=np.int64)
+        except OverflowError:
+            pass
+    return np.array([one(value) for value in values], dtype=np.int64)
+
+
 def _stream(value: Any) -> int:
     """7 of 7, '7' and 'stream 7' (2021)."""
     if isinstance(value, str) and (digits := re.search(r"\d+", value)) is not None:
@@ -216,9 +271,16 @@ def _stream(value: Any) -> int:
     return _whole(value)
 
 
+@lru_cache(maxsize=1 << 16)
 def _product(value: Any) -> int:
     """Blocks of a grid, threads of a block."""
-    return math.prod(max(1, _whole(one)) for one in value) if isinstance(value, list) and value else NONE
+    if type(value) is not tuple or not value:
+        return NONE
+    return _whole(math.prod(max(1, _whole(one)) for one in value))
+
+
+def _joules(value: Any) -> float:
+    return float(value) if isinstance(value, float | int) else float("nan")
 
 
 def _text(value: Any) -> str:

@@ -13,9 +13,10 @@ import numpy as np
 
 from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, Waits
 from traces.errors import TraceError
-from traces.read.kineto import FileRows, Rows, read_file
+from traces.read.kineto import read_file
 from traces.read.nsight import is_sqlite, read_nsight
 from traces.read.remedies import REMEDIES
+from traces.read.rows import FileRows, Rows
 from traces.records import Ints
 
 SUFFIXES = (".json", ".json.gz", ".sqlite")
@@ -41,7 +42,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     """
     files = _files(paths)
     parts = [read_nsight(path) if is_sqlite(path) else read_file(path) for path in files]
-    if not any(part.rows.work for part in parts):
+    if not any(block.shape[1] for part in parts for block in part.rows.work):
         raise TraceError(
             f"trace '{files[0]}': no GPU work in it (no event of category kernel, gpu_memcpy or gpu_memset): "
             "profile with ProfilerActivity.CUDA"
@@ -143,7 +144,7 @@ def _bases(parts: Sequence[FileRows]) -> list[int]:
 
 def _ranks(parts: Sequence[FileRows]) -> list[dict[int, int]]:
     """For each file, the rank of each of its devices."""
-    devices = [sorted({row[2] for row in part.rows.work}) for part in parts]
+    devices = [np.unique(_columns(part.rows.work, 12)[2]).tolist() for part in parts]
     if len(parts) == 1 and len(devices[0]) > 1:
         return [{device: max(device, 0) for device in devices[0]}]
     taken: set[int] = set()
@@ -188,8 +189,8 @@ def _tables(
         mapped = np.array([ranks[int(one)] for one in known], dtype=np.int64)[at]
         return np.where(known[at] == device, mapped, host)
 
-    energy_j = np.array([row[-1] for row in rows.work], dtype=np.float64)
-    w = _columns([row[:-1] for row in rows.work], 12)
+    energy_j = np.concatenate(rows.energy_j) if rows.energy_j else np.empty(0)
+    w = _columns(rows.work, 12)
     work = np.stack(
         [rank_of(w[2]), name[w[0]], w[4] + base, w[5], w[1], w[6], w[3], message[w[7]], w[8], w[9], w[10], name[w[11]]]
     )
@@ -202,8 +203,8 @@ def _tables(
     return work, calls, waits, notes, energy_j
 
 
-def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Ints:
-    return np.array(rows, dtype=np.int64).T if rows else np.empty((width, 0), dtype=np.int64)
+def _columns(blocks: Sequence[Ints], width: int) -> Ints:
+    return np.concatenate(blocks, axis=1) if blocks else np.empty((width, 0), dtype=np.int64)
 
 
 def _launches(rank: Ints, correlation: Ints, call_rank: Ints, call_correlation: Ints) -> Ints:
@@ -227,6 +228,10 @@ def _graphs(launch: Ints, call_name: Ints, names: Sequence[str]) -> Ints:
     return np.where((launch != NONE) & is_graph[call_name[launch]], launch, NONE)
 
 
+def _first_ns(part: FileRows) -> int:
+    return min((int(block[4].min()) for block in part.rows.work if block.shape[1]), default=0)
+
+
 def _findings(
     parts: Sequence[FileRows], bases: Sequence[int], correlation: Ints, launch: Ints, calls: int
 ) -> list[Finding]:
@@ -236,10 +241,7 @@ def _findings(
         for rule, (count, place) in part.reading.mended.items():
             total[rule] += count
             first.setdefault(rule, place)
-    absolute = [
-        base + (part.rows.work[0][4] if part.rows.work else 0) > EPOCH_NS
-        for part, base in zip(parts, bases, strict=True)
-    ]
+    absolute = [base + _first_ns(part) > EPOCH_NS for part, base in zip(parts, bases, strict=True)]
     if len(parts) > 1 and len(set(absolute)) > 1:
         total["clocks-not-aligned"], first["clocks-not-aligned"] = (
             absolute.count(False),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from traces.capture import NONE, Category
 from traces.errors import TraceError
 from traces.read.events import Reading
-from traces.read.kineto import FileRows, Rows
+from traces.read.rows import FileRows, Rows
+from traces.records import Ints
 
 MAGIC = b"SQLite format 3\x00"
 PREFIX = "CUPTI_ACTIVITY_KIND_"
@@ -52,10 +56,12 @@ class _Export:
 
     def __init__(self, database: sqlite3.Connection, tables: set[str], strings: dict[int, str], rows: Rows) -> None:
         self.database, self.tables, self.strings, self.rows = database, tables, strings, rows
+        self.taken: list[tuple[int, ...]] = []
 
     def take(self) -> None:
         """Kernels, copies, memsets, calls, synchronisations and NVTX ranges."""
         rows = self.rows
+        calls, ranges = [], []
         for start, end, device, stream, correlation, full, short, gx, gy, gz, bx, by, bz in self.select(
             PREFIX + "KERNEL", "start end deviceId streamId correlationId demangledName shortName "
             "gridX gridY gridZ blockX blockY blockZ",
@@ -76,11 +82,15 @@ class _Export:
             PREFIX + "RUNTIME", "start end globalTid nameId correlationId"
         ):
             text = self.strings.get(name, "call").split("_v")[0]  # cudaLaunchKernel_v7000
-            rows.calls.append((rows.name(text), _or_none(thread) & 0xFFFFFF, start, end - start, _or_none(correlation)))
+            calls.append((rows.name(text), _or_none(thread) & 0xFFFFFF, start, end - start, _or_none(correlation)))
         for start, end, thread, text, text_id in self.select("NVTX_EVENTS", "start end globalTid text textId"):
             if start is not None and end is not None:
                 label = text or self.strings.get(text_id, "range")
-                rows.annotations.append((rows.name(label), 0, _or_none(thread) & 0xFFFFFF, 0, start, end - start))
+                ranges.append((rows.name(label), 0, _or_none(thread) & 0xFFFFFF, 0, start, end - start))
+        rows.work.append(_block(self.taken, 12))
+        rows.energy_j.append(np.full(len(self.taken), np.nan))
+        rows.calls.append(_block(calls, 5))
+        rows.annotations.append(_block(ranges, 6))
 
     def select(self, table: str, columns: str) -> list[tuple[Any, ...]]:
         """Rows of ``table``; a column that this version does not have reads as NULL."""
@@ -97,9 +107,9 @@ class _Export:
         """One row of GPU work."""
         if not isinstance(start, int) or not isinstance(end, int):
             return
-        self.rows.work.append(
+        self.taken.append(
             (self.rows.name(name), category, _or_none(device), _or_none(stream), start, end - start,
-             _or_none(correlation), NONE, _or_none(moved), blocks, threads, NONE, float("nan"))
+             _or_none(correlation), NONE, _or_none(moved), blocks, threads, NONE)
         )  # fmt: skip
 
 
@@ -112,3 +122,7 @@ def _or_none(value: Any) -> int:
 
 def _product(*sizes: Any) -> int:
     return NONE if any(size is None for size in sizes) else int(sizes[0] * sizes[1] * sizes[2])
+
+
+def _block(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+    return np.array(rows, dtype=np.int64).T if rows else np.empty((width, 0), dtype=np.int64)

@@ -1,0 +1,40 @@
+"""What a reader makes of one file, before ranks and clocks are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from traces.capture import CollectiveArgs
+from traces.read.events import Reading
+from traces.records import Floats, Ints
+
+
+@dataclass(slots=True)
+class Rows:
+    """Blocks of columns (one array a block, a row of it a column); times in nanoseconds of the file's own clock.
+
+    ``work``: name, category, device, stream, start, duration, correlation, collective, moved bytes, blocks,
+    threads, family. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device, stream,
+    source stream, record's correlation, correlation, start, duration. ``annotations``: name, process, lane,
+    on GPU, start, duration.
+    """
+
+    names: dict[str, int] = field(default_factory=dict)
+    collectives: dict[CollectiveArgs, int] = field(default_factory=dict)
+    work: list[Ints] = field(default_factory=list)
+    energy_j: list[Floats] = field(default_factory=list)
+    calls: list[Ints] = field(default_factory=list)
+    waits: list[Ints] = field(default_factory=list)
+    annotations: list[Ints] = field(default_factory=list)
+
+    def name(self, text: object) -> int:
+        """Index of a name."""
+        return self.names.setdefault(str(text), len(self.names))
+
+
+@dataclass(slots=True)
+class FileRows:
+    """One file: its rows, and what was learnt on the way."""
+
+    rows: Rows
+    reading: Reading
