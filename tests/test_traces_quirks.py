@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 from pathlib import Path
 
@@ -12,13 +13,13 @@ import pytest
 from sim import simulate
 from sim.cli import main
 from sim.scenario import Scenario
-from tests.perfetto_kit import losses, perfetto
+from tests.perfetto_kit import losses, perfetto, rows
 from tests.traces_kit import kernel, launch, write
 from traces.capture import Capture
 from traces.classify import classify
 from traces.edges import edges_of
 from traces.errors import TraceError
-from traces.lint_file import lint_file
+from traces.lint_file import lint_file, perfetto_ns
 from traces.read.load import Window, read_trace
 from traces.summary import summarise
 
@@ -268,3 +269,33 @@ def test_traces_of_2021_are_read(tmp_path: Path) -> None:
         [32],
         [0],
     )
+
+
+def test_mutated_traces_end_in_a_result_or_one_clean_line(tmp_path: Path) -> None:
+    """150 here; ``benchmarks/trace_fuzz.py`` runs 2,000 by default."""
+    spec = importlib.util.spec_from_file_location(
+        "trace_fuzz", Path(__file__).parents[1] / "benchmarks" / "trace_fuzz.py"
+    )
+    assert spec is not None and spec.loader is not None
+    fuzz = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fuzz)
+    ends = fuzz.run(150, 3, tmp_path)
+    assert min(ends["result"], ends["clean error"]) > 30
+
+
+def test_times_are_read_as_the_perfetto_engine_reads_them(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    texts = []
+    for digits in (1, 2, 3, 4, 6) * 20:
+        base = int(random.choice([0, 10**6, 4 * 10**12, 5 * 10**12, 1_712_195_495_740_538]))
+        texts.append(
+            [f"{base + int(n)}.{int(random.integers(10**digits)):0{digits}d}" for n in random.integers(1000, size=2)]
+        )
+        texts[-1][1] = texts[-1][1][-digits - 4 :].lstrip("0.") or "1"
+    events = [
+        f'{{"ph":"X","name":"{i}","pid":1,"tid":{i + 2},"ts":{ts},"dur":{dur}}}' for i, (ts, dur) in enumerate(texts)
+    ]
+    path = write(tmp_path / "t.json", f"[{','.join(events)}]")
+    with perfetto(path) as processor:
+        read = {name: (ts, dur) for name, ts, dur in rows(processor, "select name, ts, dur from slice")}
+    assert read == {str(i): (perfetto_ns(ts.encode()), perfetto_ns(dur.encode())) for i, (ts, dur) in enumerate(texts)}

@@ -20,13 +20,17 @@ def overlaps(spans: Spans) -> tuple[int, int]:
     >>> overlaps(Spans(lane=lane, kind=kind, start_ps=start, end_ps=end + [0, 2_000, 0], energy_j=np.zeros(3)))
     (1, 1)
     """
-    start, end = to_ns(spans.start_ps), to_ns(spans.end_ps)
-    suspects = np.isin(spans.lane, _lanes_that_are_not_plain_sequences(spans.lane, start, end)).nonzero()[0]
-    order = suspects[np.lexsort((-end[suspects], start[suspects], spans.lane[suspects]))]
+    return overlaps_ns(spans.lane, to_ns(spans.start_ps), to_ns(spans.end_ps))
+
+
+def overlaps_ns(lanes: Ints, start: Ints, end: Ints) -> tuple[int, int]:
+    """:func:`overlaps` of times that are nanoseconds already."""
+    suspects = np.isin(lanes, _lanes_that_are_not_plain_sequences(lanes, start, end)).nonzero()[0]
+    order = suspects[np.lexsort((-end[suspects], start[suspects], lanes[suspects]))]
     count, first = 0, -1
     lane_now: int | None = None
     open_ends: list[int] = []
-    rows = zip(order.tolist(), spans.lane[order].tolist(), start[order].tolist(), end[order].tolist(), strict=True)
+    rows = zip(order.tolist(), lanes[order].tolist(), start[order].tolist(), end[order].tolist(), strict=True)
     for index, lane, begin, finish in rows:
         if lane != lane_now:
             lane_now, open_ends = lane, []

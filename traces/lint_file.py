@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from traces.capture import Finding
-from traces.lint import overlaps
+from traces.lint import overlaps_ns
 from traces.read.events import Reading, read_events
 from traces.read.stream import open_trace
-from traces.records import Spans
 
 ID_LIMIT = 1 << 32
+TIME_LIMIT_NS = 1 << 61  # beyond, a sum of times no longer fits
 Loose = int | float | str | None
 
 PERFETTO = {
@@ -77,13 +77,7 @@ def lint_file(path: Path) -> list[Finding]:
                 seen.events += 1
     lane = np.array(seen.lane, dtype=np.int64)
     start, end = np.array(seen.start, dtype=np.int64), np.array(seen.end, dtype=np.int64)
-    # The checker counts in picoseconds, as our own traces do; what matters here is order alone.
-    base = start.min() if len(start) else 0
-    spans = Spans(
-        lane=lane, kind=np.zeros_like(lane), start_ps=(start - base) * 1000, end_ps=(end - base) * 1000,
-        energy_j=np.full(len(lane), np.nan),
-    )  # fmt: skip
-    dropped, where = overlaps(spans)
+    dropped, where = overlaps_ns(lane, start, end)
     if dropped:
         seen.count["perfetto-overlap"] = dropped
         seen.first["perfetto-overlap"] = f"event {seen.number[where]}"
@@ -138,19 +132,23 @@ def perfetto_ns(text: bytes) -> int | None:
     """
     text = text.strip(b'" ')
     try:
-        return int(text) * 1000
+        return _held(int(text) * 1000)
     except ValueError:
         pass
     try:
         value = float(text)
     except ValueError:
         return None
-    if not math.isfinite(value):
+    if not math.isfinite(value * 1000.0):
         return None
     if value.is_integer():  # a double without a fraction is stored as an integer, and keeps every digit
-        return int(value) * 1000
+        return _held(int(value) * 1000)
     below = math.floor(value * 1000.0)
-    return below + (value * 1000.0 - below >= 0.5)
+    return _held(below + (value * 1000.0 - below >= 0.5))
+
+
+def _held(ns: int) -> int | None:
+    return ns if abs(ns) < TIME_LIMIT_NS else None
 
 
 def _counts(args: msgspec.Raw) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -124,7 +124,7 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
     moved = [a.moved_bytes if a.buffer_bytes is None else a.buffer_bytes for a in args]
     blocks = [a.blocks if a.grid is None else _product(a.grid) for a in args]
     columns = [
-        _names([e.name for e in events], rows),
+        _names([e.name or "unnamed" for e in events], rows),
         np.full(len(events), int(WORK[category]), dtype=np.int64),
         _ints(device),
         _ints(stream, _stream),
@@ -156,13 +156,13 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
 def _take_calls(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
     events, start, dur = _timed(events, reading)
     correlation = _ints([a.correlation for a in _args(events)])
-    name, thread = _names([e.name for e in events], rows), _ints([e.tid for e in events], _stream)
+    name, thread = _names([e.name or "unnamed" for e in events], rows), _ints([e.tid for e in events], _stream)
     rows.calls.append(np.stack([name, thread, start, dur, correlation]))
 
 
 def _take_annotations(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:
     events, start, dur = _timed(events, reading)
-    name, process = _names([e.name for e in events], rows), _ints([e.pid for e in events])
+    name, process = _names([e.name or "unnamed" for e in events], rows), _ints([e.pid for e in events])
     lane, on_gpu = _ints([e.tid for e in events], _stream), np.full(len(events), ANNOTATIONS[category], dtype=np.int64)
     rows.annotations.append(np.stack([name, process, lane, on_gpu, start, dur]))
 
@@ -170,7 +170,7 @@ def _take_annotations(events: list[Event], category: str, rows: Rows, reading: R
 def _take_waits(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
     events, start, dur = _timed(events, reading)
     args = _args(events)
-    kind = [e.name if a.cuda_sync_kind is None else a.cuda_sync_kind for a, e in zip(args, events, strict=True)]
+    kind = [a.cuda_sync_kind or e.name or "unnamed" for a, e in zip(args, events, strict=True)]
     device = [a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
     columns = [
         _names(kind, rows), _ints(device), _ints([a.stream for a in args]), _ints([a.wait_on_stream for a in args]),
@@ -195,7 +195,7 @@ def _collective(a: Args, rows: Rows) -> int:
     return rows.collectives.setdefault(args, len(rows.collectives))
 
 
-def _names(texts: list[Loose], rows: Rows) -> Ints:
+def _names(texts: Sequence[Loose], rows: Rows) -> Ints:
     names = rows.names
     return np.array(
         [

@@ -13,13 +13,14 @@ import numpy as np
 
 from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, Waits
 from traces.errors import TraceError
-from traces.read.kineto import read_file
+from traces.read.kineto import TIME_LIMIT_NS, read_file
 from traces.read.nsight import is_sqlite, read_nsight
 from traces.read.remedies import REMEDIES
 from traces.read.rows import FileRows, Rows
 from traces.records import Ints
 
 SUFFIXES = (".json", ".json.gz", ".sqlite")
+RANK_LIMIT = 1 << 31
 EPOCH_NS = 10**18  # 2001: a smaller time counts from somewhere else than 1970
 
 
@@ -138,15 +139,20 @@ def _natural(path: Path) -> list[Any]:
 
 def _bases(parts: Sequence[FileRows]) -> list[int]:
     """Nanoseconds to add to each file's times."""
-    bases = [part.reading.metadata.get("baseTimeNanoseconds", 0) for part in parts]
-    return [int(base) if isinstance(base, int | float | str) and str(base).isdigit() else 0 for base in bases]
+    bases = []
+    for part in parts:
+        base = part.reading.metadata.get("baseTimeNanoseconds", 0)
+        number = int(base) if str(base).isdecimal() and len(str(base)) < 20 else 0
+        bases.append(number if number < TIME_LIMIT_NS else 0)
+    return bases
 
 
 def _ranks(parts: Sequence[FileRows]) -> list[dict[int, int]]:
     """For each file, the rank of each of its devices."""
     devices = [np.unique(_columns(part.rows.work, 12)[2]).tolist() for part in parts]
     if len(parts) == 1 and len(devices[0]) > 1:
-        return [{device: max(device, 0) for device in devices[0]}]
+        plain = all(0 <= device < RANK_LIMIT for device in devices[0])
+        return [{device: device if plain else number for number, device in enumerate(devices[0])}]
     taken: set[int] = set()
     ranks = []
     for number, (part, mine) in enumerate(zip(parts, devices, strict=True)):
@@ -166,7 +172,7 @@ def _ranks(parts: Sequence[FileRows]) -> list[dict[int, int]]:
 
 def _rank_of(part: FileRows, number: int) -> int:
     info = part.reading.metadata.get("distributedInfo")
-    if isinstance(info, dict) and isinstance(info.get("rank"), int) and info["rank"] >= 0:
+    if isinstance(info, dict) and type(info.get("rank")) is int and 0 <= info["rank"] < RANK_LIMIT:
         return int(info["rank"])
     found = re.search(r"rank[-_]?(\d+)", part.reading.path.name)
     return int(found.group(1)) if found else number
@@ -213,11 +219,13 @@ def _launches(rank: Ints, correlation: Ints, call_rank: Ints, call_correlation: 
     launch = np.full(len(rank), NONE, dtype=np.int64)
     if not len(known) or not len(rank):
         return launch
-    # One number for (rank, correlation): ranks are few, correlations below 2^48.
-    key, wanted = call_rank[known] * (1 << 48) + call_correlation[known], rank * (1 << 48) + correlation
+    # One number for (rank, correlation); correlations may be of any size, so they are numbered first.
+    ids = np.unique(call_correlation[known])
+    place = np.clip(np.searchsorted(ids, correlation), 0, len(ids) - 1)
+    key, wanted = call_rank[known] * len(ids) + np.searchsorted(ids, call_correlation[known]), rank * len(ids) + place
     keys, first = np.unique(key, return_index=True)
     at = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
-    return np.where((keys[at] == wanted) & (correlation != NONE), known[first[at]], NONE)
+    return np.where((keys[at] == wanted) & (ids[place] == correlation) & (correlation != NONE), known[first[at]], NONE)
 
 
 def _graphs(launch: Ints, call_name: Ints, names: Sequence[str]) -> Ints:

@@ -35,6 +35,8 @@ def mend(text: str) -> Mended:
     for _ in range(EDITS_LIMIT):
         try:
             value, used = decoder.raw_decode(text)
+            if used <= grown:  # the repairs took more than they left: nothing of the given text was used
+                raise ValueError(f"broken JSON at {text[:30]!r}")
             return Mended(value=value, used=used - grown, rules=tuple(rules))
         except json.JSONDecodeError as error:
             rule, begin, end, put = _edit(text, error)
@@ -68,4 +70,4 @@ def _edit(text: str, error: json.JSONDecodeError) -> tuple[str, int, int, str]:
         quote = text.rfind('"', 0, max(0, text.rfind(",", 0, at)))
     if quote > 0 and ("delimiter" in error.msg or "property name" in error.msg):
         return "unescaped-quote", quote, quote, "\\"
-    raise ValueError(f"broken JSON ({error.msg}) at '{text[at : at + 30]}'")
+    raise ValueError(f"broken JSON ({error.msg}) at {text[at : at + 30]!r}")
