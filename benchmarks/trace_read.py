@@ -43,15 +43,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         write(path, events, "--launches" in sys.argv)
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         capture = read_trace(path)
-        read_s = time.perf_counter() - begin
+        read_s, read_cpu_s = time.perf_counter() - begin, time.process_time() - cpu
         summary = summarise(capture, classify(capture))
         total_s = time.perf_counter() - begin
         peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(
-        f"{summary.kernels:,} kernels: read {read_s:.1f} s, with classes and summary {total_s:.1f} s, {peak_gb:.2f} GB"
-    )
+    took = f"read {read_s:.1f} s ({read_cpu_s:.1f} s of processor), with classes and summary {total_s:.1f} s"
+    print(f"{summary.kernels:,} kernels: {took}, {peak_gb:.2f} GB")
 
 
 if __name__ == "__main__":
