@@ -16,17 +16,18 @@ from sim import simulate
 from sim.scenario import Scenario
 from sim.studies.inspect import inspect_trace
 
+RUNNER = Path(__file__).parents[1] / "benchmarks" / "hta_figures.py"
 PYTHON = os.environ.get("WATTLINE_HTA_PYTHON") or (sys.executable if find_spec("hta") else None)
 
 
-@pytest.mark.skipif(PYTHON is None, reason="needs HolisticTraceAnalysis with pandas < 3: see tests/hta_runner.py")
+@pytest.mark.skipif(PYTHON is None, reason="needs HolisticTraceAnalysis with pandas < 3: see benchmarks/hta_figures.py")
 def test_figures_agree_with_holistic_trace_analysis_within_one_percent(tmp_path: Path) -> None:
     scenario = Scenario.of(
         model="llama3-8b", gpu="h100-sxm-80gb", tp=2, phase="prefill", batch=1, seq_len=2048, layers=4,
         sequence_parallel=True, overlap_chunks=2,
     )  # fmt: skip
     folder = simulate(scenario).to_chrome(tmp_path / "ranks", layout="hta")
-    runner = [str(PYTHON), str(Path(__file__).with_name("hta_runner.py")), str(folder)]
+    runner = [str(PYTHON), str(RUNNER), str(folder)]
     environment = os.environ | {"HTA_DISABLE_NS_ROUNDING": "1", "PYTHONPATH": ""}
     output = subprocess.run(runner, capture_output=True, text=True, check=True, env=environment).stdout
     theirs = json.loads(output.strip().splitlines()[-1])

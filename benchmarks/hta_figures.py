@@ -1,6 +1,6 @@
 """Holistic Trace Analysis on a folder of ranks, its figures as JSON; run by a Python that has it (pandas below 3).
 
-``python -m venv hta && hta/bin/pip install HolisticTraceAnalysis "pandas<3"``, then set ``WATTLINE_HTA_PYTHON`` to hta/bin/python.
+``python -m venv hta && hta/bin/pip install HolisticTraceAnalysis "pandas<3"``; ``WATTLINE_HTA_PYTHON=hta/bin/python``.
 """
 
 import json
