@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.cli import main
@@ -151,3 +152,26 @@ def test_bad_input_is_one_line(
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"wattline: {message}") and error.count("\n") == 1
+
+
+def test_a_tornado_ranks_inputs_by_what_they_move(
+    clocks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A prefill makes 2,048 tokens of what a decode step makes one: phase matters most, the clock far less.
+    svg = tmp_path / "tornado.svg"
+    found = run(["tornado", str(clocks), "--plot", str(svg)], capsys)
+    first, second = found["inputs"]
+    assert (first["field"], first["low_at"], first["high_at"]) == ("phase", "prefill", "decode")
+    assert second["field"] == "sm_clock_mhz" and 1 < second["swing"] < 2 < first["swing"]
+    table = read_table(clocks)
+    decode, prefill = (table[(table["phase"] == p) & table["error"].isna()] for p in ("decode", "prefill"))
+    ratio = np.exp(np.log(decode["energy_j_per_token"]).mean() - np.log(prefill["energy_j_per_token"]).mean())
+    assert first["swing"] == pytest.approx(ratio)
+    assert "sm_clock_mhz" in svg.read_text(encoding="utf-8")
+
+
+def test_nothing_varied_is_said(clocks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["tornado", str(clocks), "--where", "phase == 'decode'", "--where", "sm_clock_mhz == 705"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "wattline: nothing varies in these 1 rows: sweep at least one field\n"

@@ -15,6 +15,7 @@ COMMANDS = {
     "sweep": "Run a grid of scenarios on many workers; resumable.",
     "pareto": "Rows of a sweep that nothing beats: energy, latency, throughput, GPUs, carbon, cost.",
     "best": "The best row of a sweep under conditions, and its command.",
+    "tornado": "Which inputs of a sweep matter most.",
     "inspect": "A real or simulated trace: classes, communication, idle time, critical path, lint.",
     "fit": "A closed form of latency and energy over layouts, fitted on a few samples and judged on others.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
