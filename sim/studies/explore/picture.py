@@ -13,6 +13,8 @@ from sim.errors import SimError
 from sim.output import write_atomically
 from sim.studies.explore.choice import Objective, command_of, groups, scenario_of, varied
 
+# An axis that spans more than this factor is logarithmic.
+WIDE = 20.0
 # Where a click puts the command of a point.
 _CLICK = """
 const box = document.createElement('pre');
@@ -47,8 +49,7 @@ def write_plot(
             best[x.column] * x.scale, best[y.column] * y.scale, marker="o", linewidth=1, label=label(key) or None
         )
         axis.scatter(rows[x.column] * x.scale, rows[y.column] * y.scale, s=12, alpha=0.4, color=line.get_color())
-    axis.set_xlabel(x.title)
-    axis.set_ylabel(y.title)
+    axis.set(xlabel=x.title, ylabel=y.title, xscale=_scale(table, x), yscale=_scale(table, y))
     axis.grid(alpha=0.3)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize="small")
@@ -86,7 +87,10 @@ def write_page(
                 hovertemplate="%{text}<extra></extra>",
             )
     figure.update_layout(
-        title="wattline: Pareto front", xaxis_title=x.title, yaxis_title=y.title, template="plotly_white"
+        title="wattline: Pareto front",
+        xaxis={"title": x.title, "type": _scale(table, x)},
+        yaxis={"title": y.title, "type": _scale(table, y)},
+        template="plotly_white",
     )
     page = figure.to_html(include_plotlyjs=True, full_html=True, post_script=_CLICK, div_id="front")
     write_atomically(path, page.encode())
@@ -95,6 +99,11 @@ def write_page(
 def _hover(row: pd.Series[Any], fields: Sequence[str], objectives: Sequence[Objective]) -> str:
     lines = [f"{o.title}: {float(str(row[o.column])) * o.scale:.4g}" for o in objectives]
     return "<br>".join([label({name: row[name] for name in fields}), *lines])
+
+
+def _scale(table: pd.DataFrame, objective: Objective) -> str:
+    values = table[objective.column]
+    return "log" if values.max() > WIDE * values.min() else "linear"
 
 
 def _two(objectives: Sequence[Objective]) -> tuple[Objective, Objective]:
