@@ -24,12 +24,15 @@ class FakeClock:
         self._lock = threading.Lock()
 
     def monotonic(self) -> float:
-        return self._slept_to_s.get(threading.get_ident(), self._slowest_s())
+        if threading.current_thread() is threading.main_thread():
+            return self._slowest_s()
+        with self._lock:  # from its first look on, nobody runs ahead of a thread
+            return self._slept_to_s.setdefault(threading.get_ident(), self._slowest_s())
 
     def sleep(self, seconds: float) -> None:
-        me = threading.get_ident()
+        me, mine = threading.get_ident(), self.monotonic() + seconds
         with self._lock:
-            self._slept_to_s[me] = mine = self.monotonic() + seconds
+            self._slept_to_s[me] = mine
         while mine - self._slowest_s() > seconds:
             time.sleep(0)
 
