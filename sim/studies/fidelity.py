@@ -52,7 +52,7 @@ weaker evidence for them:
 - That a GEMM wins the SMs when one event releases it and a collective was read off profiler traces of chunked overlap,
   after overlap.jsonl had been seen to come out too fast.
 - The pause between eager kernels was taken from a profiler trace after eager rows had been seen to come out too fast.
-- The temperature that predictions assume (the median of uncapped kernel rows, once 53 C, now 59 C) replaced another rule
+- The temperature that predictions assume (the median of uncapped kernel rows; 53 C once, now 59) replaced another rule
   (66 C) after decode energies of model_step.jsonl had been seen to come out too high.
 - The host's pace in eager mode is the least of several runs of one layer's launches on the host, which differed by 1.7
   times; an eager decode row had been seen before that choice."""
