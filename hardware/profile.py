@@ -240,11 +240,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
         limits=base.limits.under(gpu.tdp_w),
         gemm={name: gemm(c) for name, c in base.gemm.items()},
         gemm_corrections={name: own(c) for name, c in base.gemm_corrections.items()},
-        prefill=replace(
-            base.prefill,
-            flop_energy_j=base.prefill.flop_energy_j * joules_per_flop,
-            sm_power_w=base.prefill.sm_power_w * power,
-        ),
+        prefill=replace(base.prefill, flop_energy_j=base.prefill.flop_energy_j * joules_per_flop),
         prefill_corrections=own(base.prefill_corrections),
         decode=replace(
             base.decode,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.calibrate.cards import to_one_card
+from hardware.calibrate.cards import of_one_kind, to_one_card
 from hardware.calibrate.fit import ELEMENTWISE, read_fit_records, record_files
 from hardware.calibrate.fit_collective import blocks_of, fit_collectives
 from hardware.calibrate.fit_families import (
@@ -220,7 +220,7 @@ def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterato
     gpu = load_gpu(gpu_id)
     rows = [row for row in rows if row["gpu"] == gpu.id]
     power = fit_power(rows, gpu)
-    rows, _ = to_one_card(rows, gpu, power.curve)
+    rows, _ = to_one_card(of_one_kind(rows), gpu, power.curve)
     setting, hbm_j = setting_of(rows, gpu, power), power.hbm_byte_energy_j
     single = [row for row in rows if row["world"] == 1 and "gpu_index" not in row]
     of_kind = {kind: [row for row in single if row["kind"] == kind] for kind in (*ELEMENTWISE, "grouped_gemm")}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.calibrate.cards import reference_session, to_one_card
+from hardware.calibrate.cards import of_one_kind, reference_session, to_one_card
 from hardware.calibrate.fit_collective import fit_collectives
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
@@ -109,7 +109,7 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
         if any("gpu_index" in row and row["kind"] == "gemm" for row in rows)
         else base.spread
     )
-    rows, _ = to_one_card(rows, gpu, power.curve)
+    rows, _ = to_one_card(of_one_kind(rows), gpu, power.curve)
     single = [row for row in rows if row["world"] == 1 and "gpu_index" not in row]
     gemm_rows = [row for row in single if row["kind"] == "gemm" and row["dtype"] == "bf16"]
     setting = setting_of(rows, gpu, power)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hardware.calibrate.cards import reference_session
 from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
 from hardware.laws.attention import (
     DecodeCoefficients,
@@ -26,8 +25,6 @@ PREFILL_START = PrefillCoefficients(
     imbalance=4.0,
     floor_s=3.5e-6,
     flop_energy_j=1.6e-12,
-    call_energy_j=1e-4,
-    sm_power_w=40.0,
 )
 DECODE_START = DecodeCoefficients(
     floor_s=4.5e-6,
@@ -72,15 +69,7 @@ PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
 DECODE_LENGTHS = (1.5, 1.5, 1.0)
 GROUPED_LENGTHS = (1.0, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
-FREE_PREFILL = (
-    "efficiency",
-    "tile_overhead",
-    "imbalance",
-    "floor_s",
-    "flop_energy_j",
-    "call_energy_j",
-    "sm_power_w",
-)
+FREE_PREFILL = ("efficiency", "tile_overhead", "imbalance", "floor_s", "flop_energy_j")
 FREE_DECODE = (
     "floor_s",
     "split_s",
@@ -90,14 +79,15 @@ FREE_DECODE = (
     "core_byte_energy_j",
     "sm_power_w",
 )
-# HBM rate (that of decode attention) and sharpness are held: free, they leave what the memory can do.
+# HBM rate (that of decode attention) and sharpness are held: free, they leave what the memory can do. So is the rate
+# of one SM, which no row meets.
 FREE_GROUPED = (
-    "floor_s", "expert_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s_per_sm", "flop_energy_j",
-    "padded_flop_energy_j", "sm_power_w",
+    "floor_s", "expert_s", "tile_cycles", "tile_cycles_per_k", "flop_energy_j", "padded_flop_energy_j", "sm_power_w",
 )  # fmt: skip
-FREE_ELEMENTWISE = (
-    "floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_energy_j", "hbm_byte_energy_j", "sm_power_w",
-)  # fmt: skip
+# Watts of busy SMs are held: the rows tell them from energy per byte in no kernel.
+FREE_ELEMENTWISE = ("floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_energy_j", "hbm_byte_energy_j")
+# Block launches bound rope at every size measured: its memory rates never show.
+FREE_ROPE = ("floor_s", "blocks_per_s", "l2_byte_energy_j", "hbm_byte_energy_j")
 
 
 def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: Setting) -> KernelTerms:
@@ -238,23 +228,18 @@ def fit_elementwise(
 ) -> dict[str, Family[ElementwiseCoefficients]]:
     """One set of coefficients a kernel name."""
     fitted = {}
-    reference = reference_session(rows)
     for kind in sorted({row["kind"] for row in rows}):
-        own = [row for row in rows if row["kind"] == kind]
-        if kind == "cast_fp8" and any(row["session"] == reference for row in own):
-            # The suite's kernel is not the one that the first session's whole-model steps ran (527 against 670 W).
-            own = [row for row in own if row["session"] == reference]
         start = replace(
             ELEMENTWISE_START, footprint=FOOTPRINT.get(kind, 1.0), hbm_byte_energy_j=0.7 * hbm_byte_energy_j
         )
         free: tuple[str, ...] = FREE_ELEMENTWISE
         if kind == "rope":
             start = replace(start, blocks_per_s=ROPE_BLOCKS_PER_S)
-            free = (*free, "blocks_per_s")
+            free = FREE_ROPE
         if kind == "index_add":
             start = replace(start, l2_bytes_per_s=1e12, hbm_bytes_per_s=1e12)
         fitted[kind] = fit_family(
-            own, setting, start, free,
+            [row for row in rows if row["kind"] == kind], setting, start, free,
             lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of,
             lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02), energy=(0.08, 0.03),
         )  # fmt: skip

@@ -29,10 +29,8 @@ START = GemmCoefficients(
 )
 # Sharpness is held: free, it trades against the L2 rate and leaves neither known.
 FREE_BF16 = tuple(f.name for f in fields(GemmCoefficients) if f.name not in ("hbm_byte_energy_j", "sharpness"))
-FREE_FP8 = (
-    "efficiency", "epilogue_cycles", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "floor_s", "flop_energy_j",
-    "padded_flop_energy_j", "sm_power_w",
-)  # fmt: skip
+# 8-bit rows do not tell energies of useful and padded FLOPs apart, nor ever meet the rate of one SM.
+FREE_FP8 = ("efficiency", "epilogue_cycles", "hbm_bytes_per_s", "floor_s", "flop_energy_j", "sm_power_w")
 # Standard deviations of logs about the start: what the main loop reaches of the peak is known well, what L2 gives
 # (with tiles shared between neighbouring SMs) only roughly.
 PRIORS = {"efficiency": 0.02, "l2_bytes_per_s": 0.2, "floor_s": 0.3, "sm_power_w": 0.3}

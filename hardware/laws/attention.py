@@ -23,8 +23,6 @@ class PrefillCoefficients:
     imbalance: float
     floor_s: float
     flop_energy_j: float
-    call_energy_j: float
-    sm_power_w: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +92,8 @@ def prefill_base_terms(
         quantised=False,
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=hbm_bytes_per_s,
-        core_energy_j=c.flop_energy_j * flops + c.call_energy_j,
+        core_energy_j=c.flop_energy_j * flops,
         hbm_energy_j=hbm_byte_energy_j * hbm_bytes,
-        sm_power_w=c.sm_power_w,
     )
 
 
