@@ -62,7 +62,8 @@ def gemm_base_terms(
 
     Time = floor + reduce + (compute^p + memory^p)^(1/p); compute = waves (2 a b (K/s) / (rate eta) +
     epilogue) / f; memory the slower of HBM (with the last wave's imbalance) and L2 (both tiles re-read).
-    Operands that exceed ``cache_bytes`` of L2 come from HBM again in every wave that needs them.
+    Operands that exceed ``cache_bytes`` of L2 come from HBM again in every wave that needs them. Activations stay in L2
+    from one kernel to the next while all operands fit there (as elementwise buffers do); weights come from HBM.
     """
     c = coefficients
     a, b, s = _A, _B, _S
@@ -71,7 +72,9 @@ def gemm_base_terms(
     rounds = np.ceil(tiles / sms)
     cycles = 2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency) + c.epilogue_cycles
     imbalance = np.where(tiles >= sms, rounds * sms / tiles, 1.0)
-    hbm_bytes = element_bytes * (n * k + m * k) + out_bytes * m * n
+    weights, activations = float(element_bytes * n * k), float(element_bytes * m * k + out_bytes * m * n)
+    streamed = min(max((weights + activations) / cache_bytes - 1.0, 0.0), 1.0)
+    hbm_bytes = weights + streamed * activations
     hbm_rate = np.minimum(c.hbm_bytes_per_s, np.minimum(tiles, sms) * c.hbm_bytes_per_s_per_sm) / imbalance
     l2_bytes = element_bytes * tiles * (a + b) * k_split
     memory_s = np.maximum(hbm_bytes / hbm_rate, l2_bytes / c.l2_bytes_per_s)
@@ -82,9 +85,8 @@ def gemm_base_terms(
     best = int(np.argmin(body_s + reduce_s))
     padded_flops = 2.0 * tiles[best] * a[best] * b[best] * k_split[best]
     flops = 2.0 * m * n * k
-    moved = out_bytes * m * n + element_bytes * k * _rows_read(
-        m, n, int(a[best]), int(b[best]), sms, k * element_bytes, cache_bytes
-    )
+    read = element_bytes * k * _rows_read(m, n, int(a[best]), int(b[best]), sms, k * element_bytes, cache_bytes)
+    moved = out_bytes * m * n + read - (1.0 - streamed) * activations
     return KernelTerms(
         floor_s=c.floor_s + float(reduce_s[best]),
         blocks=int(tiles[best]),
