@@ -153,6 +153,18 @@ def test_time_falls_and_power_rises_with_the_clock(family: str) -> None:
     assert all(slow.power_w <= fast.power_w for slow, fast in pairwise(points))
 
 
+def test_activations_of_a_gemm_stay_in_l2_while_all_of_it_fits() -> None:
+    """A router of 4096 tokens (17.8 MB in all) reads its weights alone; one of 32,768 (137 MB) reads everything."""
+
+    def hbm_bytes(m: int) -> float:
+        return price.gemm_terms(PROFILE, H100, m=m, n=128, k=2048, dtype="bf16").hbm_bytes
+
+    assert hbm_bytes(4096) == 2 * 128 * 2048
+    assert hbm_bytes(32768) == 2 * (128 * 2048 + 32768 * 2048 + 32768 * 128)
+    sizes = [hbm_bytes(m) for m in range(4096, 16385, 512)]
+    assert sizes == sorted(sizes)
+
+
 def test_large_gemms_and_copies_reach_most_of_the_datasheet_and_never_more() -> None:
     gemm = price.gemm_terms(PROFILE, H100, m=8192, n=8192, k=8192, dtype="bf16")
     rate = 2 * 8192**3 / time_s(gemm, sms=132, sm_clock_hz=H100.reference_clock_hz)

@@ -69,7 +69,8 @@ def of_one_kind(rows: Sequence[Row]) -> list[Row]:
 
 
 def _eight_bit(row: Row) -> bool:
-    return row["kind"] == "cast_fp8" or (row["kind"] == "gemm" and row["dtype"] == "fp8_e4m3")
+    kind: str = row["kind"]
+    return kind == "cast_fp8" or (kind == "gemm" and str(row["dtype"]).startswith("fp8"))
 
 
 def _comparable(row: Row, gpu: GpuSpec) -> bool:
