@@ -69,7 +69,7 @@ class Scenario(Table):
     output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
     layers: Positive | None = Field(None, description="layers to run; default all of the model")
     lm_head: bool = True
-    dtype: Literal["bf16", "fp16", "fp8_e4m3"] = "bf16"
+    dtype: Literal["bf16", "fp16", "fp8_e4m3", "fp32"] = "bf16"
     stack: str = Field("reference-torch", description="what a serving stack makes of the model")
     tp: Degree = Field(1, description="tensor-parallel degree")
     ep: Degree = Field(1, description="expert-parallel degree")

@@ -223,8 +223,8 @@ def test_a_model_file_is_read_strictly(change: tuple[str, str], message: str) ->
         ),
         (
             'node = "pointwise"\nname = "p"\nop = "tanh"',
-            "op = 'tanh': known are copy, permute_copy, add_rmsnorm, rmsnorm, silu_mul, gelu, rope, cast_fp8, gather, "
-            "index_add, topk_sum",
+            "op = 'tanh': known are copy, permute_copy, add_rmsnorm, rmsnorm, silu_mul, gelu, gelu_tanh, relu, add, "
+            "scale, mask, softmax, layernorm, rope, cast_fp8, gather, index_add, topk_sum",
         ),
     ],
 )
@@ -258,14 +258,16 @@ def test_a_hugging_face_config_of_experts() -> None:
         ("{", "c.json, line 1: not valid JSON: Expecting property name enclosed in double quotes"),
         ("[]", "c.json: a configuration is an object, found list"),
         (
-            '{"model_type": "gpt2"}',
-            "c.json: model_type = 'gpt2' is not supported; "
-            "supported are deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+            '{"model_type": "t5"}',
+            "c.json: model_type = 't5' is not supported; "
+            "supported are bert, deepseek_v2, deepseek_v3, gpt2, llama, mistral, mixtral, opt, qwen2, qwen3, "
+            "qwen3_moe, vit",
         ),
         (
             '{"model_type": ["llama"]}',
             "c.json: model_type = ['llama'] is not supported; "
-            "supported are deepseek_v2, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+            "supported are bert, deepseek_v2, deepseek_v3, gpt2, llama, mistral, mixtral, opt, qwen2, qwen3, "
+            "qwen3_moe, vit",
         ),
         (
             json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),

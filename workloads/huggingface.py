@@ -1,4 +1,4 @@
-"""Hugging Face ``config.json``: the fields that size a decoder, checked, and nothing else."""
+"""Hugging Face ``config.json``: the fields that size a model, checked, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from workloads.errors import WorkloadError
+from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.model import Latent, ModelSpec, positive, with_block
 
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 EXPERTS = frozenset({"qwen3_moe", "mixtral"})
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
-KNOWN = DENSE | EXPERTS | LATENT
+KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM
 
 
 def parse_config(text: str, *, where: str) -> ModelSpec:
-    """A model from the configuration of a decoder: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V2/V3."""
+    """A model from its configuration: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V2/V3, GPT-2, OPT,
+    BERT, ViT.
+    """
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -28,6 +31,8 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
         known = ", ".join(sorted(KNOWN))
         raise WorkloadError(f"{where}: model_type = {kind!r} is not supported; supported are {known}")
 
+    if kind in LAYER_NORM:
+        return layer_norm_model(data, where=where)
     _refuse_other_arithmetic(data, kind, where)
 
     def size(name: str, default: Any = None) -> int:

@@ -64,7 +64,7 @@ def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, t
     if tokens is not None:
         flops *= tokens / rows
         rows = tokens
-    moved = dtype.bytes * (rows * depth + columns * depth) + DType.BF16.bytes * rows * columns
+    moved = dtype.bytes * (rows * depth + columns * depth) + max(dtype.bytes, DType.BF16.bytes) * rows * columns
     return Kernel(
         name=name,
         work=GemmWork(m=rows, n=columns, k=depth, dtype=dtype),
@@ -90,7 +90,7 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
             q_heads=shape.q_heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.model.head_dim,
-            causal=not decode,
+            causal=shape.model.causal and not decode,
         ),
         flops=float(flops),
         bytes_moved=float(DType.BF16.bytes * (queries + 2 * keys + output)),
@@ -98,12 +98,19 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
 
 
 def elementwise_kernel(
-    name: str, op: Elementwise, rows: int, width: int, bytes_moved: int, *, blocks: int | None = None
+    name: str,
+    op: Elementwise,
+    rows: int,
+    width: int,
+    bytes_moved: int,
+    *,
+    blocks: int | None = None,
+    dtype: DType = DType.BF16,
 ) -> Kernel:
     """A memory-bound kernel; one FLOP an element, for the record."""
     return Kernel(
         name=name,
-        work=ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, blocks=blocks),
+        work=ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, blocks=blocks, dtype=dtype),
         flops=float(rows * width),
         bytes_moved=float(bytes_moved),
     )

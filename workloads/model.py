@@ -73,6 +73,7 @@ class ModelSpec:
     qk_norm: bool = False
     latent: Latent | None = None
     tied_embeddings: bool = False
+    causal: bool = True
     block: Block = field(default_factory=Block)
     dense_block: Block = field(default_factory=Block)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from workloads.einsum import Einsum, parse
 from workloads.work import Elementwise
+
+# Kernels of unfused attention: on the queries, then on the scores.
+EagerPass = Literal["scale_queries", "scale", "mask", "softmax", "softmax_fp32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ class Gemm:
     name: str
     ops: tuple[Op, ...]
     overlap: Overlap | None = None
+    one_matrix: bool = False  # in the model itself, whatever the stack fuses
 
     @property
     def reduces(self) -> bool:
@@ -52,11 +57,15 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Scores and values fused into one flash kernel: scores never touch HBM."""
+    """Scores and values fused into one flash kernel: scores never touch HBM.
+
+    ``eager`` is what lies between the two products where a stack does not fuse them, in order.
+    """
 
     name: str
     scores: Op
     values: Op
+    eager: tuple[EagerPass, ...] = ("scale", "mask", "softmax_fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,21 +157,57 @@ def expert_feed(*, shared: bool = False) -> Experts:
     )
 
 
+def qkv_gemm(*, one_matrix: bool = False) -> Gemm:
+    """Queries, keys and values of one input."""
+    ops = (
+        op("bsm,mHh->bsHh", parallel="H", label="Q"),
+        op("bsm,mKh->bsKh", parallel="K", label="K"),
+        op("bsm,mKh->bsKh", parallel="K", label="V"),
+    )
+    return Gemm(name="qkv_gemm", ops=ops, one_matrix=one_matrix)
+
+
+def attention(*eager: EagerPass) -> Attention:
+    """Scores over the context and their values, for grouped heads."""
+    return Attention(
+        name="attention",
+        scores=op("bKrsh,bKzh->bKrsz", parallel="K", label="scores"),
+        values=op("bKrsz,bKzh->bKrsh", parallel="K", label="values"),
+        eager=eager,
+    )
+
+
+def layer_norm_block(
+    *eager: EagerPass, activation: Elementwise, norm_first: bool = True, one_qkv: bool = False
+) -> Block:
+    """A layer of the LayerNorm families: attention and a feed-forward without gate, each added to its input.
+
+    The norm stands before each half (GPT-2, OPT, ViT) or after its sum (BERT). Biases ride in the products.
+    """
+
+    def half(name: str, *inner: Node) -> tuple[Node, ...]:
+        norm = Pointwise(name=f"layernorm_{name}", op=Elementwise.LAYERNORM, axis="m")
+        add = Pointwise(name=f"add_{name}", op=Elementwise.ADD, axis="m")
+        return (norm, *inner, add) if norm_first else (*inner, add, norm)
+
+    output = fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O"))
+    return block(
+        *half("attn", qkv_gemm(one_matrix=one_qkv), attention(*eager), output),
+        *half(
+            "ff",
+            fuse("up_gemm", op("bsm,mf->bsf", parallel="f", label="up")),
+            Pointwise(name="activation", op=activation),
+            fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down")),
+        ),
+    )
+
+
 def _grouped_query_attention(qk_norm: bool) -> tuple[Node, ...]:
     return (
-        fuse(
-            "qkv_gemm",
-            op("bsm,mHh->bsHh", parallel="H", label="Q"),
-            op("bsm,mKh->bsKh", parallel="K", label="K"),
-            op("bsm,mKh->bsKh", parallel="K", label="V"),
-        ),
+        qkv_gemm(),
         *((Pointwise(name="qk_norm", op=Elementwise.RMSNORM),) if qk_norm else ()),
         Pointwise(name="rope", op=Elementwise.ROPE),
-        Attention(
-            name="attention",
-            scores=op("bKrsh,bKzh->bKrsz", parallel="K", label="scores"),
-            values=op("bKrsz,bKzh->bKrsh", parallel="K", label="values"),
-        ),
+        attention("scale", "mask", "softmax_fp32"),
     )
 
 

@@ -41,6 +41,8 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
                 per_layer += one.einsum.input_elements(1, met if routed else sizes)
             if isinstance(node, Pointwise) and node.op is Elementwise.ADD_RMSNORM:
                 per_layer += model.d_model
+            if isinstance(node, Pointwise) and node.op is Elementwise.LAYERNORM:
+                per_layer += 2 * model.d_model
             if isinstance(node, Pointwise) and node.op is Elementwise.RMSNORM:
                 per_layer += 2 * model.head_dim
             if isinstance(node, LatentAttention) and model.latent:

@@ -10,7 +10,10 @@ from workloads.errors import WorkloadError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Kernel choices of one stack. ``validated`` names what its predictions were compared with."""
+    """Kernel choices of one stack. ``validated`` names what its predictions were compared with.
+
+    ``eager``: every operation of the model's source is a kernel of its own, attention included.
+    """
 
     id: str
     validated: str | None
@@ -18,6 +21,7 @@ class Stack:
     fused_weights: bool
     kv_copies: bool
     qk_norm: bool
+    eager: bool = False
 
 
 STACKS = {
@@ -38,6 +42,15 @@ STACKS = {
             fused_weights=False,
             kv_copies=True,
             qk_norm=True,
+        ),
+        Stack(
+            id="eager-torch",
+            validated=None,
+            fused_add_norm=False,
+            fused_weights=False,
+            kv_copies=True,
+            qk_norm=True,
+            eager=True,
         ),
         Stack(
             id="paged-kv",

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 # fp16 runs on the same tensor cores at the same rate as bf16 on every GPU in the catalog.
 _SAME_RATE = {"fp16": "bf16"}
 # Kernels without rows of their own take the coefficients of the nearest one measured: one pass in, one out.
-_LIKE = {"gelu": "silu_mul", "rmsnorm": "add_rmsnorm"}
+_LIKE = {
+    "gelu": "silu_mul", "gelu_tanh": "gelu", "relu": "gelu", "rmsnorm": "add_rmsnorm", "layernorm": "add_rmsnorm",
+    "softmax": "add_rmsnorm", "add": "silu_mul", "scale": "copy", "mask": "copy",
+}  # fmt: skip
 
 
 def gemm_terms(
@@ -39,7 +42,7 @@ def gemm_terms(
         m=m,
         n=n * count,
         k=k,
-        element_bytes=1 if dtype.startswith("fp8") else 2,
+        element_bytes=_element_bytes(dtype),
         out_bytes=out_bytes,
         flops_per_cycle_per_sm=_rates(gpu)[dtype] / (gpu.reference_clock_hz * gpu.sms),
         sms=gpu.sms,
@@ -47,7 +50,7 @@ def gemm_terms(
         cache_bytes=0.5 * gpu.l2_bytes,
     )
     if count > 1:  # each product reads an input of its own
-        inputs = (count - 1) * m * k * (1 if dtype.startswith("fp8") else 2)
+        inputs = (count - 1) * m * k * _element_bytes(dtype)
         terms = replace(
             terms,
             hbm_bytes=terms.hbm_bytes + inputs,
@@ -142,7 +145,9 @@ def elementwise_terms(
             profile, gpu, op="copy", rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks
         )
         return permuting(copy, bytes_moved=bytes_moved, sms=gpu.sms)
-    name = op if op in profile.elementwise else _LIKE.get(op, op)
+    name = op
+    while name not in profile.elementwise and name in _LIKE:
+        name = _LIKE[name]
     terms = elementwise_base_terms(
         profile.elementwise[name],
         rows=rows,
@@ -203,6 +208,10 @@ def collective_terms(
         span=span,
         link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
     )
+
+
+def _element_bytes(dtype: str) -> int:
+    return {"fp32": 4, "fp8_e4m3": 1, "int8": 1}.get(dtype, 2)
 
 
 def _rates(gpu: GpuSpec) -> dict[str, float]:

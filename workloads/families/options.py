@@ -7,9 +7,11 @@ from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
+from workloads.ops import Pointwise
 from workloads.parallel import Layout
 from workloads.routing import Choice, Routing
-from workloads.work import AllReduce, DType
+from workloads.stack import load_stack
+from workloads.work import AllReduce, DType, Elementwise
 
 OverlapKind = Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
 
@@ -54,6 +56,16 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
     if layout.sequence_parallel and options.dtype is DType.FP8:
         raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
+    if options.dtype is DType.FP32 and not load_stack(options.stack).eager:
+        raise WorkloadError(f"dtype = 'fp32': stack '{options.stack}' has 16-bit kernels: use stack 'eager-torch'")
+    if options.dtype is DType.FP8 and load_stack(options.stack).eager:
+        raise WorkloadError("dtype = 'fp8_e4m3': stack 'eager-torch' is known with bf16 and fp32 only")
+    if layout.sequence_parallel and not any(
+        isinstance(node, Pointwise) and node.op is Elementwise.ADD_RMSNORM for node in model.block.nodes
+    ):
+        raise WorkloadError(f"sequence_parallel: {model.id} has other layers than the Llama-like ones it is known for")
+    if layout.cp > 1 and load_stack(options.stack).eager:
+        raise WorkloadError(f"cp = {layout.cp}: stack 'eager-torch' attends on one rank: use cp = 1")
     if layout.sequence_parallel and options.stack != "reference-torch":
         raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
 

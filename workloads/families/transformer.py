@@ -9,6 +9,7 @@ from typing import Literal, assert_never
 from workloads.einsum import Einsum
 from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels, own_shape
+from workloads.families.eager import eager_kernels
 from workloads.families.interleave import beside, cut_sums, two_batches
 from workloads.families.latent import latent_kernels
 from workloads.families.moe import SHARED_BESIDE, expert_kernels
@@ -86,6 +87,8 @@ def _program(
     for label, phase, batch, seq_len in steps:
         positive("batch", batch)
         positive("seq_len", seq_len)
+        if phase == "decode" and not model.causal:
+            raise WorkloadError(f"phase = 'decode': {model.id} is an encoder: use phase = 'prefill'")
         new_tokens = seq_len if phase == "prefill" else 1
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
@@ -129,10 +132,10 @@ def _role_program(
     known: dict[tuple[PhaseName, int], tuple[Segment, ...]] = {}  # steps of equal context share their kernels
     previous: str | None = None
     for number, (label, phase, sequences, shape) in enumerate(shapes):
-        layout = shape.layout
+        layout, model = shape.layout, shape.model
         mine = layout.stage_layers(layers, role.stage)
         # In a prefill the last slice of a context holds the tokens that are scored.
-        head = options.lm_head and role.stage == layout.pp - 1 and (phase == "decode" or role.tail)
+        head = options.lm_head and model.causal and role.stage == layout.pp - 1 and (phase == "decode" or role.tail)
         compute = known.get((phase, shape.context))
         if compute is None:
             load = loads_of(shape, options)[role.member]
@@ -246,6 +249,8 @@ def node_kernels(
     node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
     match node:
+        case Pointwise() | Attention() if stack.eager:
+            return eager_kernels(node, shape, options.dtype)
         case Gemm():
             return _gemm_kernels(node, shape, stack, options)
         case Pointwise():
@@ -261,14 +266,14 @@ def node_kernels(
 
 
 def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack, options: Options) -> list[Kernel]:
-    groups = [node.ops] if stack.fused_weights else [(one,) for one in node.ops]
+    groups = [node.ops] if stack.fused_weights or node.one_matrix else [(one,) for one in node.ops]
     kernels: list[Kernel] = []
     if options.dtype is DType.FP8:
         width = _input_width(node.ops[0].einsum, shape, node.ops[0].parallel)
         moved = shape.tokens * width * (DType.BF16.bytes + DType.FP8.bytes)
         kernels.append(elementwise_kernel(f"cast_{node.name}", Elementwise.CAST_FP8, shape.tokens, width, moved))
     for ops in groups:
-        name = node.name if stack.fused_weights or len(groups) == 1 else f"{ops[0].label.lower()}_gemm"
+        name = node.name if len(groups) == 1 else f"{ops[0].label.lower()}_gemm"
         kernels.append(gemm_kernel(name, ops, shape, options.dtype))
     if node.reduces and shape.layout.tp > 1:
         buffer = shape.tokens * shape.model.d_model * DType.BF16.bytes
@@ -320,9 +325,10 @@ def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kern
         case Elementwise.SILU_MUL:
             width = shape.local_sizes(node.axis)[node.axis]
             return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
-        case Elementwise.GELU:
+        case Elementwise.GELU | Elementwise.GELU_TANH | Elementwise.RELU:
             width = shape.local_sizes(node.axis)[node.axis]
             return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]
         case _:
             width = model.d_model
-            return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]
+            passes = 3 if node.op is Elementwise.ADD else 2
+            return [elementwise_kernel(node.name, node.op, tokens, width, passes * tokens * width * element)]
