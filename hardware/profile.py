@@ -156,16 +156,28 @@ def load_profile(gpu_id: str) -> Profile | None:
 
 @lru_cache(maxsize=32)
 def profile_for(gpu: GpuSpec) -> Profile:
-    """The measured profile of ``gpu``, else a forecast scaled from the measured GPU."""
+    """The measured profile of ``gpu``, else a forecast scaled from one of the same chip, or from the H100."""
     from hardware.catalog import load_gpu
 
     own = load_profile(gpu.id)
     if own is not None:
         return own
-    base = load_profile(BASE_GPU)
+    base_gpu = load_gpu(next((name for name in _shipped() if _same_chip(load_gpu(name), gpu)), BASE_GPU))
+    base = load_profile(base_gpu.id)
     if base is None:
         raise HardwareError(f"no profile of {BASE_GPU} is installed: run wattline calibrate first")
-    return forecast_profile(gpu, base, load_gpu(BASE_GPU))
+    return forecast_profile(gpu, base, base_gpu)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[str, ...]:
+    """GPUs that have profiles, by id."""
+    folder = files("hardware") / "data" / "profiles"
+    return tuple(sorted(e.name.removesuffix(".json") for e in folder.iterdir() if e.name.endswith(".json")))
+
+
+def _same_chip(one: GpuSpec, other: GpuSpec) -> bool:
+    return (one.architecture, one.sms) == (other.architecture, other.sms)
 
 
 def own_profile(gpu: GpuSpec, path: Path) -> Profile:
@@ -183,10 +195,9 @@ def fitted_row_digests() -> frozenset[str]:
     """Digests of every record that any shipped profile was fitted on."""
     folder = files("hardware") / "data" / "profiles"
     found: set[str] = set()
-    for entry in folder.iterdir():
-        if entry.name.endswith(".json"):
-            profile = json.loads(entry.read_text(encoding="utf-8"))
-            found.update(profile["provenance"]["row_digests"], profile["sharing"]["row_digests"])
+    for name in _shipped():
+        profile = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        found.update(profile["provenance"]["row_digests"], profile["sharing"]["row_digests"])
     return frozenset(found)
 
 

@@ -53,7 +53,10 @@ BAD = [
     ([*LAYER, "--seq-len", "0"], "scenario: seq_len = 0: input should be greater than 0"),
     ([*LAYER, "--layers", "0"], "scenario: layers = 0: input should be greater than 0"),
     ([*LAYER, "--tp", "5000"], "scenario: tp = 5000: input should be less than or equal to 4096"),
-    ([*LAYER, "--dtype", "int4"], "Invalid value for '--dtype': 'int4' is not one of 'bf16', 'fp16', 'fp8_e4m3'."),
+    (
+        [*LAYER, "--dtype", "int4"],
+        "Invalid value for '--dtype': 'int4' is not one of 'bf16', 'fp16', 'fp8_e4m3', 'fp32'.",
+    ),
     ([*LAYER, "--ep-mode", "all_reduce"], "scenario: ep_mode = 'all_reduce' needs ep of at least 2"),
     ([*LAYER, "--sequence-parallel"], "scenario: sequence_parallel = true needs tp of at least 2"),
     ([*TP2, "--phase", "decode"], "scenario: sequence_parallel = true is for phase 'prefill', not 'decode'"),
@@ -94,7 +97,7 @@ BAD = [
     ),
     (
         [*LAYER, "--gpu", "a100", "--dtype", "fp8_e4m3"],
-        "dtype = 'fp8_e4m3': a100-sxm-80gb has no GEMM figures for it; known: bf16",
+        "dtype = 'fp8_e4m3': a100-sxm-80gb has no GEMM figures for it; known: bf16, fp32",
     ),
     (
         [*LAYER, "--gpu", "gpu.toml"],
@@ -115,8 +118,8 @@ BAD = [
     ),
     (
         ["simulate", "--model", "types.json"],
-        "types.json: model_type = ['llama'] is not supported; supported are deepseek_v2, deepseek_v3, llama, mistral, "
-        "mixtral, qwen2, qwen3, qwen3_moe",
+        "types.json: model_type = ['llama'] is not supported; supported are bert, deepseek_v2, deepseek_v3, gpt2, "
+        "llama, mistral, mixtral, opt, qwen2, qwen3, qwen3_moe, vit",
     ),
     (
         ["simulate", "--model", "half.json"],

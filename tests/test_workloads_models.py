@@ -224,7 +224,7 @@ def test_a_model_file_is_read_strictly(change: tuple[str, str], message: str) ->
         (
             'node = "pointwise"\nname = "p"\nop = "tanh"',
             "op = 'tanh': known are copy, permute_copy, add_rmsnorm, rmsnorm, silu_mul, gelu, gelu_tanh, relu, add, "
-            "scale, mask, softmax, layernorm, rope, cast_fp8, gather, index_add, topk_sum",
+            "scale, softmax, layernorm, rope, cast_fp8, gather, index_add, topk_sum",
         ),
     ],
 )

@@ -37,7 +37,6 @@ class Elementwise(StrEnum):
     RELU = "relu"
     ADD = "add"
     SCALE = "scale"
-    MASK = "mask"
     SOFTMAX = "softmax"
     LAYERNORM = "layernorm"
     ROPE = "rope"

@@ -25,7 +25,7 @@ _SAME_RATE = {"fp16": "bf16"}
 # Kernels without rows of their own take the coefficients of the nearest one measured: one pass in, one out.
 _LIKE = {
     "gelu": "silu_mul", "gelu_tanh": "gelu", "relu": "gelu", "rmsnorm": "add_rmsnorm", "layernorm": "add_rmsnorm",
-    "softmax": "add_rmsnorm", "add": "silu_mul", "scale": "copy", "mask": "copy",
+    "softmax": "add_rmsnorm", "add": "silu_mul", "scale": "copy",
 }  # fmt: skip
 
 

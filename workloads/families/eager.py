@@ -14,6 +14,7 @@ from workloads.program import Kernel
 from workloads.work import DType, Elementwise, GemmWork
 
 # Bytes moved an element and kernel, in elements of the model's type (m) and of fp32 (4): what is read, then written.
+# A mask is broadcast, so its kernel works out addresses as a copy that sorts heads does.
 # Operations that are one kernel each, and those of a norm, an activation or a rotation written out.
 _E = Elementwise
 _KERNELS: dict[Elementwise, tuple[tuple[Elementwise, str], ...]] = {
@@ -38,7 +39,7 @@ _KERNELS[_E.ADD_RMSNORM] = (*_KERNELS[_E.ADD], *_KERNELS[_E.RMSNORM])
 _SCORES: dict[EagerPass, tuple[tuple[Elementwise, str], ...]] = {
     "scale_queries": (),
     "scale": ((_E.SCALE, "mm"),),
-    "mask": ((_E.MASK, "mm"),),
+    "mask": ((_E.PERMUTE_COPY, "mm"),),
     "softmax": ((_E.SOFTMAX, "mm"),),
     "softmax_fp32": ((_E.SOFTMAX, "m4"), (_E.COPY, "4m")),
 }
@@ -96,7 +97,7 @@ def _attention(node: Attention, shape: Shape, dtype: DType) -> list[Kernel]:
     heads, size, element = shape.q_heads, shape.model.head_dim, dtype.bytes
     products, context = shape.batch * heads, shape.batch * shape.context
 
-    def moved(name: str, tokens: int, width: int, read: int | None = None, op: Elementwise = _E.COPY) -> Kernel:
+    def moved(name: str, tokens: int, width: int, read: int | None = None, op: Elementwise = _E.PERMUTE_COPY) -> Kernel:
         moved_bytes = element * tokens * (width + (width if read is None else read))
         return elementwise_kernel(name, op, tokens, width, moved_bytes, dtype=dtype)
 

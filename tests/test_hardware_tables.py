@@ -1,0 +1,78 @@
+"""A100 profiles from public tables: times of kernels, voltage and idle power by clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from hardware.calibrate.tables import read_curve, read_table
+from hardware.catalog import load_gpu
+from hardware.errors import HardwareError
+from hardware.laws.price import attention_decode_terms, attention_prefill_terms, gemm_terms
+from hardware.laws.terms import time_s
+from hardware.profile import load_profile, profile_for
+
+A100 = load_gpu("a100-sxm-80gb")
+CARDS = {"a100-sxm-80gb": "A100-SXM4-80GB", "a100-pcie-40gb": "A100-PCIe-40GB"}
+
+
+def sample(shared: Path, name: str, query: str) -> pd.DataFrame:
+    table = read_table(name, "a100_sxm", shared / "public" / "aiconfigurator").query(query)
+    return table.sample(200, random_state=7)  # another draw than the fit's
+
+
+@pytest.mark.parametrize("gpu", CARDS)
+def test_the_curve_is_the_published_table(shared: Path, gpu: str) -> None:
+    profile = load_profile(gpu)
+    assert profile is not None
+    table = pd.read_csv(shared / "public" / "dvfs_vf_idle.csv").query("gpu == @name", local_dict={"name": CARDS[gpu]})
+    for row in table.itertuples():
+        volts = (row.core_mv / table.core_mv.max()) ** 2
+        assert profile.curve.voltage_scale(row.sm_mhz * 1e6) == pytest.approx(volts, rel=0.025)
+        assert profile.curve.idle_w(row.sm_mhz * 1e6) == pytest.approx(row.idle_w_at_locked_clock, abs=1.0)
+
+
+def test_the_shipped_curve_is_rebuilt_from_the_table(shared: Path) -> None:
+    profile = load_profile("a100-pcie-40gb")
+    assert profile is not None
+    again = read_curve(
+        shared / "public" / "dvfs_vf_idle.csv", "A100-PCIe-40GB", leakage_w_per_c=profile.curve.leakage_w_per_c
+    )
+    assert again.idle_w(1.2e9) == pytest.approx(profile.curve.idle_w(1.2e9), rel=1e-6)
+
+
+def test_products_take_the_time_of_the_tables(shared: Path) -> None:
+    profile, errors = profile_for(A100), []
+    for row in sample(shared, "gemm", "gemm_dtype == 'bfloat16'").itertuples():
+        terms = gemm_terms(profile, A100, m=row.m, n=row.n, k=row.k, dtype="bf16")
+        errors.append(time_s(terms, sms=A100.sms, sm_clock_hz=A100.max_clock_hz) / row.latency / 1e-3 - 1)
+    assert pd.Series(errors).abs().mean() < 0.13
+
+
+def test_attention_takes_the_time_of_the_tables(shared: Path) -> None:
+    profile, errors = profile_for(A100), []
+    for row in sample(shared, "context_attention", "isl >= 255 and kv_cache_dtype == 'bfloat16'").itertuples():
+        heads = {"q_heads": row.num_heads, "kv_heads": row.num_key_value_heads, "head_dim": 128}
+        terms = attention_prefill_terms(
+            profile, A100, batch=row.batch_size, q_len=row.isl, kv_len=row.isl, causal=True, **heads
+        )
+        errors.append(time_s(terms, sms=A100.sms, sm_clock_hz=A100.max_clock_hz) / row.latency / 1e-3 - 1)
+    for row in sample(shared, "generation_attention", "step >= 255 and kv_cache_dtype == 'bfloat16'").itertuples():
+        heads = {"q_heads": row.num_heads, "kv_heads": row.num_key_value_heads, "head_dim": 128}
+        terms = attention_decode_terms(profile, A100, batch=row.batch_size, kv_len=row.step + 1, kv_bytes=2, **heads)
+        errors.append(time_s(terms, sms=A100.sms, sm_clock_hz=A100.max_clock_hz) / row.latency / 1e-3 - 1)
+    assert pd.Series(errors).abs().mean() < 0.13
+
+
+def test_cards_of_the_same_chip_are_forecast_from_it() -> None:
+    other = profile_for(load_gpu("a100-pcie-80gb"))
+    assert (other.status, other.basis) == ("forecast", "a100-pcie-40gb")
+    assert profile_for(load_gpu("a10-24gb")).basis == "h100-sxm-80gb"  # another chip of that generation
+
+
+def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hardware.calibrate.tables.PACKAGE", "no_such_package")
+    with pytest.raises(HardwareError, match=r"install the extra wattline\[aiconfigurator\], or give their folder"):
+        read_table("gemm", "a100_sxm")
