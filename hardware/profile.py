@@ -94,8 +94,9 @@ class Profile:
 
     def expected_error(self) -> str:
         """What to expect of predictions, in words with figures; empty where nothing is known."""
-        if self.status == "calibrated":
-            return str(_accuracy().get(self.gpu, {}).get("summary", ""))
+        known = _accuracy().get(self.gpu)
+        if known is not None or self.status == "calibrated":
+            return str((known or {}).get("summary", ""))
         if self.status == "forecast":
             return f"scaled from {self.basis}; expect 5-15 % in latency and energy"
         return f"datasheet rates with efficiencies of {self.basis}; expect 20-40 %, never checked on this GPU"

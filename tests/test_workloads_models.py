@@ -51,6 +51,11 @@ CONFIG: dict[str, Any] = {
         ("qwen3-30b-a3b", 30.53),
         ("qwen3-235b-a22b", 235.0),
         ("deepseek-v3", 671.0),  # arXiv 2412.19437
+        ("gpt2", 0.1236),  # of the published 124.4 M, 0.8 M are positions, which no kernel list needs
+        ("opt-1.3b", 1.3116),  # 1315.8 M with 4.2 M of positions
+        ("bert-large", 0.3346),  # 335.1 M with 0.5 M of positions
+        ("vit-large", 0.3031),  # 304.4 M with 0.2 M of positions and a classifier of 1 M
+        ("qwen2-1.5b", 1.5437),
     ],
 )
 def test_parameters_are_within_half_a_percent_of_the_published(model: str, published: float) -> None:
@@ -59,8 +64,8 @@ def test_parameters_are_within_half_a_percent_of_the_published(model: str, publi
 
 def test_every_model_of_the_catalog_is_in_the_parameter_test() -> None:
     assert list_models() == (
-        "deepseek-v3", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "qwen3-14b", "qwen3-235b-a22b",
-        "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b",
+        "bert-large", "deepseek-v3", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "opt-1.3b",
+        "qwen2-1.5b", "qwen3-14b", "qwen3-235b-a22b", "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b", "vit-large",
     )  # fmt: skip
 
 

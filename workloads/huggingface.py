@@ -52,7 +52,7 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
     return with_block(
         ModelSpec(
             id=str(data.get("_name_or_path") or where),
-            source=where,
+            source=str(data.get("_source") or where),
             d_model=width,
             layers=size("num_hidden_layers"),
             q_heads=heads,

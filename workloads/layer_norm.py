@@ -51,7 +51,7 @@ def layer_norm_model(data: dict[str, Any], *, where: str) -> ModelSpec:
     vocab = sizes("num_channels", 3) * sizes("patch_size", 16) ** 2 if kind == "vit" else sizes("vocab_size")
     return ModelSpec(
         id=str(data.get("_name_or_path") or where),
-        source=where,
+        source=str(data.get("_source") or where),
         d_model=width,
         layers=sizes(names[1]),
         q_heads=heads,

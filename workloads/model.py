@@ -161,7 +161,8 @@ def _check_groups(model: ModelSpec) -> None:
 def list_models() -> tuple[str, ...]:
     """Ids of all models in the catalog, sorted."""
     folder = files("workloads") / "data"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    names = (entry.name for entry in folder.iterdir() if entry.name.endswith((".toml", ".json")))
+    return tuple(sorted(name.rsplit(".", 1)[0] for name in names))
 
 
 @lru_cache(maxsize=64)
@@ -184,8 +185,10 @@ def load_model(name: str) -> ModelSpec:
             hint = f"did you mean '{near[0]}'?" if near else "see 'wattline models'"
             raise WorkloadError(f"unknown model '{name}': {hint}")
         wanted = starts[0]
-    text = (files("workloads") / "data" / f"{wanted}.toml").read_text(encoding="utf-8")
-    return parse_model(text, where=f"{wanted}.toml")
+    folder = files("workloads") / "data"
+    if (folder / f"{wanted}.json").is_file():
+        return _parse(f"{wanted}.json", (folder / f"{wanted}.json").read_text(encoding="utf-8"))
+    return _parse(f"{wanted}.toml", (folder / f"{wanted}.toml").read_text(encoding="utf-8"))
 
 
 def _load_file(path: Path) -> ModelSpec:
@@ -197,11 +200,15 @@ def _load_file(path: Path) -> ModelSpec:
         raise WorkloadError(f"cannot read model '{path}': {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise WorkloadError(f"cannot read model '{path}': not UTF-8 text (byte {error.start})") from None
-    if path.suffix == ".json":
+    return _parse(str(path), text)
+
+
+def _parse(where: str, text: str) -> ModelSpec:
+    if where.endswith(".json"):
         from workloads.huggingface import parse_config
 
-        return parse_config(text, where=str(path))
-    return parse_model(text, where=str(path))
+        return parse_config(text, where=where)
+    return parse_model(text, where=where)
 
 
 def parse_model(text: str, *, where: str) -> ModelSpec:

@@ -208,18 +208,20 @@ def _gemm(inputs: Inputs) -> Prediction:
 
 
 def _attention(inputs: Inputs) -> Prediction:
+    return _works(inputs, attention_work(inputs))
+
+
+def attention_work(inputs: Inputs) -> AttentionWork:
+    """The kernel of an attention row."""
     decode = inputs["phase"] == "decode"
-    return _works(
-        inputs,
-        AttentionWork(
-            batch=inputs["batch"],
-            q_len=1 if decode else inputs["seq_len"],
-            kv_len=inputs.get("kv_len") or inputs["seq_len"],
-            q_heads=inputs["q_heads"],
-            kv_heads=inputs["kv_heads"],
-            head_dim=inputs["head_dim"],
-            causal=bool(inputs.get("causal", True)) and not decode,
-        ),
+    return AttentionWork(
+        batch=inputs["batch"],
+        q_len=1 if decode else inputs["seq_len"],
+        kv_len=inputs.get("kv_len") or inputs["seq_len"],
+        q_heads=inputs["q_heads"],
+        kv_heads=inputs["kv_heads"],
+        head_dim=inputs["head_dim"],
+        causal=bool(inputs.get("causal", True)) and not decode,
     )
 
 
