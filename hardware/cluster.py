@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, Literal
 
 from hardware.catalog import figure, load_gpu, refuse_unknown
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.routes import Span
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Interconnect = Literal["nvswitch", "nvlink-mesh", "pcie"]
 INTERCONNECTS: tuple[Interconnect, ...] = ("nvswitch", "nvlink-mesh", "pcie")
@@ -87,6 +88,8 @@ class Cluster:
 
     def topology(self) -> nx.Graph[str]:
         """GPUs, switches, NICs and rails as a graph; edges carry bytes_per_s (per direction) and latency_s."""
+        import networkx as nx  # few commands ask for paths, and all would wait for it
+
         graph: nx.Graph[str] = nx.Graph()
         node, gpu = self.node, self.gpu
         link = gpu.link_bytes_per_s if node.interconnect != "pcie" else gpu.pcie_bytes_per_s
@@ -115,6 +118,8 @@ class Cluster:
 
     def path(self, a: int, b: int) -> list[str]:
         """Hops between two ranks: the switch within a node, a rail between nodes."""
+        import networkx as nx
+
         self.node_of(a), self.node_of(b)
         graph = self.topology()
         if self.node_of(a) == self.node_of(b):

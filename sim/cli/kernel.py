@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from workloads.work import Work
 
 
+# Bytes that a kernel over 16-bit elements reads and writes for each of them.
+PER_ELEMENT = {
+    "copy": 4, "permute_copy": 4, "add_rmsnorm": 8, "rmsnorm": 4, "layernorm": 4, "softmax": 4, "silu_mul": 6,
+    "gelu": 4, "add": 6, "cast_fp8": 3,
+}  # fmt: skip
+
+
 @click.group("kernel")
 def command() -> None:
     """Tiles, waves, utilisation, latency, power and energy of one kernel, and its cheapest clock."""
@@ -33,13 +40,37 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--m", type=click.IntRange(1), required=True)
 @click.option("--n", type=click.IntRange(1), required=True)
 @click.option("--k", type=click.IntRange(1), required=True)
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8_e4m3"]), default="bf16", show_default=True)
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8_e4m3", "fp32"]), default="bf16", show_default=True)
 @_common
 def gemm(m: int, n: int, k: int, dtype: str, **common: Any) -> None:
     """A matrix product (m x k) . (k x n)."""
     from workloads.work import DType, GemmWork
 
-    _show(GemmWork(m=m, n=n, k=k, dtype=DType(dtype)), **common)
+    out_dtype = DType.FP32 if dtype == "fp32" else DType.BF16
+    _show(GemmWork(m=m, n=n, k=k, dtype=DType(dtype), out_dtype=out_dtype), **common)
+
+
+@command.command("grouped")
+@click.option("--tokens", type=click.IntRange(1), required=True)
+@click.option("--experts", type=click.IntRange(1), required=True)
+@click.option("--top-k", type=click.IntRange(1), required=True, help="experts that each token chooses")
+@click.option("--n", type=click.IntRange(1), required=True)
+@click.option("--k", type=click.IntRange(1), required=True)
+@click.option("--routing", default="uniform", show_default=True, help="as in simulate: zipf:S, gini:G, ...")
+@_common
+def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str, **common: Any) -> None:
+    """One product (rows x k) . (k x n) for each expert that tokens chose, in one kernel."""
+    import workloads
+    from workloads.routing import Choice
+    from workloads.work import GroupedGemmWork
+
+    if top_k > experts:
+        raise click.UsageError(f"top-k = {top_k} is more than experts = {experts}")
+    law = workloads.Routing(popularity=workloads.parse_popularity(routing))
+    choice = Choice(experts=experts, top_k=top_k)
+    (load,) = workloads.expert_loads(tokens=tokens, choice=choice, routing=law, ranks=1)
+    work = GroupedGemmWork(experts=experts, rows=load.rows, distinct=load.distinct, tiles128=load.tiles128, n=n, k=k)
+    _show(work, **common)
 
 
 @command.command("attention")
@@ -72,7 +103,7 @@ def attention(
 
 
 @command.command("elementwise")
-@click.option("--op", type=click.Choice(["copy", "add_rmsnorm", "silu_mul", "gelu", "cast_fp8"]), required=True)
+@click.option("--op", type=click.Choice(sorted(PER_ELEMENT)), required=True)
 @click.option("--rows", type=click.IntRange(1), required=True)
 @click.option("--width", type=click.IntRange(1), required=True)
 @_common
@@ -80,8 +111,8 @@ def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
     """A memory-bound kernel over rows x width 16-bit elements."""
     from workloads.work import Elementwise, ElementwiseWork
 
-    per_element = {"copy": 4, "add_rmsnorm": 8, "silu_mul": 6, "gelu": 4, "cast_fp8": 3}[op]
-    _show(ElementwiseWork(op=Elementwise(op), rows=rows, width=width, bytes_moved=per_element * rows * width), **common)
+    moved = PER_ELEMENT[op] * rows * width
+    _show(ElementwiseWork(op=Elementwise(op), rows=rows, width=width, bytes_moved=moved), **common)
 
 
 @command.command("collective")

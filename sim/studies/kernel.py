@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import assert_never
 
 from hardware.laws.terms import KernelTerms, time_s, waves
 from hardware.power import OperatingPoint, point_at, steady_point
 from sim.cost import Pricer
 from sim.machine import Machine
-from workloads.work import CollectiveWork, GemmWork, Work
+from workloads.work import (
+    AttentionWork,
+    CollectiveWork,
+    DType,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    Work,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +39,10 @@ class KernelPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelReport:
-    """The kernel's shape on the GPU, its settled point, and a sweep of the clock."""
+    """The kernel's shape on the GPU, its settled point, and a sweep of the clock.
+
+    ``best`` takes the least energy among the clocks that the power limit lets the GPU run at.
+    """
 
     gpu: str
     blocks: int
@@ -58,14 +70,16 @@ def kernel_report(target: Machine, work: Work, *, step_mhz: float = 90.0) -> Ker
     )
     terms = pricer.terms(work)
     gpu, curve, model = target.gpu, target.curve, target.model
+    limit_w = target.limits.slow_limit_w
     settled = steady_point(
         terms,
         curve,
         gpu_sms=gpu.sms,
-        limit_w=target.limits.slow_limit_w,
+        limit_w=limit_w,
         min_clock_hz=model.min_clock_hz,
         max_clock_hz=model.max_clock_hz,
     )
+    at_rest = _point(settled, terms, work, target)
     sms = min(terms.blocks * terms.sms_per_block, float(gpu.sms))
     count = int((gpu.max_clock_hz - gpu.min_clock_hz) / (step_mhz * 1e6))
     clocks = [gpu.max_clock_hz - i * step_mhz * 1e6 for i in range(count + 1)]
@@ -73,24 +87,25 @@ def kernel_report(target: Machine, work: Work, *, step_mhz: float = 90.0) -> Ker
         _point(point_at(terms, curve, sms=sms, gpu_sms=gpu.sms, sm_clock_hz=clock), terms, work, target)
         for clock in reversed(clocks)
     ]
+    reached = [point for point in points if point.power_w <= limit_w]
     return KernelReport(
         gpu=gpu.id,
         blocks=terms.blocks,
         waves=waves(terms, sms),
         hbm_bytes=terms.hbm_bytes,
         extrapolated=terms.extrapolated,
-        settled=_point(settled, terms, work, target),
+        settled=at_rest,
         sweep=tuple(points),
-        best=min(points, key=lambda point: point.energy_j),
+        best=min((at_rest, *reached), key=lambda point: point.energy_j),
     )
 
 
 def _point(at: OperatingPoint, terms: KernelTerms, work: Work, target: Machine) -> KernelPoint:
     gpu = target.gpu
-    tensor = 0.0
-    if isinstance(work, GemmWork):
-        peak = gpu.tensor_flops_per_cycle_per_sm(_rate_name(work, target)) * gpu.sms * at.sm_clock_hz
-        tensor = 2.0 * work.m * work.n * work.k * work.count / at.latency_s / peak
+    flops, rate = _tensor_flops(work)
+    rate = rate if rate in gpu.tensor_flops_per_s else "fp16"
+    peak = gpu.tensor_flops_per_cycle_per_sm(rate) * gpu.sms * at.sm_clock_hz
+    tensor = flops / at.latency_s / peak
     slots = min(gpu.sms / terms.sms_per_block, terms.blocks)
     filled = terms.blocks / (waves(terms, gpu.sms) * slots) * min(1.0, slots * terms.sms_per_block / gpu.sms)
     if isinstance(work, CollectiveWork):
@@ -106,6 +121,16 @@ def _point(at: OperatingPoint, terms: KernelTerms, work: Work, target: Machine) 
     )
 
 
-def _rate_name(work: GemmWork, target: Machine) -> str:
-    rates = target.gpu.tensor_flops_per_s
-    return work.dtype.value if work.dtype.value in rates else "fp16"
+def _tensor_flops(work: Work) -> tuple[float, str]:
+    """Useful FLOPs on tensor cores, and the type whose peak they are held against (the masked half is not useful)."""
+    match work:
+        case GemmWork():
+            return 2.0 * work.m * work.n * work.k * work.count, work.dtype.value
+        case GroupedGemmWork():
+            return 2.0 * work.rows * work.n * work.k, work.dtype.value
+        case AttentionWork():
+            pairs = work.q_len * work.kv_len - (work.q_len * (work.q_len - 1) / 2 if work.causal else 0.0)
+            return 4.0 * work.batch * work.q_heads * pairs * work.mean_head_dim, DType.BF16.value
+        case ElementwiseWork() | CollectiveWork():
+            return 0.0, DType.BF16.value
+    assert_never(work)

@@ -1,0 +1,101 @@
+"""One kernel at any clock: the clock of least energy, utilisation, every family, measured and forecast GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from sim.machine import machine
+from sim.studies.kernel import KernelReport, kernel_report
+from tests.test_cli import run
+from workloads.work import AttentionWork, DType, GemmWork, GroupedGemmWork, Work
+
+GEMM = GemmWork(m=4096, n=4096, k=4096)
+
+
+def report(work: Work, gpu: str = "h100-sxm-80gb", cap_w: float | None = None) -> KernelReport:
+    return kernel_report(machine(gpu, None, 1, cap_w, False, None, False), work)
+
+
+def test_the_clock_of_least_energy_is_one_that_the_limit_allows() -> None:
+    free, capped = report(GEMM, "a100-pcie-40gb"), report(GEMM, "a100-pcie-40gb", cap_w=150.0)
+    for found, limit_w in ((free, 250.0), (capped, 150.0)):
+        assert found.best.power_w <= limit_w * 1.001
+        assert found.best.energy_j <= found.settled.energy_j
+        assert all(found.best.energy_j <= p.energy_j for p in found.sweep if p.power_w <= limit_w)
+    assert capped.best.energy_j >= free.best.energy_j
+
+
+def test_the_sweep_covers_the_clocks_of_the_gpu() -> None:
+    clocks = [round(point.sm_clock_hz / 1e6) for point in report(GEMM, "a100-pcie-40gb").sweep]
+    assert (clocks[0], clocks[-1]) == (240, 1410)
+    assert {b - a for a, b in itertools.pairwise(clocks)} == {90}
+
+
+def test_energy_is_power_times_time_at_every_clock() -> None:
+    for point in report(GEMM).sweep:
+        assert point.energy_j == pytest.approx(point.power_w * point.latency_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("work", "low", "high"),
+    [
+        (GEMM, 0.6, 1.0),
+        (AttentionWork(batch=2, q_len=8192, kv_len=8192, q_heads=32, kv_heads=8, head_dim=128, causal=True), 0.4, 0.8),
+        (AttentionWork(batch=2, q_len=1, kv_len=8192, q_heads=32, kv_heads=8, head_dim=128, causal=False), 0.0, 0.05),
+        (GroupedGemmWork(experts=128, rows=32768, distinct=128, tiles128=320, n=1536, k=2048), 0.3, 0.9),
+        (GemmWork(m=1, n=4096, k=4096), 0.0, 0.02),
+    ],
+)
+def test_tensor_utilisation_of_families(work: Work, low: float, high: float) -> None:
+    assert low < report(work).settled.tensor_utilisation < high
+
+
+def test_half_the_pairs_of_a_causal_mask_are_useful() -> None:
+    def useful(causal: bool) -> float:
+        work = AttentionWork(batch=4, q_len=4096, kv_len=4096, q_heads=32, kv_heads=8, head_dim=128, causal=causal)
+        point = report(work).settled
+        return point.tensor_utilisation * point.latency_s * point.sm_clock_hz
+
+    assert useful(True) / useful(False) == pytest.approx(4097 / 8192, rel=1e-9)
+
+
+def test_fp32_runs_on_other_units() -> None:
+    single, half = (
+        report(GemmWork(m=2048, n=2048, k=2048, dtype=dtype, out_dtype=dtype), "a100-pcie-40gb")
+        for dtype in (DType.FP32, DType.BF16)
+    )
+    assert single.settled.latency_s > 10 * half.settled.latency_s
+    assert 0.5 < single.settled.tensor_utilisation < 1.0
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200", "a100-pcie-40gb", "b200", "l40s"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["gemm", "--m", "512", "--n", "4096", "--k", "4096"],
+        ["attention", "--seq-len", "2048"],
+        ["attention", "--seq-len", "8192", "--decode", "--batch", "16"],
+        ["elementwise", "--op", "softmax", "--rows", "4096", "--width", "4096"],
+        ["grouped", "--tokens", "512", "--experts", "128", "--top-k", "8", "--n", "1536", "--k", "2048"],
+        ["collective", "--op", "all_reduce", "--bytes", "1048576", "--world", "4"],
+    ],
+)
+def test_every_family_on_measured_and_forecast_gpus(
+    gpu: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(["kernel", *arguments, "--gpu", gpu, "--json"], capsys)
+    assert code == 0
+    found: dict[str, Any] = json.loads(out)
+    assert found["settled"]["energy_j"] > 0
+    assert found["best"]["energy_j"] <= found["settled"]["energy_j"]
+
+
+def test_more_choices_than_experts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["kernel", "grouped", "--tokens", "8", "--experts", "4", "--top-k", "5", "--n", "8", "--k", "8"]
+    code, _, err = run(arguments, capsys)
+    assert code == 2
+    assert "top-k = 5 is more than experts = 4" in err
