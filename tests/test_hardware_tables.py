@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from hardware.calibrate.tables import read_curve, read_table
+from hardware.calibrate.tables import read_table, room_for_products
+from hardware.calibrate.vf_table import read_curve
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.laws.price import attention_decode_terms, attention_prefill_terms, gemm_terms
@@ -76,3 +78,22 @@ def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hardware.calibrate.tables.PACKAGE", "no_such_package")
     with pytest.raises(HardwareError, match=r"install the extra wattline\[aiconfigurator\], or give their folder"):
         read_table("gemm", "a100_sxm")
+
+
+def test_products_keep_to_the_limit_that_their_table_leaves_room_for(shared: Path) -> None:
+    tables = {
+        gpu: read_table("gemm", system, shared / "public" / "aiconfigurator")
+        for gpu, system in (("a100-sxm-80gb", "a100_sxm"), ("h100-sxm-80gb", "h100_sxm"))
+    }
+    h100 = load_gpu("h100-sxm-80gb")
+    base, own = profile_for(h100), profile_for(A100)
+    # What is shipped has been lowered: nothing is left to take away, and double of it would be halved again.
+    assert room_for_products(own, A100, base, h100, tables) == pytest.approx(1.0, abs=0.02)
+    double = replace(
+        own.gemm["bf16"],
+        flop_energy_j=2 * own.gemm["bf16"].flop_energy_j,
+        padded_flop_energy_j=2 * own.gemm["bf16"].padded_flop_energy_j,
+        sm_power_w=2 * own.gemm["bf16"].sm_power_w,
+    )
+    raised = replace(own, gemm=dict(own.gemm) | {"bf16": double})
+    assert room_for_products(raised, A100, base, h100, tables) == pytest.approx(0.5, abs=0.03)

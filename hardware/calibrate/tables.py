@@ -3,14 +3,15 @@
 ``python -m hardware.calibrate.tables TIMES_FOLDER VF_CSV`` writes the shipped profiles of the A100s. The times are
 the kernel tables of the package aiconfigurator-core (extra ``[aiconfigurator]``); without TIMES_FOLDER they are
 read from the installed package. No energy was published with them: energies stay those of the H100, scaled by
-what the datasheets allow a FLOP on the 250 W card, the thriftiest of the same chip.
+what the datasheets allow a FLOP on the 250 W card, the thriftiest of the same chip, and those of products lowered to
+what the tables leave room for (:func:`room_for_products`).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.resources
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,26 +21,27 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import brentq, least_squares
 
 from hardware.calibrate.fit_gemm import START
+from hardware.calibrate.vf_table import read_curve
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, decode_base_terms, prefill_base_terms
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
+from hardware.laws.grouped import GroupedCoefficients
+from hardware.laws.price import gemm_terms
 from hardware.laws.terms import KernelTerms, time_s
-from hardware.power import PowerCurve
+from hardware.power import OperatingPoint, point_at
 from hardware.profile import Profile, Provenance, dump_profile, forecast_profile, load_profile
 
 Floats = NDArray[np.float64]
 Coefficients = TypeVar("Coefficients", GemmCoefficients, PrefillCoefficients, DecodeCoefficients)
+Product = TypeVar("Product", GemmCoefficients, PrefillCoefficients, GroupedCoefficients)
 PACKAGE, VERSION = "aiconfigurator_core", "0.12.0"
-TABLES = {
-    "gemm": "gemm/vllm/0.14.0/gemm_perf.parquet",
-    "context_attention": "attention/vllm/0.14.0/context_attention_perf.parquet",
-    "generation_attention": "attention/vllm/0.14.0/generation_attention_perf.parquet",
-}
+# Of each system the newest vLLM's tables, in folders by kind.
+KINDS = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "attention"}
 # Rows that a fit reads, and as many others that it is judged on; drawn once, with this seed.
 ROWS, SEED = 600, 20260427
 FREE: Mapping[str, tuple[str, ...]] = {
@@ -50,8 +52,6 @@ FREE: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Shorter attention is a launch and little else, and would weigh as much as the rest.
 LEAST_TOKENS = 255
-# Cards idle at about this temperature (degrees C) while a table of idle power is taken.
-IDLE_C = 35.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ def read_table(name: str, system: str, folder: Path | None = None) -> pd.DataFra
     if folder is not None:
         table = pd.read_parquet(folder / f"{name}.parquet")
         return table[table.gpu == system]
-    try:
-        root = importlib.resources.files(PACKAGE)
-    except ModuleNotFoundError:
-        raise HardwareError("kernel tables: install the extra wattline[aiconfigurator], or give their folder") from None
-    with importlib.resources.as_file(root / "systems" / "data" / system / TABLES[name]) as path:
-        return pd.read_parquet(path)
+    package = importlib.util.find_spec(PACKAGE)  # not imported: only its data is wanted
+    if package is None or not package.submodule_search_locations:
+        raise HardwareError("kernel tables: install the extra wattline[aiconfigurator], or give their folder")
+    versions = Path(package.submodule_search_locations[0]) / "systems" / "data" / system / KINDS[name] / "vllm"
+    newest = max(versions.iterdir(), key=lambda entry: [int(part) for part in entry.name.split(".")])
+    return pd.read_parquet(newest / f"{name}_perf.parquet")
 
 
 def fit_times(
@@ -170,45 +170,55 @@ def with_times(profile: Profile, gpu: GpuSpec, system: str, folder: Path | None)
     ), fits
 
 
-def fit_curve(points: Sequence[tuple[float, float, float]], *, leakage_w_per_c: float) -> PowerCurve:
-    """Voltage and idle power over the clock from a table of (Hz, V, W), taken idle.
+def room_for_products(
+    profile: Profile, gpu: GpuSpec, base: Profile, base_gpu: GpuSpec, tables: Mapping[str, Any]
+) -> float:
+    """The factor on energies of products under which the largest ones of the table keep to their power limit.
 
-    >>> flat = [(f, 0.7 if f <= 1e9 else 0.7 * f / 1e9, 40.0 + f / 1e8) for f in (5e8, 1e9, 1.2e9, 1.4e9)]
-    >>> curve = fit_curve(flat, leakage_w_per_c=0.4)
-    >>> round(curve.floor_hz / 1e6), round(curve.voltage_scale(5e8), 2), round(curve.idle_w(5e8))
-    (1000, 0.51, 45)
+    ``tables`` holds both GPUs' rows by id. They were taken in bursts, which a limiter lets pass somewhat above the
+    limit: how far, the measured GPU tells by the clock at which its own law takes the time in its own table. The other
+    GPU ran the same products at its maximum clock, so they took no larger share of its limit. At most 1.
     """
-    clock, volt, idle = np.array(sorted(points)).T
-    top, scale = float(clock[-1]), (volt / volt[-1]) ** 2
-    floor = float(clock[volt <= volt[0]][-1])
 
-    def curve(x: Floats, static: float = 0.0, clocked: float = 0.0, leaked: float = 0.0) -> PowerCurve:
-        lower, knee = float(x[0]), floor + float(x[1]) * (top - floor)
-        # The curve meets the table at its flat end and at the top.
-        upper = float((np.log(scale[0]) - lower * np.log(floor / knee)) / np.log(knee / top))
-        return PowerCurve(
-            reference_clock_hz=top, knee_hz=knee, floor_hz=floor, lower_exponent=lower, upper_exponent=upper,
-            static_w=static, clocked_w=clocked, leakage_w_per_c=leakage_w_per_c,
-            leakage_free_c=IDLE_C - leaked / leakage_w_per_c, temperature_c=IDLE_C,
-        )  # fmt: skip
+    def large(of: GpuSpec) -> list[Mapping[str, Any]]:
+        table = tables[of.id].query("gemm_dtype == 'bfloat16' and m == 8192 and n >= 8192 and k >= 8192 and n <= 16384")
+        return list(table.to_dict("records"))
 
-    def errors(x: Floats) -> Floats:
-        at = curve(x)
-        return np.asarray(np.array([at.voltage_scale(f) for f in clock]) / scale - 1.0)
+    def point(of: GpuSpec, row: Mapping[str, Any], own: Profile, clock_hz: float) -> OperatingPoint:
+        terms = gemm_terms(own, of, m=row["m"], n=row["n"], k=row["k"], dtype="bf16")
+        return point_at(terms, own.curve, sms=of.sms, gpu_sms=of.sms, sm_clock_hz=clock_hz)
 
-    shape = least_squares(errors, [1.3, 0.5], bounds=([0.1, 0.05], [4.0, 0.95])).x
-    scales = np.array([curve(shape).voltage_scale(f) for f in clock])
-    columns = np.stack([np.ones_like(clock), scales * clock / top, scales], axis=1)
-    parts = np.linalg.lstsq(columns, idle, rcond=None)[0]
-    return curve(shape, *(float(part) for part in parts))
+    shares = []
+    for row in large(base_gpu):
+        seconds = row["latency"] * 1e-3
+        clock_hz = brentq(
+            lambda f, row=row, seconds=seconds: point(base_gpu, row, base, f).latency_s - seconds,
+            base_gpu.min_clock_hz,
+            base_gpu.max_clock_hz * 1.2,
+        )
+        shares.append(point(base_gpu, row, base, clock_hz).power_w / base_gpu.tdp_w)
+    limit_w, idle_w = float(np.median(shares)) * gpu.tdp_w, profile.curve.idle_w(gpu.max_clock_hz)
+    factors = []
+    for row in large(gpu):
+        at_top = point(gpu, row, profile, gpu.max_clock_hz)
+        above_w = (at_top.power_w - idle_w) * at_top.latency_s / (row["latency"] * 1e-3)
+        factors.append((limit_w - idle_w) / above_w)
+    return min(1.0, float(np.median(factors)))
 
 
-def read_curve(path: Path, card: str, *, leakage_w_per_c: float) -> PowerCurve:
-    """The curve of ``card`` in a CSV of columns gpu, sm_mhz, core_mv, idle_w_at_locked_clock."""
-    table = pd.read_csv(path)
-    rows = table[table.gpu == card]
-    points = list(zip(rows.sm_mhz * 1e6, rows.core_mv * 1e-3, rows.idle_w_at_locked_clock, strict=True))
-    return fit_curve(points, leakage_w_per_c=leakage_w_per_c)
+def _thriftier(profile: Profile, factor: float) -> Profile:
+    """``profile`` with ``factor`` on what products and flash attention draw in the cores."""
+
+    def own(c: Product) -> Product:
+        names = ("flop_energy_j", "padded_flop_energy_j", "call_energy_j", "sm_power_w")
+        return replace(c, **{name: factor * getattr(c, name) for name in names if hasattr(c, name)})
+
+    return replace(
+        profile,
+        gemm={name: own(c) for name, c in profile.gemm.items()},
+        prefill=own(profile.prefill),
+        grouped=own(profile.grouped),
+    )
 
 
 def a100_profiles(vf: Path, folder: Path | None) -> tuple[list[Profile], dict[str, TableFit]]:
@@ -225,12 +235,17 @@ def a100_profiles(vf: Path, folder: Path | None) -> tuple[list[Profile], dict[st
         row_digests=(),
         standard_errors={},
     )
+    tables = {gpu.id: read_table("gemm", name, folder) for gpu, name in ((module, "a100_sxm"), (h100, "h100_sxm"))}
+    curves = {
+        gpu.id: read_curve(vf, name, leakage_w_per_c=base.curve.leakage_w_per_c * gpu.tdp_w / h100.tdp_w)
+        for gpu, name in ((module, "A100-SXM4-80GB"), (card, "A100-PCIe-40GB"))
+    }
+    timed = replace(timed, curve=curves[module.id])
+    timed = _thriftier(timed, room_for_products(timed, module, base, h100, tables))
     basis = f"{h100.id} (energies) and kernel times of aiconfigurator-core {VERSION}"
     profiles = []
-    for gpu, name in ((module, "A100-SXM4-80GB"), (card, "A100-PCIe-40GB")):
-        own = timed if gpu is module else forecast_profile(gpu, timed, module)
-        curve = read_curve(vf, name, leakage_w_per_c=base.curve.leakage_w_per_c * gpu.tdp_w / h100.tdp_w)
-        profiles.append(replace(own, curve=curve, status="forecast", basis=basis, provenance=provenance))
+    for gpu, own in ((module, timed), (card, forecast_profile(card, timed, module))):
+        profiles.append(replace(own, curve=curves[gpu.id], status="forecast", basis=basis, provenance=provenance))
     return profiles, fits
 
 

@@ -174,14 +174,16 @@ FITTED = """## What was fitted
 
 The shipped A100 profile knows no measured energy: kernel times come from public tables (GEMM 11 % mean error on rows
 not fitted, attention 11 %), voltage and idle power from the public table of this card, energies from the H100 scaled by
-datasheets. The column *nothing fitted* below is that profile. For everything else five factors on its energies were
+datasheets and, for products, by what the kernel tables leave room for: the 400 W module ran its largest products at the
+maximum clock. The column *nothing fitted* below is that profile. For everything else five factors on its energies were
 fitted **for this page only** on the 900 MHz runs of the *other* models, so every figure is of a model that the fit
 never saw, and over the sweep also of clocks that it never saw. None of this enters a profile.
 
 Times come out short for 16-bit products: the tables' kernels seem faster than those of the artifact's software, and
-ViT's 197 tokens are no multiple of 8, which 16-bit tensor kernels want. One choice was made with these runs in view:
-masks and copies that sort heads are priced as the H100's measured sorting copy, not as a plain copy, after plain copies
-had come out too fast.
+ViT's 197 tokens are no multiple of 8, which 16-bit tensor kernels want. Two choices were made with these runs in
+view: masks and copies that sort heads are priced as the H100's measured sorting copy, after plain copies had come out
+too fast; and the room that the tables leave for products was looked for, in kernel tables alone, after energies by
+datasheets had shown power 30-40 % too high.
 
 {scales}"""
 
