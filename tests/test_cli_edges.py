@@ -37,7 +37,7 @@ LAYER = ["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "128"
 TP2 = [*LAYER, "--tp", "2", "--sequence-parallel"]
 EXPERTS = ["simulate", "--model", "qwen3-30b-a3b", "--layers", "1"]
 KERNEL = ["kernel", "gemm", "--m", "8", "--n", "8", "--k", "8"]
-AXES = "b s z m H K r h f e k v d u q c n p"
+AXES = "b s z m H K r h f e k v d u q c n p i g t"
 BAD = [
     (
         ["frobnicate"],
@@ -119,7 +119,7 @@ BAD = [
     (
         ["simulate", "--model", "types.json"],
         "types.json: model_type = ['llama'] is not supported; supported are bert, deepseek_v2, deepseek_v3, gpt2, "
-        "llama, mistral, mixtral, opt, qwen2, qwen3, qwen3_moe, vit",
+        "llama, mistral, mixtral, nemotron_h, opt, qwen2, qwen3, qwen3_moe, vit",
     ),
     (
         ["simulate", "--model", "half.json"],

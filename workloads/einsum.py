@@ -31,6 +31,9 @@ AXES = {
     "c": "key/value latent",
     "n": "head size without rotary part (latent attention)",
     "p": "rotary part of a head (latent attention)",
+    "i": "inner width of a state-space mixer",
+    "g": "groups x state of a state-space mixer",
+    "t": "state-space heads",
 }
 Reduction = Literal["all_reduce"]
 

@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from workloads.errors import WorkloadError
+from workloads.hybrid import HYBRID, hybrid_model
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.model import Latent, ModelSpec, positive, with_block
 
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 EXPERTS = frozenset({"qwen3_moe", "mixtral"})
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
-KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM
+KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM | HYBRID
 
 
 def parse_config(text: str, *, where: str) -> ModelSpec:
     """A model from its configuration: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V2/V3, GPT-2, OPT,
-    BERT, ViT.
+    BERT, ViT, Nemotron-H.
     """
     try:
         data = json.loads(text)
@@ -31,6 +32,8 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
         known = ", ".join(sorted(KNOWN))
         raise WorkloadError(f"{where}: model_type = {kind!r} is not supported; supported are {known}")
 
+    if kind in HYBRID:
+        return hybrid_model(data, where=where)
     if kind in LAYER_NORM:
         return layer_norm_model(data, where=where)
     _refuse_other_arithmetic(data, kind, where)

@@ -92,7 +92,10 @@ def _stage_need(
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp))
     cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
-    kv = 1.0 * sequences * context * cached * len(mine) * DType.BF16.bytes
+    kv = 1.0 * sequences * context * cached * model.attending(mine) * DType.BF16.bytes
+    if model.state_space:  # fp32 states, as long as the sequence is served
+        mixers = model.pattern[mine.start : mine.stop].count("M")
+        kv += sequences * mixers * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
     tokens = sequences / layout.micro_batches * new_tokens / layout.cp
     wide = 3.0 * (model.d_ff * max(model.top_k, 1)) / layout.tp
     qkv = model.head_dim * (model.q_heads / layout.tp + 2 * kv_heads)

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,29 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpaceSizes:
+    """Mamba-2 mixers: heads of ``head_dim``, each with a state of ``state`` a channel, in groups that share inputs."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    chunk: int
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements of the state that a sequence keeps in each layer, however long it is."""
+        return self.heads * self.head_dim * self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A model as sizes and a block. ``d_ff`` is the width of one expert in a mixture of experts.
 
     The first ``dense_layers`` layers run ``dense_block`` (a feed-forward of ``dense_d_ff``), the others ``block``.
     ``shared_d_ff`` is the width of the shared experts together. With ``route_groups`` a token chooses its experts
-    among those of its ``top_groups`` best groups. With ``latent``, ``head_dim`` is the size of a value.
+    among those of its ``top_groups`` best groups. With ``latent``, ``head_dim`` is the size of a value. A hybrid has
+    one letter a layer in ``pattern``, and what each letter means in ``parts``: letter, name, block.
     """
 
     id: str
@@ -74,6 +92,9 @@ class ModelSpec:
     latent: Latent | None = None
     tied_embeddings: bool = False
     causal: bool = True
+    state_space: StateSpaceSizes | None = None
+    pattern: str = ""
+    parts: tuple[tuple[str, str, Block], ...] = ()
     block: Block = field(default_factory=Block)
     dense_block: Block = field(default_factory=Block)
 
@@ -93,7 +114,14 @@ class ModelSpec:
         if self.latent:
             latent = self.latent
             sizes |= {"q": latent.q_rank, "c": latent.kv_rank, "n": latent.nope_dim, "p": latent.rope_dim}
+        if self.state_space:
+            space = self.state_space
+            sizes |= {"i": space.heads * space.head_dim, "g": space.groups * space.state, "t": space.heads}
         return sizes
+
+    def attending(self, layers: range) -> int:
+        """How many of ``layers`` attend, and so cache keys and values."""
+        return self.pattern[layers.start : layers.stop].count("*") if self.pattern else len(layers)
 
     @property
     def cached_elements_per_token(self) -> int:
@@ -106,6 +134,10 @@ class ModelSpec:
 
     def layer_groups(self, layers: range) -> tuple[tuple[str, Block, range], ...]:
         """Layers ``layers`` as runs of equal ones: name, block, which."""
+        if self.pattern:
+            known = {letter: (name, part) for letter, name, part in self.parts}
+            runs = [(letter, list(run)) for letter, run in groupby(layers, key=lambda layer: self.pattern[layer])]
+            return tuple((*known[letter], range(run[0], run[-1] + 1)) for letter, run in runs)
         border = min(max(self.dense_layers, layers.start), layers.stop)
         groups = (
             ("dense layer", self.dense_block, range(layers.start, border)),

@@ -85,6 +85,13 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """The middle of a Mamba-2 mixer: convolution, scan over the tokens, gated norm; its state is all it keeps."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
     """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's."""
 
@@ -103,7 +110,7 @@ class Experts:
     shared: tuple[Gemm | Pointwise, ...] = ()
 
 
-Node = Gemm | Attention | LatentAttention | Pointwise | Experts
+Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts
 
 
 def fuse(name: str, *ops: Op, overlap: Overlap | None = None) -> Gemm:

@@ -110,6 +110,11 @@ def _check_tensors(model: ModelSpec, layout: Layout) -> None:
         raise WorkloadError(
             f"tp = {tp} neither divides nor is a multiple of the {model.kv_heads} key/value heads of {model.id}"
         )
+    space = model.state_space
+    if space and (space.heads % tp or (space.groups % tp and tp % space.groups)):
+        raise WorkloadError(
+            f"tp = {tp} does not divide the {space.heads} state-space heads of {model.id} in {space.groups} groups"
+        )
     if layout.ep == 1 and model.d_ff % tp:  # with ep ranks hold whole experts
         raise WorkloadError(f"tp = {tp} does not divide d_ff = {model.d_ff} of {model.id}")
 

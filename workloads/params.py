@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Op, Pointwise
+from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
 from workloads.work import Elementwise
 
 
@@ -18,7 +18,7 @@ def weighted_ops(node: Node) -> tuple[Op, ...]:
             return (*node.down, *node.q_up, node.k_up, node.v_up)
         case Experts():
             return (node.router, *node.up, node.down, *(one for part in node.shared for one in weighted_ops(part)))
-        case Attention() | Pointwise():
+        case Attention() | StateSpace() | Pointwise():
             return ()
     assert_never(node)
 

@@ -17,9 +17,10 @@ from workloads.families.options import Options, check_options, choice_of, positi
 from workloads.families.overlap import overlapped_layer
 from workloads.families.pairs import Schedule, leave_sms
 from workloads.families.pipeline import Step, stage_segments
+from workloads.families.state_space import state_space_kernels
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Block, Experts, Gemm, LatentAttention, Node, Pointwise, op
+from workloads.ops import Attention, Block, Experts, Gemm, LatentAttention, Node, Pointwise, StateSpace, op
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -259,6 +260,8 @@ def node_kernels(
             return attention_kernels(node, shape, phase, stack)
         case LatentAttention():
             return latent_kernels(node, shape, phase, stack)
+        case StateSpace():
+            return state_space_kernels(node, shape, phase)
         case Experts():
             assert load is not None
             return expert_kernels(node, shape, load, slots=(shape.model.experts + options.routing.slots_added))
