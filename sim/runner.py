@@ -206,6 +206,7 @@ def build(scenario: Scenario, model: workloads.ModelSpec, contexts: Sequence[int
         comm_ctas=scenario.comm_ctas,
         sm_margin=scenario.sm_margin,
         all_reduce=workloads.AllReduce(scenario.all_reduce),
+        images=scenario.images,
         sms_per_cta=machine_of(scenario).profile.sharing.sms_per_cta,
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}

@@ -67,6 +67,9 @@ class Scenario(Table):
     batch: Positive = Field(1, description="sequences")
     seq_len: Positive = Field(2048, description="input tokens (prefill, generate) or cached tokens (decode)")
     output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
+    images: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="images a sequence, encoded before a prefill; their tokens count in seq_len"
+    )
     layers: Positive | None = Field(None, description="layers to run; default all of the model")
     lm_head: bool = True
     dtype: Literal["bf16", "fp16", "fp8_e4m3", "fp32"] = "bf16"

@@ -96,7 +96,7 @@ BAD = [
     (
         ["simulate", "--model", "config.json"],
         "config.json: model_type = 'gpt9' is not supported; supported are bert, deepseek_v2, deepseek_v3, gpt2, "
-        "llama, mistral, mixtral, nemotron_h, opt, qwen2, qwen3, qwen3_moe, vit",
+        "llama, llava, mistral, mixtral, nemotron_h, opt, qwen2, qwen3, qwen3_moe, vit",
     ),
     (
         ["simulate", "--model", "negative.json"],

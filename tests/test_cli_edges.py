@@ -119,7 +119,7 @@ BAD = [
     (
         ["simulate", "--model", "types.json"],
         "types.json: model_type = ['llama'] is not supported; supported are bert, deepseek_v2, deepseek_v3, gpt2, "
-        "llama, mistral, mixtral, nemotron_h, opt, qwen2, qwen3, qwen3_moe, vit",
+        "llama, llava, mistral, mixtral, nemotron_h, opt, qwen2, qwen3, qwen3_moe, vit",
     ),
     (
         ["simulate", "--model", "half.json"],

@@ -56,6 +56,7 @@ CONFIG: dict[str, Any] = {
         ("bert-large", 0.3346),  # 335.1 M with 0.5 M of positions
         ("vit-large", 0.3031),  # 304.4 M with 0.2 M of positions and a classifier of 1 M
         ("qwen2-1.5b", 1.5437),
+        ("llava-1.5-7b", 7.06),  # 7,063 M in its weights
         ("nemotron-h-8b", 8.1),  # arXiv 2504.03624
     ],
 )
@@ -65,9 +66,9 @@ def test_parameters_are_within_half_a_percent_of_the_published(model: str, publi
 
 def test_every_model_of_the_catalog_is_in_the_parameter_test() -> None:
     assert list_models() == (
-        "bert-large", "deepseek-v3", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "nemotron-h-8b",
-        "opt-1.3b",
-        "qwen2-1.5b", "qwen3-14b", "qwen3-235b-a22b", "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b", "vit-large",
+        "bert-large", "deepseek-v3", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "llava-1.5-7b", "mixtral-8x7b",
+        "nemotron-h-8b", "opt-1.3b", "qwen2-1.5b", "qwen3-14b", "qwen3-235b-a22b", "qwen3-30b-a3b", "qwen3-32b",
+        "qwen3-8b", "vit-large",
     )  # fmt: skip
 
 
@@ -267,14 +268,14 @@ def test_a_hugging_face_config_of_experts() -> None:
         (
             '{"model_type": "t5"}',
             "c.json: model_type = 't5' is not supported; "
-            "supported are bert, deepseek_v2, deepseek_v3, gpt2, llama, mistral, mixtral, nemotron_h, opt, qwen2, "
-            "qwen3, qwen3_moe, vit",
+            "supported are bert, deepseek_v2, deepseek_v3, gpt2, llama, llava, mistral, mixtral, nemotron_h, opt, "
+            "qwen2, qwen3, qwen3_moe, vit",
         ),
         (
             '{"model_type": ["llama"]}',
             "c.json: model_type = ['llama'] is not supported; "
-            "supported are bert, deepseek_v2, deepseek_v3, gpt2, llama, mistral, mixtral, nemotron_h, opt, qwen2, "
-            "qwen3, qwen3_moe, vit",
+            "supported are bert, deepseek_v2, deepseek_v3, gpt2, llama, llava, mistral, mixtral, nemotron_h, opt, "
+            "qwen2, qwen3, qwen3_moe, vit",
         ),
         (
             json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),

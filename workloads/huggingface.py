@@ -9,17 +9,19 @@ from typing import Any
 from workloads.errors import WorkloadError
 from workloads.hybrid import HYBRID, hybrid_model
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
-from workloads.model import Latent, ModelSpec, positive, with_block
+from workloads.mixers import Latent
+from workloads.model import ModelSpec, positive, with_block
+from workloads.vision import VISION_LANGUAGE, vision_language_model
 
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 EXPERTS = frozenset({"qwen3_moe", "mixtral"})
 LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
-KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM | HYBRID
+KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM | HYBRID | VISION_LANGUAGE
 
 
 def parse_config(text: str, *, where: str) -> ModelSpec:
     """A model from its configuration: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V2/V3, GPT-2, OPT,
-    BERT, ViT, Nemotron-H.
+    BERT, ViT, Nemotron-H, LLaVA.
     """
     try:
         data = json.loads(text)
@@ -32,6 +34,8 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
         known = ", ".join(sorted(KNOWN))
         raise WorkloadError(f"{where}: model_type = {kind!r} is not supported; supported are {known}")
 
+    if kind in VISION_LANGUAGE:
+        return vision_language_model(data, where=where)
     if kind in HYBRID:
         return hybrid_model(data, where=where)
     if kind in LAYER_NORM:

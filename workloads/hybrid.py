@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from workloads.errors import WorkloadError
-from workloads.model import ModelSpec, StateSpaceSizes, positive
+from workloads.mixers import StateSpaceSizes
+from workloads.model import ModelSpec, positive
 from workloads.ops import Block, Pointwise, StateSpace, attention, block, fuse, op, qkv_gemm
 from workloads.work import Elementwise
 

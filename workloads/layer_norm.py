@@ -14,6 +14,7 @@ _ACTIVATIONS = {
     "gelu_new": Elementwise.GELU_TANH,
     "gelu_pytorch_tanh": Elementwise.GELU,  # one kernel
     "gelu": Elementwise.GELU,
+    "quick_gelu": Elementwise.GELU,
     "relu": Elementwise.RELU,
 }
 

@@ -9,7 +9,7 @@ from workloads.kernels import Shape
 from workloads.model import ModelSpec
 from workloads.ops import Experts
 from workloads.parallel import Layout
-from workloads.params import weighted_ops
+from workloads.params import params, weighted_ops
 from workloads.work import DType
 
 
@@ -88,6 +88,8 @@ def _stage_need(
         ends = (stage == 0) + (stage == layout.pp - 1)  # embedding, head
         copies = 1 if model.tied_embeddings and layout.pp == 1 else ends
         weights += copies * model.vocab * model.d_model / layout.tp * DType.BF16.bytes
+    if model.vision and stage == 0:
+        weights += params(model.vision.model) / layout.tp * dtype.bytes
     sequences = batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.errors import WorkloadError
+from workloads.mixers import Latent, StateSpaceSizes
 from workloads.ops import (
     Attention,
     Block,
@@ -29,37 +30,6 @@ from workloads.work import Elementwise
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
 OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
 LATENT_SIZES = ("kv_rank", "nope_dim", "rope_dim")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
-    """Ranks and head sizes of latent attention; ``q_rank`` 0: queries straight from the width."""
-
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    q_rank: int = 0
-
-    @property
-    def cached_dim(self) -> int:
-        """Elements a token and layer in the cache: the latent and one rotary key for all heads."""
-        return self.kv_rank + self.rope_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpaceSizes:
-    """Mamba-2 mixers: heads of ``head_dim``, each with a state of ``state`` a channel, in groups that share inputs."""
-
-    heads: int
-    head_dim: int
-    groups: int
-    state: int
-    chunk: int
-
-    @property
-    def cached_elements(self) -> int:
-        """Elements of the state that a sequence keeps in each layer, however long it is."""
-        return self.heads * self.head_dim * self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +63,7 @@ class ModelSpec:
     tied_embeddings: bool = False
     causal: bool = True
     state_space: StateSpaceSizes | None = None
+    vision: Vision | None = None
     pattern: str = ""
     parts: tuple[tuple[str, str, Block], ...] = ()
     block: Block = field(default_factory=Block)
@@ -144,6 +115,15 @@ class ModelSpec:
             ("layer", self.block, range(border, layers.stop)),
         )
         return tuple(group for group in groups if group[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """An image encoder: its layers over ``patches`` tokens an image, ``tokens`` of which the language model reads."""
+
+    model: ModelSpec
+    patches: int
+    tokens: int
 
 
 def with_block(model: ModelSpec) -> ModelSpec:

@@ -48,4 +48,6 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
             if isinstance(node, LatentAttention) and model.latent:
                 per_layer += model.latent.q_rank + model.latent.kv_rank
         total += len(layers) * per_layer
+    if model.vision:  # and the projector's two products
+        total += params(model.vision.model) + model.d_model * (model.vision.model.d_model + model.d_model)
     return total

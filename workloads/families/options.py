@@ -8,7 +8,7 @@ from typing import Literal
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
 from workloads.ops import Pointwise
-from workloads.parallel import Layout
+from workloads.parallel import Layout, check_layout
 from workloads.routing import Choice, Routing
 from workloads.stack import load_stack
 from workloads.work import AllReduce, DType, Elementwise
@@ -32,6 +32,7 @@ class Options:
     sms_per_cta: float = 1.0  # what a block of a collective holds: the machine knows
     sm_margin: bool = False
     all_reduce: AllReduce = AllReduce.LIBRARY
+    images: int = 0  # encoded before a prefill, a sequence; their tokens are among its tokens
 
 
 def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
@@ -56,6 +57,8 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
     if layout.sequence_parallel and options.dtype is DType.FP8:
         raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
+    if options.images:
+        _check_images(model, layout, options)
     if options.dtype is DType.FP32 and not load_stack(options.stack).eager:
         raise WorkloadError(f"dtype = 'fp32': stack '{options.stack}' has 16-bit kernels: use stack 'eager-torch'")
     if options.dtype is DType.FP8 and load_stack(options.stack).eager:
@@ -68,6 +71,17 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"cp = {layout.cp}: stack 'eager-torch' attends on one rank: use cp = 1")
     if layout.sequence_parallel and options.stack != "reference-torch":
         raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
+
+
+def _check_images(model: ModelSpec, layout: Layout, options: Options) -> None:
+    if model.vision is None:
+        raise WorkloadError(f"images = {options.images}: {model.id} has no image encoder")
+    if layout.cp > 1 or layout.sequence_parallel or options.overlap == "two_batch":
+        raise WorkloadError(
+            f"images = {options.images}: an encoder runs whole on every tensor group: leave cp, sequence_parallel and "
+            "overlap = 'two_batch' out"
+        )
+    check_layout(model.vision.model, Layout(tp=layout.tp), batch=1, new_tokens=1)
 
 
 def _check_overlap(model: ModelSpec, layout: Layout, options: Options) -> None:

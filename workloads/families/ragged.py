@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels
 from workloads.families.latent import latent_kernels
+from workloads.families.nodes import PhaseName, node_kernels
 from workloads.families.options import Options, check_options, positive
-from workloads.families.transformer import PhaseName, head_kernels, loads_of, node_kernels
+from workloads.families.transformer import head_kernels, loads_of
 from workloads.kernels import Shape
 from workloads.model import ModelSpec
 from workloads.ops import Attention, LatentAttention

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, assert_never
 
-from workloads.einsum import Einsum
 from workloads.errors import WorkloadError
-from workloads.families.context import attention_kernels, own_shape
-from workloads.families.eager import eager_kernels
+from workloads.families.context import own_shape
+from workloads.families.images import image_segments
 from workloads.families.interleave import beside, cut_sums, two_batches
-from workloads.families.latent import latent_kernels
-from workloads.families.moe import SHARED_BESIDE, expert_kernels
+from workloads.families.moe import SHARED_BESIDE
+from workloads.families.nodes import PhaseName, node_kernels
 from workloads.families.options import Options, check_options, choice_of, positive
 from workloads.families.overlap import overlapped_layer
 from workloads.families.pairs import Schedule, leave_sms
 from workloads.families.pipeline import Step, stage_segments
-from workloads.families.state_space import state_space_kernels
-from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
+from workloads.kernels import Shape, gemm_kernel
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Block, Experts, Gemm, LatentAttention, Node, Pointwise, StateSpace, op
+from workloads.ops import Block, Experts, Gemm, op
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad, expert_loads
 from workloads.stack import Stack, load_stack
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+from workloads.work import CollectiveOp, CollectiveWork, DType
 
-PhaseName = Literal["prefill", "decode"]
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 
 
@@ -140,7 +136,10 @@ def _role_program(
         compute = known.get((phase, shape.context))
         if compute is None:
             load = loads_of(shape, options)[role.member]
-            compute = known[phase, shape.context] = _segments(shape, phase, mine, load, stack, options, head=head)
+            compute = _segments(shape, phase, mine, load, stack, options, head=head)
+            if options.images and phase == "prefill" and role.stage == 0:
+                compute = (*image_segments(shape, stack, options), *compute)
+            known[phase, shape.context] = compute
         returns = number < len(shapes) - 1
         step = Step(shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns)
         phases.append(Phase(name=label, segments=tuple(stage_segments(step, compute))))
@@ -244,94 +243,3 @@ def _overlap(model: ModelSpec, options: Options) -> tuple[int, int | None]:
         raise WorkloadError(f"{model.id}: ops ask for different overlaps: give all of them the same chunks and sms")
     sms = asked[0].sms
     return asked[0].chunks, options.comm_ctas or (None if sms is None else max(1, int(sms / options.sms_per_cta)))
-
-
-def node_kernels(
-    node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
-) -> list[Kernel]:
-    match node:
-        case Pointwise() | Attention() if stack.eager:
-            return eager_kernels(node, shape, options.dtype)
-        case Gemm():
-            return _gemm_kernels(node, shape, stack, options)
-        case Pointwise():
-            return _pointwise_kernels(node, shape, stack)
-        case Attention():
-            return attention_kernels(node, shape, phase, stack)
-        case LatentAttention():
-            return latent_kernels(node, shape, phase, stack)
-        case StateSpace():
-            return state_space_kernels(node, shape, phase)
-        case Experts():
-            assert load is not None
-            return expert_kernels(node, shape, load, slots=(shape.model.experts + options.routing.slots_added))
-    assert_never(node)
-
-
-def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack, options: Options) -> list[Kernel]:
-    groups = [node.ops] if stack.fused_weights or node.one_matrix else [(one,) for one in node.ops]
-    kernels: list[Kernel] = []
-    if options.dtype is DType.FP8:
-        width = _input_width(node.ops[0].einsum, shape, node.ops[0].parallel)
-        moved = shape.tokens * width * (DType.BF16.bytes + DType.FP8.bytes)
-        kernels.append(elementwise_kernel(f"cast_{node.name}", Elementwise.CAST_FP8, shape.tokens, width, moved))
-    for ops in groups:
-        name = node.name if len(groups) == 1 else f"{ops[0].label.lower()}_gemm"
-        kernels.append(gemm_kernel(name, ops, shape, options.dtype))
-    if node.reduces and shape.layout.tp > 1:
-        buffer = shape.tokens * shape.model.d_model * DType.BF16.bytes
-        kernels.append(
-            Kernel(
-                name="all_reduce_attn" if node.name == "o_gemm" else f"all_reduce_{node.name.split('_')[0]}",
-                work=CollectiveWork(
-                    op=CollectiveOp.ALL_REDUCE,
-                    ranks=shape.layout.tensor_ranks,
-                    buffer_bytes=buffer,
-                ),
-                flops=0.0,
-                bytes_moved=float(buffer),
-            )
-        )
-    return kernels
-
-
-def _input_width(einsum: Einsum, shape: Shape, parallel: str | None) -> int:
-    sizes = shape.local_sizes(parallel)
-    tokens = sizes["b"] * sizes["s"]
-    return einsum.input_elements(0, sizes) // tokens
-
-
-def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kernel]:
-    model, tokens, element = shape.model, shape.tokens, DType.BF16.bytes
-    match node.op:
-        case Elementwise.ADD_RMSNORM:
-            width = model.d_model
-            if stack.fused_add_norm:
-                # reads x and the residual, writes both
-                return [elementwise_kernel(node.name, node.op, tokens, width, 4 * tokens * width * element)]
-            return [
-                elementwise_kernel(f"{node.name}.add", node.op, tokens, width, 3 * tokens * width * element),
-                elementwise_kernel(f"{node.name}.norm", node.op, tokens, width, 2 * tokens * width * element),
-            ]
-        case Elementwise.ROPE:
-            heads = shape.q_heads + shape.kv_heads
-            moved = 2 * tokens * heads * model.head_dim * element  # in place: read and write
-            return [
-                elementwise_kernel(node.name, node.op, tokens, heads * model.head_dim, moved, blocks=tokens * heads)
-            ]
-        case Elementwise.RMSNORM:
-            if not stack.qk_norm:
-                return []
-            heads = shape.q_heads + shape.kv_heads
-            moved = 2 * tokens * heads * model.head_dim * element  # in place
-            return [elementwise_kernel(node.name, node.op, tokens * heads, model.head_dim, moved)]
-        case Elementwise.SILU_MUL:
-            width = shape.local_sizes(node.axis)[node.axis]
-            return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
-        case Elementwise.GELU | Elementwise.GELU_TANH | Elementwise.RELU:
-            width = shape.local_sizes(node.axis)[node.axis]
-            return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]
-        case _:
-            width = model.d_model
-            passes = 3 if node.op is Elementwise.ADD else 2
-            return [elementwise_kernel(node.name, node.op, tokens, width, passes * tokens * width * element)]

@@ -1,0 +1,46 @@
+"""Images before a prefill: the encoder's layers and the projector of a vision-language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workloads.errors import WorkloadError
+from workloads.families.nodes import node_kernels
+from workloads.families.options import Options
+from workloads.kernels import Shape, gemm_kernel
+from workloads.ops import Pointwise, op
+from workloads.parallel import Layout
+from workloads.program import Segment
+from workloads.stack import Stack
+from workloads.work import Elementwise
+
+
+def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segment, ...]:
+    """Images of all sequences through the encoder, and what the language model reads of them through its projector."""
+    model, vision = shape.model, shape.model.vision
+    assert vision is not None
+    if shape.context < options.images * vision.tokens:
+        raise WorkloadError(
+            f"seq_len = {shape.context} has no room for images = {options.images} of {vision.tokens} tokens each: "
+            f"give at least {options.images * vision.tokens}"
+        )
+    count, patches = shape.batch * options.images, vision.patches
+    images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches)
+    layer = [
+        k for node in vision.model.block.nodes for k in node_kernels(node, images, "prefill", None, stack, options)
+    ]
+    read = replace(images, new_tokens=vision.tokens)
+    wide = replace(read, model=replace(vision.model, d_ff=model.d_model))
+    deep = replace(read, model=replace(model, d_ff=model.d_model))
+    activation = Pointwise(name="projector_gelu", op=Elementwise.GELU)
+    projector = (
+        gemm_kernel("projector_up", (op("bsm,mf->bsf", label="up"),), wide, options.dtype),
+        *node_kernels(activation, replace(deep, layout=Layout()), "prefill", None, stack, options),
+        gemm_kernel("projector_down", (op("bsf,mf->bsm", label="down"),), deep, options.dtype),
+    )
+    embed = gemm_kernel("embed_patches", (op("bsv,vm->bsm", label="patches"),), read, options.dtype)
+    return (
+        Segment(name="patches", kernels=(embed,)),
+        Segment(name="vision layer", kernels=tuple(layer), repeat=vision.model.layers),
+        Segment(name="projector", kernels=projector),
+    )

@@ -1,0 +1,36 @@
+"""Sizes of what mixes tokens where that is not grouped-query attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Ranks and head sizes of latent attention; ``q_rank`` 0: queries straight from the width."""
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    q_rank: int = 0
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements a token and layer in the cache: the latent and one rotary key for all heads."""
+        return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpaceSizes:
+    """Mamba-2 mixers: heads of ``head_dim``, each with a state of ``state`` a channel, in groups that share inputs."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    chunk: int
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements of the state that a sequence keeps in each layer, however long it is."""
+        return self.heads * self.head_dim * self.state

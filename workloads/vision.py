@@ -1,0 +1,44 @@
+"""``config.json`` of vision-language models: an image encoder, a projector, and a language model (LLaVA)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from workloads.errors import WorkloadError
+from workloads.layer_norm import layer_norm_model, patches
+from workloads.model import ModelSpec, Vision
+
+VISION_LANGUAGE = frozenset({"llava"})
+ENCODERS = frozenset({"clip_vision_model", "siglip_vision_model"})
+# LLaVA's text_config leaves out what the Llama it started from has by default.
+_TEXT = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "intermediate_size": 11008, "vocab_size": 32000,
+}  # fmt: skip
+
+
+def vision_language_model(data: dict[str, Any], *, where: str) -> ModelSpec:
+    """The language model of a configuration, with its image encoder in ``vision``.
+
+    An encoder of the CLIP kind has a class token, which the language model does not see.
+    """
+    from workloads.huggingface import parse_config
+
+    seen, text = (data.get(name) for name in ("vision_config", "text_config"))
+    if not isinstance(seen, dict) or seen.get("model_type") not in ENCODERS:
+        kind = seen.get("model_type") if isinstance(seen, dict) else seen
+        raise WorkloadError(f"{where}: vision_config.model_type = {kind!r}: known are {', '.join(sorted(ENCODERS))}")
+    if not isinstance(text, dict):
+        raise WorkloadError(f"{where}: text_config is missing: give the language model's configuration")
+    language = parse_config(json.dumps(_TEXT | text), where=f"{where}: text_config")
+    class_token = seen["model_type"] == "clip_vision_model"
+    tokens = patches(seen, where=f"{where}: vision_config") - 1
+    encoder = layer_norm_model(seen | {"model_type": "vit"}, where=f"{where}: vision_config")
+    return replace(
+        language,
+        id=str(data.get("_name_or_path") or where),
+        source=str(data.get("_source") or where),
+        vision=Vision(model=encoder, patches=tokens + class_token, tokens=tokens),
+    )
