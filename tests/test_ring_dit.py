@@ -41,9 +41,24 @@ def rounds(layout: RingLayout, ranks: int, block: int) -> list[list[float]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_computes_the_same_scores(layout: RingLayout) -> None:
-    """n^2 / 2 of them, plus the diagonal; striped counts its diagonal in every round."""
-    program = build_ring(layout, ranks=4, seq_len=4096, q_heads=2, kv_heads=2, head_dim=8)
-    assert flops(program) == pytest.approx(4 * 2 * 8 * 4096**2 / 2, rel=2e-3)
+    """n (n + 1) / 2 of them, n * n without a mask; a backward pass costs two forward ones."""
+    sizes = {"ranks": 4, "seq_len": 4096, "q_heads": 2, "kv_heads": 2, "head_dim": 8}
+    assert flops(build_ring(layout, **sizes)) == 4 * 2 * 8 * 4096 * 4097 / 2
+    assert flops(build_ring(layout, **sizes, causal=False)) == 4 * 2 * 8 * 4096**2
+    assert flops(build_ring(layout, **sizes, backward=True)) == 2 * flops(build_ring(layout, **sizes))
+
+
+def test_gradients_travel_home() -> None:
+    """Keys and values pass n - 1 times in 16 bit, their gradients n times in 32 bit, each after it was computed."""
+    kernels = build_ring("zigzag", ranks=4, seq_len=4096, q_heads=2, kv_heads=2, head_dim=8, backward=True)
+    rank = kernels.ranks[1].phases[0].segments[0].kernels
+    moved = [(k.name, k.bytes_moved) for k in rank if isinstance(k.work, CollectiveWork)]
+    block = 2 * 2 * 1024 * 8
+    assert sorted(moved) == [("send_kv", 2.0 * block)] * 3 + [("send_kv_grad", 4.0 * block)] * 4
+    for index, kernel in enumerate(rank):
+        if kernel.name == "send_kv_grad":
+            assert [rank[before].name for before in kernel.after] == ["attention_kv_grad"]
+            assert kernel.after[0] < index
 
 
 def test_contiguous_leaves_a_triangle_of_waiting_ranks() -> None:
@@ -54,7 +69,8 @@ def test_contiguous_leaves_a_triangle_of_waiting_ranks() -> None:
         [True, True, True, False],
         [True, True, True, True],
     ]
-    assert len({tuple(rank) for rank in rounds("striped", 4, 64)}) == 1
+    with_diagonal, without = 4 * 64 * 65 / 2, 4 * 64 * 63 / 2
+    assert rounds("striped", 4, 64)[1] == [with_diagonal, with_diagonal, without, without]
     assert {sum(rank) for rank in rounds("zigzag", 4, 64)} == {sum(rounds("zigzag", 4, 64)[0])}
 
 
@@ -78,7 +94,7 @@ def test_striped_speed_up_bounds_of_the_paper(shared: Path) -> None:
             for layout in ("contiguous", "striped")
         }
         bound = (other + weight * longest["contiguous"]) / (other + weight * longest["striped"])
-        assert bound == pytest.approx(float(row["theoretical_max_speedup"]), abs=0.0055), row
+        assert bound == pytest.approx(float(row["theoretical_max_speedup"]), abs=0.005), row
         seen += 1
     assert seen == 103
 

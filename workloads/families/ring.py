@@ -8,21 +8,124 @@ half a block of scores for everyone.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType
+from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, Elementwise, ElementwiseWork
 
 RingLayout = Literal["contiguous", "striped", "zigzag"]
 LAYOUTS: tuple[RingLayout, ...] = ("contiguous", "striped", "zigzag")
 COMM_STREAM = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """Attention of ``batch`` sequences over a ring: each of ``ranks`` holds ``block`` tokens of every sequence.
+
+    ``merges``: partial outputs are added up after each round. ``backward``: scores and gradients cost two forward
+    passes of each block; keys, values and, a round later, their gradients (32 bit) travel, the latter home again.
+    """
+
+    layout: RingLayout
+    ranks: tuple[int, ...]
+    block: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    batch: int = 1
+    causal: bool = True
+    merges: bool = False
+    backward: bool = False
+
+    @property
+    def alike(self) -> bool:
+        """True when every rank runs the same kernels."""
+        return self.layout == "striped" or not self.causal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Scores of one round on one rank: ``queries`` x ``keys``, of which ``pairs`` are not masked."""
+
+    queries: int
+    keys: int
+    masked: bool
+    pairs: int
+
+
+def round_of(layout: RingLayout, *, rank: int, owner: int, block: int, causal: bool = True) -> Round:
+    """What ``rank`` computes on the keys of ``owner``, with ``block`` tokens a rank; no pairs: nothing.
+
+    >>> [round_of("contiguous", rank=1, owner=owner, block=4).pairs for owner in range(3)]
+    [16, 10, 0]
+    >>> [round_of("striped", rank=1, owner=owner, block=4).pairs for owner in range(3)]
+    [10, 10, 6]
+    >>> [round_of("zigzag", rank=1, owner=owner, block=4).pairs for owner in range(3)]
+    [8, 10, 8]
+    """
+    whole = Round(queries=block, keys=block, masked=False, pairs=block * block)
+    triangle = replace(whole, masked=True, pairs=block * (block + 1) // 2)
+    if not causal:
+        return whole
+    if owner == rank:
+        return triangle
+    match layout:
+        case "contiguous":
+            return whole if owner < rank else Round(queries=block, keys=block, masked=True, pairs=0)
+        case "striped":  # tokens of later ranks come after ours of the same stripe: without the diagonal
+            return triangle if owner < rank else replace(triangle, pairs=block * (block - 1) // 2)
+        case "zigzag":
+            # Keys of an earlier owner: only their front half is in the past; of a later one: only our back half is
+            # after them.
+            half = replace(whole, pairs=block * (block // 2))
+            return replace(half, keys=block // 2) if owner < rank else replace(half, queries=block // 2)
+    assert_never(layout)
+
+
+def ring_kernels(ring: Ring, place: int, *, first: tuple[int, ...] = ()) -> list[Kernel]:
+    """One rank's rounds; its neighbour's block travels on a second stream while its own is computed.
+
+    ``first`` is what the first transfer and attention wait for; ``after`` counts from the first of these kernels.
+    """
+    count = len(ring.ranks)
+    sent = 2 * ring.batch * ring.kv_heads * ring.block * ring.head_dim
+    kernels: list[Kernel] = []
+    passed = attended = done = -1  # the last transfer and attention of this rank; the last that made gradients
+
+    def send(name: str, element: DType, after: tuple[int, ...]) -> int:
+        buffer = sent * element.bytes
+        work = CollectiveWork(op=CollectiveOp.SEND_RECV, ranks=ring.ranks, buffer_bytes=buffer)
+        kernels.append(
+            Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer), stream=COMM_STREAM, after=after)
+        )
+        return len(kernels) - 1
+
+    for turn in range(count):
+        before = (passed,) if passed >= 0 else first
+        if turn < count - 1:
+            passed = send("send_kv", DType.BF16, (attended,) if attended >= 0 else first)
+        if ring.backward and turn:
+            send("send_kv_grad", DType.FP32, (done,) if done >= 0 else first)
+        work = round_of(ring.layout, rank=place, owner=(place - turn) % count, block=ring.block, causal=ring.causal)
+        if not work.pairs:
+            continue
+        for name in ("attention_q_grad", "attention_kv_grad") if ring.backward else ("attention",):
+            kernels.append(_attention(name, ring, work, before))
+        if ring.merges and attended >= 0:
+            kernels.append(_merge(ring, work.queries))
+        attended = done = len(kernels) - 1
+    if ring.backward:
+        send("send_kv_grad", DType.FP32, (done,))
+    return kernels
+
+
 def build_ring(
-    layout: RingLayout, *, ranks: int, seq_len: int, q_heads: int, kv_heads: int, head_dim: int, causal: bool = True
-) -> Program:
-    """Forward attention of one sequence of ``seq_len`` tokens over a ring of ``ranks``; outputs are not merged.
+    layout: RingLayout, *, ranks: int, seq_len: int, q_heads: int, kv_heads: int, head_dim: int, causal: bool = True,
+    backward: bool = False,
+) -> Program:  # fmt: skip
+    """Attention of one sequence of ``seq_len`` tokens over a ring of ``ranks``; outputs are not merged.
 
     >>> program = build_ring("contiguous", ranks=2, seq_len=8192, q_heads=32, kv_heads=8, head_dim=128)
     >>> [len(rank.phases[0].segments[0].kernels) for rank in program.ranks]
@@ -30,64 +133,57 @@ def build_ring(
     """
     if layout not in LAYOUTS:
         raise WorkloadError(f"layout = '{layout}': known are {', '.join(LAYOUTS)}")
+    check_parts(layout, ranks=ranks, seq_len=seq_len)
+    ring = Ring(
+        layout=layout,
+        ranks=tuple(range(ranks)),
+        block=seq_len // ranks,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        causal=causal,
+        backward=backward,
+    )
+
+    def rank_program(rank: int) -> RankProgram:
+        segment = Segment(name="ring", kernels=tuple(ring_kernels(ring, rank)))
+        return RankProgram(phases=(Phase(name="backward" if backward else "prefill", segments=(segment,)),))
+
+    return Program(ranks=tuple(rank_program(rank) for rank in ring.ranks))
+
+
+def check_parts(layout: RingLayout, *, ranks: int, seq_len: int) -> None:
+    """Refuse a sequence that the ring's ranks cannot share evenly."""
     parts = 2 * ranks if layout == "zigzag" else ranks
     if ranks < 2 or seq_len % parts:
         raise WorkloadError(
             f"ranks = {ranks}: a ring has at least 2, and its {parts} parts divide the {seq_len} tokens"
         )
-    block = seq_len // ranks
-    group = tuple(range(ranks))
-    sent = 2 * kv_heads * block * head_dim * DType.BF16.bytes
-
-    def rank_program(rank: int) -> RankProgram:
-        kernels: list[Kernel] = []
-        passed = attended = -1  # the last transfer and the last attention of this rank
-        for turn in range(ranks):
-            before = passed
-            if turn < ranks - 1:
-                work = CollectiveWork(op=CollectiveOp.SEND_RECV, ranks=group, buffer_bytes=sent)
-                kernels.append(
-                    Kernel(
-                        name="send_kv",
-                        work=work,
-                        flops=0.0,
-                        bytes_moved=float(sent),
-                        stream=COMM_STREAM,
-                        after=(attended,) if attended >= 0 else (),
-                    )
-                )
-                passed = len(kernels) - 1
-            owner = (rank - turn) % ranks
-            if causal and layout == "contiguous" and owner > rank:
-                continue
-            masked = causal and (layout == "striped" or owner == rank)
-            queries = keys = block
-            if causal and layout == "zigzag" and owner != rank:
-                # Keys of an earlier owner: only their front half is in the past; of a later one: only our back half is
-                # after them.
-                queries, keys = (block, block // 2) if owner < rank else (block // 2, block)
-            kernels.append(_attention(queries, keys, q_heads, kv_heads, head_dim, masked, after=before))
-            attended = len(kernels) - 1
-        segment = Segment(name="ring", kernels=tuple(kernels))
-        return RankProgram(phases=(Phase(name="prefill", segments=(segment,)),))
-
-    if layout == "striped" or not causal:
-        return Program(ranks=(rank_program(0),) * ranks)
-    return Program(ranks=tuple(rank_program(rank) for rank in group))
 
 
-def _attention(
-    queries: int, keys: int, q_heads: int, kv_heads: int, head_dim: int, masked: bool, *, after: int
-) -> Kernel:
-    work = AttentionWork(
-        batch=1, q_len=queries, kv_len=keys, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, causal=masked
-    )
-    pairs = queries * (queries + 1) / 2 if masked else queries * keys
-    moved = DType.BF16.bytes * head_dim * 2 * (q_heads * queries + kv_heads * keys)
+def _attention(name: str, ring: Ring, work: Round, after: tuple[int, ...]) -> Kernel:
+    heads, size = ring.q_heads, ring.head_dim
+    moved = DType.BF16.bytes * ring.batch * size * 2 * (heads * work.queries + ring.kv_heads * work.keys)
     return Kernel(
-        name="attention",
-        work=work,
-        flops=4.0 * pairs * q_heads * head_dim,
+        name=name,
+        work=AttentionWork(
+            batch=ring.batch,
+            q_len=work.queries,
+            kv_len=work.keys,
+            q_heads=heads,
+            kv_heads=ring.kv_heads,
+            head_dim=size,
+            causal=work.masked,
+        ),
+        flops=4.0 * ring.batch * work.pairs * heads * size,
         bytes_moved=float(moved),
-        after=(after,) if after >= 0 else (),
+        after=after,
     )
+
+
+def _merge(ring: Ring, queries: int) -> Kernel:
+    """A round's 16-bit output into the 32-bit sum, scaled by both rounds' softmax sums."""
+    rows, width = ring.batch * queries, ring.q_heads * ring.head_dim
+    moved = rows * width * (DType.BF16.bytes + 2 * DType.FP32.bytes)
+    work = ElementwiseWork(op=Elementwise.COPY, rows=rows, width=width, bytes_moved=moved)
+    return Kernel(name="merge_out", work=work, flops=2.0 * rows * width, bytes_moved=float(moved))
