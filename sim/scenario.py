@@ -79,7 +79,9 @@ class Scenario(Table):
     ep_mode: Literal["all_reduce", "all_to_all"] | None = None
     sequence_parallel: bool = False
     cp: Degree = Field(1, description="context-parallel degree: ranks that share the tokens of a sequence")
-    cp_mode: Literal["ulysses"] = Field("ulysses", description="how attention meets tokens on other ranks")
+    cp_mode: Literal["ulysses", "ring", "striped", "zigzag"] = Field(
+        "ulysses", description="how attention meets tokens on other ranks: by an all-to-all, or round a ring"
+    )
     ulysses: Degree | None = Field(None, description="degree of the Ulysses all-to-all; must equal cp")
     pp: Degree = Field(1, description="pipeline stages")
     micro_batches: Degree | None = Field(
@@ -152,6 +154,10 @@ class Scenario(Table):
             raise ValueError(f"ep_mode = '{self.ep_mode}' needs ep of at least 2")
         if self.ep > 1 and self.ep_mode == "all_reduce" and self.tp not in (1, self.ep):
             raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep in ep_mode 'all_reduce'")
+        if self.ulysses not in (None, 1) and self.cp_mode != "ulysses":
+            raise ValueError(f"ulysses = {self.ulysses} contradicts cp_mode = '{self.cp_mode}': give one of them")
+        if self.cp_mode != "ulysses" and self.phase != "prefill":
+            raise ValueError(f"cp_mode = '{self.cp_mode}' is for phase 'prefill', not '{self.phase}'")
         if self.ulysses not in (None, self.cp):
             raise ValueError(f"ulysses = {self.ulysses} with cp = {self.cp}: give cp = {self.ulysses}, or leave it out")
         if self.micro_batches is not None and self.micro_batches > 1 and self.pp == 1:

@@ -14,13 +14,17 @@ from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A step of a model on one rank: ``batch`` sequences of ``new_tokens``, each attending to ``context``."""
+    """A step of a model on one rank: ``batch`` sequences of ``new_tokens``, each attending to ``context``.
+
+    ``context_slice`` is the rank's place in a ring of tokens.
+    """
 
     model: ModelSpec
     layout: Layout
     batch: int
     new_tokens: int
     context: int
+    context_slice: int = 0
 
     @property
     def tokens(self) -> int:

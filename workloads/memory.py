@@ -92,7 +92,8 @@ def _stage_need(
         weights += params(model.vision.model) / layout.tp * dtype.bytes
     sequences = batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
-    cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp))
+    ulysses = layout.cp_mode == "ulysses"
+    cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp)) if ulysses else kv_heads / layout.cp
     cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
     kv = 1.0 * sequences * context * cached * model.attending(mine) * DType.BF16.bytes
     if model.state_space:  # fp32 states, as long as the sequence is served
@@ -105,6 +106,8 @@ def _stage_need(
     if layout.pp > 1:  # inputs and outputs of micro-batches: all of them, or the one at hand
         buffers = layout.micro_batches if layout.pp_schedule == "gpipe" else 1
         waiting = buffers * ((stage > 0) + (stage < layout.pp - 1))
+    if not ulysses:  # two blocks of keys and values, and the 32-bit sum of outputs
+        qkv += model.head_dim * (4 * kv_heads + 2 * model.q_heads / layout.tp)
     activations = tokens * ((3.0 + waiting) * model.d_model + qkv + wide) * DType.BF16.bytes
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
 

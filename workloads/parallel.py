@@ -8,7 +8,7 @@ from typing import Literal
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
 
-CpMode = Literal["ulysses"]
+CpMode = Literal["ulysses", "ring", "striped", "zigzag"]
 Schedule = Literal["gpipe", "1f1b"]
 
 
@@ -157,10 +157,13 @@ def _check_batch(layout: Layout, batch: int) -> None:
 
 
 def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: int) -> None:
-    """Ulysses splits rows outside attention and heads inside it."""
+    """Ulysses splits rows outside attention and heads inside it, a ring rows alone."""
     cp, heads = layout.cp, model.q_heads // layout.tp
     if layout.sequence_parallel:
         raise WorkloadError(f"cp = {cp} with sequence_parallel: both split the tokens of a layer: use one of them")
+    if layout.cp_mode != "ulysses":
+        _check_ring(layout, new_tokens=new_tokens)
+        return
     if heads % cp:
         raise WorkloadError(
             f"cp = {cp} does not divide the {heads} query heads of a rank of {model.id}: use {_divisors(heads)}"
@@ -177,6 +180,19 @@ def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: 
         raise WorkloadError(
             f"cp = {cp} does not divide the {sequences} sequences that a decode step runs at once: "
             f"use {_divisors(sequences)}"
+        )
+
+
+def _check_ring(layout: Layout, *, new_tokens: int) -> None:
+    """Blocks of keys travel while a prompt is read: one a rank, or two halves under zigzag."""
+    cp, mode = layout.cp, layout.cp_mode
+    parts = 2 * cp if mode == "zigzag" else cp
+    if new_tokens == 1:
+        raise WorkloadError(f"cp_mode = '{mode}' is for phase 'prefill': decode with cp_mode = 'ulysses'")
+    if new_tokens % parts:
+        raise WorkloadError(
+            f"cp = {cp} with cp_mode = '{mode}' cuts a sequence in {parts} parts, which do not divide its "
+            f"{new_tokens} tokens: use a multiple of {parts}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, assert_never
 
+from workloads.families.ring import Ring, RingLayout, ring_kernels
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel
 from workloads.ops import Attention
 from workloads.parallel import Layout
@@ -16,12 +17,19 @@ Pass = Literal["prefill", "decode"]
 
 
 def attention_kernels(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
-    """The attention node of ``shape``'s rank, with the exchanges that its layout needs."""
+    """The attention node of ``shape``'s rank, with the exchanges that its layout needs.
+
+    Their ``after`` counts from the first of them; -1 is the kernel before it.
+    """
     if shape.layout.cp == 1:
         return _local(node, shape, phase, stack)
     match shape.layout.cp_mode:
         case "ulysses":
             return _ulysses(node, shape, phase, stack)
+        case "ring":
+            return _ring(shape, "contiguous")
+        case "striped" | "zigzag":
+            return _ring(shape, shape.layout.cp_mode)
     assert_never(shape.layout.cp_mode)
 
 
@@ -31,6 +39,11 @@ def own_shape(shape: Shape, phase: Pass) -> Shape:
     if phase == "prefill":
         return replace(shape, new_tokens=shape.new_tokens // cp)
     return replace(shape, batch=shape.batch // cp)
+
+
+def last_slice(layout: Layout) -> int:
+    """The place in its context group of the rank that holds the last token of a prompt."""
+    return 0 if layout.cp_mode == "zigzag" else layout.cp - 1
 
 
 def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
@@ -65,6 +78,22 @@ def _ulysses(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[K
         _exchange("all_to_all_out", shape, out_width),
         _copy("permute_out", shape.tokens, out_width, Elementwise.PERMUTE_COPY),
     ]
+
+
+def _ring(shape: Shape, layout: RingLayout) -> list[Kernel]:
+    """Blocks of keys and values pass from rank to rank; the first leaves when the kernel before attention ends."""
+    model = shape.model
+    ring = Ring(
+        layout=layout,
+        ranks=shape.layout.context_ranks,
+        block=shape.new_tokens,
+        q_heads=shape.q_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=model.head_dim,
+        batch=shape.batch,
+        merges=True,
+    )
+    return ring_kernels(ring, shape.context_slice, first=(-1,))
 
 
 def _copy(name: str, rows: int, width: int, op: Elementwise = Elementwise.COPY) -> Kernel:

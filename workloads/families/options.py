@@ -87,6 +87,10 @@ def _check_images(model: ModelSpec, layout: Layout, options: Options) -> None:
 def _check_overlap(model: ModelSpec, layout: Layout, options: Options) -> None:
     """Each transform has a layout that it transforms and one meaning of ``overlap_chunks``."""
     kind, chunks = options.overlap, options.overlap_chunks
+    if layout.cp > 1 and layout.cp_mode != "ulysses" and (kind != "chunks" or chunks > 1):
+        raise WorkloadError(
+            f"overlap with cp_mode = '{layout.cp_mode}': the ring has the second stream to itself: leave overlap out"
+        )
     if kind == "ring_exchange" and not layout.sequence_parallel:
         raise WorkloadError("overlap = 'ring_exchange' needs sequence_parallel: its slices of the tokens travel")
     if kind == "tile_signal" and chunks == 1:

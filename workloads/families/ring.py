@@ -111,8 +111,8 @@ def ring_kernels(ring: Ring, place: int, *, first: tuple[int, ...] = ()) -> list
         work = round_of(ring.layout, rank=place, owner=(place - turn) % count, block=ring.block, causal=ring.causal)
         if not work.pairs:
             continue
-        for name in ("attention_q_grad", "attention_kv_grad") if ring.backward else ("attention",):
-            kernels.append(_attention(name, ring, work, before))
+        names = ("attention_q_grad", "attention_kv_grad") if ring.backward else ("attention",)
+        kernels += [_attention(name, ring, work, before) for name in names]
         if ring.merges and attended >= 0:
             kernels.append(_merge(ring, work.queries))
         attended = done = len(kernels) - 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
-from workloads.families.context import own_shape
+from workloads.families.context import last_slice, own_shape
 from workloads.families.images import image_segments
 from workloads.families.interleave import beside, cut_sums, two_batches
 from workloads.families.moe import SHARED_BESIDE
@@ -102,7 +102,10 @@ def _program(
     for rank in range(layout.world):
         place, groups = place_of(layout, rank), groups_of(layout, rank)
         role = _Role(
-            stage=place.stage, tail=place.context == layout.cp - 1, member=place.member if layout.ep > 1 else 0
+            stage=place.stage,
+            tail=place.context == last_slice(layout),
+            member=place.member if layout.ep > 1 else 0,
+            context_slice=0 if layout.cp_mode == "ulysses" else place.context,
         )
         if role not in templates:
             templates[role] = _role_program(role, shapes, layers, stack, options)
@@ -115,11 +118,13 @@ def _program(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Role:
-    """What sets ranks apart besides whom they meet: stage, the last slice of a context, whose experts."""
+    """What sets ranks apart besides whom they meet: stage, the last slice of a context, whose experts, place in a
+    ring."""
 
     stage: int
     tail: bool
     member: int
+    context_slice: int
 
 
 def _role_program(
@@ -128,7 +133,8 @@ def _role_program(
     phases = []
     known: dict[tuple[PhaseName, int], tuple[Segment, ...]] = {}  # steps of equal context share their kernels
     previous: str | None = None
-    for number, (label, phase, sequences, shape) in enumerate(shapes):
+    for number, (label, phase, sequences, whole) in enumerate(shapes):
+        shape = replace(whole, context_slice=role.context_slice)
         layout, model = shape.layout, shape.model
         mine = layout.stage_layers(layers, role.stage)
         # In a prefill the last slice of a context holds the tokens that are scored.
@@ -197,7 +203,10 @@ def _layer_kernels(
         return overlapped_layer(shape, _schedule(shape, options))
     kernels = []
     for node in block.nodes:
-        kernels += node_kernels(node, shape, phase, load, stack, options)
+        made, base = node_kernels(node, shape, phase, load, stack, options), len(kernels)
+        kernels += [
+            replace(one, after=tuple(base + before for before in one.after)) if one.after else one for one in made
+        ]
     if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
         return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
     schedule = _schedule(shape, options)
