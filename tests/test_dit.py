@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sim.studies.validate import validate
+from workloads.diffusion import load_dit, parse_video, video_tokens
 from workloads.errors import WorkloadError
-from workloads.families.dit import build_denoise, load_dit, video_tokens
+from workloads.families.dit import build_denoise
 from workloads.program import Program
 from workloads.work import AttentionWork
 
@@ -22,10 +23,10 @@ def flops(program: Program) -> float:
 
 def test_video_tokens() -> None:
     wan = load_dit("wan2.1-14b")
-    assert video_tokens(wan, frames=81, height=720, width=1280) == 75_600
-    assert video_tokens(load_dit("wan2.1-1.3b"), frames=81, height=480, width=832) == 32_760
+    assert video_tokens(wan, parse_video("1280x720x81")) == 75_600
+    assert video_tokens(load_dit("wan2.1-1.3b"), parse_video("832x480x81")) == 32_760
     with pytest.raises(WorkloadError, match=r"height = 721: wan2.1-14b cuts it into cells of 16: give a multiple"):
-        video_tokens(wan, frames=81, height=721, width=1280)
+        video_tokens(wan, parse_video("1280x721x81"))
 
 
 def test_ulysses_ranks_share_the_work_of_a_step() -> None:
@@ -40,7 +41,7 @@ def test_ulysses_ranks_share_the_work_of_a_step() -> None:
     ]  # fmt: skip
     works = [k.work for k in split.ranks[0].phases[0].segments[0].kernels if isinstance(k.work, AttentionWork)]
     assert [(w.q_len, w.kv_len, w.q_heads) for w in works] == [(16_384, 16_384, 10), (4096, 512, 40)]
-    with pytest.raises(WorkloadError, match="ulysses = 3: must divide the 16384 tokens and the 40 heads"):
+    with pytest.raises(WorkloadError, match=r"ulysses = 3, ring = 1: ulysses must divide the 40 heads of wan2\.1-14b"):
         build_denoise(wan, tokens=16_384, ulysses=3)
 
 

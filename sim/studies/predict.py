@@ -20,7 +20,8 @@ from sim.scenario import Scenario
 from sim.studies import predict_time
 from sim.studies.contention import beside_waiting, computation, together
 from sim.studies.records import MEASURED_FIELDS
-from workloads.families.dit import build_denoise, load_dit
+from workloads.diffusion import load_dit
+from workloads.families.dit import build_denoise
 from workloads.families.ring import build_ring
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import (

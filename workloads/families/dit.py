@@ -1,10 +1,17 @@
-"""Video diffusion transformers: the blocks of one denoising branch, alone or with tokens spread over Ulysses ranks."""
+"""Diffusion transformers: the blocks of one denoising branch, alone or with tokens spread over ranks.
+
+Ranks share tokens outside attention. Inside, ``ulysses`` of them trade tokens for heads by all-to-alls, and groups of
+those pass keys and values round a ring (the two together: arXiv 2405.07719).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+from workloads.diffusion import DitSpec
 from workloads.errors import WorkloadError
+from workloads.families.ring import Ring, ring_kernels
 from workloads.kernels import elementwise_kernel
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, Elementwise, GemmWork
@@ -13,108 +20,188 @@ ELEMENT = DType.BF16.bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DitSpec:
-    """A diffusion transformer as sizes; ``patch`` and ``vae`` divide (frames, height, width) into latent tokens."""
+class Branch:
+    """``batch`` copies of one branch over ``tokens`` latent tokens, as one rank of its groups sees it."""
 
-    id: str
-    source: str
-    d_model: int
-    layers: int
-    heads: int
-    head_dim: int
-    d_ff: int
-    text_tokens: int = 512
-    vae: tuple[int, int, int] = (4, 8, 8)
-    patch: tuple[int, int, int] = (1, 2, 2)
+    spec: DitSpec
+    tokens: int
+    batch: int = 1
+    ulysses: tuple[int, ...] = (0,)
+    ring: tuple[int, ...] = (0,)
 
+    @property
+    def ranks(self) -> int:
+        """Ranks that share the tokens."""
+        return len(self.ulysses) * len(self.ring)
 
-DITS = {
-    spec.id: spec
-    for spec in (
-        DitSpec(
-            id="wan2.1-1.3b", source="config.json of Wan-AI/Wan2.1-T2V-1.3B",
-            d_model=1536, layers=30, heads=12, head_dim=128, d_ff=8960,
-        ),
-        DitSpec(
-            id="wan2.1-14b", source="config.json of Wan-AI/Wan2.1-T2V-14B",
-            d_model=5120, layers=40, heads=40, head_dim=128, d_ff=13824,
-        ),
-    )
-}  # fmt: skip
+    @property
+    def own(self) -> int:
+        """Rows of latent tokens on a rank."""
+        return self.batch * self.tokens // self.ranks
+
+    @property
+    def own_text(self) -> int:
+        """Rows of text on a rank, where it attends beside the image."""
+        return self.batch * self.spec.joint_text // self.ranks
 
 
-def load_dit(name: str) -> DitSpec:
-    """A diffusion transformer by id.
-
-    >>> load_dit("wan2.1-14b").heads
-    40
-    """
-    if name not in DITS:
-        raise WorkloadError(f"unknown diffusion transformer '{name}': known: {', '.join(DITS)}")
-    return DITS[name]
-
-
-def video_tokens(spec: DitSpec, *, frames: int, height: int, width: int) -> int:
-    """Latent tokens of a video: the first frame alone, then one latent frame for each ``vae[0]``.
-
-    >>> video_tokens(load_dit("wan2.1-1.3b"), frames=81, height=480, width=832)
-    32760
-    >>> video_tokens(load_dit("wan2.1-14b"), frames=81, height=720, width=1280)
-    75600
-    """
-    steps = [(1 + (frames - 1) // spec.vae[0]) // spec.patch[0]]
-    for size, name, axis in ((height, "height", 1), (width, "width", 2)):
-        cell = spec.vae[axis] * spec.patch[axis]
-        if size % cell:
-            raise WorkloadError(f"{name} = {size}: {spec.id} cuts it into cells of {cell}: give a multiple")
-        steps.append(size // cell)
-    return steps[0] * steps[1] * steps[2]
+def check_branch(branch: Branch) -> None:
+    """Refuse degrees that do not divide tokens or heads."""
+    spec, ulysses = branch.spec, len(branch.ulysses)
+    if spec.heads % ulysses or branch.tokens < 1 or branch.tokens % branch.ranks:
+        raise WorkloadError(
+            f"ulysses = {ulysses}, ring = {len(branch.ring)}: ulysses must divide the {spec.heads} heads of {spec.id}, "
+            f"both together the {branch.tokens} tokens"
+        )
+    if spec.joint_text % branch.ranks:
+        raise WorkloadError(f"{branch.ranks} ranks do not divide the {spec.joint_text} text tokens of {spec.id}")
 
 
 def build_denoise(spec: DitSpec, *, tokens: int, layers: int | None = None, ulysses: int = 1) -> Program:
-    """One branch of one denoising step over ``tokens`` latent tokens, ``ulysses`` ranks sharing them.
-
-    A block: add + RMSNorm, QKV GEMM, RoPE on queries and keys, (with ranks: sort by rank, all-to-all,) attention over
-    all tokens, (all-to-all, sort back,) output GEMM; add + RMSNorm, cross-attention to the text (query GEMM, key/value
-    GEMM, attention, output GEMM); add + RMSNorm, GEMM, GELU, GEMM.
-    """
-    count = spec.layers if layers is None else layers
-    if not 1 <= count <= spec.layers:
-        raise WorkloadError(f"layers = {count}: {spec.id} has {spec.layers}")
-    if tokens < 1 or ulysses < 1 or tokens % ulysses or spec.heads % ulysses:
-        raise WorkloadError(
-            f"ulysses = {ulysses}: must divide the {tokens} tokens and the {spec.heads} heads of {spec.id}"
-        )
-    block = Segment(name="layer", kernels=tuple(_block(spec, tokens, ulysses)), repeat=count)
-    rank = RankProgram(phases=(Phase(name="denoise", segments=(block,)),))
+    """The layers of one branch of one denoising step over ``tokens`` latent tokens, ``ulysses`` ranks sharing them."""
+    branch = Branch(spec=spec, tokens=tokens, ulysses=tuple(range(ulysses)))
+    check_branch(branch)
+    rank = RankProgram(phases=(Phase(name="denoise", segments=tuple(layer_segments(branch, layers))),))
     return Program(ranks=(rank,) * ulysses)
 
 
-def _block(spec: DitSpec, tokens: int, ranks: int) -> list[Kernel]:
-    own, width, heads = tokens // ranks, spec.d_model, spec.heads // ranks
-    group = tuple(range(ranks))
-    qkv, out = 3 * own * width, own * width  # elements that a rank sends before and after attention
-    into = [_copy("permute_qkv", own, 3 * width), _exchange("all_to_all_qkv", group, qkv)] if ranks > 1 else []
-    back = [_exchange("all_to_all_out", group, out), _copy("permute_out", own, width)] if ranks > 1 else []
-    turned = 2 * own * 2 * width * ELEMENT
+def layer_segments(branch: Branch, layers: int | None = None) -> list[Segment]:
+    """All layers of a branch, or the first ``layers`` of them."""
+    spec = branch.spec
+    left = spec.layers if layers is None else layers
+    if not 1 <= left <= spec.layers:
+        raise WorkloadError(f"layers = {left}: {spec.id} has {spec.layers}")
+    made: list[Segment] = []
+    for name, count, block in (
+        ("layer", spec.cross_layers, cross_block),
+        ("double layer", spec.double_layers, double_block),
+        ("single layer", spec.single_layers, single_block),
+    ):
+        repeat = min(count, left)
+        if repeat:
+            first = spec.layers - left if layers is None else layers - left
+            made.append(Segment(name=name, kernels=tuple(block(branch)), repeat=repeat, first=first))
+            left -= repeat
+    return made
+
+
+def cross_block(branch: Branch) -> list[Kernel]:
+    """Self-attention, attention to the text, feed-forward.
+
+    Add + RMSNorm, QKV GEMM, RoPE on queries and keys, (with ranks: sort by rank, all-to-all,) attention over all
+    tokens, (all-to-all, sort back,) output GEMM; add + RMSNorm, cross-attention to the text (query GEMM, key/value
+    GEMM, attention, output GEMM); add + RMSNorm, GEMM, GELU, GEMM.
+    """
+    spec, own, width = branch.spec, branch.own, branch.spec.d_model
+    return _in_turn(
+        [
+            _norm("add_rmsnorm_attn", own, width),
+            gemm("qkv_gemm", own, 3 * width, width),
+            _rope(own, spec),
+        ],
+        _attention(branch),
+        [
+            gemm("o_gemm", own, width, width),
+            _norm("add_rmsnorm_text", own, width),
+            gemm("q_text_gemm", own, width, width),
+            gemm("kv_text_gemm", branch.batch * spec.text_tokens, 2 * width, width),
+            flash("cross_attention", own // branch.batch, spec.text_tokens, spec.heads, spec.head_dim, branch.batch),
+            gemm("o_text_gemm", own, width, width),
+            _norm("add_rmsnorm_ff", own, width),
+            *_feed(own, spec),
+        ],
+    )
+
+
+def double_block(branch: Branch) -> list[Kernel]:
+    """Image and text with weights of their own, attending together (FLUX.1, HunyuanVideo)."""
+    spec, width = branch.spec, branch.spec.d_model
+    before, after = [], []
+    for name, rows in (("image", branch.own), ("text", branch.own_text)):
+        before += [
+            gemm(f"modulation_{name}_gemm", branch.batch, 6 * width, width),
+            _norm(f"add_norm_{name}", rows, width),
+            gemm(f"qkv_{name}_gemm", rows, 3 * width, width),
+            _rope(rows, spec),
+        ]
+        after += [
+            gemm(f"o_{name}_gemm", rows, width, width),
+            _norm(f"add_norm_ff_{name}", rows, width),
+            *_feed(rows, spec),
+        ]
+    return _in_turn(before, _attention(branch), after)
+
+
+def single_block(branch: Branch) -> list[Kernel]:
+    """Attention and feed-forward side by side on image and text, one GEMM into both and one out of both."""
+    spec, width = branch.spec, branch.spec.d_model
+    rows = branch.own + branch.own_text
+    return _in_turn(
+        [
+            gemm("modulation_gemm", branch.batch, 3 * width, width),
+            _norm("add_norm", rows, width),
+            gemm("qkv_up_gemm", rows, 3 * width + spec.d_ff, width),
+            _rope(rows, spec),
+        ],
+        _attention(branch),
+        [
+            elementwise_kernel("gelu", Elementwise.GELU, rows, spec.d_ff, 2 * rows * spec.d_ff * ELEMENT),
+            gemm("o_down_gemm", rows, width, width + spec.d_ff),
+        ],
+    )
+
+
+def _attention(branch: Branch) -> list[Kernel]:
+    """Attention over all tokens of the branch, its exchanges included; ``after`` counts from the first kernel."""
+    spec, ulysses = branch.spec, len(branch.ulysses)
+    rows, heads = branch.own + branch.own_text, spec.heads // ulysses
+    tokens = branch.tokens + spec.joint_text
+    if len(branch.ring) > 1:
+        ring = Ring(
+            layout="contiguous",
+            ranks=branch.ring,
+            block=tokens // len(branch.ring),
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=spec.head_dim,
+            batch=branch.batch,
+            causal=False,
+            merges=True,
+        )
+        inside = ring_kernels(ring, 0, first=(-1,))
+    else:
+        inside = [flash("attention", tokens, tokens, heads, spec.head_dim, branch.batch)]
+    if ulysses == 1:
+        return inside
+    width = spec.d_model
+    return _in_turn(
+        [_copy("permute_qkv", rows, 3 * width), exchange("all_to_all_qkv", branch.ulysses, 3 * rows * width)],
+        inside,
+        [exchange("all_to_all_out", branch.ulysses, rows * width), _copy("permute_out", rows, width)],
+    )
+
+
+def _in_turn(*parts: Iterable[Kernel]) -> list[Kernel]:
+    """Kernels one part after the other, each part's ``after`` counted from its own first kernel."""
+    kernels: list[Kernel] = []
+    for part in parts:
+        base = len(kernels)
+        kernels += [replace(k, after=tuple(base + i for i in k.after)) if k.after else k for k in part]
+    return kernels
+
+
+def _feed(rows: int, spec: DitSpec) -> list[Kernel]:
     return [
-        _norm("add_rmsnorm_attn", own, width),
-        _gemm("qkv_gemm", own, 3 * width, width),
-        elementwise_kernel("rope", Elementwise.ROPE, own, 2 * width, turned, blocks=own * 2 * spec.heads),
-        *into,
-        _attention("attention", tokens, tokens, heads, spec.head_dim),
-        *back,
-        _gemm("o_gemm", own, width, width),
-        _norm("add_rmsnorm_text", own, width),
-        _gemm("q_text_gemm", own, width, width),
-        _gemm("kv_text_gemm", spec.text_tokens, 2 * width, width),
-        _attention("cross_attention", own, spec.text_tokens, spec.heads, spec.head_dim),
-        _gemm("o_text_gemm", own, width, width),
-        _norm("add_rmsnorm_ff", own, width),
-        _gemm("up_gemm", own, spec.d_ff, width),
-        elementwise_kernel("gelu", Elementwise.GELU, own, spec.d_ff, 2 * own * spec.d_ff * ELEMENT),
-        _gemm("down_gemm", own, width, spec.d_ff),
+        gemm("up_gemm", rows, spec.d_ff, spec.d_model),
+        elementwise_kernel("gelu", Elementwise.GELU, rows, spec.d_ff, 2 * rows * spec.d_ff * ELEMENT),
+        gemm("down_gemm", rows, spec.d_model, spec.d_ff),
     ]
+
+
+def _rope(rows: int, spec: DitSpec) -> Kernel:
+    width = 2 * spec.d_model
+    moved = 2 * rows * width * ELEMENT
+    return elementwise_kernel("rope", Elementwise.ROPE, rows, width, moved, blocks=rows * 2 * spec.heads)
 
 
 def _norm(name: str, rows: int, width: int) -> Kernel:
@@ -125,20 +212,25 @@ def _copy(name: str, rows: int, width: int) -> Kernel:
     return elementwise_kernel(name, Elementwise.PERMUTE_COPY, rows, width, 2 * rows * width * ELEMENT)
 
 
-def _gemm(name: str, m: int, n: int, k: int) -> Kernel:
-    moved = ELEMENT * (m * k + n * k + m * n)
-    return Kernel(name=name, work=GemmWork(m=m, n=n, k=k), flops=2.0 * m * n * k, bytes_moved=float(moved))
+def gemm(name: str, m: int, n: int, k: int, *, count: int = 1) -> Kernel:
+    """One product, or ``count`` equal ones in one kernel."""
+    moved = ELEMENT * count * (m * k + n * k + m * n)
+    work = GemmWork(m=m, n=n, k=k, count=count)
+    return Kernel(name=name, work=work, flops=2.0 * count * m * n * k, bytes_moved=float(moved))
 
 
-def _attention(name: str, queries: int, keys: int, heads: int, head_dim: int) -> Kernel:
+def flash(name: str, queries: int, keys: int, heads: int, head_dim: int, batch: int = 1) -> Kernel:
+    """Attention without a mask."""
     work = AttentionWork(
-        batch=1, q_len=queries, kv_len=keys, q_heads=heads, kv_heads=heads, head_dim=head_dim, causal=False
+        batch=batch, q_len=queries, kv_len=keys, q_heads=heads, kv_heads=heads, head_dim=head_dim, causal=False
     )
-    moved = ELEMENT * heads * head_dim * 2 * (queries + keys)
-    return Kernel(name=name, work=work, flops=4.0 * queries * keys * heads * head_dim, bytes_moved=float(moved))
+    moved = ELEMENT * batch * heads * head_dim * 2 * (queries + keys)
+    flops = 4.0 * batch * queries * keys * heads * head_dim
+    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
 
 
-def _exchange(name: str, ranks: tuple[int, ...], elements: int) -> Kernel:
+def exchange(name: str, ranks: tuple[int, ...], elements: int, op: CollectiveOp = CollectiveOp.ALL_TO_ALL) -> Kernel:
+    """A collective over a buffer of 16-bit ``elements``."""
     buffer = elements * ELEMENT
-    work = CollectiveWork(op=CollectiveOp.ALL_TO_ALL, ranks=ranks, buffer_bytes=buffer)
+    work = CollectiveWork(op=op, ranks=ranks, buffer_bytes=buffer)
     return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer))
