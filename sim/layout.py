@@ -20,7 +20,7 @@ def layout_of(scenario: Scenario) -> workloads.Layout:
         cp=scenario.cp,
         cp_mode=scenario.cp_mode,
         pp=scenario.pp,
-        dp=scenario.dp,
+        dp=scenario.dp * (2 if scenario.guidance == "parallel" else 1),
         micro_batches=scenario.micro_batches or _micro_batches(scenario),
         pp_schedule=scenario.pp_schedule,
     )

@@ -7,10 +7,15 @@ from hardware.gpu import GpuSpec
 from sim.errors import MemoryShortError
 from sim.layout import layout_of
 from sim.scenario import Scenario
+from sim.video import Model, check_video_memory
+from workloads.diffusion import DitSpec
 
 
-def check_memory(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> None:
+def check_memory(scenario: Scenario, model: Model, gpu: GpuSpec) -> None:
     """Raise :class:`MemoryShortError` when one rank's weights, KV cache and activations exceed its memory."""
+    if isinstance(model, DitSpec):
+        check_video_memory(scenario, model, gpu)
+        return
     layout = layout_of(scenario)
     new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
     workloads.check_layout(model, layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)

@@ -14,6 +14,8 @@ from sim.layout import layout_of
 from sim.runner import routing_of
 from sim.scenario import Scenario
 from sim.timeline import Timeline
+from sim.video import video_summary
+from workloads.families.dit_video import guidance_of
 
 
 def summary(run: Timeline) -> dict[str, Any]:
@@ -51,6 +53,8 @@ def summary(run: Timeline) -> dict[str, Any]:
         result["expert_balance"] = balance
     if run.scenario.phase == "generate":
         result |= generation(run)
+    if run.scenario.phase == "denoise":
+        result |= video_summary(run.scenario)
     return result
 
 
@@ -59,6 +63,8 @@ def expert_balance(scenario: Scenario) -> dict[str, float] | None:
 
     Layers share the run's one draw; real layers differ as the seeds do. None without experts on several ranks.
     """
+    if scenario.phase == "denoise":
+        return None
     model = workloads.load_model(scenario.model)
     if not model.experts or scenario.ep == 1:
         return None
@@ -110,6 +116,9 @@ def print_summary(run: Timeline, console: Console) -> None:
     scenario, data = run.scenario, summary(run)
     where = f"{run.gpus} x {run.machine.gpu.id}"
     sizes = f"batch {scenario.batch}, {scenario.seq_len} tokens"
+    if scenario.phase == "denoise":
+        about = video_summary(scenario)
+        sizes = f"{scenario.video or 'one branch'}, batch {scenario.batch}, {about['latent_tokens']} latent tokens"
     if scenario.output_len:
         sizes += f" + {scenario.output_len} generated"
     console.print(f"[bold]{scenario.model}[/bold] {scenario.phase}, {sizes}, {scenario.dtype}, {where}")
@@ -121,6 +130,10 @@ def print_summary(run: Timeline, console: Console) -> None:
         head.add_row("energy to first token", f"{data['energy_to_first_token_j']:.4g} J")
         head.add_row("energy per request", f"{data['energy_j_per_request']:.4g} J")
     head.add_row("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)")
+    if "steps" in data:
+        steps = f"{data['steps']}, {data['computed_steps']} computed" if scenario.reuse else f"{data['steps']}"
+        head.add_row("denoising steps", f"{steps}; {guidance_of(scenario.guidance)}")
+        head.add_row("memory a GPU", f"{data['memory_bytes_per_gpu'] / 1e9:.1f} GB")
     head.add_row("mean power per GPU", _range(run.power_w_per_gpu, 1.0, "W"))
     head.add_row("mean SM clock", _range(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
     head.add_row("exposed communication", _exposed(run))

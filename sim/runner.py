@@ -19,6 +19,9 @@ from sim.memory import check_memory
 from sim.plan import Layout, Plan, Work, classifier
 from sim.scenario import Scenario
 from sim.timeline import Timeline
+from sim.video import Model, model_of, video_run
+from workloads.diffusion import DitSpec
+from workloads.families.dit_video import STEP, build_video
 from workloads.program import Program
 
 # Power targets lie on this grid, so that memo keys stay few (design.md, physics).
@@ -47,7 +50,7 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
     say = progress or (lambda _: None)
     say("building kernels")
     target = machine_of(scenario, stepped=scenario.regime == "cold")
-    model = workloads.load_model(scenario.model)
+    model = model_of(scenario)
     if not scenario.ignore_memory:
         check_memory(scenario, model, target.gpu)
     long = scenario.detail == "auto" and (scenario.output_len or 0) > EXACT_STEPS
@@ -76,7 +79,7 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
 
 
 def _ways(
-    scenario: Scenario, model: workloads.ModelSpec, target: Machine, refused: list[str], *, knots: bool
+    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, knots: bool
 ) -> Iterator[tuple[str, Plan, Layout]]:
     """Plans and layouts to try, the cheapest first; context knots only where layers are replayed too."""
     if knots:
@@ -125,7 +128,7 @@ def _settled(plan: Plan, layout: Layout, target: Machine, *, phases: bool) -> tu
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
-            limits = settled_targets(cheapest.sequence, target.limits, len(cheapest.folding.classes))
+            limits = settled_targets(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
             parts = play(cheapest.sequence, tuple(limits)) if phases else []
         except FoldError:
             continue
@@ -135,13 +138,19 @@ def _settled(plan: Plan, layout: Layout, target: Machine, *, phases: bool) -> tu
     raise AssertionError("full detail is never refused")
 
 
+def _lasting(layout: Layout) -> Sequence[Repeated]:
+    """What a power target settles on: of a video its denoising steps, which outlast what comes before and after."""
+    pieces = zip(layout.sequence, layout.phases, strict=True)
+    return [one for one, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
+
+
 def _of_ranks(layout: Layout, values: Sequence[float]) -> tuple[float, ...]:
     """Values of the simulated GPUs, one a rank."""
     by_rank = {rank: value for value, ranks in zip(values, layout.folding.classes, strict=True) for rank in ranks}
     return tuple(by_rank[rank] for rank in range(len(by_rank)))
 
 
-def plan_of(scenario: Scenario, model: workloads.ModelSpec, target: Machine, *, knots: bool = False) -> Plan:
+def plan_of(scenario: Scenario, model: Model, target: Machine, *, knots: bool = False) -> Plan:
     """The plan of ``scenario``; scenarios that differ in nothing but power policy share it, those at other clocks
     its work.
     """
@@ -156,7 +165,7 @@ class _Request:
     __slots__ = ("key", "model", "scenario", "target", "work")
 
     def __init__(
-        self, key: object, work: tuple[object, ...], scenario: Scenario, model: workloads.ModelSpec, target: Machine
+        self, key: object, work: tuple[object, ...], scenario: Scenario, model: Model, target: Machine
     ) -> None:
         self.key, self.work, self.scenario, self.model, self.target = key, work, scenario, model, target
 
@@ -191,8 +200,11 @@ def _work(request: _Request) -> Work:
     )
 
 
-def build(scenario: Scenario, model: workloads.ModelSpec, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
+def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
     """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.knots` for contexts."""
+    if isinstance(model, DitSpec):
+        run = video_run(scenario, model)
+        return build_video(run), run.videos * run.tokens
     layout = layout_of(scenario)
     options = workloads.Options(
         layers=scenario.layers,
@@ -217,6 +229,7 @@ def build(scenario: Scenario, model: workloads.ModelSpec, contexts: Sequence[int
             model, layout, output_len=scenario.output_len, options=options, contexts=contexts, **lengths
         )
         return program, scenario.batch * scenario.output_len * own_batches
+    assert scenario.phase != "denoise"
     program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
     return program, scenario.batch * per_sequence * own_batches

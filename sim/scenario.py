@@ -63,12 +63,24 @@ class Scenario(Table):
     gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
-    phase: Literal["prefill", "decode", "generate"] = "prefill"
+    phase: Literal["prefill", "decode", "generate", "denoise"] = "prefill"
     batch: Positive = Field(1, description="sequences")
     seq_len: Positive = Field(2048, description="input tokens (prefill, generate) or cached tokens (decode)")
     output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
     images: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="images a sequence, encoded before a prefill; their tokens count in seq_len"
+    )
+    video: str | None = Field(None, description="WIDTHxHEIGHTxFRAMES, or WIDTHxHEIGHT (denoise) [default: seq_len]")
+    steps: Annotated[int, Field(gt=0, le=10_000)] | None = Field(
+        None, description="denoising steps [default: 50 of a video, else 1]"
+    )
+    guidance: Literal["none", "batch", "sequential", "parallel"] = Field(
+        "none", description="the second branch of a denoising step: none, batched, after the first, on GPUs of its own"
+    )
+    reuse: str | None = Field(
+        None,
+        description="denoising steps that reuse the last residual: steps:1-10,13 (computed ones), rate:SHARE, or "
+        "metric:FILE.csv,COLUMN,THRESHOLD",
     )
     layers: Positive | None = Field(None, description="layers to run; default all of the model")
     lm_head: bool = True
@@ -82,7 +94,9 @@ class Scenario(Table):
     cp_mode: Literal["ulysses", "ring", "striped", "zigzag"] = Field(
         "ulysses", description="how attention meets tokens on other ranks: by an all-to-all, or round a ring"
     )
-    ulysses: Degree | None = Field(None, description="degree of the Ulysses all-to-all; must equal cp")
+    ulysses: Degree | None = Field(
+        None, description="degree of the Ulysses all-to-all: cp, or in phase denoise a divisor of it beside a ring"
+    )
     pp: Degree = Field(1, description="pipeline stages")
     micro_batches: Degree | None = Field(
         None, description="parts of a replica's batch in the pipeline [default: as many as fill it, up to pp]"
@@ -129,11 +143,17 @@ class Scenario(Table):
 
     @property
     def world(self) -> int:
-        """Number of GPUs: a tensor or expert group for every context slice, pipeline stage and replica."""
-        return max(self.tp, self.ep) * self.cp * self.pp * self.dp
+        """Number of GPUs: a tensor or expert group for every context slice, pipeline stage, replica and branch."""
+        branches = 2 if self.guidance == "parallel" else 1
+        return max(self.tp, self.ep) * self.cp * self.pp * self.dp * branches
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
+        if self.phase == "denoise":
+            return _check_denoise(self)
+        for name in VIDEO_FIELDS:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} = {value!r} is for phase 'denoise', not '{self.phase}'")
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
@@ -169,6 +189,32 @@ class Scenario(Table):
         if self.routing is not None and self.expert_skew:
             raise ValueError(f"routing = '{self.routing}' contradicts expert_skew = {self.expert_skew:g}: give one")
         return self
+
+
+VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
+# What a denoising step has no use for: anything but its default would silently run as something else.
+NOT_OF_VIDEO = (
+    "output_len", "lm_head", "dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel", "pp", "micro_batches", "dp",
+    "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
+    "comm_ctas", "sm_margin",
+)  # fmt: skip
+
+
+def _check_denoise(scenario: Scenario) -> Scenario:
+    for name in NOT_OF_VIDEO:
+        if (value := getattr(scenario, name)) != Scenario.model_fields[name].default:
+            raise ValueError(f"{name} = {value!r} has no meaning in phase 'denoise': leave it out")
+    if scenario.video is not None and "seq_len" in scenario.model_fields_set:
+        raise ValueError(f"seq_len = {scenario.seq_len} contradicts video = '{scenario.video}': give one of them")
+    if scenario.cp_mode not in ("ulysses", "ring"):
+        raise ValueError(f"cp_mode = '{scenario.cp_mode}' balances a causal mask, which phase 'denoise' has not: ring")
+    ulysses = scenario.ulysses
+    if ulysses is not None and (scenario.cp % ulysses or (scenario.cp_mode == "ulysses" and ulysses != scenario.cp)):
+        raise ValueError(
+            f"ulysses = {ulysses} with cp = {scenario.cp}: give cp = {ulysses}, or a multiple of it with "
+            f"cp_mode = 'ring'"
+        )
+    return scenario
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _process_name(run: Timeline, gpu: int) -> str:
     layout = layout_of(run.scenario)
     place = place_of(layout, gpu)
     parts = [
-        (layout.dp, "replica", place.replica),
+        (layout.dp, "branch" if run.scenario.guidance == "parallel" else "replica", place.replica),
         (layout.pp, "stage", place.stage),
         (layout.cp, "context", place.context),
     ]

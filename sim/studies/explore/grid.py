@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from scipy.stats import qmc
 
-import workloads
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from sim.errors import MemoryShortError, ScenarioError, SimError
@@ -21,6 +20,7 @@ from sim.memory import check_memory
 from sim.scenario import Scenario, read_mapping
 from sim.studies.explore.conditions import FITS, Condition
 from sim.studies.explore.row import FIELDS, RESULTS
+from sim.video import model_of
 from workloads.errors import WorkloadError
 
 # TOML has no null: this word leaves a field at its default.
@@ -192,7 +192,7 @@ def _holds(fields: Mapping[str, Any], before: Sequence[Condition], *, fits: bool
 def _fits(scenario: Scenario) -> bool:
     """Whether memory allows the scenario; one that is refused for another reason stays, to become an error row."""
     try:
-        check_memory(scenario, workloads.load_model(scenario.model), load_gpu(scenario.gpu))
+        check_memory(scenario, model_of(scenario), load_gpu(scenario.gpu))
     except MemoryShortError:
         return False
     except (SimError, HardwareError, WorkloadError):

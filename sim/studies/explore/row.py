@@ -67,7 +67,10 @@ def figures(run: Timeline) -> dict[str, Any]:
     """The figures of a run (s, J, W, Hz; energies over all GPUs unless named per GPU)."""
     scenario = run.scenario
     families = run.sums_by("family")
-    per_request = {"prefill": scenario.seq_len, "decode": 1, "generate": scenario.output_len or 1}[scenario.phase]
+    per_request = {
+        "prefill": scenario.seq_len, "decode": 1, "generate": scenario.output_len or 1,
+        "denoise": run.tokens // scenario.batch,
+    }[scenario.phase]  # fmt: skip
     requests = run.tokens / per_request
     found: dict[str, Any] = {
         "status": run.machine.status,

@@ -1,0 +1,244 @@
+"""A whole video: text encoder, denoising steps with guidance and reuse, VAE decoder.
+
+The text encoder and the decoder are coarse: plain T5 layers, and each convolution as the product of its unfolded
+input, whose bytes are an upper bound. Every rank encodes the text, the first one decodes, as Wan2.1's own code does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+
+from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid
+from workloads.errors import WorkloadError
+from workloads.families.dit import ELEMENT, Branch, check_branch, exchange, flash, gemm, layer_segments
+from workloads.kernels import elementwise_kernel
+from workloads.placement import bind
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.work import AllReduce, CollectiveOp, Elementwise
+
+Guidance = Literal["none", "batch", "sequential", "parallel"]
+STEP = "denoise"
+TEXT_HEAD_DIM = 64
+TIME_WIDTH = 256  # sines and cosines of a step's time, in all models of the catalog
+TIME_VECTORS = 6  # shift, scale and gate of attention and feed-forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRun:
+    """``videos`` made at once in ``len(computed)`` steps; False: the step reuses the last computed residual.
+
+    ``guidance``: no second branch, both in one batch, one after the other, or on two groups of ``ulysses`` x ``ring``
+    ranks. ``tokens`` replaces the video's where only the steps are wanted: no text encoder, no decoder.
+    """
+
+    spec: DitSpec
+    tokens: int
+    video: Video | None
+    computed: Sequence[bool] = field(default=(True,))
+    reuses: bool = False
+    videos: int = 1
+    guidance: Guidance = "none"
+    ulysses: int = 1
+    ring: int = 1
+    layers: int | None = None
+
+    @property
+    def group(self) -> int:
+        """Ranks that share one branch's tokens."""
+        return self.ulysses * self.ring
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.group * (2 if self.guidance == "parallel" else 1)
+
+    @property
+    def branches(self) -> int:
+        """Branches of a step."""
+        return 1 if self.guidance == "none" else 2
+
+    @property
+    def at_once(self) -> int:
+        """Sequences in one forward pass."""
+        return self.videos * (2 if self.guidance == "batch" else 1)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of a rank in a computed step."""
+        return 2 if self.guidance == "sequential" else 1
+
+
+def build_video(run: VideoRun) -> Program:
+    """The programs of all ranks: groups of a branch side by side, Ulysses ranks innermost, then the ring.
+
+    >>> from workloads.diffusion import load_dit
+    >>> run = VideoRun(spec=load_dit("wan2.1-1.3b"), tokens=32_760, video=None, guidance="parallel", ring=2)
+    >>> len(build_video(run).ranks), [phase.name for phase in build_video(run).ranks[0].phases]
+    (4, ['denoise 1'])
+    """
+    if run.videos < 1 or not run.computed:
+        raise WorkloadError(f"videos = {run.videos}, steps = {len(run.computed)}: give positive whole numbers")
+    ulysses, ring = _members(run, 0)
+    branch = Branch(spec=run.spec, tokens=run.tokens, batch=run.at_once, ulysses=ulysses, ring=ring)
+    check_branch(branch)
+    whole, reused = _computed(run, branch), _reused(run, branch)
+    phases = [
+        Phase(name=f"{STEP} {i + 1}" + ("" if now else " (reused)"), segments=whole if now else reused)
+        for i, now in enumerate(run.computed)
+    ]
+    decoder: tuple[Segment, ...] = ()
+    if run.video is not None:
+        phases = [Phase(name="encode text", segments=(_text(run),)), *phases]
+        decoder = (_decode(run, run.video),)
+    template = RankProgram(phases=(*phases, Phase(name="decode video", segments=())) if decoder else tuple(phases))
+    first = RankProgram(phases=(*phases, Phase(name="decode video", segments=decoder))) if decoder else template
+    written = _groups(run, 0)
+    ranks = []
+    for rank in range(run.world):
+        own = dict(zip(written, _groups(run, rank), strict=True))
+        ranks.append(first if not rank else bind(template, own, ctas=None, all_reduce=AllReduce.LIBRARY))
+    return Program(ranks=tuple(ranks))
+
+
+def _members(run: VideoRun, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The Ulysses ranks and the ring of ``rank``."""
+    place = rank % run.ulysses
+    base = rank - rank % run.group
+    first = rank - place
+    return tuple(range(first, first + run.ulysses)), tuple(base + i * run.ulysses + place for i in range(run.ring))
+
+
+def _groups(run: VideoRun, rank: int) -> tuple[tuple[int, ...], ...]:
+    """All groups of ``rank``: Ulysses, ring, its branch's ranks, its partner in the other branch."""
+    base, inside = rank - rank % run.group, rank % run.group
+    return (*_members(run, rank), tuple(range(base, base + run.group)), (inside, inside + run.group))
+
+
+def _computed(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
+    """A step in full; where residuals are reused it reads the proxy and keeps them."""
+    layers = layer_segments(branch, run.layers)
+    embed, head = _embed(branch), _head(run, branch)
+    if run.reuses:
+        head = (_pointwise("keep_residual", branch.own, run.spec.d_model, 3), *head)
+    forward = (Segment(name="embed", kernels=embed), *layers, Segment(name="head", kernels=head))
+    judged = (Segment(name="proxy", kernels=_judge(run, branch)),) if run.reuses else ()
+    return (*forward * run.passes, *judged, Segment(name="scheduler", kernels=_schedule(run)))
+
+
+def _reused(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
+    """A step that adds the last residual: the first block of one branch is computed, to judge by."""
+    one = Branch(
+        spec=branch.spec, tokens=branch.tokens, batch=run.videos, ulysses=branch.ulysses, ring=branch.ring
+    )  # fmt: skip
+    head = (_pointwise("add_residual", branch.own, run.spec.d_model, 3), *_head(run, branch))
+    return (
+        Segment(name="embed", kernels=_embed(branch)),
+        *layer_segments(one, 1),
+        Segment(name="proxy", kernels=_judge(run, one)),
+        *(Segment(name="head", kernels=head),) * run.passes,
+        Segment(name="scheduler", kernels=_schedule(run)),
+    )
+
+
+def _embed(branch: Branch) -> tuple[Kernel, ...]:
+    spec, width = branch.spec, branch.spec.d_model
+    text = branch.own_text or branch.batch * spec.text_tokens
+    return (
+        gemm("time_gemm", branch.batch, width, TIME_WIDTH),
+        gemm("time_vectors_gemm", branch.batch, TIME_VECTORS * width, width),
+        gemm("text_gemm", text, width, spec.text_width),
+        gemm("text_out_gemm", text, width, width),
+        gemm("patch_gemm", branch.own, width, spec.patch_width),
+    )
+
+
+def _head(run: VideoRun, branch: Branch) -> tuple[Kernel, ...]:
+    spec = run.spec
+    kernels = [
+        _pointwise("norm_out", branch.own, spec.d_model, 2),
+        gemm("head_gemm", branch.own, spec.patch_width, spec.d_model),
+    ]
+    if run.group > 1:
+        everything = branch.own * run.group * spec.patch_width
+        kernels.append(exchange("all_gather_latents", _groups(run, 0)[2], everything, CollectiveOp.ALL_GATHER))
+    return tuple(kernels)
+
+
+def _judge(run: VideoRun, branch: Branch) -> tuple[Kernel, ...]:
+    """The change of the first block's output since the last step, over all ranks."""
+    kernels = [_pointwise("proxy_change", branch.own, run.spec.d_model, 2)]
+    if run.group > 1:
+        kernels.append(exchange("all_reduce_proxy", _groups(run, 0)[2], 2, CollectiveOp.ALL_REDUCE))
+    if run.guidance == "parallel":
+        kernels.append(exchange("all_reduce_branches", _groups(run, 0)[3], 2, CollectiveOp.ALL_REDUCE))
+    return tuple(kernels)
+
+
+def _schedule(run: VideoRun) -> tuple[Kernel, ...]:
+    """Guidance and one step of the solver, on every rank."""
+    latents = run.videos * run.tokens
+    width = run.spec.patch_width
+    solve = _pointwise("scheduler_step", latents, width, 2 + run.branches)
+    if run.guidance != "parallel":
+        return (solve,)
+    both = exchange("all_gather_branches", _groups(run, 0)[3], 2 * latents * width, CollectiveOp.ALL_GATHER)
+    return (both, solve)
+
+
+def _text(run: VideoRun) -> Segment:
+    """All prompts of the run through the text encoder, on every rank."""
+    spec, width = run.spec, run.spec.text_width
+    prompts = run.videos * run.branches
+    rows = prompts * spec.text_tokens
+    kernels = (
+        _pointwise("norm_attn", rows, width, 4),
+        gemm("qkv_gemm", rows, 3 * width, width),
+        flash("attention", spec.text_tokens, spec.text_tokens, width // TEXT_HEAD_DIM, TEXT_HEAD_DIM, prompts),
+        gemm("o_gemm", rows, width, width),
+        _pointwise("norm_ff", rows, width, 4),
+        gemm("gate_up_gemm", rows, 2 * spec.text_d_ff, width),
+        _pointwise("gelu_mul", rows, spec.text_d_ff, 3),
+        gemm("down_gemm", rows, width, spec.text_d_ff),
+    )
+    return Segment(name="text layer", kernels=kernels, repeat=spec.text_layers)
+
+
+def _decode(run: VideoRun, video: Video) -> Segment:
+    """The VAE's decoder, stage by stage; time doubles in the first stages, height and width behind all but the last."""
+    spec, widths = run.spec, run.spec.decoder_widths
+    along, down, across = latent_grid(spec, video)
+    frames, cells = along * spec.patch[0], down * across * spec.patch[1] * spec.patch[2]
+    taps = 9 * spec.decoder_depth
+    doublings = round(math.log2(spec.vae[0]))
+    kernels: list[Kernel] = []
+    before = spec.latent_channels
+    for stage, width in enumerate(widths):
+        in_time = 1 + (frames - 1) * 2 ** min(stage, doublings)
+        rows = run.videos * in_time * cells * 4**stage
+        norm = _pointwise("norm_silu", rows, width, 2)
+        kernels += [gemm("conv_in", rows, width, (9 if stage else taps) * before), norm]
+        kernels += [gemm("conv", rows, width, taps * width), norm] * (2 * DECODER_BLOCKS)
+        before = width
+    return Segment(name="decoder", kernels=(*kernels, gemm("conv_out", rows, 3, taps * before)))
+
+
+def _pointwise(name: str, rows: int, width: int, tensors: int) -> Kernel:
+    """A kernel that reads and writes ``tensors`` tensors of ``rows`` x ``width`` in all."""
+    return elementwise_kernel(name, Elementwise.COPY, rows, width, tensors * rows * width * ELEMENT)
+
+
+def guidance_of(text: Guidance) -> str:
+    """What a guidance does, in words."""
+    match text:
+        case "none":
+            return "one branch"
+        case "batch":
+            return "both branches in one batch"
+        case "sequential":
+            return "one branch after the other"
+        case "parallel":
+            return "a group of GPUs for each branch"
+    assert_never(text)
