@@ -91,7 +91,7 @@ BAD = [
     ([*DENSE, "--node", "hgx-9"], "unknown node 'hgx-9': did you mean 'hgx-8'?"),
     (
         [*DENSE, "--phase", "train"],
-        "Invalid value for '--phase': 'train' is not one of 'prefill', 'decode', 'generate'.",
+        "Invalid value for '--phase': 'train' is not one of 'prefill', 'decode', 'generate', 'denoise'.",
     ),
     (
         ["simulate", "--model", "config.json"],

@@ -1,17 +1,25 @@
-"""Diffusion transformers: tokens, kernels, and our own records."""
+"""Diffusion transformers: tokens, kernels, whole videos, reuse, published figures, and our own records."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sim import simulate
+from sim.cli import main
+from sim.errors import ScenarioError
 from sim.studies.validate import validate
+from sim.timeline import Timeline
+from sim.video import video_summary
 from workloads.diffusion import load_dit, parse_video, video_tokens
 from workloads.errors import WorkloadError
 from workloads.families.dit import build_denoise
 from workloads.program import Program
+from workloads.reuse import computed_steps
 from workloads.work import AttentionWork
 
 VALIDATION = Path(__file__).parents[1] / "records/h100-sxm-80gb/validation"
@@ -54,3 +62,136 @@ def test_our_own_records(tmp_path: Path) -> None:
         assert row.skipped is None
         assert abs(row.error("latency_s") or 0.0) < 0.06, row.record.inputs
         assert abs(row.error("energy_j") or 0.0) < 0.06, row.record.inputs
+
+
+WAN_14B = {"model": "wan2.1-14b", "gpu": "a100-sxm-80gb", "phase": "denoise", "video": "1280x720x81"}
+WAN_1B = {"model": "wan2.1-1.3b", "gpu": "a100-sxm-80gb", "phase": "denoise", "video": "832x480x81"}
+
+
+def video(fields: dict[str, Any], **more: Any) -> Timeline:
+    return simulate(**{"guidance": "sequential", **fields, **more})
+
+
+def test_scaling_of_wan_14b_over_a100s() -> None:
+    """Seconds on 1, 2, 4, 8 GPUs from the README of Wan-Video/Wan2.1: uncalibrated, so within 7 %; scaling closer."""
+    published = {1: 3342.6, 2: 1722.0, 4: 886.1, 8: 469.9}
+    ours = {cp: video(WAN_14B, cp=cp).latency_s for cp in published}
+    for cp, seconds in published.items():
+        assert ours[cp] == pytest.approx(seconds, rel=0.07)
+    for cp, per_cent in ((2, 97), (4, 94), (8, 89)):
+        assert abs(100 * ours[1] / (cp * ours[cp]) - per_cent) < 5.0
+
+
+def test_work_of_a_forward_pass() -> None:
+    """6.52 PFLOP by counting products and attention of Wan2.1-14B at 720p."""
+    forward = build_denoise(load_dit("wan2.1-14b"), tokens=75_600)
+    assert flops(forward) == pytest.approx(6.52e15, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cp", "computed", "speedup"), [(WAN_14B, 8, 21, 2.31), (WAN_14B, 8, 20, 2.42), (WAN_1B, 1, 26, 1.87)]
+)
+def test_reuse_reaches_what_was_published(fields: dict[str, Any], cp: int, computed: int, speedup: float) -> None:
+    """GalaxyDiT's 2.37x lies between 21 and 20 computed steps of 50, its 1.87x at 26; the rest is the first block."""
+    plain = video(fields, cp=cp)
+    reused = video(fields, cp=cp, reuse=f"rate:{1 - computed / 50:g}")
+    assert video_summary(reused.scenario)["computed_steps"] == computed
+    assert plain.latency_s / reused.latency_s == pytest.approx(speedup, abs=0.01)
+    assert plain.energy_j / reused.energy_j == pytest.approx(speedup, rel=0.02)
+    assert speedup < 50 / computed  # what is reused is not free
+
+
+def test_cached_residuals() -> None:
+    """2.88 GiB of Wan2.1-14B at 720p, shared by the ranks."""
+    run = video(WAN_14B, cp=8, steps=5, reuse="rate:0.4")
+    about = video_summary(run.scenario)
+    assert about["reuse_cache_bytes"] == 4 * 75_600 * 5120 * 2
+    assert round(about["reuse_cache_bytes"] / 2**30, 2) == 2.88
+    without = video_summary(video(WAN_14B, cp=8, steps=5).scenario)
+    assert about["memory_bytes_per_gpu"] - without["memory_bytes_per_gpu"] == about["reuse_cache_bytes"] / 8
+
+
+def test_guidance_costs_a_second_branch() -> None:
+    small = {**WAN_1B, "gpu": "h100-sxm-80gb", "steps": 4}
+    one, batch, after, beside = (
+        video(small, guidance=guidance).latency_s for guidance in ("none", "batch", "sequential", "parallel")
+    )
+    extra = video({**small, "video": None, "seq_len": 32_760}, guidance="none").latency_s  # steps alone
+    assert batch - one == pytest.approx(extra, rel=0.05) == after - one
+    assert one < beside < one + 0.05 * extra
+    assert video(small, guidance="parallel").gpus == 2
+
+
+def test_rings_beside_ulysses() -> None:
+    """12 heads do not divide by 8: four Ulysses ranks, rings of two; the parts add up to the whole."""
+    run = video(WAN_1B, cp=8, ulysses=4, cp_mode="ring", steps=3, guidance="none")
+    assert run.energy_by("kernel")["energy_j"].sum() == pytest.approx(run.energy_j, rel=1e-9)
+    assert {"send_kv", "merge_out", "all_to_all_qkv"} <= set(run.energy_by("kernel").index)
+    full = video(WAN_1B, cp=8, ulysses=4, cp_mode="ring", steps=3, guidance="none", detail="full")
+    assert full.latency_s == run.latency_s and full.energy_j == pytest.approx(run.energy_j, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "wan2.1-14b"}, "model = 'wan2.1-14b' is a diffusion transformer: use phase = 'denoise'"),
+        ({"model": "llama3-8b", "phase": "denoise"}, "unknown diffusion transformer 'llama3-8b'"),
+        ({"model": "llama3-8b", "steps": 3}, "steps = 3 is for phase 'denoise', not 'prefill'"),
+        ({**WAN_14B, "tp": 2}, "tp = 2 has no meaning in phase 'denoise'"),
+        ({**WAN_14B, "seq_len": 5}, "seq_len = 5 contradicts video = '1280x720x81'"),
+        ({**WAN_14B, "video": "1280x720x80"}, "frames = 80: wan2.1-14b makes one and a multiple of 4: give 77"),
+        ({**WAN_14B, "video": "tall"}, "video = 'tall': give WIDTHxHEIGHTxFRAMES like 1280x720x81"),
+        ({**WAN_14B, "cp": 4, "ulysses": 3, "cp_mode": "ring"}, "ulysses = 3 with cp = 4: give cp = 3, or a multiple"),
+        ({**WAN_14B, "cp": 16}, "ulysses = 16, ring = 1: ulysses must divide the 40 heads"),
+        ({**WAN_14B, "gpu": "l4-24gb"}, "wan2.1-14b does not fit on l4-24gb: weights 28.5 + activations"),
+        ({**WAN_14B, "reuse": "rate:0.9"}, "give the share of reused steps, 0 to 0.8 of 50 steps"),
+        ({**WAN_14B, "reuse": "steps:1-9,30"}, "step 10 is among the first 10, which are never reused"),
+        ({**WAN_14B, "reuse": "steps:1-60"}, "'1-60' is not within 1 to 50"),
+        ({**WAN_14B, "reuse": "often"}, "reuse = 'often': give steps:1-10,13,16, rate:0.58 or metric:"),
+        ({**WAN_14B, "reuse": "metric:no.csv,change,1"}, "cannot read metrics 'no.csv': No such file"),
+    ],
+)
+def test_videos_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises((ScenarioError, WorkloadError), match=re.escape(message)):
+        simulate(**fields)
+
+
+def test_a_threshold_on_a_metric(tmp_path: Path) -> None:
+    """Changes of 1, 1, 4, 1, 1, 1 after the first 20 %: computed where they add up to 2 since the last one."""
+    path = tmp_path / "changes.csv"
+    path.write_text("step,change\n" + "".join(f"{i},{c}\n" for i, c in enumerate([9, 9, 1, 1, 4, 1, 1, 1, 0, 0])))
+    computed = computed_steps(f"metric:{path},change,2", 10)
+    assert [i for i, now in enumerate(computed) if now] == [0, 1, 3, 4, 6]
+    with pytest.raises(WorkloadError, match=r"has 10 rows, the run 5 steps"):
+        computed_steps(f"metric:{path},change,2", 5)
+
+
+def test_the_dit_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--model",
+        "wan2.1-1.3b",
+        "--video",
+        "832x480x81",
+        "--steps",
+        "5",
+        "--cp",
+        "1,8",
+        "--reuse",
+        "rate:0.4",
+    ]
+    main(["dit", *arguments, "--json"])
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [(p["gpus"], p["ulysses"], p["ring"], p["computed_steps"]) for p in points] == [
+        (1, 1, 1, 5), (1, 1, 1, 3), (8, 4, 2, 5), (8, 4, 2, 3)
+    ]  # fmt: skip
+    assert points[0]["speedup"] == 1.0 and points[1]["speedup"] > 1.3
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,change,latent,text,flat\n1,0.5,9,1,3\n2,0.4,7,3,3\n3,0.1,5,2,3\n4,0.2,6,4,3\n")
+    main(["dit", "select-proxy", str(path), "--reference", "change", "--json"])
+    proxies = json.loads(capsys.readouterr().out)["proxies"]
+    assert [(p["name"], p["spearman"]) for p in proxies] == [
+        ("latent", pytest.approx(1.0)), ("text", pytest.approx(-0.4)), ("flat", None)
+    ]  # fmt: skip
+    with pytest.raises(SystemExit) as stop:
+        main(["dit", "select-proxy", str(path), "--reference", "quality"])
+    assert stop.value.code == 2 and "has no column 'quality': it has change, latent" in capsys.readouterr().err

@@ -22,6 +22,7 @@ COMMANDS = {
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",
     "ring": "Ring attention: contiguous, striped and zigzag layouts compared.",
+    "dit": "Video diffusion: speed, energy, memory, with and without reused steps; choice of a proxy.",
     "gpus": "List the GPU catalog.",
     "models": "List the model catalog.",
 }
