@@ -16,6 +16,7 @@ def command(as_json: bool) -> None:
 
     from sim.cli.console import wide_console
     from workloads import list_models, load_model, params
+    from workloads.diffusion import list_dits, load_dit
 
     rows: list[dict[str, Any]] = [
         {
@@ -32,8 +33,12 @@ def command(as_json: bool) -> None:
         }
         for model in map(load_model, list_models())
     ]
+    diffusion: list[dict[str, Any]] = [
+        {"id": dit.id, "parameters": dit.parameters(), "layers": dit.layers, "d_model": dit.d_model, "heads": dit.heads}
+        for dit in map(load_dit, list_dits())
+    ]
     if as_json:
-        click.echo(json.dumps({"models": rows}, allow_nan=False))
+        click.echo(json.dumps({"models": rows, "diffusion": diffusion}, allow_nan=False))
         return
     table = Table()
     for name in (
@@ -55,4 +60,12 @@ def command(as_json: bool) -> None:
             f"{row['active_parameters'] / 1e9:.2f} B", str(row["layers"]), str(row["d_model"]),
             str(row["q_heads"]), str(row["kv_heads"]), str(row["d_ff"]), str(row["experts"] or "-"), str(row["vocab"]),
         )  # fmt: skip
-    wide_console().print(table)
+    console = wide_console()
+    console.print(table)
+    images = Table(title="Diffusion transformers (phase denoise)", title_justify="left")
+    for name in ("model", "parameters", "layers", "width", "heads"):
+        images.add_column(name, justify="left" if name == "model" else "right")
+    for row in diffusion:
+        size = f"{row['parameters'] / 1e9:.1f} B"
+        images.add_row(str(row["id"]), size, str(row["layers"]), str(row["d_model"]), str(row["heads"]))
+    console.print(images)
