@@ -37,6 +37,25 @@ def list_gpus() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
+@lru_cache(maxsize=1)
+def list_accelerators() -> tuple[str, ...]:
+    """Ids of chips that are no GPUs: their public figures alone are known here, no law of their kernels."""
+    folder = files("hardware") / "data" / "accelerators"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_figures(name: str) -> GpuSpec:
+    """The public figures of a GPU or of another accelerator.
+
+    >>> load_figures("tpu-v4-32gb").tensor_flops_per_s["bf16"]
+    275000000000000.0
+    """
+    if name not in list_accelerators():
+        return load_gpu(name)
+    text = (files("hardware") / "data" / "accelerators" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse_gpu(text, where=f"{name}.toml")
+
+
 @lru_cache(maxsize=64)
 def load_gpu(name: str) -> GpuSpec:
     """A GPU by id, alias, unique prefix, or path to a .toml file of one's own.
@@ -52,6 +71,10 @@ def load_gpu(name: str) -> GpuSpec:
             raise HardwareError(f"cannot read GPU file '{name}': {error.strerror or error}") from None
         except UnicodeDecodeError as error:
             raise HardwareError(f"cannot read GPU file '{name}': not UTF-8 text (byte {error.start})") from None
+    if name in list_accelerators():
+        raise HardwareError(
+            f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
+        )
     known = list_gpus()
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in known:

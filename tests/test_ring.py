@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from hardware.catalog import load_figures
+from hardware.errors import HardwareError
 from sim import simulate
 from sim.cli import main
 from sim.errors import ScenarioError
+from sim.studies.striped import Device, compare, errors_by_device, prices, read_published, seconds
 from sim.studies.validate import validate
 from workloads import Layout, Options, WorkloadError, build_program, load_model
 from workloads.families.ring import LAYOUTS, RingLayout, build_ring
@@ -123,6 +126,9 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert points["striped"]["speedup"] > 1.1 and points["contiguous"]["speedup"] == 1.0
     waiting, working = points["contiguous"]["power_w_per_gpu"]
     assert waiting < 0.8 * working
+    main(["ring", "--world", "2", "--seq-lens", "16384", "--json", "--backward"])
+    back = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
+    assert 1.9 < back["striped"]["latency_s"] / points["striped"]["latency_s"] < 2.3
     with pytest.raises(SystemExit) as stop:
         main(["ring", "--world", "3"])
     assert stop.value.code == 2
@@ -185,3 +191,53 @@ def test_balanced_rings_win() -> None:
 def test_rings_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises((ScenarioError, WorkloadError), match=re.escape(message)):
         simulate(model="llama3-8b", cp=4, **fields)
+
+
+def test_published_speed_ups(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """arXiv 2311.09431: TPUv3 within 6 % with skipped tiles free; at the cost fitted on two A100 rows the other A100
+    rows within 10 % on average and TPUv4's each within 12 %."""
+    path = shared / "public" / "striped_attention_speedups.csv"
+    cost, rows = compare(read_published(path))
+    assert cost == pytest.approx(0.267, abs=0.002)
+    errors = errors_by_device(rows)
+    assert (errors["A100-SXM-80GB"].rows, errors["TPUv3"].rows, errors["TPUv4"].rows) == (44, 16, 41)
+    assert errors["TPUv3"].shares[1] < 0.06
+    assert errors["A100-SXM-80GB"].shares[2] < 0.04
+    assert errors["TPUv4"].shares[3] < 0.12
+    main(["ring", "--published", str(path)])
+    assert "free: skipped tiles cost nothing; fitted: 0.27 of a tile" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), [(1030, False), (1050, True)])
+def test_transfers_hide_from_1040_tokens_on(tokens: int, hidden: bool) -> None:
+    """4 d c^2 / F >= 4 c d / B: 312 TFLOP/s over 300 GB/s of an A100 (arXiv 2310.01889, section 3)."""
+    device = Device(figures="a100-sxm-80gb", tile=(tokens, tokens), score_cost=1.0)
+    ring = build_ring(
+        "contiguous", ranks=4, seq_len=4 * tokens, q_heads=16, kv_heads=16, head_dim=128, causal=False
+    )  # fmt: skip
+    compute_s = 4 * 4.0 * tokens**2 * 2048 / 312e12
+    assert (seconds(ring, prices(device, 0.0)) == pytest.approx(compute_s, rel=1e-6)) is hidden
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("TPUv9,1B,4,16384,1.33,1.12", "line 2: device = 'TPUv9': known are A100-SXM-80GB, TPUv3, TPUv4"),
+        ("TPUv3,1B,four,16384,1.33,1.12", "give ring_devices, seq_len and measured_speedup as numbers"),
+        ("TPUv3,1B,3,16384,1.33,1.12", "16384 tokens on a ring of 3: give a ring that divides the tokens"),
+        ("TPUv3,1B,4,16384,1.33,1.12", "on which the constant is fitted, are not all there"),
+    ],
+)
+def test_bad_rows_are_one_line(tmp_path: Path, line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"device,model,ring_devices,seq_len,theoretical_max_speedup,measured_speedup\n{line}\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["ring", "--published", str(path)])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error and error.count("\n") == 1
+
+
+def test_a_chip_without_laws_is_not_simulated() -> None:
+    assert load_figures("tpu-v3-32gb").link_bytes_per_s == 4 * 70e9
+    with pytest.raises(HardwareError, match="no kernel law holds for it"):
+        simulate(model="llama3-8b", gpu="tpu-v4-32gb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -17,20 +18,39 @@ import click
 @click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--backward", is_flag=True, help="the pass of gradients instead of the forward one")
+@click.option(
+    "--published", type=click.Path(path_type=Path), help="compare with speed-ups of arXiv 2311.09431 (.csv) instead"
+)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
-def command(gpu: str, world: int, seq_lens: str, q_heads: int, kv_heads: int, head_dim: int, as_json: bool) -> None:
-    """Causal ring attention (forward): contiguous, striped and zigzag layouts compared."""
+def command(
+    gpu: str,
+    world: int,
+    seq_lens: str,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    backward: bool,
+    published: Path | None,
+    as_json: bool,
+) -> None:
+    """Causal ring attention: contiguous, striped and zigzag layouts compared."""
     from rich.table import Table
 
     from sim.cli.console import wide_console
     from sim.studies.ring import ring_points
 
+    if published is not None:
+        _compare(published, as_json)
+        return
     try:
         lengths = [int(part) for part in seq_lens.split(",")]
     except ValueError:
         raise click.BadParameter(f"'{seq_lens}' is not a list of whole numbers like 16384,65536") from None
     points = list(
-        ring_points(gpu, world=world, seq_lens=lengths, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
+        ring_points(
+            gpu, world=world, seq_lens=lengths, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, backward=backward
+        )
     )
     if as_json:
         click.echo(json.dumps({"points": [asdict(point) for point in points]}, allow_nan=False))
@@ -45,3 +65,26 @@ def command(gpu: str, world: int, seq_lens: str, q_heads: int, kv_heads: int, he
             f"{min(watts):.0f}", f"{max(watts):.0f}",
         )  # fmt: skip
     wide_console().print(table)
+
+
+def _compare(published: Path, as_json: bool) -> None:
+    """Published speed-ups of stripes over contiguous blocks beside ours, by device."""
+    from rich.table import Table
+
+    from sim.cli.console import wide_console
+    from sim.studies.striped import FITTED_ON, compare, errors_by_device, read_published
+
+    cost, rows = compare(read_published(published))
+    if as_json:
+        document = {"skipped_cost": cost, "rows": [asdict(row) for row in rows]}
+        click.echo(json.dumps(document, allow_nan=False))
+        return
+    table = Table(title="Speed-up of stripes over contiguous blocks, ours over published", title_justify="left")
+    for name in ("device", "rows", "mean, free", "worst, free", "mean, fitted", "worst, fitted"):
+        table.add_column(name, justify="left" if name == "device" else "right")
+    for device, errors in errors_by_device(rows).items():
+        table.add_row(device, str(errors.rows), *(f"{100 * share:.1f} %" for share in errors.shares))
+    console = wide_console()
+    console.print(table)
+    where = " and ".join(f"{device} {model} ring {ring} {tokens:,}" for device, model, ring, tokens in FITTED_ON)
+    console.print(f"free: skipped tiles cost nothing; fitted: {cost:.2f} of a tile, from {where}")

@@ -12,7 +12,7 @@ from workloads.families.ring import LAYOUTS, build_ring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingPoint:
-    """One layout at one length, forward and causal, settled (s, J of all GPUs, W of each)."""
+    """One layout at one length, one way and causal, settled (s, J of all GPUs, W of each)."""
 
     layout: str
     seq_len: int
@@ -23,7 +23,14 @@ class RingPoint:
 
 
 def ring_points(
-    gpu: str, *, world: int, seq_lens: Sequence[int], q_heads: int, kv_heads: int, head_dim: int
+    gpu: str,
+    *,
+    world: int,
+    seq_lens: Sequence[int],
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    backward: bool = False,
 ) -> Iterator[RingPoint]:
     """Every layout at every length; ``speedup`` is over contiguous at that length."""
     target = machine(gpu, None, world, None, False, None, False)
@@ -31,7 +38,13 @@ def ring_points(
         contiguous_s = 0.0
         for layout in LAYOUTS:
             program = build_ring(
-                layout, ranks=world, seq_len=seq_len, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim
+                layout,
+                ranks=world,
+                seq_len=seq_len,
+                q_heads=q_heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                backward=backward,
             )
             gap_s = target.profile.launch.eager_gap_s
             found = seen(*run_program(target, program, in_graph=True, gap_s=gap_s))
