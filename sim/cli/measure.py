@@ -20,8 +20,11 @@ from sim.cli.options import scenario_of, scenario_options
     show_default=True,
     help="records, appended to; a scenario that they hold already is not run again",
 )
+@click.option(
+    "--traces", type=click.Path(path_type=Path), help="folder for a profiler trace of each GPU's settled step"
+)
 @click.option("--no-predict", is_flag=True, help="measure only")
-def command(file: Path | None, out: Path, no_predict: bool, **fields: Any) -> None:
+def command(file: Path | None, out: Path, traces: Path | None, no_predict: bool, **fields: Any) -> None:
     """Run one scenario on this machine's GPUs with random weights, and compare with the prediction.
 
     Takes the scenario as simulate does. Clocks and limits of the card stay as they are.
@@ -40,6 +43,7 @@ def command(file: Path | None, out: Path, no_predict: bool, **fields: Any) -> No
         label=f"{scenario.model} {scenario.phase}",
         world=scenario.world,
         shapes=shapes,
+        traces=traces,
     )
     click.echo(f"{gained} records added to {out}")
     if no_predict:

@@ -40,7 +40,7 @@ def build(bench: Bench, row: Row) -> Case:
     """The work of a kernel row, with its tensors allocated."""
     match row["kind"]:
         case "gemm":
-            return _gemm(bench, row["m"], row["n"], row["k"], row["dtype"])
+            return _gemm(bench, row["m"], row["n"], row["k"], row["dtype"], values=row.get("values", "normal"))
         case "copy":
             return _copy(bench, row["bytes_moved"])
         case "permute_copy":
@@ -71,20 +71,41 @@ def build(bench: Bench, row: Row) -> Case:
             raise HardwareError(f"the suite has no kernel kind '{other}'")
 
 
-def _gemm(bench: Bench, m: int, n: int, k: int, dtype: str) -> Case:
-    kernels, x = bench.kernels, bench.randn(m, k)
+def _gemm(bench: Bench, m: int, n: int, k: int, dtype: str, *, values: str) -> Case:
+    kernels, x, weights = bench.kernels, bench.randn(m, k), bench.weights(n, k)
+    if values != "normal":
+        x, weights = valued(bench, x, values), [valued(bench, w, values) for w in weights]
     if dtype == "bf16":
-        weights = bench.weights(n, k)
         out = bench.empty(m, n)
         return Case(launch=lambda i: kernels.linear(x, weights[i % len(weights)], out), rotate=len(weights))
     if dtype == "fp8_e4m3":
         one = bench.torch.ones((), device=bench.device, dtype=bench.torch.float32)
-        fp8 = bench.torch.float8_e4m3fn
-        x8 = x.to(fp8)
+        x8 = _fp8(bench, x, values)
         # The pool is bf16; FP8 weights of half the bytes need twice the copies to leave the cache.
-        eights = [(w * 50).to(fp8) for w in bench.weights(n, k, span_bytes=512 << 20)]
+        eights = [_fp8(bench, w * 50, values) for w in bench.weights(n, k, span_bytes=512 << 20)]
         return Case(launch=lambda i: kernels.linear_fp8(x8, eights[i % len(eights)], one), rotate=len(eights))
     raise HardwareError(f"dtype = '{dtype}': the suite measures GEMMs in bf16 and fp8_e4m3")
+
+
+def valued(bench: Bench, x: Any, values: str) -> Any:
+    """``x`` with other values: zeros, or a fiftieth (``small``)."""
+    match values:
+        case "zeros":
+            return bench.torch.zeros_like(x)
+        case "small":
+            return x * 0.02
+        case _:
+            return x
+
+
+def _fp8(bench: Bench, x: Any, values: str) -> Any:
+    """``x`` as FP8 E4M3; with values ``bits`` every finite code is as likely as any other."""
+    torch = bench.torch
+    if values == "bits":
+        codes = torch.randint(0, 126, x.shape, device=bench.device, dtype=torch.uint8)
+        signs = torch.randint(0, 2, x.shape, device=bench.device, dtype=torch.uint8) << 7
+        return (codes | signs).view(torch.float8_e4m3fn)
+    return valued(bench, x, values).to(torch.float8_e4m3fn)
 
 
 def _copy(bench: Bench, bytes_moved: int) -> Case:
@@ -205,7 +226,15 @@ def _grouped(bench: Bench, row: Row) -> Case:
     ends = torch.tensor(routing.rows_per_expert.cumsum().tolist(), device=bench.device, dtype=torch.int32)
     x = bench.randn(routing.rows, k)
     # Stored [experts, n, k] and used transposed, as a fused projection's weight is.
-    weights = [w.transpose(1, 2) for w in bench.weights(experts, n, k)]
+    # Few experts hit of many: as many copies as the pool holds, so that L2 keeps none of them.
+    span = (
+        0
+        if row.get("resident")
+        else (2 << 30)
+        if 4 * int((routing.rows_per_expert > 0).sum()) < experts
+        else (256 << 20)
+    )
+    weights = [w.transpose(1, 2) for w in bench.weights(experts, n, k, span_bytes=span)]
     return Case(
         launch=lambda i: bench.kernels.grouped_gemm(x, weights[i % len(weights)], ends),
         rotate=len(weights),

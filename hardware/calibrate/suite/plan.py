@@ -17,7 +17,7 @@ PlannedRow = dict[str, Any]
 MIB = 1 << 20
 
 # Fields whose absence means something: a record that has one is no answer to a row without it.
-_LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas")
+_LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident")
 
 _DEFAULTS: dict[str, Any] = {"ep_mode": None, "expert_skew": 0.0, "ctas": None, "comm_ctas": None}
 _ABSENT = object()

@@ -37,6 +37,8 @@ LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B_TP2 = ((5120, 8192), (8192, 4096), (28672, 8192), (8192, 14336))
 QWEN = ((5120, 2048), (2048, 4096))
 HEAD_8B = (128256, 4096)
+# Skew at which every token chooses the same experts.
+ONE_SET = 1000.0
 BURSTS = ((0.004, 0.06), (0.004, 0.008), (0.004, 0.002), (0.02, 0.02), (0.04, 0.0))
 
 
@@ -299,6 +301,32 @@ def calibrate(_: int) -> list[PlannedRow]:
     return rows
 
 
+def experts(_: int) -> list[PlannedRow]:
+    """Grouped GEMMs around the row counts at which PyTorch changes kernel, and with weights that stay in L2."""
+    pairs = [("gate_up", 2048, 1536), ("down", 768, 2048)]
+    rows = [grouped(w, 128, t) for t in (1024, 1536, 2000, 2080, 2500, 3000, 3600, 6000) for w, *_ in pairs]
+    rows += [grouped(w, 32, t) for t in (1024, 1500, 1900, 2300, 3000, 4096) for w, *_ in pairs]
+    rows += [grouped(w, 64, t) for t in (256, 2000, 3000) for w, *_ in pairs]
+    # All tokens to the same eight experts: weights small enough for L2, few or many rows each.
+    sizes = [(t, k, n) for t in (1, 8, 512, 2000, 4096) for k, n in ((768, 2048), (2048, 768))]
+    return rows + [
+        {**grouped("down", 128, t, skew=ONE_SET), "k": k, "n": n, "resident": resident}
+        for t, k, n in sizes
+        for resident in (False, True)
+    ]
+
+
+def values(_: int) -> list[PlannedRow]:
+    """One GEMM over operands of other values: what the data alone does to power, and to time under the cap."""
+    kinds = {"bf16": ("normal", "zeros", "small"), "fp8_e4m3": ("normal", "zeros", "small", "bits")}
+    return [
+        {**gemm(m, n, k, dtype), "values": kind}
+        for dtype, names in kinds.items()
+        for m, n, k in ((4096, 4096, 14336), (256, 28672, 4096), (16, 28672, 4096))
+        for kind in names
+    ]
+
+
 def host_issue(_: int) -> list[PlannedRow]:
     """What each operation of an eager step costs the host."""
     return [HOST[0], *({"kind": "host_issue", "work": work} for work in WORKS)]
@@ -325,6 +353,8 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "smoke": (1, smoke),
     "calibrate": (1, calibrate),
     "calibrate_multi": (2, calibrate_multi),
+    "experts": (1, experts),
+    "values": (1, values),
     "host_issue": (1, host_issue),
     "gaps": (1, gaps),
     "pair": (2, pair),

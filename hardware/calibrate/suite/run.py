@@ -26,6 +26,7 @@ def run_plan(
     budget_s: float = math.inf,
     dry_run: bool = False,
     gpu_id: str | None = None,
+    traces: Path | None = None,
 ) -> int:
     """Measure what plan ``name`` asks and ``out`` lacks; returns how many rows ``out`` gained.
 
@@ -34,7 +35,15 @@ def run_plan(
     world = world or least_world(name)
     rows = planned(name, world=world)
     return run_rows(
-        rows, out, label=f"plan {name}", world=world, only=only, budget_s=budget_s, dry_run=dry_run, gpu_id=gpu_id
+        rows,
+        out,
+        label=f"plan {name}",
+        world=world,
+        only=only,
+        budget_s=budget_s,
+        dry_run=dry_run,
+        gpu_id=gpu_id,
+        traces=traces,
     )
 
 
@@ -58,8 +67,12 @@ def run_rows(
     dry_run: bool = False,
     gpu_id: str | None = None,
     shapes: Mapping[str, Shape] = SHAPES,
+    traces: Path | None = None,
 ) -> int:
-    """Measure those of ``rows`` that ``out`` lacks; returns how many it gained. ``shapes``: model sizes by name."""
+    """Measure those of ``rows`` that ``out`` lacks; returns how many it gained.
+
+    ``shapes``: model sizes by name; ``traces``: a folder for profiler traces of the whole-model steps.
+    """
     seen = visible_gpus()
     if not dry_run and seen < world:
         raise HardwareError(f"{label} on world = {world} GPUs: {seen} seen by PyTorch")
@@ -79,7 +92,14 @@ def run_rows(
     from hardware.calibrate.suite.worker import Options, work
 
     options = Options(
-        out=out, world=world, port=_free_port(), gpu_id=gpu_id, dry=dry_run, budget_s=budget_s, shapes=dict(shapes)
+        out=out,
+        world=world,
+        port=_free_port(),
+        gpu_id=gpu_id,
+        dry=dry_run,
+        budget_s=budget_s,
+        shapes=dict(shapes),
+        traces=traces,
     )
     if world == 1 or dry_run:
         work(0, rows, options)
@@ -130,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--world", type=int, help="number of GPUs (default: the plan's least)")
     parser.add_argument("--only", default="", help="kinds to measure, separated by commas")
     parser.add_argument("--budget-s", type=float, default=math.inf, help="stop before this many seconds")
+    parser.add_argument("--traces", type=Path, help="folder for profiler traces of whole-model steps")
     parser.add_argument("--gpu", help="id to write into records (default: from the product name)")
     parser.add_argument("--dry-run", action="store_true", help="check every row without a GPU; figures are fake")
     parser.add_argument("--list", action="store_true", help="print the rows still to measure and stop")
@@ -150,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             budget_s=args.budget_s,
             dry_run=args.dry_run,
             gpu_id=args.gpu,
+            traces=args.traces,
         )
     except HardwareError as error:
         print(f"error: {error}", file=sys.stderr)

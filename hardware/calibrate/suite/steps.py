@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hardware.calibrate.suite.layers import Experts, Layer, Projection, Rotary
+from hardware.calibrate.suite.profiled import profile_steps
 from hardware.calibrate.suite.shapes import HEAD_DIM, shape_of
 from hardware.calibrate.suite.timing import Bench, EventTimer, capture, steady, together
 from hardware.errors import HardwareError
@@ -29,7 +30,23 @@ def measure_step(bench: Bench, row: Row) -> dict[str, Any]:
         replay: Step = step
     else:
         replay = capture(bench, step)
-    return {**facts, **together(bench, steady(bench, replay, 1, window_s=_STEP_WINDOW_S))}
+    measured = together(bench, steady(bench, replay, 1, window_s=_STEP_WINDOW_S))
+    if bench.traces is not None:
+        profile_steps(bench, replay, bench.traces / f"{trace_name(row)}.rank{bench.comm.rank}.json.gz")
+    return {**facts, **measured}
+
+
+def trace_name(row: Row) -> str:
+    """What a row's traces are called: its model and phase, and all that differs from one bf16 GPU in a graph.
+
+    >>> trace_name({"model": "llama3-8b", "phase": "prefill", "batch": 1, "seq_len": 512, "tp": 2, "dtype": "bf16"})
+    'llama3-8b-prefill-1x512-tp2'
+    """
+    switches = ("tp", "ep", "cp", "pp", "micro_batches", "overlap_chunks", "comm_ctas")
+    layout = [f"{name}{row[name]}" for name in switches if row.get(name) not in (None, 1)]
+    dtype = [] if row["dtype"] == "bf16" else [row["dtype"]]
+    eager = ["eager"] if row.get("launch") == "eager" else []
+    return "-".join([row["model"], row["phase"], f"{row['batch']}x{row['seq_len']}", *layout, *dtype, *eager])
 
 
 def measure_generate(bench: Bench, row: Row) -> dict[str, Any]:

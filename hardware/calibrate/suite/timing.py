@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hardware.calibrate.suite.comm import Comm, most
@@ -29,7 +30,10 @@ GRAPH_KERNELS = 600
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """One rank's measuring place: torch, device, kernels, meter, group, and a pool of random weights."""
+    """One rank's measuring place: torch, device, kernels, meter, group, and a pool of random weights.
+
+    Whole-model steps are profiled into the folder ``traces``, where one is given.
+    """
 
     torch: Any
     device: str
@@ -40,6 +44,7 @@ class Bench:
     dry: bool
     pool: Any
     shapes: Mapping[str, Shape] = field(default_factory=lambda: SHAPES)
+    traces: Path | None = None
     window_s: float = WINDOW_S
     settle_capped_s: float = SETTLE_CAPPED_S
     log: Callable[[str], None] = field(default=lambda _: None)

@@ -56,6 +56,7 @@ class Options:
     dry: bool = False
     budget_s: float = math.inf
     shapes: Mapping[str, Shape] = field(default_factory=lambda: SHAPES)
+    traces: Path | None = None
 
 
 def gpu_id_of(name: str) -> str:
@@ -142,6 +143,7 @@ def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
         dry=options.dry,
         pool=pool,
         shapes=options.shapes,
+        traces=options.traces,
     )
 
 
