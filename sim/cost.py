@@ -172,6 +172,7 @@ class Pricer:
                     rows=work.rows,
                     distinct=work.distinct,
                     tiles128=work.tiles128,
+                    tiles256=work.tiles256,
                     n=work.n,
                     k=work.k,
                 )

@@ -46,12 +46,15 @@ def machine(
     sm_clock_mhz: float | None,
     stepped: bool,
     profile_path: str | None = None,
+    temperature_c: float | None = None,
 ) -> Machine:
     """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
     gpu = load_gpu(gpu_name)
     profile = profile_for(gpu) if profile_path is None else own_profile(gpu, Path(profile_path))
     cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
     curve = profile.power_curve(gpu)
+    if temperature_c is not None:
+        curve = curve.at(temperature_c)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if uncapped else power_cap_w)
     clock_hz = gpu.max_clock_hz
     if sm_clock_mhz is not None:
@@ -90,4 +93,5 @@ def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:
         scenario.sm_clock_mhz,
         stepped,
         scenario.profile,
+        scenario.chip_temperature_c,
     )

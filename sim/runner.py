@@ -30,7 +30,9 @@ TARGET_STEP_W = 2.0
 KERNELS_PER_S = 58_000
 FULL_DETAIL = "full detail"
 # Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
-POLICY = frozenset({"power_cap_w", "uncapped", "sm_clock_mhz", "regime", "detail", "ignore_memory"})
+POLICY = frozenset(
+    {"power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "regime", "detail", "ignore_memory"}
+)
 
 Progress = Callable[[str], None]
 

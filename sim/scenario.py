@@ -135,6 +135,9 @@ class Scenario(Table):
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="locked SM clock (the power cap may still lower it)"
     )
+    chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
+        None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
+    )
     regime: Literal["steady", "cold"] = "steady"
     detail: Literal["auto", "full", "folded", "segment"] = Field(
         "auto", description="what is simulated: every rank and layer, equal ranks once, equal layers once too"

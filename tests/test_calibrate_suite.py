@@ -27,10 +27,22 @@ from hardware.errors import HardwareError
 
 MEASURED = {"latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "period_s", "iter_s", "clock_mhz"}
 MEASURED |= {"a_alone_s", "b_alone_s", "a_together_s", "b_together_s", "log", "marks", "columns"}
-COUNTED = {"rows", "distinct", "max_rows", "tiles128", "tiles64", "n_per_burst", "bursts", "tokens_per_ep_rank"}
+COUNTED = {
+    "rows",
+    "distinct",
+    "max_rows",
+    "tiles128",
+    "tiles64",
+    "tiles256",
+    "n_per_burst",
+    "bursts",
+    "tokens_per_ep_rank",
+}
 HOST_FACTS = {"name", "limit_w", "max_sm", "max_mem", "driver", "torch", "nccl"}
 # What planned rows say beyond the fields of earlier records of their kind.
 MORE = {
+    "gemm": {"values"},
+    "grouped_gemm": {"resident"},
     "small_kernels": {"m"},
     "in_context": {"ctas"},
     "collective": {"launch"},
@@ -114,7 +126,14 @@ def test_only_refuses_a_kind_the_plan_lacks() -> None:
 
 def test_routing_counts_by_hand() -> None:
     everyone = route(tokens=130, experts=4, top_k=4, skew=0.0)
-    assert everyone.facts() == {"rows": 520, "distinct": 4, "max_rows": 130, "tiles128": 8, "tiles64": 12}
+    assert everyone.facts() == {
+        "rows": 520,
+        "distinct": 4,
+        "max_rows": 130,
+        "tiles128": 8,
+        "tiles64": 12,
+        "tiles256": 4,
+    }
     slice_ = [route(tokens=64, experts=8, top_k=2, skew=0.8, first=f, count=4, seed=3) for f in (0, 4)]
     assert sum(part.rows for part in slice_) == 128
     assert route(tokens=2000, experts=128, top_k=8, skew=1.2).facts()["max_rows"] > 2 * 125

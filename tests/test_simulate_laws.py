@@ -8,6 +8,7 @@ import pytest
 
 from hardware.catalog import list_gpus
 from hardware.laws.terms import dynamic_power_w, time_s
+from hardware.profile import load_profile
 from sim import simulate
 from sim.engine.graph import KernelClass
 from sim.errors import ScenarioError
@@ -116,3 +117,22 @@ def test_keywords_over_a_scenario_replace_its_fields() -> None:
     with pytest.raises(ScenarioError) as error:
         simulate(base, bacth=2)
     assert str(error.value) == "unknown key 'bacth' in scenario: did you mean 'batch'?"
+
+
+def test_warmer_chips_leak_more_and_the_cap_makes_them_slower() -> None:
+    cool, warm = (simulate(**BASE, phase="decode", chip_temperature_c=celsius) for celsius in (50.0, 75.0))
+    profile = load_profile("h100-sxm-80gb")
+    assert profile is not None
+    leaked_w = profile.curve.leakage_w_per_c * 25.0
+    assert warm.latency_s == cool.latency_s
+    assert warm.power_w_per_gpu[0] - cool.power_w_per_gpu[0] == pytest.approx(leaked_w, rel=1e-6)
+    capped = [
+        simulate(**BASE | {"seq_len": 4096}, phase="prefill", chip_temperature_c=celsius).latency_s
+        for celsius in (50.0, 75.0)
+    ]
+    assert 1.005 < capped[1] / capped[0] < 1.03
+
+
+def test_a_temperature_that_no_chip_survives_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="chip_temperature_c = 400"):
+        simulate(**BASE, chip_temperature_c=400.0)

@@ -48,11 +48,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
-    """Load of one rank's experts: token rows, experts hit, and tiles of 128 rows (each expert padded)."""
+    """Load of one rank's experts: token rows, experts hit, and tiles of 128 and of 256 rows (each expert padded)."""
 
     rows: int
     distinct: int
     tiles128: int
+    tiles256: int
 
 
 @lru_cache(maxsize=1024)
@@ -79,8 +80,8 @@ def expert_loads(
         rows = mine * (wanted / mine.sum()) if mine.sum() else mine
         hit = rows > 0
         distinct = min(int(hit.sum()), max(round(wanted), 0))
-        tiles = np.ceil(rows[hit] / 128).sum()
-        loads.append(ExpertLoad(rows=round(wanted), distinct=distinct, tiles128=max(int(tiles), distinct)))
+        small, large = (max(int(np.ceil(rows[hit] / height).sum()), distinct) for height in (128, 256))
+        loads.append(ExpertLoad(rows=round(wanted), distinct=distinct, tiles128=small, tiles256=large))
     return tuple(loads)
 
 

@@ -138,12 +138,16 @@ class ElementwiseWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGemmWork:
-    """Per-expert GEMMs in one kernel: ``rows`` token rows over ``distinct`` of ``experts`` experts hit."""
+    """Per-expert GEMMs in one kernel: ``rows`` token rows over ``distinct`` of ``experts`` experts hit.
+
+    ``tiles128`` and ``tiles256`` are tiles of so many rows, each expert padded.
+    """
 
     experts: int
     rows: int
     distinct: int
     tiles128: int
+    tiles256: int
     n: int
     k: int
     dtype: DType = DType.BF16

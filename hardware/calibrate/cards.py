@@ -18,7 +18,7 @@ from hardware.power import PowerCurve
 
 Row = Mapping[str, Any]
 _MEASURED = frozenset(
-    {"latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "session", "max_rows", "tiles64"}
+    {"latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "session", "max_rows", "tiles64", "tiles256"}
 )
 # Watts above idle from which on a row tells cards apart, and rows in common that a factor needs.
 LEAST_W, LEAST_ROWS = 100.0, 3

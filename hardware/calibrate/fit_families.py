@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
+from hardware.calibrate.suite.routing import tiles256_of
 from hardware.laws.attention import (
     DecodeCoefficients,
     PrefillCoefficients,
@@ -39,12 +40,13 @@ DECODE_START = DecodeCoefficients(
 )
 GROUPED_START = GroupedCoefficients(
     floor_s=6e-6,
-    expert_s=35e-9,
-    tile_cycles=2600.0,
-    tile_cycles_per_k=7.0,
+    switch_cycles=1500.0,
+    small_tile_cycles_per_k=10.0,
+    large_tile_cycles=3600.0,
+    large_tile_cycles_per_k=19.0,
     hbm_bytes_per_s=3.05e12,
     hbm_bytes_per_s_per_sm=89e9,
-    sharpness=1.5,
+    sharpness=4.0,
     flop_energy_j=1.4e-12,
     padded_flop_energy_j=0.4e-12,
     sm_power_w=40.0,
@@ -82,7 +84,8 @@ FREE_DECODE = (
 # HBM rate (that of decode attention) and sharpness are held: free, they leave what the memory can do. So is the rate
 # of one SM, which no row meets.
 FREE_GROUPED = (
-    "floor_s", "expert_s", "tile_cycles", "tile_cycles_per_k", "flop_energy_j", "padded_flop_energy_j", "sm_power_w",
+    "floor_s", "switch_cycles", "small_tile_cycles_per_k", "large_tile_cycles",
+    "large_tile_cycles_per_k", "flop_energy_j", "padded_flop_energy_j", "sm_power_w",
 )  # fmt: skip
 # Watts of busy SMs are held: the rows tell them from energy per byte in no kernel.
 FREE_ELEMENTWISE = ("floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_energy_j", "hbm_byte_energy_j")
@@ -123,18 +126,21 @@ def decode_terms_of(c: DecodeCoefficients, row: Row, setting: Setting) -> Kernel
 
 
 def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> KernelTerms:
-    """Uncorrected terms of a grouped GEMM row."""
-    return grouped_base_terms(
+    """Uncorrected terms of a grouped GEMM row; ``resident`` weights come from L2."""
+    terms = grouped_base_terms(
         c,
         experts=row["experts"],
         rows=row["rows"],
         distinct=row["distinct"],
         tiles128=row["tiles128"],
+        tiles256=tiles256_of(row),
         n=row["n"],
         k=row["k"],
         element_bytes=2,
         l2_bytes=setting.gpu.l2_bytes,
+        sms=setting.gpu.sms,
     )
+    return replace(terms, hbm_bytes=0.0, hbm_energy_j=0.0) if row.get("resident") else terms
 
 
 def prefill_features_of(row: Row) -> tuple[float, ...]:

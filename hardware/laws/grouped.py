@@ -1,4 +1,4 @@
-"""Grouped GEMM: one kernel over the experts that were hit, with tiles of 128 rows padded per expert."""
+"""Grouped GEMM: one persistent kernel over the experts that were hit, its tiles padded expert by expert."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from functools import lru_cache
 
 from hardware.laws.terms import KernelTerms
 
-TILE = 128
+# Blocks come in pairs along the rows (clusters of two), so that an expert's rows are padded to a pair's.
+CLUSTER = 2
+# With more rows an expert than this on average, experts without rows counted too, the larger tiles run.
+SMALL_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedCoefficients:
-    """Floor per call and per expert of the table; cycles of a tile (fixed and per k); streaming rates; energies."""
+    """Floor of a call; cycles in which a block turns to another expert; cycles of a tile of the kernel of few rows an
+    expert (64 x 128, per k) and of that of many (128 x 256, fixed and per k); streaming rates; energies.
+
+    Tiles and the choice between the kernels are those of PyTorch's grouped_mm on Hopper (CUTLASS, ATen's GroupMM.cu).
+    """
 
     floor_s: float
-    expert_s: float
-    tile_cycles: float
-    tile_cycles_per_k: float
+    switch_cycles: float
+    small_tile_cycles_per_k: float
+    large_tile_cycles: float
+    large_tile_cycles_per_k: float
     hbm_bytes_per_s: float
     hbm_bytes_per_s_per_sm: float
     sharpness: float
@@ -26,6 +34,11 @@ class GroupedCoefficients:
     padded_flop_energy_j: float
     sm_power_w: float
     hbm_byte_energy_j: float
+
+
+def large_tiles(*, experts: int, rows: int, n: int) -> bool:
+    """Whether the kernel of many rows an expert runs."""
+    return rows // experts > SMALL_ROWS and n > SMALL_ROWS
 
 
 @lru_cache(maxsize=65536)
@@ -36,24 +49,33 @@ def grouped_base_terms(
     rows: int,
     distinct: int,
     tiles128: int,
+    tiles256: int,
     n: int,
     k: int,
     element_bytes: int,
     l2_bytes: float,
+    sms: int,
 ) -> KernelTerms:
-    """Terms of one grouped GEMM before correction. Weights of the experts hit come from HBM, activations too
-    once they exceed the cache."""
+    """Terms of one grouped GEMM before correction; ``tiles128`` is the sum over experts of ceil(rows / 128).
+
+    Weights of the experts hit come from HBM, activations too once they exceed the cache. A block meets each expert
+    once at most: its first rounds mostly turn to another one with every tile.
+    """
     c = coefficients
-    tiles = max(1, tiles128 * math.ceil(n / TILE))
+    if large_tiles(experts=experts, rows=rows, n=n):
+        pairs, tile, cycles = tiles256, (128, 256), c.large_tile_cycles + c.large_tile_cycles_per_k * k
+    else:
+        pairs, tile, cycles = tiles128, (64, 128), c.small_tile_cycles_per_k * k
+    tiles = max(1, pairs * math.ceil(n / tile[1])) * CLUSTER
     weights = float(element_bytes * distinct * n * k)
     activations = float(element_bytes * rows * (n + k))
     hbm_bytes = weights + (activations if activations > 0.8 * l2_bytes else 0.0)
-    padded = 2.0 * tiles * TILE * TILE * k
+    padded = 2.0 * tiles * tile[0] * tile[1] * k
     return KernelTerms(
-        floor_s=c.floor_s + c.expert_s * experts,
+        floor_s=c.floor_s,
         blocks=tiles,
-        cycles_per_block=c.tile_cycles + c.tile_cycles_per_k * k,
-        quantised=False,
+        cycles_per_block=cycles,
+        tail_cycles=c.switch_cycles * min(math.ceil(tiles / sms), distinct),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=c.hbm_bytes_per_s,
         hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm,

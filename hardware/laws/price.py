@@ -164,7 +164,16 @@ def elementwise_terms(
 
 
 def grouped_gemm_terms(
-    profile: Profile, gpu: GpuSpec, *, experts: int, rows: int, distinct: int, tiles128: int, n: int, k: int
+    profile: Profile,
+    gpu: GpuSpec,
+    *,
+    experts: int,
+    rows: int,
+    distinct: int,
+    tiles128: int,
+    tiles256: int,
+    n: int,
+    k: int,
 ) -> KernelTerms:
     """One kernel over the experts that were hit (16-bit inputs)."""
     terms = grouped_base_terms(
@@ -173,10 +182,12 @@ def grouped_gemm_terms(
         rows=rows,
         distinct=distinct,
         tiles128=tiles128,
+        tiles256=tiles256,
         n=n,
         k=k,
         element_bytes=2,
         l2_bytes=gpu.l2_bytes,
+        sms=gpu.sms,
     )
     learnt = profile.grouped_corrections
     return corrected(terms, learnt.time, learnt.energy, grouped_features(rows, distinct, k))

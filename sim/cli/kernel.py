@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,7 +70,7 @@ def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str,
     law = workloads.Routing(popularity=workloads.parse_popularity(routing))
     choice = Choice(experts=experts, top_k=top_k)
     (load,) = workloads.expert_loads(tokens=tokens, choice=choice, routing=law, ranks=1)
-    work = GroupedGemmWork(experts=experts, rows=load.rows, distinct=load.distinct, tiles128=load.tiles128, n=n, k=k)
+    work = GroupedGemmWork(experts=experts, n=n, k=k, **asdict(load))
     _show(work, **common)
 
 

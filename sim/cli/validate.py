@@ -15,6 +15,11 @@ import click
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--by", default="", help="split groups further, for example world,dtype,launch,phase")
 @click.option("--profile", type=click.Path(path_type=Path), help="profile of your own (wattline calibrate)")
+@click.option(
+    "--typical-temperature",
+    is_flag=True,
+    help="chips as warm as the profile's [default: as the record says: nothing here predicts the cooling]",
+)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--csv", "csv", type=click.Path(path_type=Path), help="write one line a record")
 @click.option("--plot", type=click.Path(path_type=Path), help="write measured against predicted (PNG)")
@@ -24,13 +29,14 @@ def command(
     files: tuple[Path, ...],
     by: str,
     profile: Path | None,
+    typical_temperature: bool,
     as_json: bool,
     csv: Path | None,
     plot: Path | None,
     worst: int,
     quiet: bool,
 ) -> None:
-    """Predict each record of FILES (JSON lines) from its inputs alone and print the errors."""
+    """Predict each record of FILES (JSON lines) from its inputs and its room's temperature, and print the errors."""
     from rich.console import Console
     from rich.progress import track
 
@@ -49,7 +55,9 @@ def command(
             disable=quiet or not sys.stderr.isatty(),
         )
     )
-    rows = validate(files, profile=profile, step=lambda: void(next(ticks, None)))
+    rows = validate(
+        files, profile=profile, typical_temperature=typical_temperature, step=lambda: void(next(ticks, None))
+    )
     fields = [field.strip() for field in by.split(",") if field.strip()]
     groups = error_table(rows, fields)
     if csv is not None:

@@ -54,6 +54,12 @@ weaker evidence for them:
 - The pause between eager kernels was taken from a profiler trace after eager rows had been seen to come out too fast.
 - The temperature that predictions assume (the median of uncapped kernel rows; 53 C once, now 59) replaced another rule
   (66 C) after decode energies of model_step.jsonl had been seen to come out too high.
+- That a grouped GEMM is one of two kernels was looked up in PyTorch's source after rows of mixtures of experts had come
+  out 8 % too slow at 187 rows an expert and 8 % too fast at 128; the law was then fitted on kernel rows around
+  that change (experts.jsonl).
+- Rows are predicted at the temperature that they recorded, a condition of the room like the power cap: nothing here
+  predicts cooling. `wattline validate --typical-temperature` leaves it out; that costs 0.1 to 0.4 points, and 2 points
+  in energy where four cool chips (50 C) ran experts.
 - The host's pace in eager mode is the least of several runs of one layer's launches on the host, which differed by 1.7
   times; an eager decode row had been seen before that choice."""
 

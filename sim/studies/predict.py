@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware.calibrate.fit_families import moved_bytes
+from hardware.calibrate.suite.routing import tiles256_of
 from sim.cost import Pricer
 from sim.engine.core import Core
 from sim.engine.driver import Engine
@@ -19,7 +20,7 @@ from sim.runner import settled_targets, simulate
 from sim.scenario import Scenario
 from sim.studies import predict_time
 from sim.studies.contention import beside_waiting, computation, together
-from sim.studies.records import MEASURED_FIELDS
+from sim.studies.records import MEASURED_FIELDS, conditions
 from workloads.diffusion import load_dit
 from workloads.families.dit import build_denoise
 from workloads.families.ring import build_ring
@@ -107,7 +108,7 @@ def _model_step(inputs: Inputs) -> Prediction:
 def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = False) -> Prediction:
     """Kernels back to back on ``world`` GPUs until the power cap has settled."""
     world = int(inputs["world"])
-    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, inputs.get("profile"))
+    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, *conditions(inputs))
     return seen(*run_works(target, works, in_graph=in_graph, gap=gap))
 
 
@@ -130,7 +131,7 @@ def _dit_step(inputs: Inputs) -> Prediction:
         spec = replace(spec, text_tokens=int(inputs["text_tokens"]))
     ulysses = int(inputs.get("ulysses", 1))
     program = build_denoise(spec, tokens=int(inputs["tokens"]), layers=int(inputs["layers"]), ulysses=ulysses)
-    target = machine(str(inputs["gpu"]), None, ulysses, None, False, None, False, inputs.get("profile"))
+    target = machine(str(inputs["gpu"]), None, ulysses, None, False, None, False, *conditions(inputs))
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.graph_gap_s))
 
 
@@ -146,7 +147,7 @@ def _ring_attention(inputs: Inputs) -> Prediction:
         head_dim=int(inputs["head_dim"]),
         causal=bool(inputs.get("causal", True)),
     )
-    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, inputs.get("profile"))
+    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, *conditions(inputs))
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
 
 
@@ -243,7 +244,7 @@ def _elementwise(inputs: Inputs) -> Prediction:
 
 def _grouped(inputs: Inputs) -> Prediction:
     fields = ("experts", "rows", "distinct", "tiles128", "n", "k")
-    return _works(inputs, GroupedGemmWork(**{f: inputs[f] for f in fields}))
+    return _works(inputs, GroupedGemmWork(tiles256=tiles256_of(inputs), **{f: inputs[f] for f in fields}))
 
 
 def _collective(inputs: Inputs) -> Prediction:
@@ -272,7 +273,7 @@ def _in_context(inputs: Inputs) -> Prediction:
 
 
 def _waiting(inputs: Inputs) -> Prediction:
-    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False)
+    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False, *conditions(inputs))
     seconds, power_w, clock_hz = beside_waiting(inputs, target)
     return Prediction(latency_s=seconds, energy_j=None, power_w=[power_w], sm_clock_mhz=[clock_hz / 1e6])
 
@@ -284,7 +285,7 @@ def _alone(inputs: Inputs) -> Prediction:
 
 
 def _together(inputs: Inputs) -> Prediction:
-    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False)
+    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False, *conditions(inputs))
     seen = together(inputs, target)
     return Prediction(
         latency_s=seen.a_together_s, energy_j=None, power_w=None, sm_clock_mhz=None, beside_s=seen.b_together_s

@@ -24,6 +24,7 @@ from sim.lower import lower
 from sim.machine import Machine, machine
 from sim.runner import build
 from sim.scenario import Scenario
+from sim.studies.records import conditions
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, GemmWork, Work
 
@@ -177,7 +178,7 @@ def _segments(described: str, phase: str, target: Machine) -> tuple[Segment, ...
 
 def _one_gpu(inputs: Inputs) -> Machine:
     # A transient record logs one GPU, however many did the same beside it.
-    return machine(str(inputs["gpu"]), None, 1, None, False, None, False, inputs.get("profile"))
+    return machine(str(inputs["gpu"]), None, 1, None, False, None, False, *conditions(inputs))
 
 
 def work_of(name: str) -> Work:

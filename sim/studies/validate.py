@@ -91,11 +91,16 @@ def measured_outputs(record: Record) -> dict[str, Any]:
 
 
 def validate(
-    paths: Sequence[Path], *, profile: Path | None = None, step: Callable[[], None] = lambda: None
+    paths: Sequence[Path],
+    *,
+    profile: Path | None = None,
+    typical_temperature: bool = False,
+    step: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """Predict the records of ``paths`` in file order, with a user's ``profile`` where one is given.
 
-    ``step`` is called after each row.
+    Chips are as warm as the record says, a condition of its room that nothing here predicts; with
+    ``typical_temperature`` as warm as the profile's. ``step`` is called after each row.
     """
     fitted_rows = fitted_row_digests() if profile is None else frozenset(read_profile(profile).provenance.row_digests)
     own = {} if profile is None else {"profile": str(profile)}
@@ -104,7 +109,7 @@ def validate(
         for record in read_records(path):
             predicted, skipped = None, None
             try:
-                predicted = predict(record.kind, {**record.inputs, **own})
+                predicted = predict(record.kind, {**record.inputs, **own, **_warmth(record, typical_temperature)})
             except NotPredicted as reason:
                 skipped = str(reason)
             except Exception as error:
@@ -116,6 +121,12 @@ def validate(
     if not rows:
         raise RecordError(f"no records in {', '.join(map(str, paths))}: a record is one JSON object a line")
     return rows
+
+
+def _warmth(record: Record, typical: bool) -> dict[str, float]:
+    """Mean temperature of the record's GPUs where it has one."""
+    known = [] if typical else record.measured.get("temperature_c") or []
+    return {"chip_temperature_c": statistics.fmean(known)} if known else {}
 
 
 def error_table(rows: Sequence[Row], by: Sequence[str] = ()) -> pd.DataFrame:

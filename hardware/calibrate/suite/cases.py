@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardware.calibrate.suite.routing import route
+from hardware.calibrate.suite.routing import EXPERTS, TOP_K, route
 from hardware.calibrate.suite.timing import Bench, repeated, steady, together
 from hardware.errors import HardwareError
 
 Row = Mapping[str, Any]
 HEAD_DIM = 128
-MOE_TOP_K = 8
-MOE_EXPERTS = 128
+
+
 _KEPT_BUFFERS_BYTES = 256 << 20
 
 
@@ -171,7 +171,7 @@ def _kv_write(bench: Bench, batch: int, kv_heads: int, seq_len: int) -> Case:
 
 def _moe_small(bench: Bench, kind: str, rows: int, width: int) -> Case:
     torch, kernels = bench.torch, bench.kernels
-    tokens = max(1, rows // MOE_TOP_K)
+    tokens = max(1, rows // TOP_K)
     gate = bench.randn(rows, 1)
     index = torch.arange(rows, device=bench.device) % tokens
     if kind == "gather":
@@ -179,7 +179,7 @@ def _moe_small(bench: Bench, kind: str, rows: int, width: int) -> Case:
         return Case(launch=lambda _: kernels.gather(x, index))
     x = bench.randn(rows, width)
     if kind == "topk_sum":
-        return Case(launch=lambda _: kernels.topk_sum(x, gate, min(MOE_TOP_K, rows)), kernels_each=2)
+        return Case(launch=lambda _: kernels.topk_sum(x, gate, min(TOP_K, rows)), kernels_each=2)
     out = bench.empty(tokens, width)
     return Case(launch=lambda _: kernels.index_add(x, gate, index, out), kernels_each=3)
 
@@ -221,7 +221,7 @@ def _attention(bench: Bench, row: Row) -> Case:
 
 def _grouped(bench: Bench, row: Row) -> Case:
     experts, k, n = row["experts"], row["k"], row["n"]
-    routing = route(tokens=row["tokens"], experts=MOE_EXPERTS, top_k=MOE_TOP_K, skew=row["skew"], count=experts)
+    routing = route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], count=experts)
     torch = bench.torch
     ends = torch.tensor(routing.rows_per_expert.cumsum().tolist(), device=bench.device, dtype=torch.int32)
     x = bench.randn(routing.rows, k)

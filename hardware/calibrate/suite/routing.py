@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +13,8 @@ from numpy.typing import NDArray
 from hardware.errors import HardwareError
 
 Counts = NDArray[np.int64]
+# Qwen3-30B-A3B, whose experts all grouped records are about.
+EXPERTS, TOP_K = 128, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +37,11 @@ class Routing:
             "max_rows": int(self.rows_per_expert.max()),
             "tiles128": int((-(-self.rows_per_expert // 128)).sum()),
             "tiles64": int((-(-self.rows_per_expert // 64)).sum()),
+            "tiles256": int((-(-self.rows_per_expert // 256)).sum()),
         }
 
 
+@lru_cache(maxsize=256)
 def route(
     *,
     tokens: int,
@@ -50,7 +57,7 @@ def route(
     Expert popularity is shuffled once so that a rank's slice is a fair sample.
 
     >>> route(tokens=64, experts=8, top_k=8, skew=0.0).facts()
-    {'rows': 512, 'distinct': 8, 'max_rows': 64, 'tiles128': 8, 'tiles64': 8}
+    {'rows': 512, 'distinct': 8, 'max_rows': 64, 'tiles128': 8, 'tiles64': 8, 'tiles256': 8}
     """
     if not 0 < top_k <= experts:
         raise HardwareError(f"top_k = {top_k}: a token needs between 1 and experts = {experts} of them")
@@ -68,3 +75,11 @@ def route(
     order = np.argsort(expert, kind="stable")
     rows_per_expert = np.bincount(expert - first, minlength=count).astype(np.int64)
     return Routing(rows_per_expert=rows_per_expert, token=token[order])
+
+
+def tiles256_of(row: Mapping[str, Any]) -> int:
+    """Tiles of 256 rows of a ``grouped_gemm`` record; early records lack them, but their routing can be drawn again."""
+    if "tiles256" in row:
+        return int(row["tiles256"])
+    drawn = route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], count=row["experts"])
+    return drawn.facts()["tiles256"]
