@@ -192,6 +192,8 @@ def load_model(name: str) -> ModelSpec:
         starts = [model for model in known if model.startswith(wanted)]
         if len(starts) > 1:
             raise WorkloadError(f"model = '{name}' fits several models: {', '.join(starts)}: name one")
+        if (files("workloads") / "data" / "dit" / f"{wanted}.toml").is_file():
+            raise WorkloadError(f"model = '{name}' is a diffusion transformer: use phase = 'denoise'")
         if not starts:
             near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else "see 'wattline models'"

@@ -1,0 +1,129 @@
+"""What open peers predict for three pieces of work, beside our own predictions, as one page.
+
+``python -m sim.studies.peers --out docs/peers.md``. The peers' figures are those of our own runs of them
+on two busy cores; ours are made when the page is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sim.errors import SimError
+from sim.output import write_atomically
+from sim.runner import simulate
+from sim.scenario import Scenario
+from sim.studies.fidelity_tables import table
+
+WORKS: Mapping[str, Mapping[str, object]] = {
+    "W1": {"model": "llama3-8b", "batch": 1, "seq_len": 4096},
+    "W2": {"model": "llama3-70b", "batch": 2, "seq_len": 4096, "tp": 4},
+    "W3": {"model": "llama3-70b", "phase": "decode", "batch": 32, "seq_len": 2048, "tp": 4},
+}
+GPUS = {"H100": "h100-sxm-80gb", "H200": "h200-sxm-141gb", "A100": "a100-sxm-80gb"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One peer on one GPU: milliseconds of each work, seconds of a run, and what stands in the way of comparing."""
+
+    name: str
+    gpu: str
+    ms: tuple[float | None, float | None, float | None]
+    run: str
+    note: str = ""
+
+
+PEERS: Sequence[Peer] = (
+    Peer(name="AIConfigurator, TensorRT-LLM 1.3rc20", gpu="H100", ms=(97.5, 525.4, 19.35), run="2.4-3.7"),
+    Peer(name="AIConfigurator, vLLM 0.24", gpu="H100", ms=(90.1, 561.1, 18.37), run="3-5"),
+    Peer(name="AIConfigurator, SGLang 0.5.14", gpu="H100", ms=(94.1, 560.3, 18.25), run="3-4"),
+    Peer(name="GenZ 0.0.16, efficiency 1", gpu="H100", ms=(75.4, 386.6, 13.07), run="3"),
+    Peer(
+        name="llm-analysis, efficiency 1", gpu="H100", ms=(61.5, 330.0, 11.8), run="0.001",
+        note="feed-forward width of another model",
+    ),
+    Peer(name="Calculon", gpu="H100", ms=(188.6, 815.8, None), run="0.3", note="no grouped heads, no decode"),
+    Peer(name="BLIS roofline", gpu="H100", ms=(103.8, 479.0, 9.2), run="0.03", note="W2: when the last request ends"),
+    Peer(name="BLIS trained", gpu="H100", ms=(39.8, 136.0, 20.3), run="0.03", note="W1, W2 below the compute bound"),
+    Peer(name="ASTRA-sim roofline", gpu="H100", ms=(67.9, 411.4, 16.1), run="0.06", note="on a graph that we wrote"),
+    Peer(name="TrioSim", gpu="H100", ms=(97.4, 451.6, 16.26), run="0.25", note="fed with AIConfigurator's times"),
+    Peer(name="AIConfigurator, TensorRT-LLM", gpu="H200", ms=(90.5, 523.0, 15.29), run="3-6"),
+    Peer(name="AIConfigurator (git), vLLM 0.22", gpu="H200", ms=(100.6, 532.4, 14.03), run="3-5"),
+    Peer(name="InferSim", gpu="H200", ms=(176.5, 999.0, 14.65), run="0.25"),
+    Peer(name="AIConfigurator, TensorRT-LLM", gpu="A100", ms=(269.0, 1390.0, 33.2), run="2-4"),
+    Peer(name="AIConfigurator, vLLM", gpu="A100", ms=(259.0, 1308.0, 35.0), run="2-4"),
+    Peer(name="GenZ, efficiency 1", gpu="A100", ms=(239.0, 1209.5, 20.95), run="3"),
+    Peer(name="LLMCompass", gpu="A100", ms=(None, 1397.0, 68.0), run="365"),
+    Peer(name="Vidur", gpu="A100", ms=(297.1, 1458.0, 40.1), run="7, first 1100", note="attention from other tables"),
+)  # fmt: skip
+
+HEAD = """# Beside open peers
+
+Written by `python -m sim.studies.peers --out docs/peers.md`; do not edit.
+
+Three pieces of work in bf16: **W1** Llama-3-8B prefill of 1 x 4096 tokens on one GPU, **W2** Llama-3-70B prefill of
+2 x 4096 on four (tp 4), **W3** a decode step of Llama-3-70B over 2048 cached tokens, batch 32, tp 4. We ran the peers
+(snapshots up to September 2026) on two busy cores; *run* is the wall time of one prediction in seconds; ours takes one
+to two. These are predictions side by side, not errors: only W1 on the H100 was measured as it stands (104.9 ms,
+72.5 J, our reference PyTorch stack in a graph), and the peers' tables hold the kernels of other stacks. How far ours
+are from measurements: [fidelity.md](fidelity.md)."""
+
+ENERGY = """## Joules
+
+Of the peers that ran, few give any. AIConfigurator with power tables (H200, vLLM 0.22) says 64.2 J for W1 (638 W),
+and calls W2 and W3 unavailable because collectives have no power (76 and 82 % of their time is covered). GenZ's git
+version gives 41.1, 742 and 19.1 J once its percentages are read as such. A constant 700 W over AIConfigurator's H100
+times, the way of LLMServingSim, gives 68, 1471 and 54 J. None says how power moves with the kernels that run, or what
+a collective costs."""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    lines, joules = [], []
+    for label, gpu in GPUS.items():
+        runs = [simulate(Scenario.of(gpu=gpu, ignore_memory=True, **work)) for work in WORKS.values()]
+        ours = tuple(run.latency_s * 1e3 for run in runs)
+        lines.append(("**wattline**", label, *(_ms(value) for value in ours), "", runs[0].machine.status))
+        lines += [(p.name, label, *(_ms(value) for value in p.ms), p.run, p.note) for p in PEERS if p.gpu == label]
+        for name, run in zip(WORKS, runs, strict=True):
+            watts = sum(run.power_w_per_gpu) / run.gpus
+            joules.append(
+                (label, name, f"{run.energy_j:.1f}", f"{watts:.0f}", f"{run.sm_clock_hz_per_gpu[0] / 1e6:.0f}")
+            )
+    head = ("simulator", "GPU", *(f"{name} ms" for name in WORKS), "run s", "note")
+    return (
+        "\n\n".join(
+            (
+                HEAD,
+                "## Milliseconds\n\n" + table(head, lines, left=2, text_last=True),
+                ENERGY,
+                "Ours, all GPUs together:\n\n" + table(("GPU", "work", "J", "W a GPU", "SM MHz"), joules, left=2),
+            )
+        )
+        + "\n"
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of this module: 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m sim.studies.peers", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/peers.md"))
+    given = parser.parse_args(argv)
+    try:
+        write_atomically(given.out, page().encode())
+    except SimError as error:
+        print(f"peers: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
