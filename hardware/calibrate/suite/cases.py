@@ -40,7 +40,7 @@ def build(bench: Bench, row: Row) -> Case:
     """The work of a kernel row, with its tensors allocated."""
     match row["kind"]:
         case "gemm":
-            return _gemm(bench, row["m"], row["n"], row["k"], row["dtype"], values=row.get("values", "normal"))
+            return _gemm(bench, row["m"], row["n"], row["k"], row["dtype"], row)
         case "copy":
             return _copy(bench, row["bytes_moved"])
         case "permute_copy":
@@ -71,7 +71,8 @@ def build(bench: Bench, row: Row) -> Case:
             raise HardwareError(f"the suite has no kernel kind '{other}'")
 
 
-def _gemm(bench: Bench, m: int, n: int, k: int, dtype: str, *, values: str) -> Case:
+def _gemm(bench: Bench, m: int, n: int, k: int, dtype: str, row: Row) -> Case:
+    values, fast = row.get("values", "normal"), bool(row.get("fast_accumulation"))
     kernels, x, weights = bench.kernels, bench.randn(m, k), bench.weights(n, k)
     if values != "normal":
         x, weights = valued(bench, x, values), [valued(bench, w, values) for w in weights]
@@ -83,7 +84,11 @@ def _gemm(bench: Bench, m: int, n: int, k: int, dtype: str, *, values: str) -> C
         x8 = _fp8(bench, x, values)
         # The pool is bf16; FP8 weights of half the bytes need twice the copies to leave the cache.
         eights = [_fp8(bench, w * 50, values) for w in bench.weights(n, k, span_bytes=512 << 20)]
-        return Case(launch=lambda i: kernels.linear_fp8(x8, eights[i % len(eights)], one), rotate=len(eights))
+
+        def launch(i: int) -> object:
+            return kernels.linear_fp8(x8, eights[i % len(eights)], one, fast_accumulation=fast)
+
+        return Case(launch=launch, rotate=len(eights))
     raise HardwareError(f"dtype = '{dtype}': the suite measures GEMMs in bf16 and fp8_e4m3")
 
 

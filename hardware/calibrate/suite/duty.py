@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from hardware.calibrate.suite.cases import build
-from hardware.calibrate.suite.timing import Bench, EventTimer, capture, new_slots, stamps_between
+from hardware.calibrate.suite.timing import (
+    GRAPH_S,
+    Bench,
+    EventTimer,
+    capture,
+    new_slots,
+    stamps_between,
+    steady,
+    together,
+)
 
 Row = Mapping[str, Any]
 _KEPT_ITERATIONS = 40
@@ -98,6 +107,35 @@ def measure_duty(bench: Bench, row: Row) -> dict[str, Any]:
         "power_w": [bench.meter.power_w(begin, end)],
         "temperature_c": [bench.meter.temperature_c()],
     }
+
+
+def measure_alternating(bench: Bench, row: Row) -> dict[str, Any]:
+    """A kernel for about ``busy_s``, then a lone spinning block for ``pause_share`` of that, over and over in a graph.
+
+    The pause is timed at the maximum clock: at a lower one it is longer in proportion.
+    """
+    timer = EventTimer(bench)
+    case = build(bench, work_row(row))
+    for i in range(3):
+        case.launch(i)
+    bench.synchronize()
+    start = timer.record()
+    for i in range(4):
+        case.launch(i)
+    each_s = timer.seconds(start, timer.record()) / 4
+    count = max(1, round(row["busy_s"] / each_s))
+    pause_s = row["pause_share"] * row["busy_s"]
+    periods = max(1, round(GRAPH_S / row["busy_s"]))
+
+    def body() -> None:
+        for period in range(periods):
+            for i in range(count):
+                case.launch(period * count + i)
+            if pause_s:
+                bench.kernels.spin(pause_s)
+
+    seen = together(bench, steady(bench, capture(bench, body), periods, window_s=_MEASURED_S))
+    return {"n_per_burst": count, "pause_s": pause_s, **seen}
 
 
 def measure_idle(bench: Bench, row: Row) -> dict[str, Any]:

@@ -16,6 +16,7 @@ Tensor = Any
 _SILU_BLOCK = 1024
 _CAST_BLOCK = 1024
 _STAMP_WARPS = 1
+_SPIN_HZ = 1.98e9
 
 
 class Kernels:
@@ -93,11 +94,24 @@ class Kernels:
             return self._torch.mm(x, weight.t(), out=out)
         return self._torch.nn.functional.linear(x, weight)
 
-    def linear_fp8(self, x: Tensor, weight: Tensor, one: Tensor) -> Tensor:
-        """x [m, k] by weight [n, k], both FP8 with per-tensor scales, output bf16: cuBLASLt."""
+    def linear_fp8(self, x: Tensor, weight: Tensor, one: Tensor, *, fast_accumulation: bool = False) -> Tensor:
+        """x [m, k] by weight [n, k], both FP8 with per-tensor scales, output bf16: cuBLASLt.
+
+        ``fast_accumulation`` keeps sums in the tensor cores' own registers; PyTorch does not unless asked.
+        """
         return self._torch._scaled_mm(
-            x, weight.t(), scale_a=one, scale_b=one, out_dtype=self._torch.bfloat16, use_fast_accum=True
+            x,
+            weight.t(),
+            scale_a=one,
+            scale_b=one,
+            out_dtype=self._torch.bfloat16,
+            use_fast_accum=fast_accumulation,
         )
+
+    def spin(self, seconds: float) -> None:
+        """One block that only counts cycles for about ``seconds`` at the maximum clock."""
+        if self._on_gpu:
+            self._torch.cuda._sleep(max(1, int(seconds * _SPIN_HZ)))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         """Flash attention of [batch, heads, tokens, head_dim]; PyTorch picks its backend (cuDNN on Hopper)."""

@@ -17,7 +17,7 @@ PlannedRow = dict[str, Any]
 MIB = 1 << 20
 
 # Fields whose absence means something: a record that has one is no answer to a row without it.
-_LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident")
+_LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident", "fast_accumulation")
 
 _DEFAULTS: dict[str, Any] = {"ep_mode": None, "expert_skew": 0.0, "ctas": None, "comm_ctas": None}
 _ABSENT = object()
@@ -70,6 +70,8 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return 2.1
         case "duty":
             return 3.0
+        case "alternating":
+            return _CAPPED_S + 0.3
         case "transient":
             return 14.0
         case "gemm":

@@ -316,6 +316,18 @@ def experts(_: int) -> list[PlannedRow]:
     ]
 
 
+def alternating(_: int) -> list[PlannedRow]:
+    """Work that would pass the cap, with short pauses all the time: what mean power the limiter then settles at."""
+    works = ("gemm_8192x8192x8192", "gemm_1024x28672x8192", "gemm_256x28672x8192")
+    shapes = [(0.001, 0.1), (0.002, 0.05), (0.002, 0.1), (0.002, 0.2), (0.008, 0.1), (0.03, 0.1)]
+    rows: list[PlannedRow] = [
+        {"kind": "alternating", "world": 1, "work": work, "busy_s": busy_s, "pause_share": share}
+        for work in works
+        for busy_s, share in shapes
+    ]
+    return rows + [{**rows[0], "work": work, "pause_share": 0.0} for work in works]
+
+
 def values(_: int) -> list[PlannedRow]:
     """One GEMM over operands of other values: what the data alone does to power, and to time under the cap."""
     kinds = {"bf16": ("normal", "zeros", "small"), "fp8_e4m3": ("normal", "zeros", "small", "bits")}
@@ -324,6 +336,9 @@ def values(_: int) -> list[PlannedRow]:
         for dtype, names in kinds.items()
         for m, n, k in ((4096, 4096, 14336), (256, 28672, 4096), (16, 28672, 4096))
         for kind in names
+    ] + [
+        {**gemm(m, n, k, "fp8_e4m3"), "fast_accumulation": True}
+        for m, n, k in ((4096, 4096, 14336), (256, 28672, 4096), (16, 28672, 4096))
     ]
 
 
@@ -355,6 +370,7 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "calibrate_multi": (2, calibrate_multi),
     "experts": (1, experts),
     "values": (1, values),
+    "alternating": (1, alternating),
     "host_issue": (1, host_issue),
     "gaps": (1, gaps),
     "pair": (2, pair),

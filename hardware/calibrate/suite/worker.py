@@ -23,7 +23,7 @@ from hardware.calibrate.suite.cases_pair import (
     measure_together,
 )
 from hardware.calibrate.suite.comm import Comm, NcclComm, QuietComm, most
-from hardware.calibrate.suite.duty import measure_duty, measure_host, measure_idle
+from hardware.calibrate.suite.duty import measure_alternating, measure_duty, measure_host, measure_idle
 from hardware.calibrate.suite.host_issue import measure_host_issue
 from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import DryMeter, Meter, NvmlMeter
@@ -80,6 +80,8 @@ def measure(bench: Bench, row: Row) -> dict[str, Any]:
             return measure_idle(bench, row)
         case "duty":
             return measure_duty(bench, row)
+        case "alternating":
+            return measure_alternating(bench, row)
         case "transient":
             return measure_transient(bench, row)
         case "collective":
