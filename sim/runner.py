@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import workloads
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
-from sim.engine.replay import Part, Repeated, play, play_governed
+from sim.engine.replay import Part, Repeated, play, play_governed, strains
 from sim.errors import FoldError
 from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
@@ -115,28 +117,28 @@ def _run(
         say("running")
         return governed(layout.sequence, target.limits, gpus, repetitions=1)
     say("finding the settled power target")
-    limits, long = _settled(plan, layout, target, phases=scenario.phase == "generate")
+    uneven = scenario.phase == "generate" or scenario.pp > 1
+    limits, strained = _settled(plan, layout, target, uneven=uneven)
     say("running")
-    if long:
-        # Phases of different power, each long enough for the limiters to follow: one mean is not enough.
-        return governed(layout.sequence, target.limits, gpus, repetitions=2)
+    if strained:
+        # Stretches of different power, each long enough for the limiters to follow: one mean is not enough.
+        return held(layout.sequence, target.limits, gpus)
     return play(layout.sequence, tuple(limits)), limits
 
 
-def _settled(plan: Plan, layout: Layout, target: Machine, *, phases: bool) -> tuple[list[float], bool]:
-    """The settled power target of each of the layout's GPUs; whether ``phases`` are too long for one target.
+def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> tuple[list[float], bool]:
+    """The settled power target of each of the layout's GPUs; whether ``uneven`` power strains the limiters under it.
 
     Found on the cheapest layout: all agree to the picosecond.
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
             limits = settled_targets(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
-            parts = play(cheapest.sequence, tuple(limits)) if phases else []
+            parts = play(cheapest.sequence, tuple(limits)) if uneven else []
         except FoldError:
             continue
         by_rank = _of_ranks(cheapest, limits)
-        length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
-        return [by_rank[ranks[0]] for ranks in layout.folding.classes], length_s > target.limits.slow_time_s
+        return [by_rank[ranks[0]] for ranks in layout.folding.classes], strains(parts, target.limits)
     raise AssertionError("full detail is never refused")
 
 
@@ -256,6 +258,35 @@ def governed(
         play_governed(sequence, limiter)
     parts = play_governed(sequence, limiter)
     return parts, limiter.targets_w()
+
+
+def held(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> tuple[list[Part], list[float]]:
+    """The second of two repetitions with the limiters acting in time.
+
+    In repetitions shorter than the slow limiter's window that limiter is not followed: the middle limit is lowered
+    until no GPU's mean power passes the slow one, which is what its dips come to over many repetitions.
+    """
+
+    def under(middle_limit_w: float) -> tuple[list[Part], list[float], float, float]:
+        own = replace(limits, slow_limit_w=math.inf, middle_limit_w=middle_limit_w)
+        parts, targets = governed(sequence, own, gpus, repetitions=2)
+        length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
+        burnt_j = [sum(part.repeat * part.played.energy_j[gpu] for part in parts) for gpu in range(gpus)]
+        return parts, targets, length_s, max(burnt_j) / length_s
+
+    parts, targets, length_s, hottest_w = under(limits.middle_limit_w)
+    if length_s > limits.slow_time_s:
+        return governed(sequence, limits, gpus, repetitions=2)
+    low_w, high_w = 0.8 * limits.slow_limit_w, limits.middle_limit_w
+    while hottest_w > limits.slow_limit_w and high_w - low_w > TARGET_STEP_W:
+        middle_w = 0.5 * (low_w + high_w)
+        seen = under(middle_w)
+        if seen[3] > limits.slow_limit_w:
+            high_w = middle_w
+        else:
+            low_w = middle_w
+            parts, targets, *_ = seen
+    return parts, targets
 
 
 def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[float]:

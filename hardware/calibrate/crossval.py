@@ -154,7 +154,7 @@ def collective_errors(rows: Sequence[Row], setting: Setting) -> Held:
             for row in (row for row in own if blocks_of(row) == count):
                 terms = collective_base_terms(
                     fitted, UNFITTED, op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False,
-                    sms=setting.gpu.sms,
+                    sms=setting.gpu.sms, max_clock_hz=setting.gpu.max_clock_hz,
                 )  # fmt: skip
                 seconds = time_s(terms, sms=setting.gpu.sms, sm_clock_hz=setting.gpu.max_clock_hz)
                 latency.append(seconds / row["latency_s"] - 1.0)

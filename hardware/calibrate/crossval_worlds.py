@@ -17,7 +17,8 @@ from hardware.calibrate.crossval import HEADER, Held
 from hardware.calibrate.fit import read_fit_records
 from hardware.calibrate.fit_kit import Row
 from hardware.catalog import load_gpu
-from hardware.laws.collective import CollectiveCoefficients, collective_base_terms
+from hardware.gpu import GpuSpec
+from hardware.laws.collective import UNFITTED, CollectiveCoefficients, collective_base_terms
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import load_profile
 
@@ -36,7 +37,7 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
             for row in loops:
                 if (row["op"], row["world"]) != (op, world):
                     continue
-                terms = _terms(blind, row, gpu.sms)
+                terms = _terms(blind, row, gpu)
                 seconds = time_s(terms, sms=gpu.sms, sm_clock_hz=gpu.max_clock_hz)
                 latency.append(seconds / row["latency_s"] - 1.0)
                 watts = [w for w in row["power_w"] if w is not None]
@@ -45,15 +46,17 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
             yield Held(family=op, left_out=f"world {world}", latency=tuple(latency), energy=tuple(power))
 
 
-def _terms(coefficients: CollectiveCoefficients, row: Row, sms: int) -> KernelTerms:
+def _terms(coefficients: CollectiveCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
     return collective_base_terms(
         coefficients,
+        UNFITTED,
         op=row["op"],
         world=row["world"],
         buffer_bytes=row["bytes"],
         ctas=row["ctas"],
         in_graph=False,
-        sms=sms,
+        sms=gpu.sms,
+        max_clock_hz=gpu.max_clock_hz,
     )
 
 

@@ -215,6 +215,7 @@ def collective_terms(
         ctas=ctas,
         in_graph=in_graph,
         sms=gpu.sms,
+        max_clock_hz=gpu.max_clock_hz,
         algorithm=algorithm,
         span=span,
         link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,

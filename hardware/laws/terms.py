@@ -24,7 +24,9 @@ class KernelTerms:
     ``sm_power_w`` is drawn by active SMs at the maximum clock when the whole GPU is held.
     ``sms_cap`` bounds the SMs that the kernel asks for (it leaves the others to a collective); no SMs at all
     (``sms_per_block`` 0) is work of the copy engines.
-    ``beside_slowdown`` stretches the kernel while compute runs beside it (caches and crossbar, not HBM).
+    A collective takes the longer of ``floor_s``, at the pace of its links, and ``moving_cycles``, what its blocks need
+    to move the data at any clock; compute beside it stretches the cycles by ``beside_slowdown`` (caches and crossbar,
+    not HBM).
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
     """
@@ -52,23 +54,22 @@ class KernelTerms:
     waiting_power_w: float = 0.0
     hbm_weight_per_sm: float = 1.0
     beside_slowdown: float = 1.0
+    moving_cycles: float = 0.0
     shrink: Shrink = "persistent"
     extrapolated: bool = False
 
 
 def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
-    """SMs that the kernel asks for: a quantised one no more than its whole rounds of tiles need.
+    """SMs that the kernel asks for: one for each block, at most all.
 
-    Grids in our profiler traces: 496 tiles go in 4 rounds over 124 SMs, 512 over 128, not over all 132.
+    Grids in our profiler traces are 132 blocks wherever there are more tiles, whatever their number: 280 and 512 tiles
+    of chunked products, the last round of which leaves most of them idle, 1440 too.
 
     >>> from hardware.laws.terms import KernelTerms
     >>> wanted_sms(KernelTerms(floor_s=0.0, blocks=512, cycles_per_block=1e4), 132.0)
-    128.0
+    132.0
     """
-    every, room = terms.blocks * terms.sms_per_block, min(terms.sms_cap, gpu_sms)
-    if not terms.quantised or every <= room:
-        return min(every, room)
-    return math.ceil(terms.blocks / math.ceil(every / room - 1e-9)) * terms.sms_per_block
+    return min(terms.blocks * terms.sms_per_block, terms.sms_cap, gpu_sms)
 
 
 def part(terms: KernelTerms, share: float) -> KernelTerms:
@@ -112,7 +113,7 @@ def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
         body_s = longer
     else:  # p-norm written so that it cannot overflow
         body_s = longer * float((1.0 + (shorter / longer) ** terms.sharpness) ** (1.0 / terms.sharpness))
-    return terms.scale * (terms.floor_s + body_s)
+    return max(terms.scale * (terms.floor_s + body_s), terms.moving_cycles / sm_clock_hz)
 
 
 def dynamic_power_w(

@@ -108,6 +108,9 @@ class Core:
         group = sorted(self._closure())
         self._dirty.clear()
         self._solve(group, now_ps)
+        for index in group:
+            if self.gpus[index].waiting:
+                self._arm_tails(self.gpus[index], now_ps)
         if not self.inflight and not self.scheduled and self.left:
             raise DeadlockError(deadlock_message(self.graph, self._flows, self.gpus, self.left))
 
@@ -174,8 +177,6 @@ class Core:
                     waiting.append(late_part(entry, min(1.0, gpu.model.gpu.own_rounds / rounds)))
                     self._split.setdefault(entry.op, Split()).parts += 1
                 self._begin(entry, now_ps)
-            if waiting:
-                self._arm_tails(gpu, now_ps)
         if gpu.free > 0.0:
             running = gpu.running
             for entry in sorted(running, key=_by_key) if len(running) > 1 else running:
@@ -212,7 +213,7 @@ class Core:
                 continue
             left = flow.left - flow.rate * (now_ps - flow.updated_ps) - 1.0 / rounds
             due = now_ps + max(1, math.ceil(left / flow.rate))
-            if due < flow.due_ps:
+            if due < flow.due_ps and due != flow.release_due_ps:
                 flow.release_due_ps = due
                 assert self.driver is not None
                 self.driver.arm([flow], due)

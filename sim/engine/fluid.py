@@ -246,7 +246,7 @@ class FluidModel:
             work_s = time_s(terms, sms=sms, sm_clock_hz=clock_hz)
             busy_share.append(work_s / (work_s + cls.gap_s))
             if cls.collective and computes:
-                work_s *= terms.beside_slowdown
+                work_s = max(work_s, terms.moving_cycles * terms.beside_slowdown / clock_hz)
             pace.append(1.0 / (work_s + cls.gap_s) / PS_PER_S)
         hbm = [terms.hbm_bytes * r * PS_PER_S for (terms, _), r in zip(parts, pace, strict=True)]
         link = [terms.link_bytes * r * PS_PER_S for (terms, _), r in zip(parts, pace, strict=True)]

@@ -9,13 +9,15 @@ which a target really moves is run again, with the limiters alive, from the stat
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from simpy.events import Event
 
+from hardware.clock import ClockLimits
 from sim.engine.core import Core
 from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
@@ -106,6 +108,19 @@ class Part:
     played: Played
     repeat: int
 
+    def stretches(self, gpu: int) -> Iterator[tuple[float, float]]:
+        """Seconds and watts of one GPU in turn; of repetitions only their mean."""
+        records = self.played.records
+        if self.repeat > 1:
+            end_s = records.end_ps * 1e-12
+            yield self.repeat * end_s, self.played.energy_j[gpu] / end_s
+            return
+        steps = zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True)
+        own = [(time_ps, state) for index, time_ps, state in steps if index == gpu]
+        ends = [time_ps for time_ps, _ in own[1:]] + [records.end_ps]
+        for (begin_ps, state), end_ps in zip(own, ends, strict=True):
+            yield (end_ps - begin_ps) * 1e-12, records.states[state].power_w
+
 
 def play(sequence: Sequence[Repeated], limits_w: Limits) -> list[Part]:
     """The parts of one run under fixed power targets; raises :class:`FoldError` where a cut is not level."""
@@ -159,6 +174,23 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
             parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=alike))
             todo -= alike
     return parts
+
+
+def strains(parts: Sequence[Part], limits: ClockLimits) -> bool:
+    """Whether a run at fixed targets outlasts the slow limiter or, repeated, passes the middle one's mean on a GPU."""
+    if not parts:
+        return False
+    length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
+    if length_s > limits.slow_time_s:
+        return True
+    for gpu in range(len(parts[0].played.energy_j)):
+        mean_w = sum(part.repeat * part.played.energy_j[gpu] for part in parts) / length_s
+        for part in parts:
+            for seconds, power_w in part.stretches(gpu):
+                mean_w += (power_w - mean_w) * -math.expm1(-seconds / limits.middle_time_s)
+                if mean_w > limits.middle_limit_w:
+                    return True
+    return False
 
 
 class _Live:

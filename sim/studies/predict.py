@@ -203,6 +203,8 @@ def _mean_clock_mhz(core: Core, gpu_index: int) -> float:
 
 
 def _gemm(inputs: Inputs) -> Prediction:
+    if inputs.get("fast_accumulation") or inputs.get("values", "normal") != "normal":
+        raise NotPredicted("products with fast accumulation or of other values than normal ones are not modelled")
     return _works(
         inputs,
         GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType(inputs.get("dtype", "bf16"))),
