@@ -111,22 +111,27 @@ def summary_text(run: Timeline) -> str:
     return buffer.getvalue().rstrip()
 
 
-def print_summary(run: Timeline, console: Console) -> None:
-    """Headline table and energy by kernel class, with units."""
-    scenario, data = run.scenario, summary(run)
-    where = f"{run.gpus} x {run.machine.gpu.id}"
+def headline(run: Timeline) -> str:
+    """What was run on what, without the model's name."""
+    scenario = run.scenario
     sizes = f"batch {scenario.batch}, {scenario.seq_len} tokens"
     if scenario.phase == "denoise":
         about = video_summary(scenario)
         sizes = f"{scenario.video or 'one branch'}, batch {scenario.batch}, {about['latent_tokens']} latent tokens"
     if scenario.output_len:
         sizes += f" + {scenario.output_len} generated"
-    console.print(f"[bold]{scenario.model}[/bold] {scenario.phase}, {sizes}, {scenario.dtype}, {where}")
+    return f"{scenario.phase}, {sizes}, {scenario.dtype}, {run.gpus} x {run.machine.gpu.id}"
+
+
+def print_summary(run: Timeline, console: Console) -> None:
+    """Headline table and energy by kernel class, with units."""
+    scenario, data = run.scenario, summary(run)
+    console.print(f"[bold]{scenario.model}[/bold] {headline(run)}")
     head = Table(show_header=False, box=None, padding=(0, 2))
-    head.add_row("latency", _time(run.latency_s))
+    head.add_row("latency", duration(run.latency_s))
     if "ttft_s" in data:
-        head.add_row("time to first token", _time(data["ttft_s"]))
-        head.add_row("time per output token", _time(data["tpot_s"]))
+        head.add_row("time to first token", duration(data["ttft_s"]))
+        head.add_row("time per output token", duration(data["tpot_s"]))
         head.add_row("energy to first token", f"{data['energy_to_first_token_j']:.4g} J")
         head.add_row("energy per request", f"{data['energy_j_per_request']:.4g} J")
     head.add_row("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)")
@@ -134,12 +139,12 @@ def print_summary(run: Timeline, console: Console) -> None:
         steps = f"{data['steps']}, {data['computed_steps']} computed" if scenario.reuse else f"{data['steps']}"
         head.add_row("denoising steps", f"{steps}; {guidance_of(scenario.guidance)}")
         head.add_row("memory a GPU", f"{data['memory_bytes_per_gpu'] / 1e9:.1f} GB")
-    head.add_row("mean power per GPU", _range(run.power_w_per_gpu, 1.0, "W"))
-    head.add_row("mean SM clock", _range(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
+    head.add_row("mean power per GPU", extent(run.power_w_per_gpu, 1.0, "W"))
+    head.add_row("mean SM clock", extent(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
     head.add_row("exposed communication", _exposed(run))
     if scenario.pp > 1:
         head.add_row(
-            "pipeline bubbles", f"{_time(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
+            "pipeline bubbles", f"{duration(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
         )
     if "expert_balance" in data:
         head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
@@ -148,7 +153,7 @@ def print_summary(run: Timeline, console: Console) -> None:
     if run.outcome.knots:
         off = f"off by {100 * run.outcome.knot_error:.2g} % at most"
         head.add_row("decode steps", f"on {run.outcome.knots} contexts for {run.scenario.output_len} tokens: {off}")
-    head.add_row("these numbers are", _status(run))
+    head.add_row("these numbers are", status_text(run))
     console.print(head)
     table = Table(title="Where the joules go", title_justify="left")
     for column in ("kernel class", "energy J", "share", "GPU time"):
@@ -158,7 +163,7 @@ def print_summary(run: Timeline, console: Console) -> None:
             str(name),
             f"{row['energy_j']:.4g}",
             f"{100 * row['share']:.1f} %",
-            _time(float(row["duration_s"])),
+            duration(float(row["duration_s"])),
         )
     console.print(table)
 
@@ -166,10 +171,10 @@ def print_summary(run: Timeline, console: Console) -> None:
 def _exposed(run: Timeline) -> str:
     """The sum, and its kinds where there are several: moving data, and waiting for the last rank."""
     kinds = run.exposed_and_waiting_s
-    parts = [f"{kind} {_time(exposed_s)}" for kind, (exposed_s, _) in kinds.items() if exposed_s > 0.0]
+    parts = [f"{kind} {duration(exposed_s)}" for kind, (exposed_s, _) in kinds.items() if exposed_s > 0.0]
     if (waiting := sum(waiting_s for _, waiting_s in kinds.values())) > 1e-9:
-        parts.append(f"waiting {_time(waiting)}")
-    text = _time(run.exposed_communication_s)
+        parts.append(f"waiting {duration(waiting)}")
+    text = duration(run.exposed_communication_s)
     return f"{text}  ({', '.join(parts)})" if len(parts) > 1 else text
 
 
@@ -197,7 +202,8 @@ def simulated(run: Timeline) -> str:
             return "every rank and layer"
 
 
-def _status(run: Timeline) -> str:
+def status_text(run: Timeline) -> str:
+    """What the numbers rest on, with expected errors and what lies outside the measured."""
     text = run.machine.status
     error = run.machine.profile.expected_error()
     if error:
@@ -211,13 +217,19 @@ def _status(run: Timeline) -> str:
     return text
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in the unit that leaves few digits.
+
+    >>> duration(0.0123)
+    '12.3 ms'
+    """
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if seconds * scale >= 1.0:
             return f"{seconds * scale:.4g} {unit}"
     return f"{seconds * 1e6:.4g} us"
 
 
-def _range(values: tuple[float, ...], scale: float, unit: str) -> str:
+def extent(values: tuple[float, ...], scale: float, unit: str) -> str:
+    """The least and the greatest of ``values / scale``, or one number where they agree."""
     low, high = min(values) / scale, max(values) / scale
     return f"{low:.0f} {unit}" if high - low < 0.5 else f"{low:.0f} to {high:.0f} {unit}"

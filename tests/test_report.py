@@ -1,0 +1,156 @@
+"""The HTML report: its sums are the run's, and a browser shows it on a phone and a desktop, light and dark."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from sim import simulate
+from sim.cli import app, main
+from sim.studies.report import page as page_module
+from sim.studies.report.run import run_page, write_report
+from sim.studies.report.sums import binned, kernel_sums, mean_rates, split_of
+from sim.timeline import Timeline
+from tests.browser_kit import DESKTOP, PHONE, chromium, opened
+
+RUNS = {
+    "one GPU": {"model": "llama3-8b", "layers": 2, "seq_len": 2048},
+    "chunks": {"model": "llama3-70b", "layers": 2, "tp": 4, "seq_len": 2048, "overlap_chunks": 4},
+    "generate": {"model": "llama3-8b", "layers": 2, "tp": 2, "phase": "generate", "seq_len": 512, "output_len": 8},
+    "stages": {"model": "llama3-70b", "layers": 4, "pp": 2, "tp": 2, "batch": 4, "seq_len": 1024},
+    "experts": {"model": "qwen3-30b-a3b", "layers": 2, "ep": 4, "ep_mode": "all_to_all", "expert_skew": 1.0},
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request: pytest.FixtureRequest) -> Timeline:
+    return simulate(**RUNS[request.param])
+
+
+def test_bins_hold_the_energy_of_the_run(run: Timeline) -> None:
+    bins = binned(run.outcome, 300)
+    width_s = np.diff(bins.edges_s)
+    per_gpu = bins.power_w @ width_s
+    for joules, ranks in zip(per_gpu, run.outcome.folding.classes, strict=True):
+        assert joules == pytest.approx(run.energy_j_per_gpu[ranks[0]], rel=1e-9)
+    by_family = {family: float(watts @ width_s) for family, watts in bins.family_w.items()}
+    assert sum(by_family.values()) == pytest.approx(run.energy_j, rel=1e-9)
+    for family, (energy_j, _) in run.sums_by("family").items():  # exact but for kernels that share a GPU
+        assert by_family[family] == pytest.approx(energy_j, rel=0.05, abs=1e-9)
+
+
+def test_bins_average_power_and_clock_as_the_table_of_steps_says(run: Timeline) -> None:
+    bins = binned(run.outcome, 7)
+    gpu = run.outcome.folding.classes[-1][0]
+    steps = run.power[run.power["gpu"] == gpu]
+    begin, end = steps["start_s"].to_numpy(), (steps["start_s"] + steps["duration_s"]).to_numpy()
+    for mine, column in (
+        (bins.power_w, "power_w"),
+        (bins.clock_hz, "sm_clock_hz"),
+        (bins.hbm_bytes_per_s, "hbm_bytes_per_s"),
+    ):
+        for number in range(7):
+            low, high = bins.edges_s[number : number + 2]
+            inside = np.clip(np.minimum(end, high) - np.maximum(begin, low), 0.0, None)
+            assert mine[-1, number] == pytest.approx(float(inside @ steps[column] / (high - low)), rel=1e-6)
+
+
+def test_kernels_and_idling_add_up(run: Timeline) -> None:
+    rows = kernel_sums(run.outcome)
+    assert sum(row.launches for row in rows) == run.outcome.kernels
+    assert sum(row.energy_j for row in rows) + run.sums_by("phase")["idle"][0] == pytest.approx(run.energy_j, rel=1e-9)
+    by_name = run.kernels.groupby("kernel")["energy_j"].sum()
+    for name in {row.name for row in rows}:
+        assert sum(row.energy_j for row in rows if row.name == name) == pytest.approx(by_name[name], rel=1e-9)
+
+
+def test_the_time_of_a_gpu_is_split_without_rest(run: Timeline) -> None:
+    split = split_of(run.outcome, run.exposed_and_waiting_s)
+    parts = [split.compute_s, split.hidden_s, *split.exposed_s.values(), split.waiting_s, split.idle_s]
+    assert min(parts) >= 0.0
+    assert sum(parts) == pytest.approx(run.latency_s, rel=1e-9)
+    assert sum(split.exposed_s.values()) + split.waiting_s == pytest.approx(run.exposed_communication_s, rel=1e-9)
+
+
+def test_overlapping_rates_add_up() -> None:
+    means = mean_rates(
+        np.array([0.0, 5.0, 6.0]), np.array([10.0, 6.0, 6.0]), np.array([2.0, 10.0, 99.0]), np.array([0.0, 5.0, 10.0])
+    )
+    assert means.tolist() == [2.0, 4.0]
+
+
+def test_page_says_what_the_run_says(run: Timeline) -> None:
+    page = run_page(run)
+    tiles = {label: value for label, value, _ in page.tiles}
+    assert tiles["energy, all GPUs"] == f"{run.energy_j:.4g} J"
+    titles = [section.title for section in page.sections]
+    assert ("Communication, hidden and exposed" in titles) == (run.gpus > 1)
+    top = next(section.table for section in page.sections if section.title == "Top kernels")
+    assert top is not None
+    assert {row[1].split(" ")[0] for row in top.rows} <= set(run.kernels["kernel"])
+
+
+def test_the_page_is_one_file_that_names_its_sources(tmp_path: Path) -> None:
+    run = simulate(**RUNS["chunks"])
+    write_report(run, tmp_path / "run.html")
+    text = (tmp_path / "run.html").read_text()
+    assert "wattline simulate --model llama3-70b --layers 2 --tp 4 --overlap-chunks 4 --report run.html" in text
+    assert run.machine.profile.provenance.command in text
+    assert all(name in text for name in run.machine.profile.provenance.files)
+    assert all(source in text for source in run.machine.gpu.sources.values() if source.isalnum())
+    assert not re.search(r"(src|href)=", text)  # nothing is fetched
+    figures = json.loads(text.split('id="figures" type="application/json">')[1].split("</script>")[0])
+    assert len(figures) == 5
+    assert len(text) < 2.5e6
+
+
+def test_names_of_models_cannot_break_out_of_the_page() -> None:
+    page = run_page(simulate(**RUNS["one GPU"]))
+    evil = "</script><script>alert(1)</script>"
+    bad = page_module.Page(
+        title=evil, lead=evil, tiles=[(evil, evil, evil)], sections=page.sections[:1], command=evil, made_by=evil
+    )
+    assert "alert(1)</script>" not in page_module.html(bad)
+
+
+def test_command_line_writes_it_and_refuses_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "512", "--quiet"]
+    result = CliRunner().invoke(app, [*common, "--report", str(tmp_path / "run.html"), "--json"])
+    assert json.loads(result.stdout)["report"] == str(tmp_path / "run.html")
+    assert (tmp_path / "run.html").stat().st_size > 1e6
+    for target in (tmp_path / "run.pdf", tmp_path / "absent" / "run.html"):
+        with pytest.raises(SystemExit) as stop:
+            main([*common, "--report", str(target)])
+        assert stop.value.code == 2
+        assert str(target) in capsys.readouterr().err.splitlines()[-1]
+        assert not target.exists()
+
+
+def test_it_says_which_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    with pytest.raises(Exception, match=r"needs plotly and jinja2: pip install 'wattline\[report\]'"):
+        page_module.check_report(Path("run.html"))
+
+
+def test_browser_shows_it_at_every_width_and_scheme(tmp_path: Path) -> None:
+    from PIL import Image
+
+    write_report(simulate(**RUNS["chunks"]), tmp_path / "run.html")
+    with chromium() as browser:
+        for width in (PHONE, DESKTOP):
+            with opened(browser, tmp_path / "run.html", width=width) as page:
+                page.wait_for_function("document.documentElement.dataset.drawn === '5'", timeout=30_000)
+                assert page.evaluate("document.documentElement.scrollWidth") == width
+                for scheme in ("dark", "light"):  # an open page follows
+                    page.emulate_media(color_scheme=scheme)
+                    traces = "[...document.querySelectorAll('.figure')].map(f => f.querySelectorAll('.trace').length)"
+                    assert min(page.evaluate(traces)) >= 1
+                    picture = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"))
+                    assert (np.median(picture) > 200) == (scheme == "light")
+                    assert np.ptp(picture) > 150  # the ink stands out from the ground
