@@ -114,6 +114,7 @@ def by_class(sums: Sequence[KernelSum], idle_j: float) -> go.Figure:
     if idle_counts:
         _bar(figure, ["idle"], [idle_j], "idle", _colour("idle"), "J")
     figure.update_xaxes(title="energy of all GPUs, J")
+    figure.update_yaxes(showgrid=False)
     figure.update_layout(barmode="stack", height=150 + 44 * (len(phases) + idle_counts))
     return figure
 
@@ -136,7 +137,7 @@ def gpu_time(split: Split, latency_s: float) -> go.Figure:
         if seconds > 0.0:
             _bar(figure, ["mean GPU"], [seconds * scale], name, colour, unit)
     figure.update_xaxes(title=f"time, {unit}")
-    figure.update_yaxes(showticklabels=False)
+    figure.update_yaxes(showticklabels=False, showgrid=False)
     figure.update_layout(barmode="stack", height=190)
     return figure
 

@@ -138,7 +138,7 @@ def _top(sums: Sequence[KernelSum], run: Timeline) -> Grid:
         ]
         for number, row in enumerate(sums[:TOP_KERNELS], start=1)
     ]
-    shares = ["mean time", "GPU time", "J", "energy", "W", "TFLOP/s", "HBM GB/s", "sizes"]
+    shares = ["mean time", "GPU time", "J", "energy", "W", "TFLOP/s", "GB/s", "sizes"]
     return Grid(
         head=["", "kernel", "class", "launches", *shares], rows=rows, words=(1, 2, 11), minor=(2, 3, 5, 8, 9, 10, 11)
     )
@@ -156,14 +156,15 @@ def _rest(sums: Sequence[KernelSum]) -> str:
 
 def _shape(row: KernelSum) -> str:
     """Sizes as they were met: one value, or the least and the greatest."""
-    words = []
+    sizes = {}
     for name, values in row.sizes.items():
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        if name in ("flops", "op", "count", "blocks", "bytes_moved") or not numbers:
-            continue
-        low, high = min(numbers), max(numbers)
-        words.append(f"{name} {low:,}" if low == high else f"{name} {low:,} to {high:,}")
-    return ", ".join(words)
+        if numbers and name not in ("flops", "count", "blocks", "bytes_moved"):
+            low, high = min(numbers), max(numbers)
+            sizes[name] = f"{low}" if low == high else f"{low} to {high}"
+    product = [sizes.pop(name) for name in ("m", "n", "k") if name in sizes]
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in sizes.items()]
+    return ", ".join([" x ".join(product), *words] if product else words)
 
 
 def _basis(run: Timeline) -> Grid:
