@@ -20,11 +20,11 @@ from workloads.placement import place_of
 PHASE_LANE, LAYER_LANE, FIRST_STREAM = 1, 2, 7
 STREAM_ROLES = {0: "", 1: " (communication)", SEND_STREAM: " (send)", RECEIVE_STREAM: " (receive)"}
 COUNTERS = (
-    ("power W", "power_w", 1.0),
-    ("SM clock MHz", "sm_clock_hz", 1e-6),
-    ("SMs busy", "sms_busy", 1.0),
-    ("HBM GB/s", "hbm_bytes_per_s", 1e-9),
-    ("NVLink GB/s", "link_bytes_per_s", 1e-9),
+    ("power", "W", "power_w", 1.0),
+    ("SM clock", "MHz", "sm_clock_hz", 1e-6),
+    ("SMs busy", "", "sms_busy", 1.0),
+    ("HBM", "GB/s", "hbm_bytes_per_s", 1e-9),
+    ("NVLink", "GB/s", "link_bytes_per_s", 1e-9),
 )
 
 
@@ -185,13 +185,14 @@ def _counters(run: Timeline, gpus: list[int]) -> list[Counter]:
     for gpu in gpus:
         mine = steps[steps["gpu"] == gpu]
         time_ps = np.round(mine["start_s"].to_numpy() * 1e12).astype(np.int64)
-        for name, column, scale in COUNTERS:
+        for name, unit, column, scale in COUNTERS:
             if column == "link_bytes_per_s" and not mine[column].any():
                 continue
-            counters.append(Counter(pid=gpu, name=name, time_ps=time_ps, value=mine[column].to_numpy() * scale))
+            values = mine[column].to_numpy() * scale
+            counters.append(Counter(pid=gpu, name=name, unit=unit, time_ps=time_ps, value=values))
         joules = np.cumsum((mine["power_w"] * mine["duration_s"]).to_numpy())
         ends_ps = np.append(time_ps[1:], run.records.end_ps)
-        counters.append(Counter(pid=gpu, name="energy J", time_ps=ends_ps, value=joules))
+        counters.append(Counter(pid=gpu, name="energy", unit="J", time_ps=ends_ps, value=joules))
     return counters
 
 

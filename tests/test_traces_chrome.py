@@ -272,7 +272,7 @@ def test_lint_counts_what_the_engine_drops(tmp_path: Path, monkeypatch: pytest.M
     start = np.sort(rng.integers(0, 400, 300)) * 1_000
     trace = one_lane(*zip(start.tolist(), (start + rng.integers(1, 4, 300) * 1_000).tolist(), strict=True))
     expected, _ = overlaps(trace.spans)
-    monkeypatch.setattr(chrome, "_check", lambda _: None)
+    monkeypatch.setattr(chrome, "check_trace", lambda _: None)
     path = write_chrome(trace, tmp_path / "t.json")
     with perfetto(path) as engine:
         ((kept,),) = rows(engine, "select count(*) from slice")

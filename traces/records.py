@@ -50,12 +50,13 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counter:
-    """One counter of one process: values that hold from their time on."""
+    """One counter of one process: values that hold from their time on. Equal names share an axis."""
 
     pid: int
     name: str
     time_ps: Ints
     value: Floats
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

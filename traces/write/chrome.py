@@ -7,11 +7,7 @@ counters on change, unique integer flow ids, no NaN, and nothing half-written.
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from traces.errors import TraceError
-from traces.lint import overlaps, to_ns
+from traces.lint import to_ns
 from traces.records import Counter, Lane, Trace
+from traces.write.check import changes, check_trace
+from traces.write.files import write_pieces
 
 CHUNK = 16384  # events formatted at a time
-GZIP_LEVEL = 1  # level 6 takes three times as long for a sixth less
-ID_LIMIT = 2**32  # Perfetto folds larger process and thread numbers into one row
 HOST_PID = 1_000_000  # the host thread that launches on GPU n is shown as process HOST_PID + n
 
 
@@ -53,78 +49,10 @@ def write_chrome(trace: Trace, path: Path, *, launches: bool = False) -> Path:
     >>> json.loads(text)["traceEvents"][-1]["args"]
     {'energy_j': 0.25}
     """
-    _check(trace)
+    check_trace(trace)
     if not path.name.endswith((".json", ".json.gz")):
         raise TraceError(f"trace file '{path}': name it .json or .json.gz")
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise TraceError(f"cannot write trace '{path}': {error.strerror or error}") from None
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            if path.name.endswith(".gz"):
-                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=GZIP_LEVEL, mtime=0) as out:
-                    for text in _pieces(trace, launches):
-                        out.write(text.encode())
-            else:
-                for text in _pieces(trace, launches):
-                    raw.write(text.encode())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except (OSError, zlib.error) as error:
-        Path(temporary).unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or error
-        raise TraceError(f"cannot write trace '{path}': {reason}") from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def _check(trace: Trace) -> None:
-    """Refuse, by name, everything that Perfetto would drop, misplace or hang on."""
-    spans = trace.spans
-    _check_lanes(trace)
-    if len({len(getattr(spans, column)) for column in spans.__slots__}) > 1:
-        raise TraceError("span columns differ in length: give every span all five values")
-    for column, table in (("lane", trace.lanes), ("kind", trace.kinds)):
-        index = getattr(spans, column)
-        if len(index) and not (index.min() >= 0 and index.max() < len(table)):
-            raise TraceError(f"a span's {column} is outside the {len(table)} {column}s of the trace")
-    if len(spans.start_ps) and (spans.start_ps.min() < 0 or (spans.end_ps < spans.start_ps).any()):
-        raise TraceError("a span starts before 0 or ends before it starts: times must be non-negative and ordered")
-    if np.isinf(spans.energy_j).any():
-        raise TraceError("a span's energy_j is infinite: give joules, or NaN to leave them out")
-    count, first = overlaps(spans)
-    if count:
-        lane = trace.lanes[int(spans.lane[first])]
-        kind = trace.kinds[int(spans.kind[first])]
-        raise TraceError(
-            f"{count} spans overlap on one lane, the first '{kind.name}' on lane '{lane.name}' of "
-            f"'{trace.processes[lane.pid]}': give each concurrent queue a lane of its own"
-        )
-    for counter in trace.counters:
-        if counter.pid not in trace.processes:
-            raise TraceError(f"counter '{counter.name}' belongs to process {counter.pid}, which is not in the trace")
-        if not np.isfinite(counter.value).all():
-            raise TraceError(f"counter '{counter.name}' holds a value that is not finite: Perfetto would hang on it")
-        if len(counter.time_ps) and (counter.time_ps[0] < 0 or (np.diff(counter.time_ps) < 0).any()):
-            raise TraceError(f"counter '{counter.name}' goes back in time: sort its steps, from 0 on")
-    for pair in trace.flows:
-        if not all(0 <= index < len(spans.lane) for index in pair):
-            raise TraceError(f"flow {pair} names a span outside the {len(spans.lane)} of the trace")
-
-
-def _check_lanes(trace: Trace) -> None:
-    seen: set[tuple[int, int]] = set()
-    for lane in trace.lanes:
-        if lane.pid not in trace.processes:
-            raise TraceError(f"lane '{lane.name}' belongs to process {lane.pid}, which is not in the trace")
-        if not (0 <= lane.pid < ID_LIMIT and 0 <= lane.tid < ID_LIMIT):
-            raise TraceError(f"lane '{lane.name}': pid {lane.pid}, tid {lane.tid}: both must be in 0..2^32-1")
-        if (lane.pid, lane.tid) in seen:
-            raise TraceError(f"lane '{lane.name}': pid {lane.pid}, tid {lane.tid} is taken by another lane")
-        seen.add((lane.pid, lane.tid))
+    return write_pieces(path, (text.encode() for text in _pieces(trace, launches)))
 
 
 def _json(value: Any, what: str) -> str:
@@ -274,13 +202,9 @@ def _flow_text(trace: Trace) -> Iterator[str]:
 def _counter_text(counter: Counter) -> Iterator[str]:
     if not len(counter.value):
         return
-    time = to_ns(counter.time_ps)
-    # The last value at a nanosecond holds; equal neighbours say nothing new.
-    last = np.append(time[1:] != time[:-1], True)
-    time, value = time[last], np.round(counter.value[last], 6)
-    changed = np.append(True, value[1:] != value[:-1])
-    time, value = time[changed], value[changed]
-    head = _json({"ph": "C", "name": counter.name, "pid": counter.pid}, "counter name")[:-1]
+    time, value = changes(counter)
+    name = f"{counter.name} {counter.unit}".rstrip()
+    head = _json({"ph": "C", "name": name, "pid": counter.pid}, "counter name")[:-1]
     for begin in range(0, len(time), CHUNK):
         yield "".join(
             [
