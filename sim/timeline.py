@@ -211,7 +211,7 @@ class Timeline:
         return table.sort_values("energy_j", ascending=False) if by in ("family", "kernel") else table
 
     def to_chrome(self, path: str | Path, *, layout: Literal["one", "hta"] = "one") -> Path:
-        """Write the Chrome-trace timeline (``.json`` or ``.json.gz``); see :mod:`sim.trace`."""
+        """Write the timeline (``.json``, ``.json.gz``, or Perfetto's ``.pftrace``); see :mod:`sim.trace`."""
         from sim.trace import write_timeline
 
         return write_timeline(self, Path(path), layout=layout)

@@ -13,6 +13,7 @@ from sim.timeline import Timeline
 from traces.errors import TraceError
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.chrome import write_chrome
+from traces.write.perfetto import SUFFIXES, write_perfetto
 from workloads.families.pipeline import RECEIVE_STREAM, SEND_STREAM
 from workloads.placement import place_of
 
@@ -29,9 +30,14 @@ COUNTERS = (
 
 
 def write_timeline(run: Timeline, path: Path, *, layout: Literal["one", "hta"] = "one") -> Path:
-    """Write ``run`` as Chrome trace; ``hta`` writes one file a rank into the folder ``path``."""
+    """Write ``run`` to ``path``, in Perfetto's format (.pftrace) or as Chrome trace (.json).
+
+    ``hta`` writes one Chrome file a rank into the folder ``path``.
+    """
     if layout == "one":
-        return write_chrome(to_trace(run), path)
+        return (
+            write_perfetto(to_trace(run), path) if path.name.endswith(SUFFIXES) else write_chrome(to_trace(run), path)
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -86,7 +86,7 @@ BAD = [
         "it has 80 GB: raise tp or pp, lower batch or layers, or --ignore-memory",
     ),
     ([*DENSE, "--trace", "nowhere/x.json"], "cannot write trace 'nowhere/x.json': No such file or directory"),
-    ([*DENSE, "--trace", "x.txt"], "trace file 'x.txt': name it .json or .json.gz"),
+    ([*DENSE, "--trace", "x.txt"], "trace file 'x.txt': name it .json, .json.gz, .pftrace or .pftrace.gz"),
     ([*DENSE, "--stack", "reference-troch"], "unknown stack 'reference-troch': did you mean 'reference-torch'?"),
     ([*DENSE, "--node", "hgx-9"], "unknown node 'hgx-9': did you mean 'hgx-8'?"),
     (

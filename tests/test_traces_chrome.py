@@ -190,8 +190,8 @@ def test_an_unwritable_path_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "t.json").mkdir()
     with pytest.raises(TraceError, match=r"cannot write trace .*: Is a directory$"):
         write_chrome(two_gpus(), tmp_path / "t.json")
-    with pytest.raises(TraceError, match=r"name it \.json or \.json\.gz"):
-        write_chrome(two_gpus(), tmp_path / "t.pftrace")
+    with pytest.raises(TraceError, match=r"name it \.json, \.json\.gz, \.pftrace or \.pftrace\.gz"):
+        write_chrome(two_gpus(), tmp_path / "t.txt")
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.json"]
 
 

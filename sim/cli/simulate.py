@@ -15,7 +15,7 @@ from sim.cli.options import scenario_of, scenario_options
 @click.command("simulate")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @scenario_options
-@click.option("--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json or .json.gz)")
+@click.option("--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json.gz, .pftrace)")
 @click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank")
 @click.option("--report", type=click.Path(path_type=Path), help="write the run as one HTML page that needs no network")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")

@@ -51,7 +51,7 @@ def write_chrome(trace: Trace, path: Path, *, launches: bool = False) -> Path:
     """
     check_trace(trace)
     if not path.name.endswith((".json", ".json.gz")):
-        raise TraceError(f"trace file '{path}': name it .json or .json.gz")
+        raise TraceError(f"trace file '{path}': name it .json, .json.gz, .pftrace or .pftrace.gz")
     return write_pieces(path, (text.encode() for text in _pieces(trace, launches)))
 
 
