@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from sim.timeline import Timeline
 from traces.errors import TraceError
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.chrome import write_chrome
+from traces.write.cut import averaged, window
 from traces.write.perfetto import SUFFIXES, write_perfetto
 from workloads.families.pipeline import RECEIVE_STREAM, SEND_STREAM
 from workloads.placement import place_of
@@ -29,21 +31,36 @@ COUNTERS = (
 )
 
 
-def write_timeline(run: Timeline, path: Path, *, layout: Literal["one", "hta"] = "one") -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What of a timeline is written: a window (ms), and counters with one value every ``counter_ms`` at most."""
+
+    window_ms: tuple[float, float] | None = None
+    counter_ms: float | None = None
+
+    def of(self, trace: Trace) -> Trace:
+        """That much of ``trace``."""
+        if self.window_ms is not None:
+            begin_ps, end_ps = (round(edge * 1e9) for edge in self.window_ms)
+            trace = window(trace, begin_ps, end_ps)
+        return trace if self.counter_ms is None else averaged(trace, max(1, round(self.counter_ms * 1e9)))
+
+
+def write_timeline(run: Timeline, path: Path, *, layout: Literal["one", "hta"] = "one", cut: Cut | None = None) -> Path:
     """Write ``run`` to ``path``, in Perfetto's format (.pftrace) or as Chrome trace (.json).
 
     ``hta`` writes one Chrome file a rank into the folder ``path``.
     """
+    cut = cut or Cut()
     if layout == "one":
-        return (
-            write_perfetto(to_trace(run), path) if path.name.endswith(SUFFIXES) else write_chrome(to_trace(run), path)
-        )
+        write = write_perfetto if path.name.endswith(SUFFIXES) else write_chrome
+        return write(cut.of(to_trace(run)), path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TraceError(f"cannot write traces into folder '{path}': {error.strerror or error}") from None
     for gpu in range(run.graph.gpus):
-        write_chrome(to_trace(run, only_gpu=gpu), path / f"rank{gpu}.json.gz", launches=True)
+        write_chrome(cut.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.json.gz", launches=True)
     return path
 
 
@@ -198,7 +215,7 @@ def _counters(run: Timeline, gpus: list[int]) -> list[Counter]:
             counters.append(Counter(pid=gpu, name=name, unit=unit, time_ps=time_ps, value=values))
         joules = np.cumsum((mine["power_w"] * mine["duration_s"]).to_numpy())
         ends_ps = np.append(time_ps[1:], run.records.end_ps)
-        counters.append(Counter(pid=gpu, name="energy", unit="J", time_ps=ends_ps, value=joules))
+        counters.append(Counter(pid=gpu, name="energy", unit="J", total=True, time_ps=ends_ps, value=joules))
     return counters
 
 

@@ -122,7 +122,7 @@ def test_names_of_models_cannot_break_out_of_the_page() -> None:
 def test_command_line_writes_it_and_refuses_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "512", "--quiet"]
     result = CliRunner().invoke(app, [*common, "--report", str(tmp_path / "run.html"), "--json"])
-    assert json.loads(result.stdout)["report"] == str(tmp_path / "run.html")
+    assert json.loads(result.stdout)["files"]["report"] == str(tmp_path / "run.html")
     assert (tmp_path / "run.html").stat().st_size > 1e6
     for target in (tmp_path / "run.pdf", tmp_path / "absent" / "run.html"):
         with pytest.raises(SystemExit) as stop:

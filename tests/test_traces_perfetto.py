@@ -133,5 +133,5 @@ def test_refusals_name_the_problem_and_leave_nothing(trace: Trace, name: str, me
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(writer, "find_spec", lambda _: None)
-    with pytest.raises(TraceError, match=r"pip install 'wattline\[perfetto\]'"):
+    with pytest.raises(TraceError, match=r"pip install 'wattline\[formats\]'"):
         write_perfetto(two_gpus(), tmp_path / "t.pftrace")

@@ -50,13 +50,17 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counter:
-    """One counter of one process: values that hold from their time on. Equal names share an axis."""
+    """One counter of one process: values that hold from their time on. Equal names share an axis.
+
+    A ``total`` only grows: what it counts is the difference of two of its values.
+    """
 
     pid: int
     name: str
     time_ps: Ints
     value: Floats
     unit: str = ""
+    total: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

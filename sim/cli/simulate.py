@@ -10,35 +10,24 @@ from typing import Any
 import click
 
 from sim.cli.options import scenario_of, scenario_options
+from sim.cli.outputs import HOW_TO_OPEN, Outputs, output_options
 
 
 @click.command("simulate")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @scenario_options
-@click.option("--trace", "trace", type=click.Path(path_type=Path), help="write the timeline (.json.gz, .pftrace)")
-@click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank")
-@click.option("--report", type=click.Path(path_type=Path), help="write the run as one HTML page that needs no network")
+@output_options
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
-def command(
-    file: Path | None,
-    trace: Path | None,
-    trace_layout: Any,
-    report: Path | None,
-    as_json: bool,
-    quiet: bool,
-    **fields: Any,
-) -> None:
+def command(file: Path | None, outputs: Outputs, as_json: bool, quiet: bool, **fields: Any) -> None:
     """Simulate one scenario, given as flags, as a FILE (.toml, .json), or both (flags win)."""
     from rich.console import Console
 
     from sim.cli.console import wide_console
     from sim.report import print_summary, summary
     from sim.runner import simulate
-    from sim.studies.report.page import check_report
 
-    if report is not None:
-        check_report(report)
+    outputs.check()
     scenario = scenario_of(file, fields)
     stderr = Console(file=sys.stderr)
     if quiet:
@@ -48,20 +37,13 @@ def command(
     else:
         with stderr.status("building kernels") as status:
             run = simulate(scenario, progress=status.update)
-    written = run.to_chrome(trace, layout=trace_layout) if trace is not None else None
-    if report is not None:
-        from sim.studies.report.run import write_report
-
-        write_report(run, report)
+    written = outputs.write(run)
     if as_json:
-        files = {"trace": str(written) if written else None, "report": str(report) if report else None}
-        click.echo(json.dumps(summary(run) | files, allow_nan=False))
+        click.echo(json.dumps(summary(run) | {"trace": written.get("trace"), "files": written}, allow_nan=False))
         return
     print_summary(run, wide_console())
-    if written is not None:
-        click.echo(f"\ntrace: {written}  (open it at ui.perfetto.dev: 'Open trace file')")
-    if report is not None:
-        click.echo(f"\nreport: {report}  (open it in a browser)")
+    for name, path in written.items():
+        click.echo(f"\n{name}: {path}  ({HOW_TO_OPEN[name]})")
 
 
 def _cost_only(text: str) -> None:

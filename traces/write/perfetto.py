@@ -22,6 +22,7 @@ from traces.lint import to_ns
 from traces.records import SpanKind, Trace
 from traces.write.check import changes, check_trace
 from traces.write.files import write_pieces
+from traces.write.protobuf import delimited
 
 SUFFIXES = (".pftrace", ".pftrace.gz")
 CHUNK = 16384  # packets in memory at a time
@@ -37,7 +38,7 @@ def write_perfetto(trace: Trace, path: Path) -> Path:
     if not path.name.endswith(SUFFIXES):
         raise TraceError(f"trace file '{path}': name it .pftrace or .pftrace.gz")
     if find_spec("perfetto") is None:
-        raise TraceError(f"trace file '{path}' needs the package perfetto: pip install 'wattline[perfetto]'")
+        raise TraceError(f"trace file '{path}' needs the package perfetto: pip install 'wattline[formats]'")
     check_trace(trace)
     return write_pieces(path, _pieces(trace))
 
@@ -51,13 +52,8 @@ def _pieces(trace: Trace) -> Iterator[bytes]:
 
 
 def _framed(packet: Any) -> bytes:
-    """``packet`` as a field of a trace: its tag, its length in groups of seven bits, its bytes."""
-    data: bytes = packet.SerializeToString()
-    size, length = len(data), bytearray()
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return b"\x0a" + bytes(length) + bytes([size]) + data
+    """``packet`` as field 1 of a trace."""
+    return b"\x0a" + delimited(packet)
 
 
 class _Maker:

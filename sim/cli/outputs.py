@@ -1,0 +1,117 @@
+"""What ``wattline simulate`` writes beside its table: options, early refusals, files."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from sim.errors import SimError
+
+if TYPE_CHECKING:
+    from sim.timeline import Timeline
+
+_FILE = click.Path(path_type=Path)
+
+
+def _window(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        begin, end = (
+            float(part) if part else edge for part, edge in zip(text.split(":"), (0.0, math.inf), strict=True)
+        )
+    except ValueError:
+        begin = end = math.nan
+    if not 0 <= begin < end:
+        raise SimError(f"--window '{text}': give START:END in milliseconds, such as 10:12.5 or 10:")
+    return begin, min(end, 1e9)
+
+
+_OPTIONS = (
+    click.option("--trace", type=_FILE, help="write the timeline (.json, .json.gz, .pftrace)"),
+    click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank"),
+    click.option("--window", callback=_window, help="START:END in ms: only that part in --trace and --kernels"),
+    click.option("--counter-ms", type=click.FloatRange(min=0, min_open=True), help="thin the counters of --trace out"),
+    click.option("--kernels", type=_FILE, help="write one row a kernel and rank (.csv, .parquet)"),
+    click.option("--chakra", type=_FILE, help="write Chakra execution traces, one a rank, into a folder"),
+    click.option("--report", type=_FILE, help="write one HTML page that needs no network"),
+)
+
+
+def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the function gets them as ``outputs``."""
+
+    @functools.wraps(function)
+    def taking(**fields: Any) -> Any:
+        names = Outputs.__slots__
+        return function(outputs=Outputs(**{name: fields.pop(name) for name in names}), **fields)
+
+    for option in reversed(_OPTIONS):
+        option(taking)
+    return taking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Files to write; None: not that one."""
+
+    trace: Path | None
+    trace_layout: Literal["one", "hta"]
+    window: tuple[float, float] | None
+    counter_ms: float | None
+    kernels: Path | None
+    chakra: Path | None
+    report: Path | None
+
+    def check(self) -> None:
+        """Refuse before anything is simulated what could not be written."""
+        from sim.output import check_table_ending
+        from sim.studies.report.page import check_report
+
+        if self.report is not None:
+            check_report(self.report)
+        if self.kernels is not None:
+            check_table_ending(self.kernels)
+        if self.counter_ms is not None and self.trace is None:
+            raise SimError(f"--counter-ms {self.counter_ms:g} is for --trace: give a file")
+        if self.window is not None and self.trace is None and self.kernels is None:
+            raise SimError("--window is for --trace and --kernels: give one of them")
+
+    def write(self, run: Timeline) -> dict[str, str]:
+        """Write all of them; returns the paths by name."""
+        if self.trace is not None:
+            from sim.trace import Cut, write_timeline
+
+            cut = Cut(window_ms=self.window, counter_ms=self.counter_ms)
+            write_timeline(run, self.trace, layout=self.trace_layout, cut=cut)
+        if self.kernels is not None:
+            from sim.output import write_table
+
+            table = run.kernels
+            if self.window is not None:
+                begin_s, end_s = (edge * 1e-3 for edge in self.window)
+                table = table[(table["start_s"] < end_s) & (table["end_s"] > begin_s)]
+            write_table(table, self.kernels)
+        if self.chakra is not None:
+            from sim.chakra import write_execution_traces
+
+            write_execution_traces(run, self.chakra)
+        if self.report is not None:
+            from sim.studies.report.run import write_report
+
+            write_report(run, self.report)
+        return {name: str(path) for name in HOW_TO_OPEN if (path := getattr(self, name)) is not None}
+
+
+HOW_TO_OPEN = {
+    "trace": "open it at ui.perfetto.dev: 'Open trace file'",
+    "kernels": "one row a kernel and rank",
+    "chakra": "for ASTRA-sim: --workload-configuration=FOLDER/wattline",
+    "report": "open it in a browser",
+}

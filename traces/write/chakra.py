@@ -1,0 +1,155 @@
+"""Chakra execution traces (``.et``), one file a rank: what ASTRA-sim and other Chakra readers start from.
+
+Source of the schema: mlcommons/chakra, ``schema/protobuf/et_def.proto`` (field numbers and enumerations; only the
+fields that are written). Which attributes a node needs, of which type, and that sizes of collectives are bytes of one
+rank's input: its feeder (``src/feeder/et_feeder_node.cpp``) and ASTRA-sim (``workload/Workload.cc``,
+``system/collective/Ring.cc``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from traces.errors import TraceError
+from traces.write.files import write_pieces
+from traces.write.protobuf import delimited
+
+VERSION = "0.0.4"
+Value = bool | int | float | str
+
+
+class NodeType(IntEnum):
+    """Kinds of nodes."""
+
+    COMPUTE = 4
+    SEND = 5
+    RECEIVE = 6
+    COLLECTIVE = 7
+
+
+class Collective(IntEnum):
+    """Values of the attribute ``comm_type``."""
+
+    ALL_REDUCE = 0
+    ALL_GATHER = 2
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One kernel of one rank. Times are whole microseconds, as the format has it; ``after`` are ids of this rank."""
+
+    id: int
+    name: str
+    type: NodeType
+    after: tuple[int, ...]
+    start_us: int
+    duration_us: int
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+
+
+# The type that readers expect of an attribute; others are written by their Python type.
+_TYPES = {
+    "num_ops": "int64",
+    "tensor_size": "uint64",
+    "comm_type": "int64",
+    "comm_size": "int64",
+    "comm_src": "int32",
+    "comm_dst": "int32",
+    "comm_tag": "int32",
+    "comm_priority": "int32",
+}
+_VALUE_FIELDS = {"double": 3, "int32": 7, "int64": 9, "uint64": 13, "bool": 27, "string": 29}
+
+
+def write_chakra(nodes: Iterable[Node], path: Path, *, about: Mapping[str, Value] | None = None) -> Path:
+    """Write the nodes of one rank to ``path``; ``about`` are attributes of the whole trace.
+
+    Raises :class:`TraceError` where the package ``protobuf`` is missing or the file cannot be written.
+
+    >>> import tempfile
+    >>> one = Node(id=0, name="gemm", type=NodeType.COMPUTE, after=(), start_us=0, duration_us=5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_chakra([one], Path(folder) / "run.0.et").read_bytes().hex(" ")
+    '07 0a 05 30 2e 30 2e 34 0a 12 04 67 65 6d 6d 18 04 38 05'
+    """
+    if find_spec("google.protobuf") is None:
+        raise TraceError(f"'{path}' needs the package protobuf: pip install 'wattline[formats]'")
+    return write_pieces(path, _pieces(nodes, about or {}))
+
+
+def _pieces(nodes: Iterable[Node], about: Mapping[str, Value]) -> Iterator[bytes]:
+    messages = _messages()
+    head = messages["GlobalMetadata"](version=VERSION)
+    _add(head, about)
+    yield delimited(head)
+    for node in nodes:
+        message = messages["Node"](
+            id=node.id,
+            name=node.name,
+            type=int(node.type),
+            data_deps=node.after,
+            start_time_micros=node.start_us,
+            duration_micros=node.duration_us,
+        )
+        _add(message, node.attributes)
+        yield delimited(message)
+
+
+def _add(message: Any, attributes: Mapping[str, Value]) -> None:
+    for name, value in attributes.items():
+        match value:
+            case bool():
+                kind = "bool"
+            case int():
+                kind = _TYPES.get(name, "int64")
+            case float():
+                kind = "double"
+            case str():
+                kind = "string"
+        message.attr.add(name=name, **{f"{kind}_val": value})
+
+
+@lru_cache(maxsize=1)
+def _messages() -> dict[str, Any]:
+    """The schema's messages, with the fields that are written."""
+    from google.protobuf import descriptor_pb2, message_factory
+
+    proto = descriptor_pb2.FileDescriptorProto(name="wattline/et_def.proto", package="ChakraProtoMsg", syntax="proto3")
+    attribute = proto.message_type.add(name="AttributeProto")
+    attribute.field.add(name="name", number=1, type="TYPE_STRING", label="LABEL_OPTIONAL")
+    attribute.oneof_decl.add(name="value")
+    for kind, number in _VALUE_FIELDS.items():
+        attribute.field.add(
+            name=f"{kind}_val", number=number, type=f"TYPE_{kind.upper()}", label="LABEL_OPTIONAL", oneof_index=0
+        )
+    metadata = proto.message_type.add(name="GlobalMetadata")
+    metadata.field.add(name="version", number=1, type="TYPE_STRING", label="LABEL_OPTIONAL")
+    node = proto.message_type.add(name="Node")
+    for number, (name, kind) in {
+        1: ("id", "UINT64"),
+        2: ("name", "STRING"),
+        3: ("type", "INT32"),  # an enumeration: the same on the wire
+        6: ("start_time_micros", "UINT64"),
+        7: ("duration_micros", "UINT64"),
+    }.items():
+        node.field.add(name=name, number=number, type=f"TYPE_{kind}", label="LABEL_OPTIONAL")
+    node.field.add(name="data_deps", number=5, type="TYPE_UINT64", label="LABEL_REPEATED")
+    for message, number in ((metadata, 2), (node, 10)):
+        message.field.add(
+            name="attr",
+            number=number,
+            type="TYPE_MESSAGE",
+            label="LABEL_REPEATED",
+            type_name=".ChakraProtoMsg.AttributeProto",
+        )
+    found = message_factory.GetMessages([proto])
+    return {name.removeprefix("ChakraProtoMsg."): message for name, message in found.items()}
