@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,26 +16,23 @@ if TYPE_CHECKING:
     from sim.timeline import Timeline
 
 _FILE = click.Path(path_type=Path)
+LAST_MS = 1e9  # the end of a window without one: eleven days
 
 
 def _window(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None
-    try:
-        begin, end = (
-            float(part) if part else edge for part, edge in zip(text.split(":"), (0.0, math.inf), strict=True)
-        )
-    except ValueError:
-        begin = end = math.nan
-    if not 0 <= begin < end:
-        raise SimError(f"--window '{text}': give START:END in milliseconds, such as 10:12.5 or 10:")
-    return begin, min(end, 1e9)
+    from sim.studies.inspect import window_of
+
+    chosen = window_of(text)
+    assert chosen is not None
+    return chosen.start_ms or 0.0, LAST_MS if chosen.end_ms is None else chosen.end_ms
 
 
 _OPTIONS = (
     click.option("--trace", type=_FILE, help="write the timeline (.json, .json.gz, .pftrace)"),
     click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank"),
-    click.option("--window", callback=_window, help="START:END in ms: only that part in --trace and --kernels"),
+    click.option("--window", callback=_window, help="only START:END (ms) in --trace, --kernels"),
     click.option("--counter-ms", type=click.FloatRange(min=0, min_open=True), help="thin the counters of --trace out"),
     click.option("--kernels", type=_FILE, help="write one row a kernel and rank (.csv, .parquet)"),
     click.option("--chakra", type=_FILE, help="write Chakra execution traces, one a rank, into a folder"),

@@ -20,9 +20,7 @@ def window(trace: Trace, begin_ps: int, end_ps: int) -> Trace:
     kept = np.flatnonzero((spans.start_ps < end_ps) & (spans.end_ps > begin_ps))
     if not len(kept):
         last_ms = float(spans.end_ps.max(initial=0)) * 1e-9
-        raise TraceError(
-            f"window {begin_ps * 1e-9:g}:{end_ps * 1e-9:g} ms holds no kernel: the trace ends at {last_ms:.6g} ms"
-        )
+        raise TraceError(f"no kernel in the window from {begin_ps * 1e-9:g} ms on: the trace ends at {last_ms:.6g} ms")
     place = {old: new for new, old in enumerate(kept.tolist())}
     encloses = ~np.array([kind.timed for kind in trace.kinds], dtype=bool)[spans.kind[kept]]
     start, end = spans.start_ps[kept], spans.end_ps[kept]

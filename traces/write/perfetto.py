@@ -90,11 +90,13 @@ class _Maker:
             track.counter.y_axis_share_key = counter.name
             self.counters.append(track.uuid)
         has_energy = ~np.isnan(trace.spans.energy_j)
-        self.template = np.stack([trace.spans.lane, trace.spans.kind, has_energy], axis=1)
-        self.begin = {
-            (lane, kind, timed): self._begin(lane, trace.kinds[kind], bool(timed))
-            for lane, kind, timed in np.unique(self.template, axis=0).tolist()
-        }
+        used, code = np.unique(
+            np.stack([trace.spans.lane, trace.spans.kind, has_energy], axis=1), axis=0, return_inverse=True
+        )
+        self.code = code.reshape(-1)
+        self.begin = [
+            (self._begin(lane, trace.kinds[kind], timed > 0), timed > 0) for lane, kind, timed in used.tolist()
+        ]
 
     def _track(self, parent: int | None = None) -> Any:
         track = self.head.packet.add(trusted_packet_sequence_id=SEQUENCE).track_descriptor
@@ -160,30 +162,33 @@ class _Maker:
         time = np.concatenate([start, end])
         turn = np.concatenate([nothing + 1, np.where(start == end, 2, 0)])
         order = np.lexsort((np.concatenate([start - end, nothing]), turn, time))
-        index = order % max(len(start), 1)
         leaving, arriving = defaultdict(list), defaultdict(list)
         for number, (before, after) in enumerate(self.trace.flows, start=1):
             leaving[before].append(number)
             arriving[after].append(number)
         ends = [self._event(track, "SLICE_END") for track in self.lanes]
-        templates = [tuple(key) for key in self.template.tolist()]
-        lanes, joules = spans.lane.tolist(), spans.energy_j.tolist()
-        for time_ns, one, begins in zip(
-            time[order].tolist(), index.tolist(), (order < len(start)).tolist(), strict=True
-        ):
-            packet = self.begin[templates[one]] if begins else ends[lanes[one]]
-            packet.timestamp = time_ns
-            if begins:
+        for first in range(0, len(order), CHUNK):
+            part = order[first : first + CHUNK]
+            span = part % len(start)
+            columns = (time[part], span, part < len(start), self.code[span], spans.lane[span], spans.energy_j[span])
+            for time_ns, one, begins, code, lane, joules in zip(*(c.tolist() for c in columns), strict=True):
+                if not begins:
+                    packet = ends[lane]
+                    packet.timestamp = time_ns
+                    yield _framed(packet)
+                    continue
+                packet, timed = self.begin[code]
+                packet.timestamp = time_ns
                 event = packet.track_event
-                if templates[one][2]:
-                    event.debug_annotations[-1].double_value = joules[one]
+                if timed:
+                    event.debug_annotations[-1].double_value = joules
                 if one in leaving or one in arriving:
                     event.flow_ids[:], event.terminating_flow_ids[:] = leaving[one], arriving[one]
                     yield _framed(packet)
                     event.ClearField("flow_ids")
                     event.ClearField("terminating_flow_ids")
-                    continue
-            yield _framed(packet)
+                else:
+                    yield _framed(packet)
 
     def values(self, number: int) -> Iterator[bytes]:
         """The steps of one counter."""
