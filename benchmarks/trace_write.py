@@ -1,4 +1,4 @@
-"""Processor seconds to write a large trace: ``python benchmarks/trace_write.py [--slices N] [--out benchmarks/results.md]``.
+"""Processor time to write a trace: ``python benchmarks/trace_write.py [--slices N] [--out benchmarks/results.md]``.
 
 The trace is made up: 8 processes with one lane and one counter each, slices of 10 kinds end to end, every slice with
 its joules. It goes to a temporary folder, in every format.

@@ -1,4 +1,4 @@
-"""The HTML report: its sums are the run's, and a browser shows it on a phone and a desktop, light and dark."""
+"""HTML reports: their sums are the run's, and a browser shows them on a phone and a desktop, light and dark."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from click.testing import CliRunner
 
 from sim import simulate
 from sim.cli import app, main
+from sim.serving import serve
+from sim.serving.result import ServeResult
 from sim.studies.report import page as page_module
 from sim.studies.report.run import run_page, write_report
+from sim.studies.report.served import served_page, write_served_report
 from sim.studies.report.sums import binned, kernel_sums, mean_rates, split_of
 from sim.timeline import Timeline
 from tests.browser_kit import DESKTOP, PHONE, chromium, opened
@@ -138,17 +141,49 @@ def test_it_says_which_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> 
         page_module.check_report(Path("run.html"))
 
 
-def test_browser_shows_it_at_every_width_and_scheme(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def served() -> ServeResult:
+    return serve(
+        model="llama3-8b", replicas=2, rate_per_s=30.0, requests=120, input_tokens=500, output_tokens=40,
+        length_spread=0.5, slo_ttft_s=0.05, slo_tpot_s=0.02,
+    )  # fmt: skip
+
+
+def test_the_page_of_a_server_says_what_the_run_says(served: ServeResult) -> None:
+    page, data = served_page(served), served.summary
+    tiles = {label: value for label, value, _ in page.tiles}
+    assert tiles["requests"] == "120"
+    assert tiles["within the objective"] == f"{data['slo_share']:.1%}"
+    assert page.command.startswith("wattline serve --model llama3-8b --replicas 2 --rate-per-s 30 --requests 120")
+    slowest = next(section.table for section in page.sections if section.title == "The slowest requests")
+    assert slowest is not None
+    assert slowest.rows[0][0] == str(served.requests["ttft_s"].idxmax())
+    power = page.sections[0].figures[0].data[0]
+    mine = served.stretches[served.stretches["replica"] == 0]
+    joules = float(np.asarray(power.y, dtype=float)[:-1] @ np.diff(np.asarray(power.x, dtype=float)))
+    assert joules == pytest.approx(mine["energy_j"].sum(), rel=1e-4)  # single precision on the page
+
+
+def test_a_server_without_objective_or_second_token_has_a_page_too() -> None:
+    run = serve(model="llama3-8b", concurrency=2, requests=4, input_tokens=64, output_tokens=1)
+    labels = [label for label, _, _ in served_page(run).tiles]
+    assert "time per output token, p99" not in labels
+    assert "within the objective" not in labels
+
+
+def test_browser_shows_them_at_every_width_and_scheme(served: ServeResult, tmp_path: Path) -> None:
     from PIL import Image
 
     write_report(simulate(**RUNS["chunks"]), tmp_path / "run.html")
+    write_served_report(served, tmp_path / "served.html")
     with chromium() as browser:
-        for width in (PHONE, DESKTOP):
-            with opened(browser, tmp_path / "run.html", width=width) as page:
-                page.wait_for_function("document.documentElement.dataset.drawn === '5'", timeout=30_000)
-                assert page.evaluate("document.documentElement.scrollWidth") == width
-                for scheme in ("dark", "light"):  # an open page follows
+        for name, figures in (("run", 5), ("served", 4)):
+            with opened(browser, tmp_path / f"{name}.html", width=PHONE) as page:
+                page.wait_for_function(f"document.documentElement.dataset.drawn === '{figures}'", timeout=60_000)
+                for width, scheme in ((PHONE, "dark"), (DESKTOP, "light")):  # an open page follows
+                    page.set_viewport_size({"width": width, "height": 900})
                     page.emulate_media(color_scheme=scheme)
+                    assert page.evaluate("document.documentElement.scrollWidth") == width
                     traces = "[...document.querySelectorAll('.figure')].map(f => f.querySelectorAll('.trace').length)"
                     assert min(page.evaluate(traces)) >= 1
                     picture = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"))

@@ -21,6 +21,7 @@ from sim.serving.spec import ServeSpec
     "--power", type=click.Path(path_type=Path), help="write power, batch and queue over time (.csv, .parquet)"
 )
 @click.option("--timeline", type=click.Path(path_type=Path), help="write steps and requests (.json or .json.gz)")
+@click.option("--report", type=click.Path(path_type=Path), help="write the run as one HTML page that needs no network")
 @click.option("--plan", is_flag=True, help="find the fewest GPUs and the lowest energy under the SLO")
 @click.option("--max-gpus", type=click.IntRange(1, 4096), default=8, show_default=True, help="GPUs of a plan at most")
 @click.option(
@@ -34,6 +35,7 @@ def command(
     out: Path | None,
     power: Path | None,
     timeline: Path | None,
+    report: Path | None,
     plan: bool,
     max_gpus: int,
     within: float,
@@ -48,10 +50,13 @@ def command(
     from sim.serving import serve
     from sim.serving.report import print_summary
     from sim.serving.trace import write_served
+    from sim.studies.report.page import check_report
 
     for path in (out, power):
         if path is not None:
             check_table_ending(path)
+    if report is not None:
+        check_report(report)
     spec = ServeSpec.load(file, **given(fields)) if file is not None else ServeSpec.of(**given(fields))
     if plan or compare:
         _studied(spec, plan=plan, max_gpus=max_gpus, within=within, changes=compare, as_json=as_json, quiet=quiet)
@@ -70,12 +75,18 @@ def command(
             write_table(table, path)
     if timeline is not None:
         write_served(run, timeline)
+    if report is not None:
+        from sim.studies.report.served import write_served_report
+
+        write_served_report(run, report)
     if as_json:
         click.echo(json.dumps(run.summary | {"scenario": spec.model_dump(mode="json")}, allow_nan=False))
         return
     print_summary(run, wide_console())
     if timeline is not None:
         click.echo(f"\ntrace: {timeline}  (open it at ui.perfetto.dev: 'Open trace file')")
+    if report is not None:
+        click.echo(f"\nreport: {report}  (open it in a browser)")
 
 
 def _studied(

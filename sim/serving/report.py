@@ -10,6 +10,15 @@ from rich.table import Table
 
 from sim.serving.result import ServeResult
 
+# Latencies of the summary, as people read them.
+LATENCIES = (
+    ("time to first token", "ttft_s"),
+    ("time per output token", "tpot_s"),
+    ("between tokens", "itl_s"),
+    ("end to end", "e2e_s"),
+    ("in the queue", "queue_s"),
+)
+
 
 def print_summary(run: ServeResult, console: Console) -> None:
     """Headline figures, latency percentiles and where the joules go, with units."""
@@ -43,13 +52,7 @@ def print_summary(run: ServeResult, console: Console) -> None:
     names = ("mean", "p50", "p90", "p99")
     for column in ("", *names):
         table.add_column(column, justify="right" if column else "left")
-    for label, key in (
-        ("time to first token", "ttft_s"),
-        ("time per output token", "tpot_s"),
-        ("between tokens", "itl_s"),
-        ("end to end", "e2e_s"),
-        ("in the queue", "queue_s"),
-    ):
+    for label, key in LATENCIES:
         if data[key] is not None:
             table.add_row(label, *(f"{data[key][name] * 1e3:,.4g}" for name in names))
     console.print(table)

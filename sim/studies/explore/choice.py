@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sim.errors import SimError
-from sim.scenario import Scenario
+from sim.scenario import Scenario, Table
 from sim.studies.explore.conditions import Condition
 from sim.studies.pareto import front
 
@@ -172,13 +172,13 @@ def scenario_of(row: pd.Series[Any]) -> Scenario:
     return Scenario.of(**fields)
 
 
-def command_of(scenario: Scenario) -> str:
-    """The shell command that simulates ``scenario``.
+def command_of(scenario: Table, command: str = "simulate") -> str:
+    """The shell command that simulates ``scenario``, or does ``command`` with it.
 
     >>> command_of(Scenario.of(model="llama3-8b", batch=4, lm_head=False, power_cap_w=500))
     'wattline simulate --model llama3-8b --batch 4 --no-lm-head --power-cap-w 500'
     """
-    words = ["wattline", "simulate"]
+    words = ["wattline", command]
     for name, value in scenario.model_dump(exclude_defaults=True).items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):

@@ -50,15 +50,15 @@ def over_time(run: Timeline, bins: Binned, shown: Sequence[int]) -> go.Figure:
             label = {"name": name, "legendgroup": name, "row": row, "col": 1, "mode": "lines"}
             steps = {"width": 1, "color": colour, "shape": "hv"}
             figure.add_scatter(
-                x=_short(time), y=_short(_held(values)), line=steps, opacity=0.45, showlegend=False,
+                x=short(time), y=short(held(values)), line=steps, opacity=0.45, showlegend=False,
                 hovertemplate=f"%{{y:.5~g}} {('W', 'MHz')[row - 1]}", **label,
             )  # fmt: skip
             figure.add_scatter(
-                x=_short(time), y=_short(moving_mean(values)), hoverinfo="skip",
+                x=short(time), y=short(moving_mean(values)), hoverinfo="skip",
                 line={"width": 2.4, "color": colour}, showlegend=row == 1, **label,
             )  # fmt: skip
         figure.add_scatter(
-            x=_short(time), y=_short(joules), name=name, legendgroup=name, showlegend=False,
+            x=short(time), y=short(joules), name=name, legendgroup=name, showlegend=False,
             line={"width": 2, "color": colour}, mode="lines", hovertemplate="%{y:.5~g} J", row=3, col=1,
         )  # fmt: skip
     cap_w = run.machine.limits.cap_w
@@ -88,8 +88,8 @@ def by_class_over_time(run: Timeline, bins: Binned) -> go.Figure:
         if not watts.any():
             continue
         figure.add_scatter(
-            x=_short(bins.edges_s * scale),
-            y=_short(moving_mean(watts) if many else _held(watts)),
+            x=short(bins.edges_s * scale),
+            y=short(moving_mean(watts) if many else held(watts)),
             name=family,
             mode="lines",
             stackgroup="power",
@@ -109,10 +109,10 @@ def by_class(sums: Sequence[KernelSum], idle_j: float) -> go.Figure:
     phases = list(dict.fromkeys(row.phase for row in sums))[::-1]
     for family in dict.fromkeys(row.family for row in sums):
         joules = [sum(row.energy_j for row in sums if (row.phase, row.family) == (phase, family)) for phase in phases]
-        _bar(figure, phases, joules, family, _colour(family), "J")
+        bar(figure, phases, joules, family, _colour(family), "J")
     idle_counts = idle_j > 1e-3 * sum(row.energy_j for row in sums)
     if idle_counts:
-        _bar(figure, ["idle"], [idle_j], "idle", _colour("idle"), "J")
+        bar(figure, ["idle"], [idle_j], "idle", _colour("idle"), "J")
     figure.update_xaxes(title="energy of all GPUs, J")
     figure.update_yaxes(showgrid=False)
     figure.update_layout(barmode="stack", height=150 + 44 * (len(phases) + idle_counts))
@@ -135,7 +135,7 @@ def gpu_time(split: Split, latency_s: float) -> go.Figure:
     ]
     for name, seconds, colour in parts:
         if seconds > 0.0:
-            _bar(figure, ["mean GPU"], [seconds * scale], name, colour, unit)
+            bar(figure, ["mean GPU"], [seconds * scale], name, colour, unit)
     figure.update_xaxes(title=f"time, {unit}")
     figure.update_yaxes(showticklabels=False, showgrid=False)
     figure.update_layout(barmode="stack", height=190)
@@ -163,8 +163,8 @@ def roofline(run: Timeline, sums: Sequence[KernelSum]) -> go.Figure:
             bandwidth = gpu.hbm_bytes_per_s if dash == "dot" else run.machine.profile.hbm_bytes_per_s(gpu)
             x = np.sort(np.append(np.geomspace(*ends, 60), np.clip(peak / bandwidth, *ends)))
             figure.add_scatter(
-                x=_short(x),
-                y=_short(np.minimum(peak, x * bandwidth) * 1e-12),
+                x=short(x),
+                y=short(np.minimum(peak, x * bandwidth) * 1e-12),
                 name=label,
                 mode="lines",
                 line={"width": 1.4, "color": MUTED, "dash": dash},
@@ -238,7 +238,8 @@ def shown_gpus(run: Timeline) -> list[int]:
     return sorted(order[round(i * (gpus - 1) / (MAX_LINES - 1))] for i in range(MAX_LINES))
 
 
-def _bar(figure: go.Figure, y: list[str], x: list[float], name: str, colour: str, unit: str) -> None:
+def bar(figure: go.Figure, y: list[str], x: list[float], name: str, colour: str, unit: str) -> None:
+    """Add a part to the stacked bars ``y``."""
     figure.add_bar(
         y=y,
         x=x,
@@ -253,11 +254,11 @@ def _colour(family: str) -> str:
     return COLOURS.get(family, "#8b6cd9")
 
 
-def _held(values: Any) -> Any:
+def held(values: Any) -> Any:
     """Values of bins at their edges: each holds to the next one, the last to the end."""
     return np.append(values, values[-1])
 
 
-def _short(values: Any) -> Any:
+def short(values: Any) -> Any:
     """Single precision: seven digits are more than a screen shows, in half the bytes."""
     return np.asarray(values, dtype=np.float32)

@@ -4,7 +4,7 @@ const narrow = matchMedia("(max-width: 640px)");
 const figures = JSON.parse(document.getElementById("figures").textContent);
 
 // What the page decides about a picture: colours by scheme, room by width.
-function look(layout) {
+function look(layout, traces) {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--ink"), soft = style.getPropertyValue("--soft");
   const grid = style.getPropertyValue("--grid"), ground = style.getPropertyValue("--ground");
@@ -15,7 +15,7 @@ function look(layout) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: {color: ink, size, family: getComputedStyle(document.body).fontFamily},
-    margin: narrow.matches ? {l: 44, r: 6, t: 64, b: 44} : {l: 60, r: 12, t: 48, b: 48},
+    margin: {l: narrow.matches ? 44 : 60, r: narrow.matches ? 6 : 12, t: traces < 2 ? 14 : narrow.matches ? 64 : 48, b: 46},
     // Above the picture, in as many lines as it takes.
     legend: {orientation: "h", x: 0, xanchor: "left", y: 1, yref: "container", yanchor: "top", font: {size}, traceorder: "normal"},
     hoverlabel: {bgcolor: ground, bordercolor: grid, font: {color: ink}},
@@ -41,7 +41,7 @@ async function unpack() {
 }
 
 function draw() {
-  return Promise.all(figures.map(({data, layout}, i) => Plotly.react("figure" + i, data, look(layout),
+  return Promise.all(figures.map(({data, layout}, i) => Plotly.react("figure" + i, data, look(layout, data.length),
     {responsive: true, displaylogo: false, displayModeBar: narrow.matches ? false : "hover"})));
 }
 

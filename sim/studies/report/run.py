@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from sim.output import write_atomically
 from sim.report import duration, extent, generation, headline, simulated, status_text
 from sim.studies.explore.choice import command_of
-from sim.studies.report import figures
+from sim.studies.report import basis, figures
 from sim.studies.report.page import Grid, Page, Section, html
 from sim.studies.report.sums import KernelSum, binned, kernel_sums, split_of
 from sim.timeline import Timeline
@@ -58,9 +57,7 @@ def run_page(run: Timeline, name: str = "run.html") -> Page:
         ),
         Section(title="Top kernels", table=_top(sums, run), note=_rest(sums)),
         Section(title="What these numbers rest on", table=_basis(run)),
-        Section(title="The measurements that the profile was fitted on", table=_files(run), folded=True),
-        Section(title="Every field of the scenario", table=_scenario(run), folded=True),
-        Section(title=f"The datasheet of {gpu.name}, with sources", table=_datasheet(run), folded=True),
+        *basis.details(run.machine, scenario),
     ]
     if run.gpus > 1:
         sections.insert(2, _communication(run))
@@ -70,16 +67,8 @@ def run_page(run: Timeline, name: str = "run.html") -> Page:
         tiles=_tiles(run),
         sections=sections,
         command=f"{command_of(scenario)} --report {name}",
-        made_by=f"wattline {release()}",
+        made_by=f"wattline {basis.release()}",
     )
-
-
-def release() -> str:
-    """The installed version, or "source"."""
-    try:
-        return version("wattline")
-    except PackageNotFoundError:
-        return "source"
 
 
 def _tiles(run: Timeline) -> list[tuple[str, str, str]]:
@@ -168,8 +157,7 @@ def _shape(row: KernelSum) -> str:
 
 
 def _basis(run: Timeline) -> Grid:
-    machine, profile, outcome = run.machine, run.machine.profile, run.outcome
-    made = profile.provenance
+    machine, outcome = run.machine, run.outcome
     outside = sorted({cls.name for cls in outcome.classes() if cls.terms.extrapolated})
     cap_w = machine.limits.cap_w
     targets = extent(run.power_limit_w, 1.0, "W") if max(run.power_limit_w) < 1e9 else "none"
@@ -181,9 +169,7 @@ def _basis(run: Timeline) -> Grid:
     why = f" ({outcome.why})" if outcome.why else ""
     rows = [
         ["status", status_text(run)],
-        ["profile", f"{profile.gpu}, fitted on {profile.basis}" if profile.gpu != profile.basis else profile.gpu],
-        ["fitted by", f"{made.command} ({made.date})" if made.date else made.command],
-        ["fitted on", f"{len(made.files)} files of measurements, listed below"],
+        *basis.profile_rows(machine.profile),
         [
             "power",
             f"cap {f'{cap_w:g} W' if np.isfinite(cap_w) else 'off'}, settled target of the clock governor {targets}",
@@ -199,28 +185,3 @@ def _basis(run: Timeline) -> Grid:
     if outcome.knots:
         rows.append(["decode steps", f"on {outcome.knots} contexts, off by {outcome.knot_error:.2%} at most"])
     return Grid(head=[], rows=rows, words=(0, 1))
-
-
-def _files(run: Timeline) -> Grid:
-    files = run.machine.profile.provenance.files
-    return Grid(head=["file", "SHA-256"], rows=[[name, digest[:16]] for name, digest in files.items()], words=(0, 1))
-
-
-def _scenario(run: Timeline) -> Grid:
-    given = run.scenario.model_fields_set
-    rows = [
-        [name, "-" if value is None else str(value), "given" if name in given else "default"]
-        for name, value in run.scenario.model_dump(mode="json").items()
-    ]
-    return Grid(head=["field", "value", ""], rows=rows, words=(0, 1, 2))
-
-
-def _datasheet(run: Timeline) -> Grid:
-    gpu = run.machine.gpu
-    rows = []
-    for name, source in gpu.sources.items():
-        value = gpu.tensor_flops_per_s.get(name.removeprefix("tensor_flops_per_s."), getattr(gpu, name, None))
-        rows.append(
-            [name, f"{value:,g}" if isinstance(value, int | float) else str(value), gpu.confidence[name], source]
-        )
-    return Grid(head=["figure", "value (SI)", "confidence", "source"], rows=rows, words=(0, 2, 3), minor=(2,))
