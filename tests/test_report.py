@@ -135,6 +135,14 @@ def test_command_line_writes_it_and_refuses_other_files(tmp_path: Path, capsys: 
         assert not target.exists()
 
 
+def test_serve_writes_one_too(tmp_path: Path) -> None:
+    path = tmp_path / "served.html"
+    flags = ["serve", "--model", "llama3-8b", "--requests", "5", "--output-tokens", "5", "--quiet"]
+    result = CliRunner().invoke(app, [*flags, "--report", str(path)])
+    assert result.stdout.rstrip().endswith(f"report: {path}  (open it in a browser)")
+    assert "wattline serve --model llama3-8b --requests 5 --output-tokens 5 --report served.html" in path.read_text()
+
+
 def test_it_says_which_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "find_spec", lambda _: None)
     with pytest.raises(Exception, match=r"needs plotly and jinja2: pip install 'wattline\[report\]'"):

@@ -27,7 +27,7 @@ MAX_LINES = len(LINES)
 # Bins that a moving mean takes in.
 TREND = 50
 # Kernels of a GPU above which a stack of single kernels is only noise on a screen.
-MAX_STEPS = 400
+MAX_STEPS = 120
 # Share of GPU time from which a marker of the roofline carries its kernel's number.
 NUMBERED = 0.01
 
@@ -73,6 +73,8 @@ def over_time(run: Timeline, bins: Binned, shown: Sequence[int]) -> go.Figure:
             text=title, x=0, xref="paper", xanchor="left", y=domain[1], yref="paper", yanchor="bottom", showarrow=False
         )
     figure.update_yaxes(rangemode="tozero", row=1, col=1)
+    clocks = bins.clock_hz[list(shown)] * 1e-6
+    figure.update_yaxes(range=[0.95 * clocks.min(), 1.03 * clocks.max()], row=2, col=1)
     figure.update_yaxes(rangemode="tozero", row=3, col=1)
     figure.update_xaxes(title=f"time, {unit}", row=3, col=1)
     figure.update_layout(hovermode="x unified", hoversubplots="axis", height=640)

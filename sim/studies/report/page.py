@@ -80,8 +80,8 @@ def html(page: Page) -> str:
         page=page,
         style=(folder / "page.css").read_text(encoding="utf-8"),
         script=(folder / "page.js").read_text(encoding="utf-8"),
-        # A closing tag inside a string would end the script element.
-        figures="[" + ",".join(_bare(figure) for figure in figures).replace("</", "<\\/") + "]",
+        # A tag inside a string could end the script element.
+        figures="[" + ",".join(_bare(figure) for figure in figures).replace("<", "\\u003c") + "]",
         library=base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode(),
     )
 

@@ -33,14 +33,15 @@ def run_page(run: Timeline, name: str = "run.html") -> Page:
     some = f" {len(shown)} of {kinds} kinds of GPUs are drawn, from the least energy to the most." * (
         len(shown) < kinds
     )
+    cap = " Power may pass the cap for a moment: the cap holds the mean over a second, a faster limiter the peak."
+    cap *= bool(np.isfinite(run.machine.limits.cap_w))
     bin_s = float(bins.edges_s[1])
     width, stack_width = duration(bin_s), duration(bin_s * (figures.TREND if figures.smoothed(run) else 1))
     sections = [
         Section(
             title="Power, clock and energy over time",
             figures=[figures.over_time(run, bins, shown)],
-            note=f"Faint: means over {width}; bold: over {figures.TREND} times that. Power may pass the cap for a "
-            f"moment: the cap holds the mean over a second, a faster limiter the peak.{some}",
+            note=f"Faint: means over {width}; bold: over {figures.TREND} times that.{cap}{some}",
         ),
         Section(
             title="Where the joules go",
