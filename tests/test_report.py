@@ -73,6 +73,12 @@ def test_kernels_and_idling_add_up(run: Timeline) -> None:
         assert sum(row.energy_j for row in rows if row.name == name) == pytest.approx(by_name[name], rel=1e-9)
 
 
+def test_no_kernel_is_above_the_roof_of_its_gpu(run: Timeline) -> None:
+    gpu = run.machine.gpu
+    peak = gpu.tensor_flops_per_cycle_per_sm("bf16") * gpu.sms * gpu.max_clock_hz
+    assert all(row.flops / row.time_s <= peak for row in kernel_sums(run.outcome))
+
+
 def test_the_time_of_a_gpu_is_split_without_rest(run: Timeline) -> None:
     split = split_of(run.outcome, run.exposed_and_waiting_s)
     parts = [split.compute_s, split.hidden_s, *split.exposed_s.values(), split.waiting_s, split.idle_s]

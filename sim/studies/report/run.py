@@ -54,7 +54,8 @@ def run_page(run: Timeline, name: str = "run.html") -> Page:
             figures=[figures.roofline(run, sums)],
             note="A marker is a kernel of one phase, by its number in the table below; its area is its share of GPU "
             "time. Dotted: the datasheet's peaks. Solid: the same cores at this run's mean clock, and the HBM "
-            "bandwidth that kernels were measured to get. Kernels without arithmetic are left out.",
+            "bandwidth that kernels were measured to get. Attention counts what its mask leaves; kernels without "
+            "arithmetic are left out.",
         ),
         Section(title="Top kernels", table=_top(sums, run), note=_rest(sums)),
         Section(title="What these numbers rest on", table=_basis(run)),
