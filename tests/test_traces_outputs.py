@@ -291,6 +291,21 @@ def test_collectives_say_what_kind_how_much_and_who(tmp_path: Path) -> None:
     assert seen >= {(9, 2), (9, 7)}
 
 
+def test_a_step_round_a_ring_is_a_send_and_a_receive(tmp_path: Path) -> None:
+    run = simulate(model="llama3-8b", layers=1, cp=4, cp_mode="ring", seq_len=4096)
+    write_execution_traces(run, tmp_path)
+    by_rank = [nodes(tmp_path / f"wattline.{rank}.et") for rank in range(4)]
+    for rank, found in enumerate(by_rank):
+        sends = [node["attrs"] for node in found if node["type"] == 5]
+        receives = [node["attrs"] for node in found if node["type"] == 6]
+        assert len(sends) == len(receives) == 3
+        for sent in sends:
+            next_rank = sent["comm_dst"][1]
+            assert next_rank == (rank + 1) % 4
+            twin = [node["attrs"] for node in by_rank[next_rank] if node["type"] == 6]
+            assert sent["comm_tag"] in [one["comm_tag"] for one in twin if one["comm_src"] == (7, rank)]
+
+
 def test_chakras_own_reader_agrees(run: Timeline, tmp_path: Path) -> None:
     """Where the package mlc-chakra is installed (it wants an old HolisticTraceAnalysis, so we do not ask for it)."""
     schema = pytest.importorskip("chakra.schema.protobuf.et_def_pb2", reason="needs the package mlc-chakra")
