@@ -13,9 +13,9 @@ from sim.layout import layout_of
 from sim.timeline import Timeline
 from traces.errors import TraceError
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
+from traces.write.by_name import write_trace
 from traces.write.chrome import write_chrome
 from traces.write.cut import averaged, window
-from traces.write.perfetto import SUFFIXES, write_perfetto
 from workloads.families.pipeline import RECEIVE_STREAM, SEND_STREAM
 from workloads.placement import place_of
 
@@ -53,8 +53,7 @@ def write_timeline(run: Timeline, path: Path, *, layout: Literal["one", "hta"] =
     """
     cut = cut or Cut()
     if layout == "one":
-        write = write_perfetto if path.name.endswith(SUFFIXES) else write_chrome
-        return write(cut.of(to_trace(run)), path)
+        return write_trace(cut.of(to_trace(run)), path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -230,16 +229,20 @@ def _flows(run: Timeline, op: Any) -> list[tuple[int, int]]:
     ]
 
 
-def _metadata(run: Timeline) -> dict[str, Any]:
+def release() -> str:
+    """The installed version, or "source"."""
     try:
-        release = version("wattline")
+        return version("wattline")
     except PackageNotFoundError:
-        release = "source"
+        return "source"
+
+
+def _metadata(run: Timeline) -> dict[str, Any]:
     return {
         "schemaVersion": 1,
         "traceName": f"wattline {run.scenario.model} {run.scenario.phase}",
         "wattline": {
-            "version": release,
+            "version": release(),
             "scenario": run.scenario.model_dump(mode="json", exclude_none=True),
             "gpu": run.machine.gpu.id,
             "status": run.machine.status,

@@ -20,7 +20,7 @@ from sim.serving.spec import ServeSpec
 @click.option(
     "--power", type=click.Path(path_type=Path), help="write power, batch and queue over time (.csv, .parquet)"
 )
-@click.option("--timeline", type=click.Path(path_type=Path), help="write steps and requests (.json or .json.gz)")
+@click.option("--timeline", type=click.Path(path_type=Path), help="write steps and requests (.json.gz, .pftrace)")
 @click.option("--report", type=click.Path(path_type=Path), help="write the run as one HTML page that needs no network")
 @click.option("--plan", is_flag=True, help="find the fewest GPUs and the lowest energy under the SLO")
 @click.option("--max-gpus", type=click.IntRange(1, 4096), default=8, show_default=True, help="GPUs of a plan at most")

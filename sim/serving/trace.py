@@ -10,7 +10,7 @@ import numpy as np
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
-from traces.write.chrome import write_chrome
+from traces.write.by_name import write_trace
 
 COUNTERS = (
     ("power W per GPU", "power_w_per_gpu"),
@@ -24,8 +24,8 @@ STAGES = (("queue", "arrival_s", "started_s"), ("prefill", "started_s", "first_t
 
 
 def write_served(run: ServeResult, path: Path) -> Path:
-    """Write ``run`` as Chrome trace (.json, .json.gz)."""
-    return write_chrome(to_trace(run), path)
+    """Write ``run`` as a trace (.json, .json.gz, .pftrace)."""
+    return write_trace(to_trace(run), path)
 
 
 def to_trace(run: ServeResult) -> Trace:

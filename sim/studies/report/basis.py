@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from hardware.profile import Profile
 from sim.machine import Machine
 from sim.scenario import Table
 from sim.studies.report.page import Grid, Section
-
-
-def release() -> str:
-    """The installed version, or "source"."""
-    try:
-        return version("wattline")
-    except PackageNotFoundError:
-        return "source"
 
 
 def profile_rows(profile: Profile) -> list[list[str]]:

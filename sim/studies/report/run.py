@@ -14,6 +14,7 @@ from sim.studies.report import basis, figures
 from sim.studies.report.page import Grid, Page, Section, html
 from sim.studies.report.sums import KernelSum, binned, kernel_sums, split_of
 from sim.timeline import Timeline
+from sim.trace import release
 
 # Bins of the pictures over time: a line of more points than a screen has.
 BINS = 1200
@@ -69,7 +70,7 @@ def run_page(run: Timeline, name: str = "run.html") -> Page:
         tiles=_tiles(run),
         sections=sections,
         command=f"{command_of(scenario)} --report {name}",
-        made_by=f"wattline {basis.release()}",
+        made_by=f"wattline {release()}",
     )
 
 

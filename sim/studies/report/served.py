@@ -19,6 +19,7 @@ from sim.studies.report import basis
 from sim.studies.report.figures import LINES, MAX_LINES, MUTED, bar, held, short
 from sim.studies.report.page import Grid, Page, Section, html
 from sim.studies.report.sums import mean_rates
+from sim.trace import release
 
 # Bins of the pictures over time.
 BINS = 1200
@@ -71,7 +72,7 @@ def served_page(run: ServeResult, name: str = "served.html") -> Page:
             *basis.details(run.machine, spec),
         ],
         command=f"{command_of(spec, 'serve')} --report {name}",
-        made_by=f"wattline {basis.release()}",
+        made_by=f"wattline {release()}",
     )
 
 
