@@ -193,7 +193,7 @@ def test_browser_shows_them_at_every_width_and_scheme(served: ServeResult, tmp_p
     with chromium() as browser:
         for name, figures in (("run", 5), ("served", 4)):
             with opened(browser, tmp_path / f"{name}.html", width=PHONE) as page:
-                page.wait_for_function(f"document.documentElement.dataset.drawn === '{figures}'", timeout=60_000)
+                page.wait_for_function(f"document.documentElement.dataset.drawn === '{figures}'", timeout=120_000)
                 for width, scheme in ((PHONE, "dark"), (DESKTOP, "light")):  # an open page follows
                     page.set_viewport_size({"width": width, "height": 900})
                     page.emulate_media(color_scheme=scheme)

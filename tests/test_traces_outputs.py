@@ -17,12 +17,10 @@ from sim import simulate
 from sim.chakra import write_execution_traces
 from sim.cli import app, main
 from sim.timeline import Timeline
-from sim.trace import Cut, to_trace
-from tests.perfetto_kit import losses, perfetto, rows
+from sim.trace import to_trace
 from traces.errors import TraceError
 from traces.records import Counter, Trace
 from traces.write.cut import averaged, window
-from traces.write.perfetto import write_perfetto
 
 SMALL = {"model": "llama3-70b", "layers": 3, "tp": 2, "seq_len": 1024, "overlap_chunks": 2}
 
@@ -68,13 +66,6 @@ def test_a_window_keeps_whole_kernels_and_the_values_at_its_edge(run: Timeline) 
 def test_an_empty_window_says_where_the_trace_ends(run: Timeline) -> None:
     with pytest.raises(TraceError, match=r"no kernel in the window from 5000 ms on: the trace ends at \d+\.\d+ ms"):
         window(to_trace(run), round(5e12), round(6e12))
-
-
-def test_a_window_of_a_trace_loads_in_the_engine(run: Timeline, tmp_path: Path) -> None:
-    part = Cut(window_ms=(1.0, 2.0), counter_ms=0.1).of(to_trace(run))
-    with perfetto(write_perfetto(part, tmp_path / "t.pftrace")) as engine:
-        assert losses(engine) == []
-        assert rows(engine, "select count(*) from slice") == [(len(part.spans.lane),)]
 
 
 # -- counters --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.trace import to_trace
+from sim.trace import Cut, to_trace
 from tests.perfetto_kit import losses, perfetto, rows
-from tests.test_traces_chrome import US, one_lane, two_gpus
+from tests.test_traces_chrome import US, counter, one_lane, two_gpus
 from traces.errors import TraceError
 from traces.records import SpanKind, Trace
 from traces.write import perfetto as writer
@@ -45,14 +46,17 @@ def found(path: Path, args: str) -> tuple[list[tuple[Any, ...]], ...]:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "cut"),
     [
-        {"model": "llama3-70b", "layers": 2, "tp": 2, "seq_len": 1024, "overlap_chunks": 2},
-        {"model": "llama3-70b", "layers": 2, "tp": 2, "pp": 2, "batch": 2, "seq_len": 512},
+        ({"model": "llama3-70b", "layers": 2, "tp": 2, "seq_len": 1024, "overlap_chunks": 2}, Cut()),
+        (
+            {"model": "llama3-70b", "layers": 2, "tp": 2, "pp": 2, "batch": 2, "seq_len": 512},
+            Cut(window_ms=(0.5, 2.5), counter_ms=0.02),
+        ),
     ],
 )
-def test_the_engine_finds_the_same_as_in_chrome_json(fields: dict[str, Any], tmp_path: Path) -> None:
-    trace = to_trace(simulate(**fields))
+def test_the_engine_finds_the_same_as_in_chrome_json(fields: dict[str, Any], cut: Cut, tmp_path: Path) -> None:
+    trace = cut.of(to_trace(simulate(**fields)))
     ours = found(write_perfetto(trace, tmp_path / "t.pftrace"), "debug")
     theirs = found(write_chrome(trace, tmp_path / "t.json"), "args")
     slices, counters, arrows, _ = ours
@@ -66,41 +70,42 @@ def test_the_engine_finds_the_same_as_in_chrome_json(fields: dict[str, Any], tmp
                 assert value == (pytest.approx(same, rel=1e-5) if isinstance(same, float) else same)
 
 
-def test_spans_that_touch_nest_or_are_empty(tmp_path: Path) -> None:
+FAR_NS = 2**53 + 1  # no double holds it
+ARGS = {"n": 2**40, "x": 0.5, "ok": True, "text": 'a "b"', "list": [[1, 2], [3]], "table": {"deep": "down"}}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One lane of spans that touch, nest or are empty, and a far one; a counter with a unit on each of two GPUs."""
     times = [(0, 1_300_000), (1_300_000, 157_535_600), (157_535_600, 157_900_000), (157_600_000, 157_700_000)]
     times += [(157_900_100, 157_900_200), (157_900_100, 158_000_000), (158_000_000, 158_000_000)]
-    path = write_perfetto(one_lane(*times), tmp_path / "t.pftrace")
-    with perfetto(path) as engine:
-        assert losses(engine) == []
-        slices = rows(engine, "select ts, dur, depth from slice order by ts, depth")
-    assert slices == [
+    trace = replace(
+        one_lane(*times, (FAR_NS * 1000, FAR_NS * 1000 + 3_000)),
+        processes={0: "GPU 0", 1: "GPU 1"},
+        kinds=[SpanKind(name="k", category="kernel", args=ARGS)],
+        counters=[replace(counter("power", pid, (0, 700.0)), unit="W") for pid in (0, 1)],
+    )
+    with perfetto(write_perfetto(trace, tmp_path_factory.mktemp("engine") / "t.pftrace.gz")) as loaded:
+        yield loaded
+
+
+def test_spans_that_touch_nest_or_are_empty_stay_exact(engine: Any) -> None:
+    assert losses(engine) == []
+    assert rows(engine, "select ts, dur, depth from slice order by ts, depth") == [
         (0, 1300, 0), (1300, 156236, 0), (157536, 364, 0), (157600, 100, 1),
-        (157900, 100, 0), (157900, 0, 1), (158000, 0, 0),
+        (157900, 100, 0), (157900, 0, 1), (158000, 0, 0), (FAR_NS, 3, 0),
     ]  # fmt: skip
 
 
-def test_times_beyond_the_precision_of_json_stay_exact(tmp_path: Path) -> None:
-    far_ps = (2**53 + 1) * 1000  # odd nanoseconds that no double holds
-    trace = one_lane((far_ps, far_ps + 3_000))
-    with perfetto(write_perfetto(trace, tmp_path / "t.pftrace.gz")) as engine:
-        assert rows(engine, "select ts, dur from slice") == [(2**53 + 1, 3)]
+def test_counters_have_units_and_equal_ones_share_an_axis(engine: Any) -> None:
+    key = "extract_arg(source_arg_set_id, 'y_axis_share_key')"
+    assert rows(engine, f"select name, unit, {key} as k from counter_track") == [("power", "W", "power")] * 2
 
 
-def test_counters_have_units_and_equal_ones_share_an_axis(tmp_path: Path) -> None:
-    trace = two_gpus()
-    counters = [replace(c, name="power", unit="W") for c in trace.counters]
-    with perfetto(write_perfetto(replace(trace, counters=counters), tmp_path / "t.pftrace")) as engine:
-        assert rows(engine, "select name, unit from counter_track") == [("power", "W")] * 2
-        keys = rows(engine, "select extract_arg(source_arg_set_id, 'y_axis_share_key') as k from counter_track")
-    assert keys == [("power",)] * 2
-
-
-def test_arguments_of_every_kind_arrive(tmp_path: Path) -> None:
-    args = {"n": 2**40, "x": 0.5, "ok": True, "text": 'a "b"', "list": [[1, 2], [3]], "table": {"deep": "down"}}
-    trace = replace(one_lane((0, US)), kinds=[SpanKind(name="k", category="kernel", args=args)])
-    with perfetto(write_perfetto(trace, tmp_path / "t.pftrace")) as engine:
-        found = rows(engine, "select key, display_value as v from args where key like 'debug.%' order by key")
-    assert dict(found) == {
+def test_arguments_of_every_kind_arrive(engine: Any) -> None:
+    one = "(select arg_set_id from slice limit 1)"
+    sql = f"select key, display_value as v from args where key like 'debug.%' and arg_set_id = {one} order by key"
+    assert dict(rows(engine, sql)) == {
         "debug.n": str(2**40), "debug.x": "0.5", "debug.ok": "true", "debug.text": 'a "b"',
         "debug.list[0][0]": "1", "debug.list[0][1]": "2", "debug.list[1][0]": "3", "debug.table.deep": "down",
     }  # fmt: skip
