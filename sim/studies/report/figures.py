@@ -140,7 +140,7 @@ def gpu_time(split: Split, latency_s: float) -> go.Figure:
             bar(figure, ["mean GPU"], [seconds * scale], name, colour, unit)
     figure.update_xaxes(title=f"time, {unit}")
     figure.update_yaxes(showticklabels=False, showgrid=False)
-    figure.update_layout(barmode="stack", height=190)
+    figure.update_layout(barmode="stack", height=170 + 20 * len(figure.data))  # narrow legends take a line an entry
     return figure
 
 
