@@ -74,7 +74,6 @@ def machine(
         clock_step_hz=gpu.clock_step_hz if stepped else 0.0,
         hbm_bytes_per_s=profile.hbm_bytes_per_s(gpu),
         link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
-        own_rounds=profile.sharing.own_rounds,
         mixed_hbm_share=profile.sharing.mixed_hbm_share,
         idle_w=curve.idle_w,
         voltage_scale=curve.voltage_scale,

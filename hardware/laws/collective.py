@@ -60,8 +60,7 @@ class Sharing:
     A block of a collective holds ``sms_per_cta`` SMs and claims HBM like ``hbm_weight_per_sm`` SMs of streaming
     kernels each. A collective moves ``traffic_scale`` times the HBM bytes that :func:`ring_traffic` counts, and takes
     ``beside_slowdown`` times as long while compute runs beside it. Kernels that share HBM get ``mixed_hbm_share`` of
-    the best rate of a kernel alone. A block of a GEMM does ``own_rounds`` of its tiles itself however late it starts
-    (others may do the rest before). ``source``, ``command`` and ``standard_errors`` say where they come from;
+    the best rate of a kernel alone. ``source``, ``command`` and ``standard_errors`` say where they come from;
     ``left_out`` holds, for each number of blocks, rows and mean errors of both slow-downs when fitted without them.
     """
 
@@ -70,7 +69,6 @@ class Sharing:
     hbm_weight_per_sm: float
     traffic_scale: float
     mixed_hbm_share: float
-    own_rounds: float
     source: str
     command: str
     standard_errors: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -85,7 +83,6 @@ UNFITTED = Sharing(
     hbm_weight_per_sm=1.0,
     traffic_scale=1.0,
     mixed_hbm_share=1.0,
-    own_rounds=1e6,
     source="not fitted",
     command="",
 )

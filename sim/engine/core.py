@@ -173,8 +173,7 @@ class Core:
                     break  # first come, first served within the GPU: nobody overtakes
                 waiting.remove(entry)
                 if entry.held < entry.wanted and not collective and terms.quantised:
-                    rounds, _ = last_round(terms, entry.wanted, self._wanted[entry.class_id])
-                    waiting.append(late_part(entry, min(1.0, gpu.model.gpu.own_rounds / rounds)))
+                    waiting.append(late_part(entry, terms, self._wanted[entry.class_id]))
                     self._split.setdefault(entry.op, Split()).parts += 1
                 self._begin(entry, now_ps)
         if gpu.free > 0.0:
@@ -192,7 +191,7 @@ class Core:
         flow = entry.flow
         self._integrate(entry.gpu, now_ps)
         entry.sms = entry.held
-        join(entry, now_ps)
+        join(entry, self.graph.classes[entry.class_id].terms, now_ps)
         entry.start_ps = now_ps
         entry.gpu.running.append(entry)
         flow.entries.append(entry)
@@ -329,9 +328,13 @@ class Core:
                 self._integrate(gpu, now_ps)
             gpu.running.remove(entry)
             gpu.free += entry.held
-            if entry.op in self._split and not self._split[entry.op].ended(entry):
-                self._touch(gpu.index)
-                continue
+            if entry.op in self._split:
+                for late in [one for one in gpu.waiting if one.earlier is entry]:
+                    gpu.waiting.remove(late)  # no tile is left for it
+                    self._split[entry.op].parts -= 1
+                if not self._split[entry.op].ended(entry):
+                    self._touch(gpu.index)
+                    continue
             start_ps = entry.start_ps + self._gap_ps[entry.class_id]
             recorder.span_op.append(entry.op)
             recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)

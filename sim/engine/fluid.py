@@ -40,7 +40,6 @@ class GpuModel:
     clock_step_hz: float
     hbm_bytes_per_s: float
     link_bytes_per_s: float
-    own_rounds: float = math.inf  # of tiles that a block does itself, however late it starts
     mixed_hbm_share: float = 1.0  # of the HBM rate, once several kernels share it
     idle_w: Callable[[float], float]
     voltage_scale: Callable[[float], float]

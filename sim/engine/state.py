@@ -40,13 +40,15 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "sms", "start_ps", "wanted",
+        "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "rounds", "sms", "start_ps",
+        "tiles", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
         self.op = op
         self.class_id = class_id
         self.earlier: Entry | None = None  # blocks of the same kernel that started before these
+        self.tiles, self.rounds = 0, 0  # of both together, where there are earlier ones
         self.gpu = gpu
         self.flow = flow
         self.wanted = wanted

@@ -47,7 +47,6 @@ BOUNDS = {
     "hbm_weight_per_sm": (0.1, 10.0),
     "traffic_scale": (0.5, 2.0),
     "mixed_hbm_share": (0.7, 1.0),
-    "own_rounds": (1.0, 16.0),
 }
 
 
@@ -257,7 +256,7 @@ def on(gpu: str, world: int, sharing: Sharing) -> Machine:
     return replace(
         base,
         profile=replace(base.profile, sharing=sharing),
-        model=replace(base.model, mixed_hbm_share=sharing.mixed_hbm_share, own_rounds=sharing.own_rounds),
+        model=replace(base.model, mixed_hbm_share=sharing.mixed_hbm_share),
     )
 
 
