@@ -18,6 +18,7 @@ from typing import Any
 from simpy.events import Event
 
 from hardware.clock import ClockLimits
+from sim.engine.alone import run_alone, runs_alone
 from sim.engine.core import Core
 from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
@@ -66,13 +67,21 @@ class Piece:
     model: FluidModel
     whole: bool = False  # whole runs are big: of those, only the last one is remembered, and of the biggest none
     played: dict[Limits, Played] = field(default_factory=dict)
+    alone: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alone = runs_alone(self.graph, self.model)
 
     def play(self, limits_w: Limits) -> Played:
         """Its run under fixed power targets (W per GPU)."""
         known = self.played.get(limits_w)
         if known is None:
-            core = Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))
-            known = self.ended(core, Engine(core).run())
+            if self.alone:
+                records, energy_j = run_alone(self.graph, self.model, limits_w[0])
+                known = Played(records=records, energy_j=(energy_j,), level=True)
+            else:
+                core = Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))
+                known = self.ended(core, Engine(core).run())
             if self.whole or len(self.played) >= MAX_PLAYED:
                 self.played.clear()
             if not self.whole or self.graph.kernels <= MAX_KEPT_KERNELS:
