@@ -13,7 +13,7 @@ from hardware.cluster import Cluster, cluster_for, default_node, load_node
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 from hardware.profile import Profile, own_profile, profile_for
-from sim.engine.fluid import GpuModel
+from sim.engine.running import GpuModel
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
 

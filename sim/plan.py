@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from sim.cost import Pricer
 from sim.cut import Step, cut
-from sim.engine.fluid import FluidModel, GpuModel
+from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.replay import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
+from sim.engine.running import GpuModel
 from sim.errors import FoldError
 from sim.fold import Folding, fold, unfolded
 from sim.knots import error_bound

@@ -10,9 +10,10 @@ from dataclasses import replace
 from hardware.laws.terms import KernelTerms
 from sim.engine.core import Core
 from sim.engine.driver import Engine
-from sim.engine.fluid import FluidModel, GpuModel
+from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
+from sim.engine.running import GpuModel
 from sim.engine.state import Flow
 
 GPU = GpuModel(

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine.driver import Engine
-from sim.engine.fluid import share
 from sim.engine.record import Recorder
+from sim.engine.running import share
 from sim.errors import DeadlockError
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, HeapDriver, core_of, graph, run, spans, with_terms
 

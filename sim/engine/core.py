@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 
 from hardware.laws.terms import wanted_sms
-from sim.engine.fluid import FluidModel, GpuState
+from sim.engine.fluid import FluidModel
 from sim.engine.grants import deadlock_message, displace, join, last_round, late_part
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
+from sim.engine.running import GpuState
 from sim.engine.state import Driver, Entry, Flow, Gpu, Split
 from sim.errors import DeadlockError, LivelockError
 
@@ -301,13 +302,11 @@ class Core:
         if elapsed:
             seconds = elapsed * 1e-12
             assert gpu.state is not None
-            if gpu.running:
-                for entry in gpu.running:
-                    entry.energy_j += entry.power_w * seconds
-                gpu.energy_j += gpu.state.power_w * seconds
-            else:
+            for entry in gpu.running:
+                entry.energy_j += entry.power_w * seconds
+            if not gpu.running:
                 self.recorder.idle_energy_j[gpu.index] += gpu.state.power_w * seconds
-                gpu.energy_j += gpu.state.power_w * seconds
+            gpu.energy_j += gpu.state.power_w * seconds
             gpu.integrated_ps = now_ps
 
     def energy_until_now(self, gpu_index: int, now_ps: int) -> float:

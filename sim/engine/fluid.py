@@ -6,16 +6,14 @@ target, so it is memoised as one immutable :class:`GpuState`.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hardware.laws.terms import KernelTerms, dynamic_power_w, part, time_s, wanted_sms
+from hardware.laws.terms import KernelTerms, part, wanted_sms
 from sim.engine.graph import KernelClass
+from sim.engine.running import GpuModel, GpuState, Member, RunningSet
 
-PS_PER_S = 1e12
 # How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
 POWER_TOLERANCE = 1e-10
 CLOCK_TOLERANCE = 1e-12
@@ -23,76 +21,6 @@ CLOCK_TOLERANCE = 1e-12
 MAX_STATES = 200_000
 _COSTS: dict[tuple[KernelTerms, float, bool], int] = {}
 Running = tuple[tuple[int, float, bool], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuModel:
-    """What the engine needs of one GPU: capacities and two curves of the clock.
-
-    ``idle_w`` maps a clock in Hz to watts with nothing running, ``voltage_scale`` to (V/V0)^2. With
-    ``clock_step_hz`` zero the clock is real-valued: the mean of the dithering that the hardware does.
-    """
-
-    sms: int
-    max_clock_hz: float
-    min_clock_hz: float
-    reference_clock_hz: float
-    clock_step_hz: float
-    hbm_bytes_per_s: float
-    link_bytes_per_s: float
-    mixed_hbm_share: float = 1.0  # of the HBM rate, once several kernels share it
-    idle_w: Callable[[float], float]
-    voltage_scale: Callable[[float], float]
-
-
-@dataclass(slots=True, eq=False)
-class GpuState:
-    """One solved running set. ``rates`` are fractions of a kernel per picosecond, ``index`` its place in ``states``."""
-
-    index: int
-    clock_hz: float
-    power_w: float
-    kernel_power_w: tuple[float, ...]
-    rates: tuple[float, ...]
-    sms_busy: float
-    hbm_bytes_per_s: float
-    link_bytes_per_s: float
-
-    def numbered(self, index: int) -> GpuState:
-        """The same state as number ``index`` of a run."""
-        return GpuState(
-            index,
-            self.clock_hz,
-            self.power_w,
-            self.kernel_power_w,
-            self.rates,
-            self.sms_busy,
-            self.hbm_bytes_per_s,
-            self.link_bytes_per_s,
-        )
-
-
-def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
-    """Weighted max-min fair shares of ``capacity``, no one above its demand (progressive filling).
-
-    >>> share([10.0, 1.0, 10.0], [1.0, 1.0, 2.0], 13.0)
-    [4.0, 1.0, 8.0]
-    """
-    if math.fsum(demands) <= capacity:
-        return list(demands)
-    granted = list(demands)
-    open_ = [i for i, demand in enumerate(demands) if demand > 0.0]
-    left = capacity
-    while open_:
-        level = left / math.fsum(weights[i] for i in open_)
-        capped = [i for i in open_ if demands[i] <= level * weights[i]]
-        if not capped:
-            for i in open_:
-                granted[i] = level * weights[i]
-            break
-        left -= math.fsum(demands[i] for i in capped)
-        open_ = [i for i in open_ if i not in capped]
-    return granted
 
 
 @lru_cache(maxsize=32)
@@ -106,21 +34,6 @@ def _shrink(now: float, before: float) -> float:
     return share if share > 0.0 else 0.5
 
 
-def crowded(demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float) -> float:
-    """What few blocks get of HBM when others fill it: their requests queue behind all that is in flight.
-
-    Their level is what the others leave, at least their share by weight; demand and level join as squares of times,
-    so that the wait grows with the load and not at once when the last byte a second is asked for.
-
-    >>> round(crowded(3.0, 1.0, [4.0], [1.0], 8.0), 3), crowded(3.0, 1.0, [], [], 8.0)
-    (2.4, 3.0)
-    """
-    if not others or demand <= 0.0:
-        return demand
-    level = max(cap - math.fsum(others), cap * weight / (weight + math.fsum(other_weights)))
-    return demand / math.hypot(1.0, demand / level)
-
-
 @dataclass(slots=True)
 class FluidModel:
     """Solver and memo for one GPU type under one kernel class table."""
@@ -131,6 +44,7 @@ class FluidModel:
     _memo: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
+    _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
     _parts: dict[tuple[int, float], tuple[KernelTerms, float]] = field(default_factory=dict)
 
     def terms_on(self, class_id: int, sms: float) -> tuple[KernelTerms, float]:
@@ -191,12 +105,11 @@ class FluidModel:
         if top.power_w <= limit_w or not running:
             return top
         low, high = gpu.min_clock_hz, clock_cap_hz
+        at = self._set_of(running, caps).at
         if gpu.clock_step_hz:
             steps = range(int((high - low) / gpu.clock_step_hz) + 1)
-            over = bisect_right(
-                steps, limit_w, key=lambda step: self._at(running, low + step * gpu.clock_step_hz, caps).power_w
-            )
-            return self._at(running, low + max(over - 1, 0) * gpu.clock_step_hz, caps)
+            over = bisect_right(steps, limit_w, key=lambda step: at(low + step * gpu.clock_step_hz).power_w)
+            return at(low + max(over - 1, 0) * gpu.clock_step_hz)
         bottom = self._end(running, low, caps)
         if bottom.power_w >= limit_w:
             return bottom
@@ -208,7 +121,7 @@ class FluidModel:
             if limit_w - within.power_w <= POWER_TOLERANCE * limit_w or high - low <= CLOCK_TOLERANCE * high:
                 break
             chord = (low * above_w - high * below_w) / (above_w - below_w)
-            state = self._at(running, chord if attempt < 20 else 0.5 * (low + high), caps)
+            state = at(chord if attempt < 20 else 0.5 * (low + high))
             over_w = state.power_w - limit_w
             if over_w <= 0.0:
                 if moved < 0:
@@ -224,80 +137,15 @@ class FluidModel:
         """The state at one end of the clock range, which every power limit asks for."""
         state = self._ends.get((running, clock_hz, caps))
         if state is None:
-            state = self._ends[running, clock_hz, caps] = self._at(running, clock_hz, caps)
+            state = self._ends[running, clock_hz, caps] = self._set_of(running, caps).at(clock_hz)
         return state
 
-    def _at(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
-        gpu, classes = self.gpu, self.classes
-        voltage = gpu.voltage_scale(clock_hz)
-        fraction = clock_hz / gpu.reference_clock_hz
-        pace: list[float] = []  # completions a picosecond
-        parts = [self.terms_on(c, sms) for c, sms, _ in running]
-        computes = any(not classes[c].collective and classes[c].terms.cycles_per_block for c, _, _ in running)
-        busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
-        for position, (class_id, _, waiting) in enumerate(running):
-            cls = classes[class_id]
-            if waiting:
-                pace.append(0.0)
-                busy_share.append(0.0)
-                continue
-            terms, sms = parts[position]
-            work_s = time_s(terms, sms=sms, sm_clock_hz=clock_hz)
-            busy_share.append(work_s / (work_s + cls.gap_s))
-            if cls.collective and computes:
-                work_s = max(work_s, terms.moving_cycles * terms.beside_slowdown / clock_hz)
-            pace.append(1.0 / (work_s + cls.gap_s) / PS_PER_S)
-        hbm = [terms.hbm_bytes * r * PS_PER_S for (terms, _), r in zip(parts, pace, strict=True)]
-        link = [terms.link_bytes * r * PS_PER_S for (terms, _), r in zip(parts, pace, strict=True)]
-        most = caps or (math.inf,) * len(running)
-        if len(running) > 1 or caps:
-            weights = [max(s, 1e-9) * classes[c].terms.hbm_weight_per_sm for c, s, _ in running]
-            capacity = gpu.hbm_bytes_per_s * gpu.mixed_hbm_share
-            asked = [
-                crowded(hbm[i], weights[i], hbm[:i] + hbm[i + 1 :], weights[:i] + weights[i + 1 :], capacity)
-                if classes[c].collective
-                else hbm[i]
-                for i, (c, _, _) in enumerate(running)
-            ]
-            held_back = [min(1.0, most[i] / rate) if rate else 1.0 for i, rate in enumerate(pace)]
-            asked = [min(want, hbm[i] * held_back[i]) for i, want in enumerate(asked)]
-            hbm_granted = share(asked, weights, capacity)
-            link_asked = [want * held_back[i] for i, want in enumerate(link)]
-            link_granted = share(link_asked, [1.0] * len(running), gpu.link_bytes_per_s)
-            for i, rate in enumerate(pace):
-                slow = min(
-                    held_back[i],
-                    hbm_granted[i] / hbm[i] if hbm[i] else 1.0,
-                    link_granted[i] / link[i] if link[i] else 1.0,
-                )
-                if slow < 1.0:
-                    pace[i] = rate * slow
-                    hbm[i] *= slow
-                    link[i] *= slow
-        idle = gpu.idle_w(clock_hz)
-        held = math.fsum(s for _, s, _ in running)
-        powers: list[float] = []
-        for i, (_, held_sms, waiting) in enumerate(running):
-            terms, sms = parts[i]
-            if waiting:
-                dynamic = terms.waiting_power_w
-            else:
-                dynamic = dynamic_power_w(
-                    terms,
-                    sms=sms * busy_share[i],
-                    gpu_sms=gpu.sms,
-                    progress_per_s=pace[i] * PS_PER_S,
-                    voltage_scale=voltage,
-                    clock_fraction=fraction,
-                )
-            powers.append(dynamic + idle * (held_sms / held if held else 1.0 / len(running)))
-        return GpuState(
-            index=-1,
-            clock_hz=clock_hz,
-            power_w=math.fsum(powers) if running else idle,
-            kernel_power_w=tuple(powers),
-            rates=tuple(pace),
-            sms_busy=min(held, float(gpu.sms)),
-            hbm_bytes_per_s=math.fsum(hbm),
-            link_bytes_per_s=math.fsum(link),
-        )
+    def _set_of(self, running: Running, caps: tuple[float, ...] | None) -> RunningSet:
+        found = self._sets.get((running, caps))
+        if found is None:
+            members = []
+            for class_id, hold, waiting in running:
+                terms, sms = self.terms_on(class_id, hold)
+                members.append(Member(cls=self.classes[class_id], terms=terms, sms=sms, hold=hold, waiting=waiting))
+            found = self._sets[running, caps] = RunningSet(self.gpu, members, caps)
+        return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from sim.engine.fluid import GpuState
+from sim.engine.running import GpuState
 
 
 @dataclass(slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sim.engine.fluid import FluidModel, GpuState
+from sim.engine.fluid import FluidModel
+from sim.engine.running import GpuState
 
 
 class Driver(Protocol):

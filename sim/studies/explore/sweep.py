@@ -6,11 +6,13 @@ of the same command resumes from; the finished table replaces it in one step.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,7 +87,17 @@ def sweep(
 
 def run_batch(batch: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """What a worker does: one JSON line a scenario. A scenario that fails is a line too, with its error."""
+    _settle_in()
     return [json.dumps(_row(i, fields)) + "\n" for i, fields in batch]
+
+
+@cache
+def _settle_in() -> None:
+    """Once a worker: what is imported stays, so that the collector need not look through it again (6 % of the time)."""
+    import sim.runner  # noqa: F401 - the most of it
+
+    gc.collect()
+    gc.freeze()
 
 
 def _row(i: str, fields: Mapping[str, Any]) -> dict[str, Any]:

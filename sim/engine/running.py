@@ -1,0 +1,194 @@
+"""Kernels that run together on one GPU at a given clock: their rates, what they draw, how they share its memory.
+
+What does not depend on the clock is worked out once (:class:`RunningSet`); the solver asks for several clocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
+from sim.engine.graph import KernelClass
+
+PS_PER_S = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """What the engine needs of one GPU: capacities and two curves of the clock.
+
+    ``idle_w`` maps a clock in Hz to watts with nothing running, ``voltage_scale`` to (V/V0)^2. With
+    ``clock_step_hz`` zero the clock is real-valued: the mean of the dithering that the hardware does.
+    """
+
+    sms: int
+    max_clock_hz: float
+    min_clock_hz: float
+    reference_clock_hz: float
+    clock_step_hz: float
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+    mixed_hbm_share: float = 1.0  # of the HBM rate, once several kernels share it
+    idle_w: Callable[[float], float]
+    voltage_scale: Callable[[float], float]
+
+
+@dataclass(slots=True, eq=False)
+class GpuState:
+    """One solved running set. ``rates`` are fractions of a kernel per picosecond, ``index`` its place in ``states``."""
+
+    index: int
+    clock_hz: float
+    power_w: float
+    kernel_power_w: tuple[float, ...]
+    rates: tuple[float, ...]
+    sms_busy: float
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+
+    def numbered(self, index: int) -> GpuState:
+        """The same state as number ``index`` of a run."""
+        return GpuState(
+            index,
+            self.clock_hz,
+            self.power_w,
+            self.kernel_power_w,
+            self.rates,
+            self.sms_busy,
+            self.hbm_bytes_per_s,
+            self.link_bytes_per_s,
+        )
+
+
+def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
+    """Weighted max-min fair shares of ``capacity``, no one above its demand (progressive filling).
+
+    >>> share([10.0, 1.0, 10.0], [1.0, 1.0, 2.0], 13.0)
+    [4.0, 1.0, 8.0]
+    """
+    if math.fsum(demands) <= capacity:
+        return list(demands)
+    granted = list(demands)
+    open_ = [i for i, demand in enumerate(demands) if demand > 0.0]
+    left = capacity
+    while open_:
+        level = left / math.fsum([weights[i] for i in open_])
+        capped = [i for i in open_ if demands[i] <= level * weights[i]]
+        if not capped:
+            for i in open_:
+                granted[i] = level * weights[i]
+            break
+        left -= math.fsum([demands[i] for i in capped])
+        open_ = [i for i in open_ if i not in capped]
+    return granted
+
+
+def crowded(demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float) -> float:
+    """What few blocks get of HBM when others fill it: their requests queue behind all that is in flight.
+
+    Their level is what the others leave, at least their share by weight; demand and level join as squares of times,
+    so that the wait grows with the load and not at once when the last byte a second is asked for.
+
+    >>> round(crowded(3.0, 1.0, [4.0], [1.0], 8.0), 3), crowded(3.0, 1.0, [], [], 8.0)
+    (2.4, 3.0)
+    """
+    if not others or demand <= 0.0:
+        return demand
+    level = max(cap - math.fsum(others), cap * weight / (weight + math.fsum(other_weights)))
+    return demand / math.hypot(1.0, demand / level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A kernel of a running set: ``terms`` of the blocks that run, the ``sms`` that price them, those they ``hold``."""
+
+    cls: KernelClass
+    terms: KernelTerms
+    sms: float
+    hold: float
+    waiting: bool
+
+
+class RunningSet:
+    """Members on one GPU; ``caps`` bounds each one's rate (1/ps)."""
+
+    def __init__(self, gpu: GpuModel, members: Sequence[Member], caps: tuple[float, ...] | None) -> None:
+        computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
+        self._gpu, self._members, self._caps = gpu, members, caps
+        self._held = math.fsum([m.hold for m in members])
+        # Cycles in which a collective's blocks move its data while compute runs beside them.
+        self._moving = [
+            m.terms.moving_cycles * m.terms.beside_slowdown if m.cls.collective and computes else 0.0 for m in members
+        ]
+        self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
+
+    def at(self, clock_hz: float) -> GpuState:
+        """The state at an SM clock, whatever its power."""
+        gpu, members = self._gpu, self._members
+        pace: list[float] = []  # completions a picosecond
+        busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
+        for member, moving in zip(members, self._moving, strict=True):
+            if member.waiting:
+                pace.append(0.0)
+                busy_share.append(0.0)
+                continue
+            work_s, gap_s = time_s(member.terms, sms=member.sms, sm_clock_hz=clock_hz), member.cls.gap_s
+            busy_share.append(work_s / (work_s + gap_s))
+            pace.append(1.0 / (max(work_s, moving / clock_hz) + gap_s) / PS_PER_S)
+        hbm = [m.terms.hbm_bytes * rate * PS_PER_S for m, rate in zip(members, pace, strict=True)]
+        link = [m.terms.link_bytes * rate * PS_PER_S for m, rate in zip(members, pace, strict=True)]
+        if len(members) > 1 or self._caps:
+            for i, slow in enumerate(self._slowed(pace, hbm, link)):
+                if slow < 1.0:
+                    pace[i] *= slow
+                    hbm[i] *= slow
+                    link[i] *= slow
+        idle_w = gpu.idle_w(clock_hz)
+        voltage, fraction = gpu.voltage_scale(clock_hz), clock_hz / gpu.reference_clock_hz
+        powers: list[float] = []
+        for member, rate, busy in zip(members, pace, busy_share, strict=True):
+            if member.waiting:
+                dynamic_w = member.terms.waiting_power_w
+            else:
+                dynamic_w = dynamic_power_w(
+                    member.terms,
+                    sms=member.sms * busy,
+                    gpu_sms=gpu.sms,
+                    progress_per_s=rate * PS_PER_S,
+                    voltage_scale=voltage,
+                    clock_fraction=fraction,
+                )
+            powers.append(dynamic_w + idle_w * (member.hold / self._held if self._held else 1.0 / len(members)))
+        return GpuState(
+            index=-1,
+            clock_hz=clock_hz,
+            power_w=math.fsum(powers) if members else idle_w,
+            kernel_power_w=tuple(powers),
+            rates=tuple(pace),
+            sms_busy=min(self._held, float(gpu.sms)),
+            hbm_bytes_per_s=math.fsum(hbm),
+            link_bytes_per_s=math.fsum(link),
+        )
+
+    def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
+        """How much of its own pace each kernel keeps beside the others."""
+        gpu, weights = self._gpu, self._weights
+        most = self._caps or (math.inf,) * len(pace)
+        held_back = [min(1.0, cap / rate) if rate else 1.0 for cap, rate in zip(most, pace, strict=True)]
+        capacity = gpu.hbm_bytes_per_s * gpu.mixed_hbm_share
+        asked = [
+            crowded(hbm[i], weights[i], hbm[:i] + hbm[i + 1 :], weights[:i] + weights[i + 1 :], capacity)
+            if member.cls.collective
+            else hbm[i]
+            for i, member in enumerate(self._members)
+        ]
+        asked = [min(want, own * back) for want, own, back in zip(asked, hbm, held_back, strict=True)]
+        hbm_granted = share(asked, weights, capacity)
+        link_asked = [want * back for want, back in zip(link, held_back, strict=True)]
+        link_granted = share(link_asked, [1.0] * len(link), gpu.link_bytes_per_s)
+        return [
+            min(back, got / own if own else 1.0, link_got / link_own if link_own else 1.0)
+            for back, got, own, link_got, link_own in zip(held_back, hbm_granted, hbm, link_granted, link, strict=True)
+        ]
