@@ -16,7 +16,7 @@ from hardware.laws.terms import KernelTerms, time_s
 from sim import simulate
 from sim.lower import lower
 from tests.engine_kit import COMPUTE, GPU, REDUCE, graph, run, spans, with_terms
-from tests.test_workloads_transformer import build, gemm_flops, kernels
+from tests.transformer_kit import build, gemm_flops, kernels
 from workloads import WorkloadError
 from workloads.families.interleave import beside, two_batches
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment

@@ -11,7 +11,7 @@ from hardware.catalog import load_gpu
 from hardware.laws.price import attention_latent_terms, gemm_terms
 from hardware.laws.terms import time_s
 from hardware.profile import profile_for
-from tests.test_workloads_transformer import build, layer
+from tests.transformer_kit import build, layer
 from workloads import Layout, WorkloadError, load_model, params
 from workloads.huggingface import parse_config
 from workloads.memory import memory_need

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_workloads_transformer import build, layer, names
+from tests.transformer_kit import build, layer, names
 from workloads import DType, Layout, WorkloadError, load_model, params
 from workloads.huggingface import parse_config
 from workloads.memory import memory_need

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_workloads_transformer import build
+from tests.transformer_kit import build
 from workloads import DType, Layout, Routing, WorkloadError, load_model
 from workloads.balance import balanced_placement, contiguous_placement
 from workloads.memory import memory_need
