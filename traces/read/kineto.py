@@ -255,8 +255,11 @@ def _whole(value: Any) -> int:
 
 
 def _ints(values: list[Any], one: Callable[[Any], int] = _whole) -> Ints:
-    """A column of integers: at once where all are integers, else one by one."""
-    if set(map(type, values)) == {int}:
+    """A column of integers: at once where all are integers or none is there, else one by one."""
+    kinds = set(map(type, values))
+    if kinds == {type(None)}:
+        return np.full(len(values), NONE, dtype=np.int64)
+    if kinds == {int}:
         try:
             return np.array(values, dtype=np.int64)
         except OverflowError:
