@@ -119,7 +119,7 @@ class Core:
         """Integrate up to the last completion and hand over the records."""
         for gpu in self.gpus:
             self._integrate(gpu, now_ps)
-        self.recorder.end_ps = now_ps
+        self.recorder.end_ps, self.recorder.energy_j = now_ps, [gpu.energy_j for gpu in self.gpus]
         return self.recorder
 
     # -- parts --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ class Recorder:
     step_gpu: array[int] = field(default_factory=lambda: array("i"))
     step_time_ps: array[int] = field(default_factory=lambda: array("q"))
     step_state: array[int] = field(default_factory=lambda: array("q"))
-    idle_energy_j: list[float] = field(default_factory=list)
+    idle_energy_j: list[float] = field(default_factory=list)  # of each GPU, as are all its joules:
+    energy_j: list[float] = field(default_factory=list)
     states: list[GpuState] = field(default_factory=list)
     end_ps: int = 0

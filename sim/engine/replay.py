@@ -15,16 +15,17 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from simpy.events import Event
 
 from hardware.clock import ClockLimits
-from sim.engine.alone import run_alone, runs_alone
 from sim.engine.core import Core
 from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
+from sim.engine.serial import is_serial, run_serial
 from sim.errors import FoldError
 
 Limits = tuple[float, ...]
@@ -39,14 +40,18 @@ class Played:
     """One run of a piece: its records and, per GPU, the joules burnt up to each of its power steps."""
 
     records: Recorder
-    energy_j: tuple[float, ...]
     level: bool  # all GPUs end their last kernel at the same instant
     _steps: list[tuple[list[int], list[float], list[float]]] | None = None
+
+    @property
+    def energy_j(self) -> list[float]:
+        """Joules of each GPU."""
+        return self.records.energy_j
 
     def energy_until_j(self, gpu: int, offset_ps: int) -> float:
         """Joules of one GPU from the piece's start to ``offset_ps``."""
         if self._steps is None:
-            self._steps = [([], [], []) for _ in self.energy_j]
+            self._steps = [([], [], []) for _ in self.records.energy_j]
             records = self.records
             for g, time_ps, state in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True):
                 times, powers, energies = self._steps[g]
@@ -67,36 +72,31 @@ class Piece:
     model: FluidModel
     whole: bool = False  # whole runs are big: of those, only the last one is remembered, and of the biggest none
     played: dict[Limits, Played] = field(default_factory=dict)
-    alone: bool = field(init=False)
+    serial: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.alone = runs_alone(self.graph, self.model)
+        self.serial = is_serial(self.graph, self.model)
 
     def play(self, limits_w: Limits) -> Played:
         """Its run under fixed power targets (W per GPU)."""
         known = self.played.get(limits_w)
         if known is None:
-            if self.alone:
-                records, energy_j = run_alone(self.graph, self.model, limits_w[0])
-                known = Played(records=records, energy_j=(energy_j,), level=True)
-            else:
-                core = Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))
-                known = self.ended(core, Engine(core).run())
+            records = run_serial(self.graph, self.model, limits_w) if self.serial else None
+            if records is None:
+                records = Engine(Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))).run()
+            known = self.ended(records)
             if self.whole or len(self.played) >= MAX_PLAYED:
                 self.played.clear()
             if not self.whole or self.graph.kernels <= MAX_KEPT_KERNELS:
                 self.played[limits_w] = known
         return known
 
-    def ended(self, core: Core, records: Recorder) -> Played:
-        """What ``core`` has run."""
-        energy_j = tuple(gpu.energy_j for gpu in core.gpus)
-        if self.graph.gpus == 1:
-            return Played(records=records, energy_j=energy_j, level=True)
-        last = [0] * self.graph.gpus
-        for op, end_ps in zip(records.span_op, records.span_end_ps, strict=True):
-            last[self.graph.op_gpu[op]] = max(last[self.graph.op_gpu[op]], end_ps)
-        return Played(records=records, energy_j=energy_j, level=min(last) == records.end_ps)
+    def ended(self, records: Recorder) -> Played:
+        """A run of it."""
+        last_ps = np.zeros(self.graph.gpus, dtype=np.int64)
+        gpu = np.asarray(self.graph.op_gpu)[np.frombuffer(records.span_op, dtype=np.int64)]
+        np.maximum.at(last_ps, gpu, np.frombuffer(records.span_end_ps, dtype=np.int64))
+        return Played(records=records, level=int(last_ps.min()) == records.end_ps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
     if first.piece.whole:  # nothing repeats: the limiters run beside it
         core = Core(first.piece.graph, [first.piece.model] * first.piece.graph.gpus, limiter.targets_w())
         records = Engine(core, limiter).run()
-        return [Part(number=0, piece=first.piece, played=first.piece.ended(core, records), repeat=1)]
+        return [Part(number=0, piece=first.piece, played=first.piece.ended(records), repeat=1)]
     parts: list[Part] = []
     gpus = range(sequence[0].piece.graph.gpus)
     gpu = sequence[0].piece.model.gpu
@@ -237,7 +237,7 @@ class _Live:
         records = Engine(core, self).run()
         self.left_ps -= records.end_ps
         self.since_j = [gpu.energy_j - before for gpu, before in zip(core.gpus, self.energy_j, strict=True)]
-        return piece.ended(core, records)
+        return piece.ended(records)
 
     def process(self, engine: Engine) -> Generator[Event, Any, None]:
         """The limiters from the first change on; see :class:`sim.engine.driver.Governor`."""
