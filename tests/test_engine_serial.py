@@ -15,7 +15,7 @@ from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.replay import Piece
-from sim.engine.serial import is_serial, run_serial
+from sim.engine.serial import Serial, is_serial
 from sim.errors import DeadlockError
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
 
@@ -75,7 +75,7 @@ def test_sums_over_streams_are_what_the_engine_runs(
     gpu = replace(GPU, clock_step_hz=clock_step_hz)
     model = FluidModel(gpu, g.classes, [])
     assert is_serial(g, model)
-    summed = run_serial(g, model, limits_w[:gpus])
+    summed = Serial(g, model).run(limits_w[:gpus])
     run = Engine(Core(g, [FluidModel(gpu, g.classes, [])] * gpus, limits_w[:gpus])).run()
     assert summed is not None and summed.end_ps == run.end_ps
     (spans, steps, reals), (expected_spans, expected_steps, expected_reals) = told(summed), told(run)
@@ -104,6 +104,6 @@ def test_whatever_has_something_else_to_wait_for_is_scheduled(g: KernelGraph) ->
 def test_meetings_that_cross_are_left_to_the_engine_to_name() -> None:
     g = graph((0, [(REDUCE, 0), (REDUCE, 1)]), (1, [(REDUCE, 1), (REDUCE, 0)]))
     model = FluidModel(GPU, g.classes, [])
-    assert run_serial(g, model, [1e9, 1e9]) is None
+    assert Serial(g, model).run([1e9, 1e9]) is None
     with pytest.raises(DeadlockError, match=r"collective 0 \(all_reduce\) has GPUs \[0\], misses \[1\]"):
         Piece(g, model).play((1e9, 1e9))

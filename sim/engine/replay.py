@@ -25,7 +25,7 @@ from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.serial import is_serial, run_serial
+from sim.engine.serial import Serial, is_serial
 from sim.errors import FoldError
 
 Limits = tuple[float, ...]
@@ -72,16 +72,16 @@ class Piece:
     model: FluidModel
     whole: bool = False  # whole runs are big: of those, only the last one is remembered, and of the biggest none
     played: dict[Limits, Played] = field(default_factory=dict)
-    serial: bool = field(init=False)
+    serial: Serial | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.serial = is_serial(self.graph, self.model)
+        self.serial = Serial(self.graph, self.model) if is_serial(self.graph, self.model) else None
 
     def play(self, limits_w: Limits) -> Played:
         """Its run under fixed power targets (W per GPU)."""
         known = self.played.get(limits_w)
         if known is None:
-            records = run_serial(self.graph, self.model, limits_w) if self.serial else None
+            records = self.serial.run(limits_w) if self.serial is not None else None
             if records is None:
                 records = Engine(Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))).run()
             known = self.ended(records)

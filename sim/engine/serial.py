@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from sim.errors import LivelockError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Kinds = list[tuple[int, int]]  # (GPU, class) of kernels
 
 
 def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
@@ -37,53 +38,70 @@ def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
     )
 
 
-def run_serial(graph: KernelGraph, model: FluidModel, limits_w: Sequence[float]) -> Recorder | None:
-    """Records of a serial run; None when GPUs wait for each other for ever."""
-    single = _Single(graph, model, limits_w)
-    gpu, cls = np.asarray(graph.op_gpu), np.asarray(graph.op_class)  # kernels are numbered GPU by GPU, in order
-    members = np.array([*map(len, graph.collective_members), 1])
-    meets = members[np.asarray(graph.op_collective)] > 1
-    lasts_ps, power_w, state = single.columns(gpu, cls)
-    lasts_ps[meets] = 0
-    sum_ps = np.cumsum(lasts_ps)
-    until_ps = sum_ps - (sum_ps - lasts_ps)[np.searchsorted(gpu, np.arange(graph.gpus))][gpu]
+class Serial:
+    """A serial graph, laid out once for all power targets; its kernels are numbered GPU by GPU, in order."""
 
-    at = np.flatnonzero(meets)
-    met = _meet(graph, single, at.tolist(), until_ps[at].tolist())
-    if met is None:
-        return None
-    delay_ps, whose = np.append(met.end_ps - until_ps[at], 0), np.append(gpu[at], -1)
-    last = np.cumsum(meets) - 1  # the meeting that a kernel is or follows; the one appended where there is none
-    end_ps = until_ps + np.where(whose[last] == gpu, delay_ps[last], 0)
-    begin_ps = end_ps - lasts_ps
-    begin_ps[at], lasts_ps[at], state[at], power_w[at] = met.begin_ps, met.end_ps - met.begin_ps, met.state, met.power_w
-    energy_j = power_w * (lasts_ps * 1e-12)
-    come_ps = begin_ps.copy()
-    come_ps[at] = met.come_ps
-    early = np.flatnonzero(come_ps < begin_ps)
-    _, spin_w, spin_state = single.columns(gpu[early], cls[early], waits=True)
-    energy_j[early] += spin_w * ((begin_ps - come_ps)[early] * 1e-12)
+    def __init__(self, graph: KernelGraph, model: FluidModel) -> None:
+        self.graph, self.model = graph, model
+        self.gpu, self.cls = np.asarray(graph.op_gpu), np.asarray(graph.op_class)
+        self.first = np.searchsorted(self.gpu, np.arange(graph.gpus))  # kernel of each GPU
+        self.kinds, self.kind_of = _kinds(self.gpu, self.cls)
+        self.gap_ps = np.array([round(c.gap_s * 1e12) for c in graph.classes])[self.cls]
+        members = np.array([*map(len, graph.collective_members), 1])
+        shared = members[np.asarray(graph.op_collective)] > 1
+        self.parts = np.flatnonzero(shared)  # each GPU's parts of collectives that it shares
+        latest = np.cumsum(shared) - 1
+        owner = np.append(self.gpu[self.parts], -1)
+        # The part that a kernel is, or follows on its GPU; one beyond the last where there is none.
+        self.latest = np.where(owner[latest] == self.gpu, latest, len(self.parts))
 
-    over_ps = int(end_ps.max())
-    done_ps = end_ps[np.searchsorted(gpu, np.arange(graph.gpus), side="right") - 1]
-    idle = np.flatnonzero(done_ps < over_ps)
-    idle_state = [single.idle(one) for one in idle.tolist()]
-    idle_j = np.zeros(graph.gpus)
-    idle_j[idle] = np.array([s.power_w for s in idle_state]) * ((over_ps - done_ps[idle]) * 1e-12)
-    steps = (
-        np.concatenate([gpu, gpu[early], idle]),
-        np.concatenate([begin_ps, come_ps[early], done_ps[idle]]),
-        np.concatenate([state, spin_state, np.array([s.index for s in idle_state], dtype=np.int64)]),
-    )
-    gap_ps = np.array([round(c.gap_s * 1e12) for c in graph.classes])[cls]
-    spans = (np.arange(len(gpu)), np.minimum(come_ps + gap_ps, end_ps), end_ps, energy_j)
-    records = _recorded(spans, steps, model.states)
-    records.idle_energy_j, records.end_ps = idle_j.tolist(), over_ps
-    records.energy_j = (np.bincount(gpu, energy_j, graph.gpus) + idle_j).tolist()
-    return records
+    def run(self, limits_w: Sequence[float]) -> Recorder | None:
+        """Its records under power targets (W of each GPU); None when GPUs wait for each other for ever."""
+        one = _One(self.graph, self.model, limits_w)
+        lasts_ps, power_w, state = one.columns(self.kinds, self.kind_of)
+        lasts_ps[self.parts] = 0
+        end_ps = np.cumsum(lasts_ps)
+        end_ps -= (end_ps - lasts_ps)[self.first][self.gpu]
+        begin_ps = end_ps - lasts_ps
+        early = come_ps = self.parts[:0]
+        if len(self.parts):
+            met = _meet(self.graph, one, self.parts, end_ps[self.parts])
+            if met is None:
+                return None
+            delay_ps = np.append(met.end_ps - end_ps[self.parts], 0)[self.latest]
+            end_ps, begin_ps = end_ps + delay_ps, begin_ps + delay_ps
+            begin_ps[self.parts], state[self.parts], power_w[self.parts] = met.begin_ps, met.state, met.power_w
+            early = np.flatnonzero(met.come_ps < met.begin_ps)
+            come_ps = met.come_ps[early]
+        start_ps, energy_j = begin_ps, power_w * ((end_ps - begin_ps) * 1e-12)
+        steps = [(self.gpu, begin_ps, state)]
+        if len(early):  # they spin until the others come
+            spin = self.parts[early]
+            _, spin_w, spin_state = one.columns(*_kinds(self.gpu[spin], self.cls[spin]), waits=True)
+            energy_j[spin] += spin_w * ((begin_ps[spin] - come_ps) * 1e-12)
+            steps.append((self.gpu[spin], come_ps, spin_state))
+            start_ps = begin_ps.copy()
+            start_ps[spin] = come_ps
+        records = Recorder(states=self.model.states, end_ps=int(end_ps.max()), idle_energy_j=[0.0] * self.graph.gpus)
+        for gpu, done_ps in enumerate(end_ps[np.append(self.first[1:], len(self.gpu)) - 1].tolist()):
+            if done_ps < records.end_ps:
+                idle = one.idle(gpu)
+                records.idle_energy_j[gpu] = idle.power_w * ((records.end_ps - done_ps) * 1e-12)
+                steps.append((np.array([gpu]), np.array([done_ps]), np.array([idle.index])))
+        records.energy_j = (np.bincount(self.gpu, energy_j, self.graph.gpus) + records.idle_energy_j).tolist()
+        _record_spans(records, np.minimum(start_ps + self.gap_ps, end_ps), end_ps, energy_j)
+        _record_steps(records, *(np.concatenate(column) for column in zip(*steps, strict=True)))
+        return records
 
 
-class _Single:
+def _kinds(gpu: Ints, cls: Ints) -> tuple[Kinds, Ints]:
+    """The different (GPU, class), as they come, and which of them each kernel is."""
+    numbers: dict[tuple[int, int], int] = {}
+    of = [numbers.setdefault(kind, len(numbers)) for kind in zip(gpu.tolist(), cls.tolist(), strict=True)]
+    return list(numbers), np.array(of, dtype=np.int64)
+
+
+class _One:
     """Kernels by themselves on a GPU, each under its power target."""
 
     def __init__(self, graph: KernelGraph, model: FluidModel, limits_w: Sequence[float]) -> None:
@@ -101,18 +119,17 @@ class _Single:
         """Nothing runs."""
         return self.model.solve((), self.limits_w[gpu], self.model.gpu.max_clock_hz)
 
-    def columns(self, gpu: Ints, cls: Ints, *, waits: bool = False) -> tuple[Ints, Floats, Ints]:
+    def columns(self, kinds: Kinds, kind_of: Ints, *, waits: bool = False) -> tuple[Ints, Floats, Ints]:
         """How long each kernel lasts (0 of one that spins), the watts of its GPU, and the state's number."""
-        used, of = np.unique(gpu * len(self.wanted) + cls, return_inverse=True)
-        states = [self.state(*divmod(one, len(self.wanted)), waits=waits) for one in used.tolist()]
-        lasts = np.array([0 if waits else _lasts_ps(state.rates[0]) for state in states], dtype=np.int64)
+        states = [self.state(gpu, cls, waits=waits) for gpu, cls in kinds]
+        lasts_ps = np.array([0 if waits else _lasts_ps(state.rates[0]) for state in states], dtype=np.int64)
         power_w, number = np.array([state.power_w for state in states]), [state.index for state in states]
-        return lasts[of], power_w[of], np.array(number, dtype=np.int64)[of]
+        return lasts_ps[kind_of], power_w[kind_of], np.array(number, dtype=np.int64)[kind_of]
 
     def meeting(self, members: tuple[tuple[int, int], ...]) -> tuple[int, list[GpuState]]:
         """Picoseconds of a collective of these (GPU, class) once all are there, and the state of each.
 
-        The common pace is found as :meth:`sim.engine.core.Core.settle` finds it.
+        The common pace is found as :class:`sim.engine.core.Core` finds it.
         """
         found = self._meetings.get(members)
         if found is None:
@@ -132,8 +149,7 @@ def _lasts_ps(rate: float) -> int:
     return max(1, math.ceil(1.0 / rate - 1e-6))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Met:
+class _Met(NamedTuple):
     """Each GPU's parts of collectives: when it comes, when all are there, when they leave; state and watts between."""
 
     come_ps: Ints
@@ -143,65 +159,56 @@ class _Met:
     power_w: Floats
 
 
-def _meet(graph: KernelGraph, single: _Single, ops: list[int], until_ps: list[int]) -> _Met | None:
-    """Let the GPUs run from meeting to meeting; ``until_ps`` is what each does by itself up to its part ``ops``."""
-    owner, cls = [graph.op_gpu[op] for op in ops], [graph.op_class[op] for op in ops]
+def _meet(graph: KernelGraph, one: _One, parts: Ints, until_ps: Ints) -> _Met | None:
+    """Let the GPUs run from meeting to meeting; ``until_ps`` is what each does by itself up to its ``parts``."""
+    ops, alone_ps = parts.tolist(), until_ps.tolist()
+    kind = [(graph.op_gpu[op], graph.op_class[op]) for op in ops]
     collective = [graph.op_collective[op] for op in ops]
     party: dict[int, list[int]] = {}
-    parts: list[list[int]] = [[] for _ in range(graph.gpus)]
-    for i, (gpu, met) in enumerate(zip(owner, collective, strict=True)):
-        party.setdefault(met, []).append(i)
-        parts[gpu].append(i)
-    ahead, missing = [iter(mine) for mine in parts], {met: len(all_) for met, all_ in party.items()}
-    come, begin, end, states = [0] * len(ops), [0] * len(ops), [0] * len(ops), [0] * len(ops)
-    power_w, delay, left = [0.0] * len(ops), [0] * graph.gpus, len(ops)
-    moving = list(range(graph.gpus))
+    of_gpu: list[list[int]] = [[] for _ in range(graph.gpus)]
+    for i, (gpu, _) in enumerate(kind):
+        party.setdefault(collective[i], []).append(i)
+        of_gpu[gpu].append(i)
+    ahead, missing = [iter(mine) for mine in of_gpu], {number: len(met) for number, met in party.items()}
+    come, begin, end, states = ([0] * len(ops) for _ in range(4))
+    power_w, delay, moving = [0.0] * len(ops), [0] * graph.gpus, list(range(graph.gpus))
     while moving:
         gpu = moving.pop()
         part = next(ahead[gpu], None)
         if part is None:
             continue
-        come[part] = until_ps[part] + delay[gpu]
-        missing[collective[part]] -= 1
-        if not missing[collective[part]]:
-            all_ = party[collective[part]]
-            lasts, together = single.meeting(tuple([(owner[i], cls[i]) for i in all_]))
-            ready = max([come[i] for i in all_])
-            for i, state in zip(all_, together, strict=True):
-                begin[i], end[i], states[i], power_w[i] = ready, ready + lasts, state.index, state.power_w
-                delay[owner[i]] = end[i] - until_ps[i]
-                moving.append(owner[i])
-            left -= len(all_)
-    if left:
+        number = collective[part]
+        come[part] = alone_ps[part] + delay[gpu]
+        missing[number] -= 1
+        if not missing[number]:
+            met = party[number]
+            ready = max([come[i] for i in met])
+            lasts_ps, together = one.meeting(tuple([kind[i] for i in met]))
+            for i, state in zip(met, together, strict=True):
+                begin[i], end[i], states[i], power_w[i] = ready, ready + lasts_ps, state.index, state.power_w
+                delay[kind[i][0]] = end[i] - alone_ps[i]
+                moving.append(kind[i][0])
+    if any(missing.values()):
         return None
-    return _Met(
-        come_ps=np.array(come, dtype=np.int64),
-        begin_ps=np.array(begin, dtype=np.int64),
-        end_ps=np.array(end, dtype=np.int64),
-        state=np.array(states, dtype=np.int64),
-        power_w=np.array(power_w),
-    )
+    come_ps, begin_ps, end_ps, numbers = (np.array(column, dtype=np.int64) for column in (come, begin, end, states))
+    return _Met(come_ps, begin_ps, end_ps, numbers, np.array(power_w))
 
 
-def _recorded(
-    spans: tuple[Ints, Ints, Ints, Floats], steps: tuple[Ints, Ints, Ints], states: list[GpuState]
-) -> Recorder:
-    """Spans by their ends, power steps by time; a GPU that goes on as it was takes no step."""
-    records = Recorder(states=states)
-    by_end = np.argsort(spans[2], kind="stable")
-    gpu, time_ps, state = steps
+def _record_spans(records: Recorder, start_ps: Ints, end_ps: Ints, energy_j: Floats) -> None:
+    """In the order of their ends."""
+    op = np.argsort(end_ps, kind="stable")
+    records.span_op.frombytes(op.tobytes())
+    records.span_start_ps.frombytes(start_ps[op].tobytes())
+    records.span_end_ps.frombytes(end_ps[op].tobytes())
+    records.span_energy_j.frombytes(energy_j[op].tobytes())
+
+
+def _record_steps(records: Recorder, gpu: Ints, time_ps: Ints, state: Ints) -> None:
+    """In order of time; a GPU that goes on as it was takes no step."""
     order = np.lexsort((time_ps, gpu))
-    new = np.append(True, (state[order][1:] != state[order][:-1]) | (gpu[order][1:] != gpu[order][:-1]))
-    order = order[new]
+    same = (state[order][1:] == state[order][:-1]) & (gpu[order][1:] == gpu[order][:-1])
+    order = order[np.append(True, ~same)]
     order = order[np.argsort(time_ps[order], kind="stable")]
-    for column, values in (
-        (records.span_op, spans[0][by_end]),
-        (records.span_start_ps, spans[1][by_end]),
-        (records.span_end_ps, spans[2][by_end]),
-        (records.span_energy_j, spans[3][by_end]),
-        (records.step_gpu, gpu[order].astype(np.int32)),
-        (records.step_time_ps, time_ps[order]),
-        (records.step_state, state[order]),
-    ):
-        column.frombytes(values.tobytes())
-    return records
+    records.step_gpu.frombytes(gpu[order].astype(np.int32).tobytes())
+    records.step_time_ps.frombytes(time_ps[order].tobytes())
+    records.step_state.frombytes(state[order].tobytes())
