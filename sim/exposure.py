@@ -34,27 +34,26 @@ def exposure(graph: KernelGraph, op: Ints, start: Ints, end: Ints, multiplicity:
     moves = together >= 0
     moving = moving_ps(together, start, end)
     gap = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)[cls]
-    kind_of = np.array([str(c.describe.get("op", c.family)) for c in graph.classes], dtype=object)
-    kinds = sorted(set(kind_of[cls[moves]].tolist()))
-    kind = kind_of[cls]
-    sums = dict.fromkeys(kinds, (0.0, 0.0))
-    working: list[float] = []
-    for one, times in enumerate(multiplicity):
-        mine = gpu == one
-        working.append(covered(np.where(moves, moving, start - gap)[mine], end[mine]) * S_PER_PS)
-        begins, ends = start[mine & ~moves], end[mine & ~moves]
-        length = covered(begins, ends)
-        # What an earlier kind has covered is not counted again, so that the parts sum to the whole.
-        for part, (first, last) in enumerate(((moving, end), (start, moving))):
-            for name in kinds:
-                these = mine & moves & (kind == name)
-                begins, ends = np.append(begins, first[these]), np.append(ends, last[these])
-                grown = covered(begins, ends)
-                more = (grown - length) * S_PER_PS * times
-                length = grown
-                exposed_s, waiting_s = sums[name]
-                sums[name] = (exposed_s + more, waiting_s) if part == 0 else (exposed_s, waiting_s + more)
-    return Exposure(by_kind=sums, working_s=working)
+    working = covered(gpu, np.where(moves, moving, start - gap), end, graph.gpus)
+    names = [str(c.describe.get("op", c.family)) for c in graph.classes]
+    kinds = sorted({names[one] for one in np.unique(cls[moves]).tolist()})
+    number = {name: i for i, name in enumerate(kinds)}
+    kind = np.where(moves, np.array([number.get(name, -1) for name in names], dtype=np.int64)[cls], -1)
+    whose, begins, ends = gpu[~moves], start[~moves], end[~moves]
+    length = covered(whose, begins, ends, graph.gpus)
+    alone: list[list[float]] = [[], []]
+    # What an earlier kind has covered is not counted again, so that the parts sum to the whole.
+    for part, (first, last) in enumerate(((moving, end), (start, moving))):
+        for one in range(len(kinds)):
+            these = kind == one
+            whose, begins, ends = (
+                np.concatenate(pair) for pair in ((whose, gpu[these]), (begins, first[these]), (ends, last[these]))
+            )
+            grown = covered(whose, begins, ends, graph.gpus)
+            alone[part].append(float((grown - length) @ np.asarray(multiplicity)) * S_PER_PS)
+            length = grown
+    by_kind = dict(zip(kinds, zip(*alone, strict=True), strict=True))
+    return Exposure(by_kind=by_kind, working_s=(working * S_PER_PS).tolist())
 
 
 def moving_ps(together: Ints, start: Ints, end: Ints) -> Ints:
@@ -72,15 +71,21 @@ def moving_ps(together: Ints, start: Ints, end: Ints) -> Ints:
     return np.minimum(last, end)
 
 
-def covered(start: Ints, end: Ints) -> int:
-    """Length of the union of intervals, in their unit.
+def covered(gpu: Ints, start: Ints, end: Ints, gpus: int) -> Ints:
+    """Length of the union of each GPU's intervals, in their unit.
 
-    >>> covered(np.array([0, 1, 5]), np.array([2, 3, 6]))
-    4
+    >>> covered(np.array([0, 0, 0, 1]), np.array([0, 1, 5, 4]), np.array([2, 3, 6, 9]), 3).tolist()
+    [4, 5, 0]
     """
     if not len(start):
-        return 0
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    gaps = start[1:] - reach[:-1]
-    return int(reach[-1] - start[0] - gaps[gaps > 0].sum())
+        return np.zeros(gpus, dtype=np.int64)
+    order = np.lexsort((start, gpu))
+    gpu, start, end = gpu[order], start[order], end[order]
+    after = (end.max() - start.min() + 1) * gpu  # one GPU's time after the other's, so that one pass does for all
+    reach = np.maximum.accumulate(end + after)
+    new = reach.copy()
+    new[1:] -= np.maximum(reach[:-1], start[1:] + after[1:])
+    new[0] -= start[0] + after[0]
+    lengths = np.zeros(gpus, dtype=np.int64)
+    np.add.at(lengths, gpu, np.maximum(new, 0))
+    return lengths

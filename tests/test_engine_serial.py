@@ -83,7 +83,7 @@ def test_sums_over_streams_are_what_the_engine_runs(
     assert steps == expected_steps
     assert reals == pytest.approx(expected_reals, rel=1e-9, abs=1e-18)
     if gpus == 1:
-        for column in ("span_op", "span_start_ps", "span_end_ps", "span_energy_j", "step_time_ps", "step_state"):
+        for column in ("span_op", "span_start_ps", "span_end_ps", "span_energy_j", "step_time_ps"):
             assert getattr(summed, column).tobytes() == getattr(run, column).tobytes(), column
 
 

@@ -95,10 +95,10 @@ class Serial:
 
 
 def _kinds(gpu: Ints, cls: Ints) -> tuple[Kinds, Ints]:
-    """The different (GPU, class), as they come, and which of them each kernel is."""
-    numbers: dict[tuple[int, int], int] = {}
-    of = [numbers.setdefault(kind, len(numbers)) for kind in zip(gpu.tolist(), cls.tolist(), strict=True)]
-    return list(numbers), np.array(of, dtype=np.int64)
+    """The different (GPU, class), and which of them each kernel is."""
+    classes = int(cls.max()) + 1
+    used, kind_of = np.unique(gpu * classes + cls, return_inverse=True)
+    return [divmod(kind, classes) for kind in used.tolist()], kind_of
 
 
 class _One:
