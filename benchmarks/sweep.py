@@ -1,12 +1,14 @@
 """Ten thousand scenarios through the command: ``python benchmarks/sweep.py [--out benchmarks/results.md]``.
 
 Runs ``wattline sweep benchmarks/ten_thousand.toml`` on all cores into a temporary table; needs the extra ``sweep``.
+CPU seconds (of all processes) over two say what two free cores would need where other work shares the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -29,14 +31,17 @@ def main() -> None:
         table = Path(folder) / "rows.parquet"
         words = ["sweep", str(arguments.grid), "--out", str(table), "--json"]
         done = subprocess.run([sys.executable, "-c", COMMAND, *words], check=True, stdout=subprocess.PIPE, text=True)
-    got = json.loads(done.stdout)
-    head = ("grid", "rows", "failed", "wall s", "scenarios/s")
+    got, used = json.loads(done.stdout), resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = used.ru_utime + used.ru_stime
+    head = ("grid", "rows", "failed", "wall s", "scenarios/s", "CPU s", "CPU s / 2")
     row = (
         arguments.grid.name,
         f"{got['rows']:,}",
         f"{got['failed']}",
         f"{got['wall_s']:.1f}",
         f"{got['scenarios_per_s']:.0f}",
+        f"{cpu_s:.1f}",
+        f"{cpu_s / 2:.1f}",
     )
     text = section("A sweep", "python benchmarks/sweep.py", where, head, [row])
     print(text)

@@ -1,13 +1,19 @@
-"""Time and memory of reading a million kernel events: ``python benchmarks/trace_read.py [EVENTS] [--launches]``."""
+"""Reading large traces: ``python benchmarks/trace_read.py [--kernels N] [--out benchmarks/results.md]``.
+
+Kernel events as Kineto writes them, alone and with as many launches; every file is read in a process of its own.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gzip
+import multiprocessing
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from results import machine, put, section
 
 from traces.classify import classify
 from traces.read.load import read_trace
@@ -37,20 +43,35 @@ def write(path: Path, events: int, launches: bool) -> None:
         out.write("\n]}\n")
 
 
+def measure(path: Path) -> tuple[str, ...]:
+    """Read ``path`` in this process: kernels, seconds of wall and processor, seconds with classes and summary, GB."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    capture = read_trace(path)
+    read_s, read_cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+    summary = summarise(capture, classify(capture))
+    cpu_s = time.process_time() - cpu
+    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return f"{summary.kernels:,}", f"{read_s:.1f}", f"{read_cpu_s:.1f}", f"{cpu_s:.1f}", f"{peak_gb:.2f}"
+
+
 def main() -> None:
-    """Write once, read in a process of known memory."""
-    events = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1_000_000)
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", type=int, default=1_000_000)
+    parser.add_argument("--out", type=Path, help="put the section into this Markdown file")
+    arguments = parser.parse_args()
+    where, rows = machine(), []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json.gz"
-        write(path, events, "--launches" in sys.argv)
-        begin, cpu = time.perf_counter(), time.process_time()
-        capture = read_trace(path)
-        read_s, read_cpu_s = time.perf_counter() - begin, time.process_time() - cpu
-        summary = summarise(capture, classify(capture))
-        total_s = time.perf_counter() - begin
-        peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    took = f"read {read_s:.1f} s ({read_cpu_s:.1f} s of processor), with classes and summary {total_s:.1f} s"
-    print(f"{summary.kernels:,} kernels: {took}, {peak_gb:.2f} GB")
+        for name, launches in (("kernels", False), ("kernels and launches", True)):
+            path = Path(folder) / "trace.json.gz"
+            write(path, arguments.kernels, launches)
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                rows.append((name, *pool.apply(measure, (path,))))
+    head = ("events", "kernels", "read s", "read CPU s", "with classes and summary, CPU s", "memory GB")
+    text = section("Reading a trace", "python benchmarks/trace_read.py", where, head, rows)
+    print(text)
+    if arguments.out is not None:
+        put(text, arguments.out)
 
 
 if __name__ == "__main__":
