@@ -48,14 +48,22 @@ def serial_graph(rounds: list[tuple[list[list[int]], tuple[int, ...], list[int]]
 
 
 def told(records: Recorder) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]], list[float]]:
-    """Spans by kernel and power steps by GPU, to the picosecond; then joules, watts and Hz."""
+    """Spans by kernel and power steps by GPU, to the picosecond; then joules, watts and Hz.
+
+    Left out are steps that change nothing: the engine solves a GPU again when others find their pace.
+    """
     columns = (records.span_op, records.span_start_ps, records.span_end_ps, records.span_energy_j)
     spans = sorted(zip(*columns, strict=True))
-    steps = sorted(zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True))
     reals = [*map(itemgetter(3), spans), *records.idle_energy_j, *records.energy_j]
-    for *_, state in steps:
-        reals += [records.states[state].power_w, records.states[state].clock_hz]
-    return [span[:3] for span in spans], [step[:2] for step in steps], reals
+    steps: list[tuple[int, int]] = []
+    now: tuple[int, float, float] = (-1, 0.0, 0.0)
+    for gpu, time_ps, index in sorted(zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True)):
+        state = records.states[index]
+        if now != pytest.approx((gpu, state.power_w, state.clock_hz), rel=1e-8):
+            steps.append((gpu, time_ps))
+            reals += [state.power_w, state.clock_hz]
+            now = (gpu, state.power_w, state.clock_hz)
+    return [span[:3] for span in spans], steps, reals
 
 
 @settings(deadline=None, max_examples=120)
