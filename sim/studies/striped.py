@@ -22,8 +22,9 @@ from hardware.catalog import load_figures
 from hardware.laws.terms import KernelTerms
 from sim.engine.core import Core
 from sim.engine.driver import Engine
-from sim.engine.fluid import FluidModel, GpuModel
+from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass
+from sim.engine.running import GpuModel
 from sim.errors import SimError
 from sim.lower import lower
 from workloads.families.ring import Ring, RingLayout, ring_kernels, tile_scores
