@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_workloads_transformer import build, kernels, names
+from tests.transformer_kit import build, kernels, names
 from workloads import DType, WorkloadError
 from workloads.huggingface import parse_config
 from workloads.layer_norm import patches

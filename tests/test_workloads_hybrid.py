@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim import Scenario, simulate
-from tests.test_workloads_transformer import build, kernels
+from tests.transformer_kit import build, kernels
 from workloads import DType, Group, Layout, WorkloadError, build_ragged, load_model, memory_need
 from workloads.huggingface import parse_config
 from workloads.program import Kernel

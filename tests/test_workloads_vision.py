@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_workloads_transformer import build
+from tests.transformer_kit import build
 from workloads import DType, Layout, Options, WorkloadError, build_program, load_model, memory_need
 from workloads.huggingface import parse_config
 from workloads.program import Program, Segment

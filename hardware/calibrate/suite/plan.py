@@ -15,6 +15,7 @@ from hardware.errors import HardwareError
 
 PlannedRow = dict[str, Any]
 MIB = 1 << 20
+HOST: list[PlannedRow] = [{"kind": "host"}, {"kind": "idle"}]
 
 # Fields whose absence means something: a record that has one is no answer to a row without it.
 _LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident", "fast_accumulation")
@@ -241,6 +242,23 @@ def step(model: str, layers: int, phase: str, batch: int, seq_len: int, **more: 
     if more.get("sequence_parallel"):
         row = {key: value for key, value in row.items() if key not in ("ep_mode", "expert_skew")}
     return {**row, **more}
+
+
+def overlap(world: int, chunks: int, ctas: int | None) -> PlannedRow:
+    """The fields of a sequence-parallel step."""
+    return {
+        "tp": world,
+        "sequence_parallel": True,
+        "overlap_chunks": chunks,
+        "comm_ctas": ctas,
+        "lm_head": False,
+    }
+
+
+def generate(model: str, layers: int, batch: int, seq_len: int, output_len: int, **more: object) -> PlannedRow:
+    """Prefill and ``output_len`` - 1 decode steps."""
+    row = step(model, layers, "generate", batch, seq_len, **more)
+    return {**row, "kind": "generate", "output_len": output_len}
 
 
 def dit(model: str, layers: int, tokens: int, ulysses: int) -> PlannedRow:

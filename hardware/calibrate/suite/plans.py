@@ -10,6 +10,7 @@ from itertools import product
 
 from hardware.calibrate.suite.host_issue import WORKS
 from hardware.calibrate.suite.plan import (
+    HOST,
     MIB,
     PlanMaker,
     PlannedRow,
@@ -25,14 +26,14 @@ from hardware.calibrate.suite.plan import (
     in_context,
     kv_write,
     moe_small,
+    overlap,
     permute_copy,
-    ring,
     small,
     step,
     together,
 )
+from hardware.calibrate.suite.plans_validate import validate1, validate2, validate4
 
-HOST: list[PlannedRow] = [{"kind": "host"}, {"kind": "idle"}]
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B_TP2 = ((5120, 8192), (8192, 4096), (28672, 8192), (8192, 14336))
 QWEN = ((5120, 2048), (2048, 4096))
@@ -174,96 +175,6 @@ def in_step(world: int) -> list[PlannedRow]:
     rows += [in_context(op, (m, 8192, k), c) for c in (4, 16, 32) for m in (128, 512, 2048) for op in two]
     moves = ("all_to_all", "sendrecv_ring")
     return rows + [in_context(op, (m, 8192, k)) for m in (32, 512, 2048) for op in moves]
-
-
-def validate1(_: int) -> list[PlannedRow]:
-    """Whole models on one GPU at sizes that no record has."""
-    return [
-        *HOST,
-        step("llama3-8b", 32, "prefill", 3, 1536),
-        step("llama3-8b", 32, "decode", 12, 3000),
-        generate("llama3-8b", 32, 4, 512, 64),
-        step("llama3-8b", 32, "decode", 12, 3000, dtype="fp8_e4m3"),
-        step("llama3-8b", 32, "decode", 4, 1000, launch="eager"),
-        step("llama3-8b", 32, "prefill", 1, 3000),
-        step("llama3-8b", 32, "prefill", 1, 2048),
-        step("llama3-70b", 8, "prefill", 1, 3000),
-        step("llama3-70b", 8, "decode", 48, 1500),
-        step("qwen3-30b-a3b", 24, "decode", 16, 1500, expert_skew=0.0),
-        step("qwen3-30b-a3b", 24, "prefill", 1, 3000, expert_skew=0.0),
-        dit("wan2.1-1.3b", 30, 8192, 1),
-        dit("wan2.1-14b", 8, 8192, 1),
-        step("llama3-8b", 32, "prefill", 2, 1500, dtype="fp8_e4m3"),
-    ]
-
-
-def validate2(world: int) -> list[PlannedRow]:
-    """Whole models on several GPUs at sizes and layouts that no record has."""
-    rows = [
-        *HOST,
-        step("llama3-8b", 32, "prefill", 1, 8192, cp=world, ulysses=world, lm_head=False),
-        step("llama3-70b", 8, "prefill", 1, 3000, tp=world),
-        step("llama3-70b", 8, "decode", 48, 1500, tp=world),
-        step("llama3-8b", 32, "decode", 12, 3000, tp=world),
-        generate("llama3-8b", 32, 4, 512, 64, tp=world),
-        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 1, 8)),
-        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 2, 8)),
-        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 4, 8)),
-        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 4, 4)),
-        step("llama3-70b", 4, "prefill", 3, 2048, **overlap(world, 2, 16)),
-        step("llama3-70b", 4, "prefill", 3, 2048, **overlap(world, 1, None)),
-        dit("wan2.1-1.3b", 30, 8192, world),
-        dit("wan2.1-14b", 8, 16384, world),
-        ring("striped", 24576, 32, 8),
-        ring("contiguous", 24576, 32, 8),
-        step("qwen3-30b-a3b", 12, "decode", 16, 1500, tp=world, ep=world, ep_mode="all_reduce", expert_skew=0.4),
-    ]
-    if world == 2:
-        rows.insert(3, step("llama3-8b", 32, "prefill", 4, 2048, pp=2, micro_batches=4))
-    return rows
-
-
-def validate4(world: int) -> list[PlannedRow]:
-    """Whole models on four GPUs: tensor, expert and context parallel, overlap, full depth, ring, diffusion."""
-    tp, ep = {"tp": world}, {"tp": world, "ep": world, "ep_mode": "all_reduce"}
-    return [
-        *HOST,
-        *(step("llama3-70b", 8, "prefill", b, s, **tp) for b, s in ((1, 512), (1, 2048), (2, 3072))),
-        *(step("llama3-70b", 8, "decode", b, s, **tp) for b, s in ((1, 2048), (16, 2048), (64, 1024))),
-        step("llama3-8b", 32, "prefill", 1, 1536, **tp),
-        step("llama3-8b", 32, "decode", 24, 1024, **tp),
-        *(step("qwen3-30b-a3b", 12, "prefill", 1, s, **ep, expert_skew=k) for s, k in ((2048, 0.0), (1024, 0.5))),
-        *(step("qwen3-30b-a3b", 12, "decode", b, 1024, **ep, expert_skew=k) for b, k in ((8, 0.0), (64, 0.5))),
-        *(
-            step("llama3-70b", 4, "prefill", 2, 2048, **overlap(world, chunks, ctas))
-            for chunks, ctas in ((1, None), (1, 8), (2, 8), (4, 8), (2, 4), (4, 16))
-        ),
-        step("llama3-70b", 4, "prefill", 1, 2048, **overlap(world, 2, 8)),
-        step("llama3-8b", 32, "prefill", 1, 8192, cp=world, ulysses=world, lm_head=False),
-        ring("striped", 32768, 32, 8),
-        ring("contiguous", 32768, 32, 8),
-        dit("wan2.1-1.3b", 30, 16384, world),
-        dit("wan2.1-14b", 8, 16384, world),
-        step("llama3-70b", 80, "prefill", 1, 3072, **tp),
-        step("llama3-70b", 80, "decode", 16, 2048, **tp),
-    ]
-
-
-def overlap(world: int, chunks: int, ctas: int | None) -> PlannedRow:
-    """The fields of a sequence-parallel step."""
-    return {
-        "tp": world,
-        "sequence_parallel": True,
-        "overlap_chunks": chunks,
-        "comm_ctas": ctas,
-        "lm_head": False,
-    }
-
-
-def generate(model: str, layers: int, batch: int, seq_len: int, output_len: int, **more: object) -> PlannedRow:
-    """Prefill and ``output_len`` - 1 decode steps."""
-    row = step(model, layers, "generate", batch, seq_len, **more)
-    return {**row, "kind": "generate", "output_len": output_len}
 
 
 def calibrate(_: int) -> list[PlannedRow]:

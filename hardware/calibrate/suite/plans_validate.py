@@ -1,0 +1,86 @@
+"""Plans of whole models: what predictions are held against, and what no fit may see."""
+
+from __future__ import annotations
+
+from hardware.calibrate.suite.plan import (
+    HOST,
+    PlannedRow,
+    dit,
+    generate,
+    overlap,
+    ring,
+    step,
+)
+
+
+def validate1(_: int) -> list[PlannedRow]:
+    """Whole models on one GPU at sizes that no record has."""
+    return [
+        *HOST,
+        step("llama3-8b", 32, "prefill", 3, 1536),
+        step("llama3-8b", 32, "decode", 12, 3000),
+        generate("llama3-8b", 32, 4, 512, 64),
+        step("llama3-8b", 32, "decode", 12, 3000, dtype="fp8_e4m3"),
+        step("llama3-8b", 32, "decode", 4, 1000, launch="eager"),
+        step("llama3-8b", 32, "prefill", 1, 3000),
+        step("llama3-8b", 32, "prefill", 1, 2048),
+        step("llama3-70b", 8, "prefill", 1, 3000),
+        step("llama3-70b", 8, "decode", 48, 1500),
+        step("qwen3-30b-a3b", 24, "decode", 16, 1500, expert_skew=0.0),
+        step("qwen3-30b-a3b", 24, "prefill", 1, 3000, expert_skew=0.0),
+        dit("wan2.1-1.3b", 30, 8192, 1),
+        dit("wan2.1-14b", 8, 8192, 1),
+        step("llama3-8b", 32, "prefill", 2, 1500, dtype="fp8_e4m3"),
+    ]
+
+
+def validate2(world: int) -> list[PlannedRow]:
+    """Whole models on several GPUs at sizes and layouts that no record has."""
+    rows = [
+        *HOST,
+        step("llama3-8b", 32, "prefill", 1, 8192, cp=world, ulysses=world, lm_head=False),
+        step("llama3-70b", 8, "prefill", 1, 3000, tp=world),
+        step("llama3-70b", 8, "decode", 48, 1500, tp=world),
+        step("llama3-8b", 32, "decode", 12, 3000, tp=world),
+        generate("llama3-8b", 32, 4, 512, 64, tp=world),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 1, 8)),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 2, 8)),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 4, 8)),
+        step("llama3-70b", 8, "prefill", 1, 4096, **overlap(world, 4, 4)),
+        step("llama3-70b", 4, "prefill", 3, 2048, **overlap(world, 2, 16)),
+        step("llama3-70b", 4, "prefill", 3, 2048, **overlap(world, 1, None)),
+        dit("wan2.1-1.3b", 30, 8192, world),
+        dit("wan2.1-14b", 8, 16384, world),
+        ring("striped", 24576, 32, 8),
+        ring("contiguous", 24576, 32, 8),
+        step("qwen3-30b-a3b", 12, "decode", 16, 1500, tp=world, ep=world, ep_mode="all_reduce", expert_skew=0.4),
+    ]
+    if world == 2:
+        rows.insert(3, step("llama3-8b", 32, "prefill", 4, 2048, pp=2, micro_batches=4))
+    return rows
+
+
+def validate4(world: int) -> list[PlannedRow]:
+    """Whole models on four GPUs: tensor, expert and context parallel, overlap, full depth, ring, diffusion."""
+    tp, ep = {"tp": world}, {"tp": world, "ep": world, "ep_mode": "all_reduce"}
+    return [
+        *HOST,
+        *(step("llama3-70b", 8, "prefill", b, s, **tp) for b, s in ((1, 512), (1, 2048), (2, 3072))),
+        *(step("llama3-70b", 8, "decode", b, s, **tp) for b, s in ((1, 2048), (16, 2048), (64, 1024))),
+        step("llama3-8b", 32, "prefill", 1, 1536, **tp),
+        step("llama3-8b", 32, "decode", 24, 1024, **tp),
+        *(step("qwen3-30b-a3b", 12, "prefill", 1, s, **ep, expert_skew=k) for s, k in ((2048, 0.0), (1024, 0.5))),
+        *(step("qwen3-30b-a3b", 12, "decode", b, 1024, **ep, expert_skew=k) for b, k in ((8, 0.0), (64, 0.5))),
+        *(
+            step("llama3-70b", 4, "prefill", 2, 2048, **overlap(world, chunks, ctas))
+            for chunks, ctas in ((1, None), (1, 8), (2, 8), (4, 8), (2, 4), (4, 16))
+        ),
+        step("llama3-70b", 4, "prefill", 1, 2048, **overlap(world, 2, 8)),
+        step("llama3-8b", 32, "prefill", 1, 8192, cp=world, ulysses=world, lm_head=False),
+        ring("striped", 32768, 32, 8),
+        ring("contiguous", 32768, 32, 8),
+        dit("wan2.1-1.3b", 30, 16384, world),
+        dit("wan2.1-14b", 8, 16384, world),
+        step("llama3-70b", 80, "prefill", 1, 3072, **tp),
+        step("llama3-70b", 80, "decode", 16, 2048, **tp),
+    ]
