@@ -209,9 +209,9 @@ def split_of(outcome: Outcome, exposed: dict[str, tuple[float, float]]) -> Split
         spans, graph = _Spans.of(part), part.piece.graph
         together = np.asarray(graph.op_collective)[spans.op]
         begin = moving_ps(together, spans.start, spans.end)
-        for one, times in enumerate(outcome.folding.multiplicity):
-            mine = (spans.gpu == one) & (together >= 0)
-            moving_s += covered(begin[mine], spans.end[mine]) * S_PER_PS * times * part.repeat / gpus
+        mine, times = together >= 0, np.asarray(outcome.folding.multiplicity)
+        each = covered(spans.gpu[mine], begin[mine], spans.end[mine], len(times))
+        moving_s += float(each @ times) * S_PER_PS * part.repeat / gpus
     alone = {kind: seconds for kind, (seconds, _) in exposed.items() if seconds > 0.0}
     waiting_s = sum(seconds for _, seconds in exposed.values())
     working_s = float(outcome.per_gpu[:, 5].mean())
