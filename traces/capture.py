@@ -32,7 +32,8 @@ class GpuWork:
 
     ``name`` indexes ``Capture.names``; ``launch`` a row of ``Capture.calls``; ``collective`` one of
     ``Capture.collectives``. ``graph`` is the launching call where one call launched more than one row (a CUDA
-    or HIP graph). ``family`` indexes ``names``: the class that a simulated trace states itself.
+    or HIP graph). ``family`` indexes ``names``: the class that a simulated trace states itself. ``matrix`` indexes
+    ``Capture.matrices``: the product that the host's operator asked for.
     ``energy_j`` is NaN where the trace has none.
     """
 
@@ -50,6 +51,7 @@ class GpuWork:
     blocks: Ints
     threads: Ints
     family: Ints
+    matrix: Ints
     energy_j: Floats
 
     @property
@@ -127,6 +129,15 @@ class CollectiveArgs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixProduct:
+    """An ``m x k`` by ``k x n`` product, as the shapes of a host operator record it."""
+
+    m: int
+    k: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One rule that the trace broke: how often, where first, and what was done or is to be done about it."""
 
@@ -146,6 +157,7 @@ class Capture:
     waits: Waits
     annotations: Annotations
     collectives: Sequence[CollectiveArgs] = ()
+    matrices: Sequence[MatrixProduct] = ()
     origin_ns: int = 0
     sources: Sequence[str] = ()
     metadata: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ COMMANDS = {
     "best": "The best row of a sweep under conditions, and its command.",
     "tornado": "Which inputs of a sweep matter most.",
     "inspect": "A real or simulated trace: classes, communication, idle time, critical path, lint.",
+    "replay": "Run a real trace again, as it was or under other assumptions.",
     "fit": "A closed form of latency and energy over layouts, fitted on a few samples and judged on others.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from traces.capture import NONE, Category, CollectiveArgs
+from traces.capture import NONE, Category, CollectiveArgs, MatrixProduct
 from traces.read.events import Reading, read_events
 from traces.read.rows import FileRows, Rows
 from traces.read.stream import open_trace
@@ -28,10 +28,11 @@ DOUBLE_HOLDS_NS_US = float(1 << 43)  # up to here a double of microseconds tells
 class Args(msgspec.Struct, gc=False, rename={
     "external_id": "External id", "operation": "Collective name", "elements_in": "In msg nelems",
     "elements_out": "Out msg nelems", "group_size": "Group size", "group": "Process Group Name",
-    "ranks": "Process Group Ranks", "sequence": "Seq", "moved_bytes": "bytes"
+    "ranks": "Process Group Ranks", "sequence": "Seq", "moved_bytes": "bytes", "input_dims": "Input Dims"
 }):  # fmt: skip
     """The arguments that are used; all others are skipped unparsed."""
 
+    external_id: Loose = None
     stream: Loose = None
     device: Loose = None
     correlation: Loose = None
@@ -52,6 +53,7 @@ class Args(msgspec.Struct, gc=False, rename={
     op: Loose = None
     buffer_bytes: Loose = None
     cuda_sync_kind: Loose = None
+    input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
     wait_on_stream: Loose = None
     wait_on_cuda_event_record_corr_id: Loose = None
 
@@ -75,6 +77,7 @@ WORK = {
 }  # fmt: skip
 CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
 ANNOTATIONS = {"user_annotation": 0, "gpu_user_annotation": 1, "layer": 1, "phase": 1}
+PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}  # place of the first factor among the inputs
 NOTHING = Args()
 
 
@@ -111,6 +114,8 @@ def _table(category: str) -> Callable[[list[Event], str, Rows, Reading], None] |
         return _take_calls
     if category in ANNOTATIONS:
         return _take_annotations
+    if category == "cpu_op":
+        return _take_products
     return _take_waits if category == "cuda_sync" else None
 
 
@@ -139,6 +144,7 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
         _ints(blocks),
         np.array([_product(a.block) for a in args], dtype=np.int64),
         _names([a.family for a in args], rows) if any(a.family is not None for a in args) else np.full(len(args), NONE),
+        _ints([a.external_id for a in args]),
     ]
     ghost = (start == 0) & (dur == 0)
     backwards = dur < 0
@@ -177,6 +183,19 @@ def _take_waits(events: list[Event], category: str, rows: Rows, reading: Reading
         _ints([a.wait_on_cuda_event_record_corr_id for a in args]), _ints([a.correlation for a in args]), start, dur,
     ]  # fmt: skip
     rows.waits.append(np.stack(columns))
+
+
+def _take_products(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
+    """Host operators that multiply two matrices whose shapes were recorded."""
+    for event in events:
+        first = PRODUCTS.get(event.name) if type(event.name) is str else None
+        if first is None or type(event.args) is not Args:
+            continue
+        try:
+            (m, k), (_, n) = msgspec.json.decode(event.args.input_dims, type=list[list[int]])[first : first + 2]
+        except (msgspec.MsgspecError, ValueError):
+            continue  # shapes not recorded, or not of two matrices
+        rows.products[_whole(event.args.external_id)] = MatrixProduct(m=m, k=k, n=n)
 
 
 def _args(events: list[Event]) -> list[Args]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, Waits
+from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, MatrixProduct, Waits
 from traces.errors import TraceError
 from traces.read.kineto import TIME_LIMIT_NS, read_file
 from traces.read.nsight import is_sqlite, read_nsight
@@ -52,8 +52,10 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     ranks = _ranks(parts)
     names: dict[str, int] = {}
     collectives: dict[CollectiveArgs, int] = {}
+    matrices: dict[MatrixProduct, int] = {}
     tables = [
-        _tables(part, base, rank, names, collectives) for part, base, rank in zip(parts, bases, ranks, strict=True)
+        _tables(part, base, rank, names, collectives, matrices)
+        for part, base, rank in zip(parts, bases, ranks, strict=True)
     ]
     work, calls, waits, annotations = (
         np.concatenate(columns, axis=1) for columns in zip(*(t[:4] for t in tables), strict=True)
@@ -69,7 +71,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         work=GpuWork(
             rank=work[0], name=work[1], start_ns=work[2] - origin, dur_ns=work[3], category=work[4],
             correlation=work[5], stream=work[6], collective=work[7], moved_bytes=work[8], blocks=work[9],
-            threads=work[10], family=work[11], launch=launch, energy_j=energy_j,
+            threads=work[10], family=work[11], matrix=work[12], launch=launch, energy_j=energy_j,
             graph=_graphs(launch, calls[1], list(names)),
         ),
         calls=HostCalls(
@@ -85,6 +87,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
             lane=annotations[4], on_gpu=annotations[5],
         ),
         collectives=list(collectives),
+        matrices=list(matrices),
         origin_ns=origin,
         sources=[str(path) for path in files],
         metadata={min(r.values(), default=0): part.reading.metadata for part, r in zip(parts, ranks, strict=True)},
@@ -149,7 +152,7 @@ def _bases(parts: Sequence[FileRows]) -> list[int]:
 
 def _ranks(parts: Sequence[FileRows]) -> list[dict[int, int]]:
     """For each file, the rank of each of its devices."""
-    devices = [np.unique(_columns(part.rows.work, 12)[2]).tolist() for part in parts]
+    devices = [np.unique(_columns(part.rows.work, 13)[2]).tolist() for part in parts]
     if len(parts) == 1 and len(devices[0]) > 1:
         plain = all(0 <= device < RANK_LIMIT for device in devices[0])
         return [{device: device if plain else number for number, device in enumerate(devices[0])}]
@@ -179,7 +182,12 @@ def _rank_of(part: FileRows, number: int) -> int:
 
 
 def _tables(
-    part: FileRows, base: int, ranks: dict[int, int], names: dict[str, int], collectives: dict[CollectiveArgs, int]
+    part: FileRows,
+    base: int,
+    ranks: dict[int, int],
+    names: dict[str, int],
+    collectives: dict[CollectiveArgs, int],
+    matrices: dict[MatrixProduct, int],
 ) -> tuple[Ints, Ints, Ints, Ints, Any]:
     """The file's rows as columns, first rank, name, start, duration; names and collectives of all files."""
     rows: Rows = part.rows
@@ -196,9 +204,25 @@ def _tables(
         return np.where(known[at] == device, mapped, host)
 
     energy_j = np.concatenate(rows.energy_j) if rows.energy_j else np.empty(0)
-    w = _columns(rows.work, 12)
+    w = _columns(rows.work, 13)
+    product = {operator: matrices.setdefault(one, len(matrices)) for operator, one in rows.products.items()}
+    matrix = np.array([product.get(one, NONE) for one in w[12].tolist()] if product else np.full(len(w[12]), NONE))
     work = np.stack(
-        [rank_of(w[2]), name[w[0]], w[4] + base, w[5], w[1], w[6], w[3], message[w[7]], w[8], w[9], w[10], name[w[11]]]
+        [
+            rank_of(w[2]),
+            name[w[0]],
+            w[4] + base,
+            w[5],
+            w[1],
+            w[6],
+            w[3],
+            message[w[7]],
+            w[8],
+            w[9],
+            w[10],
+            name[w[11]],
+            matrix,
+        ]
     )
     c = _columns(rows.calls, 5)
     calls = np.stack([np.full(len(c[0]), host), name[c[0]], c[2] + base, c[3], c[1], c[4]])

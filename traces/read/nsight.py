@@ -87,7 +87,7 @@ class _Export:
             if start is not None and end is not None:
                 label = text or self.strings.get(text_id, "range")
                 ranges.append((rows.name(label), 0, _or_none(thread) & 0xFFFFFF, 0, start, end - start))
-        rows.work.append(_block(self.taken, 12))
+        rows.work.append(_block(self.taken, 13))
         rows.energy_j.append(np.full(len(self.taken), np.nan))
         rows.calls.append(_block(calls, 5))
         rows.annotations.append(_block(ranges, 6))
@@ -109,7 +109,7 @@ class _Export:
             return
         self.taken.append(
             (self.rows.name(name), category, _or_none(device), _or_none(stream), start, end - start,
-             _or_none(correlation), NONE, _or_none(moved), blocks, threads, NONE)
+             _or_none(correlation), NONE, _or_none(moved), blocks, threads, NONE, NONE)
         )  # fmt: skip
 
 

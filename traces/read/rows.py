@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from traces.capture import CollectiveArgs
+from traces.capture import CollectiveArgs, MatrixProduct
 from traces.read.events import Reading
 from traces.records import Floats, Ints
 
@@ -14,13 +14,14 @@ class Rows:
     """Blocks of columns (one array a block, a row of it a column); times in nanoseconds of the file's own clock.
 
     ``work``: name, category, device, stream, start, duration, correlation, collective, moved bytes, blocks,
-    threads, family. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device, stream,
-    source stream, record's correlation, correlation, start, duration. ``annotations``: name, process, lane,
-    on GPU, start, duration.
+    threads, family, host operator. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device,
+    stream, source stream, record's correlation, correlation, start, duration. ``annotations``: name, process, lane,
+    on GPU, start, duration. ``products``: what host operators multiply, by operator.
     """
 
     names: dict[str, int] = field(default_factory=dict)
     collectives: dict[CollectiveArgs, int] = field(default_factory=dict)
+    products: dict[int, MatrixProduct] = field(default_factory=dict)
     work: list[Ints] = field(default_factory=list)
     energy_j: list[Floats] = field(default_factory=list)
     calls: list[Ints] = field(default_factory=list)

@@ -1,0 +1,136 @@
+"""From a capture to what its replay needs: launches as the host made them, pauses as the host noticed them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from sim.studies.replay_run import HostWait, Load, replay
+from traces.capture import NONE, Capture, Category
+from traces.classify import COMMUNICATION, Classes
+from traces.dag import Dag
+from traces.records import Ints
+from traces.rounds import rounds_of, sms_of
+
+# A kernel begins 1.5 us after the call that launched it returned, work of a graph or a copy 10 us after the call began,
+# and a blocking call returns 8 us after its work (medians over the public traces: 0.3 to 2.2, 8 to 14 and 4 to 21 us).
+AFTER_LAUNCH_NS, AFTER_CALL_NS, WAKE_UP_NS = 1_500, 10_000, 8_000
+# Between kernels that queue: 0.8 to 1.5 us on V100, A100 and H100. Used where no blocking call tells.
+USUAL_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 4_000, 10
+# A collective asks for SMs later than the kernels that the same event released: by 1.5 us where SMs are free, but it
+# loses them to a GEMM that comes 3.1 us later behind a memset (kineto_llama3-70b_sp_chunks4_w2_rank0, 16 cases).
+COLLECTIVE_LEAD_NS = 3_500
+# Only a call that blocked for so long surely found its work running.
+SURELY_BLOCKED_NS = 200_000
+BLOCKING = re.compile("Synchronize|MemcpyWithStream")
+
+
+def load_of(capture: Capture, classes: Classes) -> Load:
+    """Durations, launches, SMs and pauses of each row; no start of a kernel is used."""
+    work, calls = capture.work, capture.calls
+    talks = classes.is_class(COMMUNICATION)
+    issue_ns = np.zeros(len(work), dtype=np.int64)
+    for rank in capture.ranks:  # what was launched before the trace is ready when its record of the host begins
+        mine = calls.start_ns[calls.rank == rank]
+        issue_ns[work.rank == rank] = mine.min() if len(mine) else 0
+    known = work.launch != NONE
+    issue_ns[known] = calls.start_ns[work.launch[known]] + AFTER_CALL_NS
+    alone = known & (work.graph == NONE) & (work.category == Category.KERNEL)
+    issue_ns[alone] = (calls.start_ns + calls.dur_ns)[work.launch[alone]] + AFTER_LAUNCH_NS
+    sms = sms_of(capture)
+    blocks, tiles = rounds_of(capture, classes, sms)
+    return Load(
+        dur_ns=work.dur_ns,
+        issue_ns=issue_ns,
+        early=~known,
+        blocks=blocks,
+        tiles=tiles,
+        needs_all=talks & (blocks > 0),
+        lead_ns=np.where(talks, COLLECTIVE_LEAD_NS, 0),
+        rank=work.rank,
+        sms=sms,
+        pause_ns=USUAL_PAUSE_NS,
+    )
+
+
+def host_waits(capture: Capture) -> list[HostWait]:
+    """Blocking calls in the order of their returns, with the rows that they wait for; lags as yet unknown (0).
+
+    A device synchronisation waits for all that its rank had launched, one of a stream or an event for the work
+    launched last on its thread (the trace does not say which stream).
+    """
+    work, calls = capture.work, capture.calls
+    blocks = np.array([BLOCKING.search(name) is not None for name in capture.names], dtype=bool)
+    known = np.flatnonzero(work.launch != NONE)
+    launched_ns = np.full(len(work), np.iinfo(np.int64).min)
+    launched_ns[known] = calls.start_ns[work.launch[known]]
+    waits = []
+    for rank in capture.ranks:
+        mine = np.flatnonzero(work.rank == rank)
+        mine = mine[np.argsort(launched_ns[mine], kind="stable")]
+        lanes = {int(stream): mine[work.stream[mine] == stream] for stream in np.unique(work.stream[mine])}
+        threads = {
+            int(thread): rows
+            for thread in np.unique(calls.thread[calls.rank == rank])
+            if len(rows := mine[(work.launch[mine] != NONE) & (calls.thread[work.launch[mine]] == thread)])
+        }
+        for call in np.flatnonzero(blocks[calls.name] & (calls.rank == rank)).tolist():
+            begin_ns, thread = int(calls.start_ns[call]), int(calls.thread[call])
+            everything = "Device" in capture.names[calls.name[call]]
+            groups = lanes.values() if everything else [threads[thread]] if thread in threads else []
+            rows = tuple(
+                int(group[place - 1])
+                for group in groups
+                if (place := int(np.searchsorted(launched_ns[group], begin_ns)))
+            )
+            if rows:
+                waits.append(
+                    HostWait(
+                        rank=rank, call_ns=begin_ns, return_ns=begin_ns + int(calls.dur_ns[call]), lag_ns=0, rows=rows
+                    )
+                )  # fmt: skip
+    return sorted(waits, key=lambda wait: wait.return_ns)
+
+
+def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
+    """``load`` with the pause that the host's blocking calls tell: the longest with which none returns too early.
+
+    The longer kernels pause, the later their work ends; no call may return before what it waited for. Work launched
+    before the trace began moves as a whole, so that the first blocking call returns when it did.
+    """
+    sure = [wait for wait in waits if wait.return_ns - wait.call_ns >= SURELY_BLOCKED_NS]
+    before = [wait for wait in sure if load.early[list(wait.rows)].all()]
+    telling = [wait for wait in sure if wait not in before]
+
+    def late_ns(load: Load, some: list[HostWait]) -> int:
+        _, end_ns = replay(dag, load)
+        return max(int(end_ns[list(wait.rows)].max()) + WAKE_UP_NS - wait.return_ns for wait in some)
+
+    low, high = 0, LONGEST_PAUSE_NS
+    if telling and late_ns(replace(load, pause_ns=high), telling) > 0:
+        while high - low > PAUSE_STEP_NS:
+            middle = (low + high) // 2
+            low, high = (middle, high) if late_ns(replace(load, pause_ns=middle), telling) <= 0 else (low, middle)
+        load = replace(load, pause_ns=low)
+    for rank in {wait.rank for wait in before}:
+        first = next(wait for wait in before if wait.rank == rank)
+        moved = load.early & (load.rank == rank)
+        load = replace(load, issue_ns=np.where(moved, load.issue_ns - late_ns(load, [first]), load.issue_ns))
+    return load
+
+
+def with_lags(waits: list[HostWait], end_ns: Ints) -> list[HostWait]:
+    """``waits`` that return as they did when the work ends at ``end_ns``: the lag is what the replay leaves open.
+
+    A call whose work had ended before it began did not block: it takes as long as in the trace, wherever it moves.
+    """
+    found = []
+    for wait in waits:
+        done_ns = int(end_ns[list(wait.rows)].max())
+        if done_ns > wait.call_ns:
+            found.append(replace(wait, lag_ns=wait.return_ns - done_ns))
+        else:
+            found.append(replace(wait, call_ns=wait.return_ns))
+    return found

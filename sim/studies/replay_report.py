@@ -1,0 +1,58 @@
+"""A replay as one JSON document and as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.studies.replay import Replayed
+from traces.summary import RankTimes
+
+FIGURES = ("span_us", "computation_us", "communication_us", "overlap_us", "exposed_us", "idle_us")
+
+
+def as_document(result: Replayed) -> dict[str, Any]:
+    """The fixed interface of ``--json``: microseconds; the figures at the top are those of the first rank read."""
+    measured, unchanged, simulated = result.measured[0], result.unchanged[0], result.simulated[0]
+    return {
+        "sources": list(result.capture.sources),
+        "measured_span_us": measured.span_us,
+        "simulated_span_us": simulated.span_us,
+        "measured_overlap_us": measured.overlap_us,
+        "simulated_overlap_us": simulated.overlap_us,
+        "unchanged_span_us": unchanged.span_us,
+        "unchanged_overlap_us": unchanged.overlap_us,
+        "edges": result.dag.counts,
+        "pause_us": result.pause_ns / 1e3,
+        "ranks": [
+            {"rank": a.rank} | {
+                kind: {name: getattr(times, name) for name in FIGURES}
+                for kind, times in (("measured", a), ("unchanged", b), ("simulated", c))
+            }
+            for a, b, c in zip(result.measured, result.unchanged, result.simulated, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def print_replay(result: Replayed, console: Console) -> None:
+    """The trace, its replay and the replay under changes, rank by rank."""
+    edges = ", ".join(
+        f"{kind} {edge['count']:,}" + (f" (confidence {edge['confidence']:.2f})" if edge["confidence"] < 1 else "")
+        for kind, edge in result.dag.counts.items() if edge["count"]
+    )  # fmt: skip
+    console.print(f"edges: {edges}; kernels that queue pause {result.pause_ns / 1e3:.2f} us", highlight=False)
+    table = Table(title="one GPU a block, unions of intervals in us", title_justify="left")
+    for name in ("rank", "", *(figure.removesuffix("_us") for figure in FIGURES)):
+        table.add_column(name, justify="left" if not name else "right")
+    for measured, unchanged, simulated in zip(result.measured, result.unchanged, result.simulated, strict=True):
+        _add(table, "measured", measured)
+        _add(table, "replayed", unchanged)
+        if simulated is not unchanged:
+            _add(table, "changed", simulated)
+    console.print(table)
+
+
+def _add(table: Table, label: str, times: RankTimes) -> None:
+    table.add_row(str(times.rank), label, *(f"{getattr(times, figure):,.1f}" for figure in FIGURES))

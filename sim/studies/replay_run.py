@@ -1,0 +1,234 @@
+"""A replay on SimPy: streams, the SMs that a collective needs, collectives of several ranks, and the host.
+
+The engine of :mod:`sim.engine` is not used: it computes durations from what runs beside what, and the durations of
+a trace were measured with their neighbours running. Sharing would be charged twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from simpy.core import Environment
+from simpy.events import Event, Timeout
+from simpy.resources.base import BaseResource
+
+from sim.errors import DeadlockError
+from traces.capture import NONE
+from traces.dag import Dag
+from traces.records import Ints
+
+NEVER = -(1 << 62)  # the end of work that nothing waits for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Load:
+    """What a replay needs of each row of work, and of the machine; times in nanoseconds.
+
+    ``issue_ns``: when the host has launched it (``early``: before the trace began). ``blocks`` SMs are held if they
+    are free, for as many rounds as ``tiles`` need on them (0: it keeps nobody out). ``needs_all``: it cannot start on
+    fewer. ``lead_ns`` passes after what it waited for, beyond ``pause_ns``.
+    """
+
+    dur_ns: Ints
+    issue_ns: Ints
+    early: NDArray[np.bool_]
+    blocks: Ints
+    tiles: Ints
+    needs_all: NDArray[np.bool_]
+    lead_ns: Ints
+    rank: Ints
+    sms: int
+    pause_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWait:
+    """A blocking call of one rank, in the host's order.
+
+    It returns ``lag_ns`` after the ``rows`` that it waits for have ended (at ``return_ns`` in the trace), at the
+    earliest at ``call_ns``; what the host does afterwards shifts with it.
+    """
+
+    rank: int
+    call_ns: int
+    return_ns: int
+    lag_ns: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """SMs that one row holds: ``sms`` until its last round of blocks begins, then ``last_sms`` to its end."""
+
+    sms: int
+    last_sms: int
+    tail_ns: int
+    end_ns: int
+
+    def at(self, now_ns: int) -> int:
+        """SMs held at ``now_ns``."""
+        return self.sms if now_ns < self.tail_ns else self.last_sms if now_ns < self.end_ns else 0
+
+
+class SmPool(BaseResource):  # type: ignore[misc]
+    """The SMs of one GPU: who holds how many until when; collectives wait here for theirs."""
+
+    def __init__(self, env: Environment, sms: int) -> None:
+        super().__init__(env, max(sms, 1))
+        self.holders: dict[int, _Holder] = {}
+
+    def free(self) -> int:
+        """SMs that nobody holds now."""
+        now_ns = self._env.now
+        return int(self.capacity) - sum(holder.at(now_ns) for holder in self.holders.values())
+
+    def room_for(self, sms: int) -> Generator[Event, None, None]:
+        """Wait until ``sms`` SMs are free, or nobody holds any."""
+        env = self._env
+        while sms > self.free():
+            changes = [moment for holder in self.holders.values() for moment in (holder.tail_ns, holder.end_ns)]
+            if (moment := min((moment for moment in changes if moment > env.now), default=None)) is None:
+                return
+            yield Timeout(env, moment - env.now)
+
+    def take(self, row: int, blocks: int, tiles: int, dur_ns: int) -> None:
+        """Hold what is free of ``blocks`` SMs from now on, for ``dur_ns``, in equal rounds of ``tiles``."""
+        if (sms := min(blocks, self.free())) <= 0:
+            return
+        rounds = max(1, -(-tiles // sms))
+        begin_ns = self._env.now
+        self.holders[row] = _Holder(
+            sms=sms,
+            last_sms=tiles - sms * (rounds - 1),
+            tail_ns=begin_ns + dur_ns * (rounds - 1) // rounds,
+            end_ns=begin_ns + dur_ns,
+        )
+
+    def _do_put(self, _: object) -> bool:
+        raise AssertionError("SMs of a replay are waited for and taken, not put and got")
+
+    _do_get = _do_put
+
+
+class _Meeting:
+    """A collective on its way: ranks that are missing, and what fires when the last one is there."""
+
+    __slots__ = ("missing", "together")
+
+    def __init__(self, env: Environment) -> None:
+        self.missing = 0
+        self.together = Event(env)
+
+
+def replay(dag: Dag, load: Load, host: Sequence[HostWait] = ()) -> tuple[Ints, Ints]:
+    """Starts and ends of all rows of work, in nanoseconds.
+
+    ``host`` in the order of ``return_ns``. Raises :class:`DeadlockError` where ranks meet in no common order.
+    """
+    return _Run(dag, load, host).run()
+
+
+class _Run:
+    """State of one replay."""
+
+    def __init__(self, dag: Dag, load: Load, host: Sequence[HostWait]) -> None:
+        self.env = env = Environment()
+        self.dag, self.load = dag, load
+        self.dur_ns, self.issue_ns, self.lead_ns = load.dur_ns.tolist(), load.issue_ns.tolist(), load.lead_ns.tolist()
+        self.blocks, self.tiles, self.needs_all = load.blocks.tolist(), load.tiles.tolist(), load.needs_all.tolist()
+        self.rank, self.collective = load.rank.tolist(), dag.collective.tolist()
+        self.start_ns, self.end_ns = [NONE] * len(self.rank), [NONE] * len(self.rank)
+        self.wanted: dict[int, Event] = {}  # rows that somebody waits for
+        self.before: dict[int, list[int]] = defaultdict(list)
+        for before, after in zip(dag.before.tolist(), dag.after.tolist(), strict=True):
+            self.before[after].append(before)
+        self.meetings: dict[int, _Meeting] = defaultdict(lambda: _Meeting(env))
+        for number in self.collective:
+            if number != NONE:
+                self.meetings[number].missing += 1
+        ranks = np.unique(load.rank).tolist()
+        self.pools = {rank: SmPool(env, load.sms) for rank in ranks}
+        self.waits = {rank: [wait for wait in host if wait.rank == rank] for rank in ranks}
+        self.shift_ns = {rank: [0] for rank in ranks}  # after so many waits, the host is later than in the trace by
+        self.returned = {rank: [Event(env) for _ in self.waits[rank]] for rank in ranks}
+        epoch = np.zeros(len(self.rank), dtype=np.int64)  # waits that had returned when the row was launched
+        for rank in ranks:
+            mine = load.rank == rank
+            returns_ns = np.array([wait.return_ns for wait in self.waits[rank]])
+            epoch[mine] = np.searchsorted(returns_ns, load.issue_ns[mine], side="right")
+        self.epoch = epoch.tolist()
+
+    def run(self) -> tuple[Ints, Ints]:
+        """Run until nothing is left."""
+        for queue in self.dag.queues:
+            self.env.process(self._stream(queue.tolist()))
+        for rank, waits in self.waits.items():
+            if waits:
+                self.env.process(self._host(rank))
+        self.env.run()
+        if NONE in self.end_ns:
+            stuck = self.end_ns.index(NONE)
+            number = self.collective[stuck]
+            raise DeadlockError(
+                f"replay: {self.end_ns.count(NONE)} pieces of work never start, the first is number {stuck} of rank "
+                f"{self.rank[stuck]} (collective {number}): ranks run their collectives in different orders: replay "
+                "one rank with --rank"
+            )
+        return np.array(self.start_ns, dtype=np.int64), np.array(self.end_ns, dtype=np.int64)
+
+    def _stream(self, rows: list[int]) -> Generator[Event, None, None]:
+        """Run a stream's work one after another: launch, waits, SMs, the other ranks, the end."""
+        env, pause_ns, end_ns = self.env, self.load.pause_ns, self.end_ns
+        rank = self.rank[rows[0]]
+        pool, shift_ns = self.pools[rank], self.shift_ns[rank]
+        free_ns = NEVER
+        for row in rows:
+            if (epoch := self.epoch[row]) >= len(shift_ns):
+                yield self.returned[rank][epoch - 1]
+            released_ns = free_ns
+            for before in self.before.get(row, ()):
+                if end_ns[before] == NONE:
+                    yield self._end_of(before)
+                released_ns = max(released_ns, end_ns[before])
+            begin_ns = max(self.issue_ns[row] + shift_ns[epoch], released_ns + pause_ns + self.lead_ns[row])
+            if begin_ns > env.now:
+                yield Timeout(env, begin_ns - env.now)
+            if self.needs_all[row]:
+                yield from pool.room_for(self.blocks[row])
+            self.start_ns[row] = env.now
+            if (number := self.collective[row]) != NONE:
+                meeting = self.meetings[number]
+                meeting.missing -= 1
+                if meeting.missing:
+                    yield meeting.together
+                else:
+                    meeting.together.succeed()
+            if self.blocks[row]:
+                pool.take(row, self.blocks[row], self.tiles[row], self.dur_ns[row])
+            if self.dur_ns[row]:
+                yield Timeout(env, self.dur_ns[row])
+            pool.holders.pop(row, None)
+            end_ns[row] = free_ns = env.now
+            if row in self.wanted:
+                self.wanted.pop(row).succeed()
+
+    def _host(self, rank: int) -> Generator[Event, None, None]:
+        """The blocking calls of one rank: each returns after its work, and shifts what the host does next."""
+        env, shift_ns = self.env, self.shift_ns[rank]
+        for wait, returned in zip(self.waits[rank], self.returned[rank], strict=True):
+            done_ns = wait.call_ns + shift_ns[-1]
+            for row in wait.rows:
+                if self.end_ns[row] == NONE:
+                    yield self._end_of(row)
+                done_ns = max(done_ns, self.end_ns[row] + wait.lag_ns)
+            if done_ns > env.now:
+                yield Timeout(env, done_ns - env.now)
+            shift_ns.append(done_ns - wait.return_ns)
+            returned.succeed()
+
+    def _end_of(self, row: int) -> Event:
+        return self.wanted.setdefault(row, Event(self.env))

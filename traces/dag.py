@@ -1,0 +1,80 @@
+"""A capture as what had to happen before what: the only things of a trace that a replay may know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from traces.capture import NONE, Capture
+from traces.classify import Classes
+from traces.collectives import match_collectives
+from traces.host_order import host_edges
+from traces.records import Floats, Ints
+
+
+class EdgeKind(IntEnum):
+    """Where an edge comes from."""
+
+    STREAM = 0  # the order of launches on one stream
+    LAUNCH = 1  # from the host's call to its work
+    WAIT = 2  # a recorded wait of a stream for an event
+    INFERRED = 3  # a wait whose event the trace does not name
+    COLLECTIVE = 4  # the last rank to arrive starts the others' part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dag:
+    """Rows of GPU work in the order of each stream (``queues``), and waits across streams (``before`` -> ``after``).
+
+    ``collective`` numbers the rows that several ranks run together, -1 for others. ``counts`` are edges by kind:
+    number and mean confidence (1: recorded).
+    """
+
+    queues: list[Ints]
+    before: Ints
+    after: Ints
+    confidence: Floats
+    collective: Ints
+    counts: dict[str, dict[str, float]]
+
+
+def dag_of(capture: Capture, classes: Classes) -> Dag:
+    """What a replay may know of ``capture`` beside durations and host calls.
+
+    Streams go in the order of their launches; work without a launch was launched before the trace began, or with
+    its graph, and keeps its place in the order that the stream showed. No other use is made of a kernel's start.
+    """
+    work, calls = capture.work, capture.calls
+    known = work.launch != NONE
+    launched = np.full(len(work), np.iinfo(np.int64).min)
+    launched[known] = calls.start_ns[work.launch[known]]
+    queues = []
+    by_start = np.lexsort((work.start_ns, work.stream, work.rank))
+    lane = np.stack([work.rank, work.stream])[:, by_start]
+    for rows in np.split(by_start, np.flatnonzero((lane[:, 1:] != lane[:, :-1]).any(axis=0)) + 1):
+        latest = np.maximum.accumulate(launched[rows])
+        queues.append(rows[np.argsort(np.where(known[rows], launched[rows], latest), kind="stable")])
+    edges = host_edges(capture, classes)
+    sure = np.array([edge.confidence for edge in edges])
+    collective = match_collectives(capture, classes)
+    members = int((collective != NONE).sum())
+
+    def counted(number: int, confidence: float = 1.0) -> dict[str, float]:
+        return {"count": number, "confidence": confidence if number else 0.0}
+
+    return Dag(
+        queues=queues,
+        before=np.array([edge.before for edge in edges], dtype=np.int64),
+        after=np.array([edge.after for edge in edges], dtype=np.int64),
+        confidence=sure,
+        collective=collective,
+        counts={
+            "stream": counted(len(work) - len(queues)),
+            "launch": counted(int(known.sum())),
+            "wait": counted(int((sure == 1.0).sum())),
+            "inferred": counted(int((sure < 1.0).sum()), float(sure[sure < 1.0].mean()) if (sure < 1.0).any() else 0.0),
+            "collective": counted(members - len(np.unique(collective[collective != NONE]))),
+        },
+    )
