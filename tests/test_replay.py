@@ -22,7 +22,7 @@ OVERLAP_BAR = {"kineto_llama3-70b_sp_chunks4_w2_rank0.json.gz": 0.05}
 @pytest.mark.parametrize("path", REAL, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
 def test_replay_gives_the_span_within_1_percent_and_the_overlap_within_3(path: Path) -> None:
     result = replay_trace([path])
-    for measured, simulated in zip(result.measured, result.simulated, strict=True):
+    for measured, simulated in zip(result.measured, result.simulated.ranks, strict=True):
         assert simulated.span_us == pytest.approx(measured.span_us, rel=0.01)
         bar = OVERLAP_BAR.get(path.name, 0.03)
         assert simulated.overlap_us == pytest.approx(measured.overlap_us, rel=bar, abs=0.5)
@@ -48,7 +48,7 @@ def test_no_measured_start_enters_a_replay(part: str) -> None:
     times = []
     for one in (capture, _scrambled(capture, 1), _scrambled(capture, 2)):
         result = replay_capture(one, classify(one))
-        times.append((result.pause_ns, result.dag.counts, result.simulated))
+        times.append((result.pause_ns, result.dag.counts, result.simulated.ranks))
         assert result.measured[0].span_us != pytest.approx(times[0][2][0].span_us) or one is capture
     assert times[0] == times[1] == times[2]
 
@@ -61,14 +61,14 @@ def test_a_stream_goes_in_order_and_no_earlier_than_its_launches(tmp_path: Path)
     ]  # fmt: skip
     result = replay_trace([write(tmp_path / "t.json", events)])
     # gemm_a 1.5 us after its call returned (at 2 us), gemm_b a usual pause of 1.2 us later, gemm_c when launched.
-    assert (result.simulated_capture.work.start_ns / 1e3).tolist() == [3.5, 14.7, 503.5]
+    assert (result.simulated.capture.work.start_ns / 1e3).tolist() == [3.5, 14.7, 503.5]
 
 
 def test_a_collective_starts_with_its_last_rank_and_takes_its_least_time(tmp_path: Path) -> None:
     for rank, (ts, dur) in enumerate([(10, 95), (90, 15)]):
         events = [launch(ts - 5, 1), kernel("ncclDevKernel_AllReduce", ts, dur, correlation=1)]
         write(tmp_path / f"rank{rank}.json", events, distributedInfo={"rank": rank})
-    work = replay_trace([tmp_path]).simulated_capture.work
+    work = replay_trace([tmp_path]).simulated.capture.work
     assert (work.end_ns / 1e3).tolist() == [98.5, 98.5]  # 80 + 2 + 1.5 after the first call, and 15 us together
     assert (work.start_ns / 1e3).tolist() == [3.5, 83.5]  # the first one spins meanwhile
 
@@ -80,12 +80,12 @@ def test_a_collective_waits_for_the_last_round_of_a_product(tmp_path: Path) -> N
         launch(3, 2), kernel("ncclDevKernel_AllGather", 70, 50, stream=9, correlation=2, grid=[8, 1, 1]),
     ]  # fmt: skip
     path = write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "numSms": 132}])
-    start_ns = replay_trace([path]).simulated_capture.work.start_ns
+    start_ns = replay_trace([path]).simulated.capture.work.start_ns
     assert (start_ns[1] - start_ns[0]) / 1e3 == 60.0
 
 
 def test_work_without_a_launch_keeps_its_place(tmp_path: Path) -> None:
     events = [kernel("a", 10, 5), kernel("b", 20, 5), launch(18, 3), kernel("c", 30, 5, correlation=3)]
-    work = replay_trace([write(tmp_path / "t.json", events)]).simulated_capture.work
+    work = replay_trace([write(tmp_path / "t.json", events)]).simulated.capture.work
     assert work.launch.tolist()[:2] == [NONE, NONE]
     assert np.diff(work.start_ns).min() > 0

@@ -8,71 +8,167 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.errors import SimError
-from sim.studies.replay_load import fitted, host_waits, load_of
-from sim.studies.replay_run import replay
+from hardware.catalog import load_gpu
+from hardware.profile import BASE_GPU, profile_for
+from sim.machine import Machine, machine
+from sim.studies.replay_changes import Changes, ReplayError, changed
+from sim.studies.replay_load import fitted, host_waits, load_of, with_lags
+from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, with_ctas
+from sim.studies.replay_run import HostWait, Load, replay
 from traces.capture import NONE, Capture, GpuWork
 from traces.classify import Classes, classify, load_rules
 from traces.dag import Dag, dag_of
 from traces.read.load import Window, read_trace
-from traces.records import Ints
+from traces.records import Floats, Ints
 from traces.summary import RankTimes, summarise
 
+LIMIT_STEP_W = 1.0
 
-class ReplayError(SimError):
-    """A wish about a replay that cannot be met as written."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """Work at the times that a replay gave it: times by rank; joules of all GPUs where the GPU is known."""
+
+    capture: Capture
+    classes: Classes
+    ranks: Sequence[RankTimes]
+    energy_j: float | None
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean power of one GPU."""
+        if self.energy_j is None:
+            return None
+        return self.energy_j / sum(times.span_us * 1e-6 for times in self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replayed:
-    """A capture, and the same work at the times that the replay gave it.
+    """A capture, its replay as it was (``unchanged``), and under the changes asked for (the same without any).
 
-    ``measured``, ``unchanged`` and ``simulated`` are times by rank: of the trace, of its replay as it was, and of the
-    replay under the changes asked for (the same as ``unchanged`` without any).
+    ``gpu`` and ``status`` tell whose laws gave the energy (None: unknown GPU); ``by_shape`` kernels were priced by
+    recorded shapes, the others by their class and time.
     """
 
     capture: Capture
     classes: Classes
     dag: Dag
     pause_ns: int
-    simulated_capture: Capture
-    simulated_classes: Classes
     measured: Sequence[RankTimes]
-    unchanged: Sequence[RankTimes]
-    simulated: Sequence[RankTimes]
+    unchanged: Outcome
+    simulated: Outcome
+    gpu: str | None
+    status: str | None
+    by_shape: int
 
 
-def replay_trace(paths: Sequence[Path], *, window: Window | None = None, rules: Path | None = None) -> Replayed:
-    """Read ``paths`` as one capture and replay it.
+def replay_trace(
+    paths: Sequence[Path], changes: Changes | None = None, *, window: Window | None = None, rules: Path | None = None,
+    trace_gpu: str | None = None,
+) -> Replayed:  # fmt: skip
+    """Read ``paths`` as one capture and replay it, under ``changes`` if there are any.
 
     Raises :class:`TraceError` on a trace that cannot be read, :class:`SimError` on one that cannot be replayed.
     """
     own = load_rules(rules) if rules is not None else ()
     capture = read_trace(list(paths), window)
-    return replay_capture(capture, classify(capture, own))
+    return replay_capture(capture, classify(capture, own), changes, trace_gpu=trace_gpu)
 
 
-def replay_capture(capture: Capture, classes: Classes) -> Replayed:
+def replay_capture(
+    capture: Capture, classes: Classes, changes: Changes | None = None, *, trace_gpu: str | None = None
+) -> Replayed:
     """Replay ``capture``: its durations, host calls and edges, none of its starts."""
+    changes = changes or Changes()
     dag = dag_of(capture, classes)
     load = load_of(capture, classes)
     load = replace(load, dur_ns=cost_of_collectives(load.dur_ns, dag.collective))
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
+    gpu_id = trace_gpu or gpu_id_of(capture)
+    target = None if gpu_id is None else machine(gpu_id, None, 1, None, False, None, False)
+    jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)
+    run = _Setting(capture, classes, dag, load, waits, target, jobs)
     start_ns, end_ns = replay(dag, load)
-    unchanged, sorted_classes = timed(capture, classes, start_ns, end_ns)
-    times = summarise(unchanged, sorted_classes).ranks
+    unchanged = run.outcome(load, start_ns, end_ns, target, run.base)
+    simulated = unchanged
+    if not changes.none:
+        run.waits = with_lags(waits, end_ns)
+        simulated = run.under(changes)
     return Replayed(
         capture=capture,
         classes=classes,
         dag=dag,
         pause_ns=load.pause_ns,
-        simulated_capture=unchanged,
-        simulated_classes=sorted_classes,
         measured=summarise(capture, classes).ranks,
-        unchanged=times,
-        simulated=times,
+        unchanged=unchanged,
+        simulated=simulated,
+        gpu=None if target is None else target.gpu.id,
+        status=None if target is None else target.status,
+        by_shape=0 if jobs is None else jobs.by_shape,
     )
+
+
+class _Setting:
+    """A replay set up: what is needed to run it under any changes."""
+
+    def __init__(
+        self, capture: Capture, classes: Classes, dag: Dag, load: Load, waits: list[HostWait],
+        target: Machine | None, jobs: Jobs | None,
+    ) -> None:  # fmt: skip
+        self.capture, self.classes, self.dag, self.load, self.waits = capture, classes, dag, load, waits
+        self.target, self.jobs = target, jobs
+        # A trace is short: its kernels run at the clock that the fast limiter allows.
+        self.base = None if target is None or jobs is None else priced(jobs, target, target.limits.fast_limit_w)
+
+    def under(self, changes: Changes) -> Outcome:
+        """Run under ``changes``; where power settles, at the highest limit that keeps the mean within the cap."""
+        if not changes.by_law:
+            return self._run(changes, self.target, self.base)
+        if self.target is None or self.jobs is None:
+            raise ReplayError("trace_gpu is missing: the trace names no GPU of the catalog: give --trace-gpu ID")
+        target = machine(
+            changes.gpu or self.target.gpu.id, None, 1, changes.power_cap_w, False, changes.sm_clock_mhz, False
+        )
+        jobs = self.jobs if changes.ctas is None else with_ctas(self.jobs, changes.ctas)
+
+        def at(limit_w: float) -> Outcome:
+            return self._run(changes, target, priced(jobs, target, limit_w))
+
+        low_w, high_w = target.gpu.idle_w, target.limits.fast_limit_w
+        outcome = at(high_w)
+        if not changes.steady or (outcome.power_w or 0.0) <= target.limits.slow_limit_w:
+            return outcome
+        while high_w - low_w > LIMIT_STEP_W:
+            middle_w = 0.5 * (low_w + high_w)
+            tried = at(middle_w)
+            if (tried.power_w or 0.0) <= target.limits.slow_limit_w:
+                low_w, outcome = middle_w, tried
+            else:
+                high_w = middle_w
+        return outcome
+
+    def _run(self, changes: Changes, target: Machine | None, prices: Priced | None) -> Outcome:
+        load = self.load
+        if prices is not None and self.base is not None and prices is not self.base:
+            factor = np.nan_to_num(prices.time_s / self.base.time_s, nan=1.0)
+            load = replace(load, dur_ns=np.rint(load.dur_ns * factor).astype(np.int64))
+        gpu = target.gpu if target is not None else load_gpu(BASE_GPU)
+        pause_ns = round(profile_for(gpu).launch.graph_gap_s * 1e9)
+        dag, load, waits = changed(changes, self.classes, self.dag, load, self.waits, graph_pause_ns=pause_ns)
+        return self.outcome(load, *replay(dag, load, waits), target, prices)
+
+    def outcome(
+        self, load: Load, start_ns: Ints, end_ns: Ints, target: Machine | None, prices: Priced | None
+    ) -> Outcome:
+        """What a run of ``load`` amounts to."""
+        own_j, whole_j = None, None
+        if target is not None and prices is not None:
+            own_j, whole_j = energy_j(
+                self.capture, prices, target, start_ns=start_ns, end_ns=end_ns, dur_ns=load.dur_ns
+            )
+        capture, classes = timed(self.capture, self.classes, start_ns, end_ns, own_j)
+        return Outcome(capture=capture, classes=classes, ranks=summarise(capture, classes).ranks, energy_j=whole_j)
 
 
 def cost_of_collectives(dur_ns: Ints, collective: Ints) -> Ints:
@@ -91,9 +187,13 @@ def cost_of_collectives(dur_ns: Ints, collective: Ints) -> Ints:
     return cost_ns
 
 
-def timed(capture: Capture, classes: Classes, start_ns: Ints, end_ns: Ints) -> tuple[Capture, Classes]:
+def timed(
+    capture: Capture, classes: Classes, start_ns: Ints, end_ns: Ints, own_j: Floats | None
+) -> tuple[Capture, Classes]:
     """``capture`` with its work at other times, and its classes; rows by rank, then start, as everywhere."""
     work = replace(capture.work, start_ns=start_ns, dur_ns=end_ns - start_ns)
+    if own_j is not None:
+        work = replace(work, energy_j=own_j)
     order = np.lexsort((start_ns, work.rank))
     moved = GpuWork(**{column: getattr(work, column)[order] for column in GpuWork.__slots__})
     return replace(capture, work=moved), replace(classes, index=classes.index[order])

@@ -15,7 +15,7 @@ FIGURES = ("span_us", "computation_us", "communication_us", "overlap_us", "expos
 
 def as_document(result: Replayed) -> dict[str, Any]:
     """The fixed interface of ``--json``: microseconds; the figures at the top are those of the first rank read."""
-    measured, unchanged, simulated = result.measured[0], result.unchanged[0], result.simulated[0]
+    measured, unchanged, simulated = result.measured[0], result.unchanged.ranks[0], result.simulated.ranks[0]
     return {
         "sources": list(result.capture.sources),
         "measured_span_us": measured.span_us,
@@ -26,12 +26,17 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "unchanged_overlap_us": unchanged.overlap_us,
         "edges": result.dag.counts,
         "pause_us": result.pause_ns / 1e3,
+        "unchanged_energy_j": result.unchanged.energy_j,
+        "simulated_energy_j": result.simulated.energy_j,
+        "gpu": result.gpu,
+        "status": result.status,
+        "kernels_priced_by_shape": result.by_shape,
         "ranks": [
             {"rank": a.rank} | {
                 kind: {name: getattr(times, name) for name in FIGURES}
                 for kind, times in (("measured", a), ("unchanged", b), ("simulated", c))
             }
-            for a, b, c in zip(result.measured, result.unchanged, result.simulated, strict=True)
+            for a, b, c in zip(result.measured, result.unchanged.ranks, result.simulated.ranks, strict=True)
         ],
     }  # fmt: skip
 
@@ -46,12 +51,21 @@ def print_replay(result: Replayed, console: Console) -> None:
     table = Table(title="one GPU a block, unions of intervals in us", title_justify="left")
     for name in ("rank", "", *(figure.removesuffix("_us") for figure in FIGURES)):
         table.add_column(name, justify="left" if not name else "right")
-    for measured, unchanged, simulated in zip(result.measured, result.unchanged, result.simulated, strict=True):
+    for measured, unchanged, simulated in zip(
+        result.measured, result.unchanged.ranks, result.simulated.ranks, strict=True
+    ):
         _add(table, "measured", measured)
         _add(table, "replayed", unchanged)
-        if simulated is not unchanged:
+        if result.simulated is not result.unchanged:
             _add(table, "changed", simulated)
     console.print(table)
+    if result.unchanged.energy_j is not None and result.simulated.energy_j is not None:
+        console.print(
+            f"energy of all GPUs by the laws of {result.gpu} ({result.status}): {result.unchanged.energy_j:.4g} J "
+            f"({result.unchanged.power_w:.0f} W a GPU) replayed, {result.simulated.energy_j:.4g} J "
+            f"({result.simulated.power_w:.0f} W) changed; {result.by_shape:,} kernels priced by recorded shape",
+            highlight=False,
+        )
 
 
 def _add(table: Table, label: str, times: RankTimes) -> None:

@@ -1,0 +1,113 @@
+"""What a replay may assume otherwise, and what that makes of its durations, launches and streams."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from sim.errors import SimError
+from sim.studies.replay_run import HostWait, Load
+from traces.classify import COMMUNICATION, Classes
+from traces.dag import Dag
+
+
+class ReplayError(SimError):
+    """A wish about a replay that cannot be met as written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Assumptions of a replay; nothing given, nothing changed.
+
+    ``faster``: classes of kernels (as ``wattline inspect`` names them) and by which factor; communication is the
+    class ``communication``. ``hide_communication`` gives it no time and no SMs. ``launch`` "graph": the host launches
+    everything at once, and kernels pause as in a graph on that GPU. ``merge_streams``: one stream a rank, in the
+    order of launches. ``gpu``, ``sm_clock_mhz``, ``power_cap_w`` and ``ctas`` (blocks a collective) change durations as
+    the laws of the GPUs say. ``regime`` "steady": the work is repeated until the power cap has settled; "cold": each
+    kernel at the clock that the fast limiter allows, as in a short trace; left out, steady if and only if the launch
+    or the cap is changed.
+    """
+
+    faster: Mapping[str, float] = field(default_factory=dict)
+    hide_communication: bool = False
+    launch: Literal["graph"] | None = None
+    merge_streams: bool = False
+    gpu: str | None = None
+    sm_clock_mhz: float | None = None
+    power_cap_w: float | None = None
+    ctas: int | None = None
+    regime: Literal["steady", "cold"] | None = None
+
+    def __post_init__(self) -> None:
+        for cls, factor in self.faster.items():
+            if not (factor > 0.0 and math.isfinite(factor)):
+                raise ReplayError(f"faster = {cls}={factor:g}: give a factor above 0, like {cls}=2")
+
+    @property
+    def steady(self) -> bool:
+        """True where power settles under the cap."""
+        return self.regime == "steady" or (self.regime is None and (self.launch or self.power_cap_w) is not None)
+
+    @property
+    def by_law(self) -> bool:
+        """True where durations change as the laws of a GPU say."""
+        given = (self.gpu, self.sm_clock_mhz, self.power_cap_w, self.ctas)
+        return self.steady or any(value is not None for value in given)
+
+    @property
+    def none(self) -> bool:
+        """True when nothing is changed."""
+        return self == Changes()
+
+
+def changed(
+    changes: Changes, classes: Classes, dag: Dag, load: Load, waits: list[HostWait], *, graph_pause_ns: int
+) -> tuple[Dag, Load, list[HostWait]]:
+    """The parts of a replay under ``changes``.
+
+    Raises :class:`ReplayError` on a class that the trace does not hold.
+    """
+    dur_ns = load.dur_ns.astype(np.float64)
+    present = [label for i, label in enumerate(classes.labels) if (classes.index == i).any()]
+    for cls, factor in changes.faster.items():
+        if cls not in present:
+            near = difflib.get_close_matches(cls, present, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it holds: {', '.join(present)}"
+            raise ReplayError(f"faster = {cls}={factor:g}: no such class in the trace: {hint}")
+        dur_ns[classes.is_class(cls)] /= factor
+    load = replace(load, dur_ns=np.rint(dur_ns).astype(np.int64))
+    if changes.ctas is not None:
+        load = replace(load, blocks=np.where(load.needs_all, changes.ctas, load.blocks))
+    if changes.hide_communication:
+        talks = classes.is_class(COMMUNICATION)
+        load = replace(
+            load,
+            dur_ns=np.where(talks, 0, load.dur_ns),
+            lead_ns=np.where(talks, 0, load.lead_ns),
+            blocks=np.where(talks, 0, load.blocks),
+            needs_all=load.needs_all & ~talks,
+        )
+    if changes.launch == "graph":
+        begins_ns = np.zeros_like(load.issue_ns)
+        for rank in np.unique(load.rank):
+            begins_ns[load.rank == rank] = load.issue_ns[load.rank == rank].min()
+        load, waits = replace(load, issue_ns=begins_ns, pause_ns=graph_pause_ns), []
+    return (merged(dag, load) if changes.merge_streams else dag), load, waits
+
+
+def merged(dag: Dag, load: Load) -> Dag:
+    """All of a rank's work on one stream, in the order of its launches: its order then makes every wait."""
+    place = np.empty(len(load.rank), dtype=np.int64)
+    for queue in dag.queues:
+        place[queue] = np.arange(len(queue))
+    queues = []
+    for rank in np.unique(load.rank):
+        rows = np.flatnonzero(load.rank == rank)
+        queues.append(rows[np.lexsort((place[rows], load.issue_ns[rows]))])
+    none = np.empty(0, dtype=np.int64)
+    return replace(dag, queues=queues, before=none, after=none)

@@ -1,0 +1,212 @@
+"""What a trace does not hold, by the laws of its GPU: what each kernel computes, at which clock, at how many watts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from hardware.laws.terms import KernelTerms
+from hardware.nvml import CATALOG_IDS
+from hardware.power import OperatingPoint, steady_point
+from sim.cost import Pricer
+from sim.machine import Machine
+from traces.capture import NONE, Capture, CollectiveArgs
+from traces.classify import COMMUNICATION, Classes
+from traces.intervals import length
+from traces.records import Floats, Ints
+from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
+
+# Names of devices that NVML spells otherwise than profilers do.
+PROFILER_IDS = {"AMD Instinct MI300X": "mi300x-192gb"}
+SIZE_LIMIT = 2.0**40
+STEPS_PER_OCTAVE = 8  # durations of stand-ins are told apart to 9 %
+REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
+DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one token over the cache
+OPERATIONS = (
+    ("reduce_?scatter", CollectiveOp.REDUCE_SCATTER),
+    ("all_?gather", CollectiveOp.ALL_GATHER),
+    ("all_?to_?all|send_?recv|dispatch|combine", CollectiveOp.ALL_TO_ALL),
+    ("broadcast", CollectiveOp.BROADCAST),
+    ("", CollectiveOp.ALL_REDUCE),
+)
+
+
+def gpu_id_of(capture: Capture) -> str | None:
+    """The catalog's id of the GPU that the trace names; None if it names none that the catalog holds."""
+    for known in capture.metadata.values():
+        for device in known.get("deviceProperties") or []:
+            name = device.get("name") if isinstance(device, dict) else None
+            if name in CATALOG_IDS or name in PROFILER_IDS:
+                return CATALOG_IDS.get(name) or PROFILER_IDS[name]
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Jobs:
+    """What rows of work do: ``job`` indexes ``works``, -1 where no kernel runs (copies over PCIe).
+
+    ``by_shape`` rows have the sizes that the trace records; the others are stand-ins of their class that take as
+    long as was measured: a square product, a causal prefill, a copy, a collective of so many bytes.
+    """
+
+    works: tuple[Work, ...]
+    job: Ints
+    by_shape: int
+
+
+def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine) -> Jobs:
+    """The job of each row on the GPU of the trace, ``target``."""
+    work = capture.work
+    stand_in = _StandIns(target)
+    known: dict[Work, int] = {}
+    by_key: dict[tuple[int, ...], int] = {}
+    by_shape = 0
+    job = np.full(len(work), NONE, dtype=np.int64)
+    steps = np.rint(np.log2(np.maximum(dur_ns, 100)) * STEPS_PER_OCTAVE).astype(np.int64)
+    columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps)
+    for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        name, cls, matrix, collective, blocks, step = key
+        text, label = capture.names[name], classes.labels[cls]
+        recorded = matrix != NONE and label == "gemm" and REDUCTION.search(text) is None
+        by_shape += recorded
+        if key not in by_key:
+            if recorded:
+                product = capture.matrices[matrix]
+                found: Work | None = GemmWork(m=product.m, n=product.n, k=product.k)
+            elif "HtoD" in text or "DtoH" in text:
+                found = None
+            elif label == COMMUNICATION:
+                args = capture.collectives[collective] if collective != NONE else None
+                found = stand_in.collective(text, args, blocks, step)
+            else:
+                kind = "elementwise" if REDUCTION.search(text) else "decode" if DECODE.search(text) else label
+                found = stand_in.of(kind, step)
+            by_key[key] = NONE if found is None else known.setdefault(found, len(known))
+        job[row] = by_key[key]
+    return Jobs(works=tuple(known), job=job, by_shape=by_shape)
+
+
+class _StandIns:
+    """Works of a class that take a given time on one GPU."""
+
+    def __init__(self, target: Machine) -> None:
+        self.target = target
+        self.pricer = pricer_of(target)
+        self.of = lru_cache(maxsize=None)(self._of)
+
+    def _of(self, label: str, step: int) -> Work:
+        if label == "gemm":
+            return self._sized(step, lambda n: GemmWork(m=n, n=n, k=n), least=64, power=3)
+        if label == "decode":
+            return self._sized(
+                step,
+                lambda n: AttentionWork(batch=64, q_len=1, kv_len=n, q_heads=32, kv_heads=8, head_dim=128, causal=True),
+                least=64,
+            )  # fmt: skip
+        if label == "attention":
+            return self._sized(
+                step,
+                lambda n: AttentionWork(batch=1, q_len=n, kv_len=n, q_heads=32, kv_heads=8, head_dim=128, causal=True),
+                least=64, power=2,
+            )  # fmt: skip
+        return self._sized(
+            step, lambda n: ElementwiseWork(op=Elementwise.COPY, rows=n, width=4096, bytes_moved=n * 16384), least=1
+        )
+
+    def collective(self, name: str, args: CollectiveArgs | None, blocks: int, step: int) -> Work:
+        """By recorded size where there is one, else by time."""
+        spelt = f"{args.operation if args is not None else ''} {name}"
+        op = next(op for pattern, op in OPERATIONS if re.search(pattern, spelt, re.IGNORECASE))
+        world = max(2, args.group_size if args is not None and args.group_size > 0 else self.target.world)
+        ctas = blocks if blocks > 0 else None
+
+        def sized(size: int) -> CollectiveWork:
+            return CollectiveWork(op=op, ranks=tuple(range(world)), buffer_bytes=size, ctas=ctas)
+
+        if args is not None and max(args.elements_in, args.elements_out) > 0:
+            return sized(max(args.elements_in, args.elements_out) * _bytes_of(args.dtype))
+        return self._sized(step, sized, least=256)
+
+    def _sized(self, step: int, make: Callable[[int], Work], *, least: int, power: int = 1) -> Work:
+        """The size whose time at the GPU's fast limit is 2**(step / STEPS_PER_OCTAVE) nanoseconds (bisection)."""
+        wanted_s = 2.0 ** (step / STEPS_PER_OCTAVE) * 1e-9
+        low, high = 0.0, math.log2(SIZE_LIMIT) / power
+        while high - low > 0.02:
+            middle = 0.5 * (low + high)
+            made = make(max(least, round(2.0**middle)))
+            at = point_of(self.pricer.terms(made), self.target, self.target.limits.fast_limit_w)
+            low, high = (middle, high) if at.latency_s < wanted_s else (low, middle)
+        return make(max(least, round(2.0**low)))
+
+
+def _bytes_of(dtype: str) -> int:
+    small = {"byte": 1, "char": 1, "float8": 1, "half": 2, "bfloat16": 2, "short": 2, "long": 8, "double": 8}
+    return next((size for name, size in small.items() if dtype.lower().startswith(name)), 4)
+
+
+def pricer_of(target: Machine) -> Pricer:
+    """Prices as inside a step, one GPU's own."""
+    return Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0)
+
+
+def point_of(terms: KernelTerms, target: Machine, limit_w: float) -> OperatingPoint:
+    """Clock, time and power of one kernel with instantaneous power held at ``limit_w``."""
+    return steady_point(
+        terms, target.curve, gpu_sms=target.gpu.sms, limit_w=limit_w,
+        min_clock_hz=target.model.min_clock_hz, max_clock_hz=target.model.max_clock_hz,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """Each row's time by law (s; NaN without a job), watts beyond idle at its clock, waiting for others, and idle."""
+
+    time_s: Floats
+    dynamic_w: Floats
+    waiting_w: Floats
+    idle_w: Floats
+
+
+def priced(jobs: Jobs, target: Machine, limit_w: float) -> Priced:
+    """``jobs`` on ``target`` where no kernel may draw more than ``limit_w``."""
+    pricer = pricer_of(target)
+    highest_hz = target.model.max_clock_hz
+    table = np.full((len(jobs.works) + 1, 4), (math.nan, 0.0, 0.0, target.curve.idle_w(highest_hz)))
+    for number, work in enumerate(jobs.works):
+        terms = pricer.terms(work)
+        at = point_of(terms, target, limit_w)
+        idle_w = target.curve.idle_w(at.sm_clock_hz)
+        table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w
+    time_s, dynamic_w, waiting_w, idle_w = table[jobs.job].T
+    return Priced(time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w)
+
+
+def energy_j(
+    capture: Capture, prices: Priced, target: Machine, *, start_ns: Ints, end_ns: Ints, dur_ns: Ints
+) -> tuple[Floats, float]:
+    """Joules of each row beyond idle, and of all GPUs with idle between first and last work of each rank.
+
+    A row that takes longer than ``dur_ns`` waits for other ranks. Idle power is that at the clock of what runs; at
+    the highest clock where nothing does.
+    """
+    own_j = (prices.dynamic_w * dur_ns + prices.waiting_w * (end_ns - start_ns - dur_ns)) * 1e-9
+    whole_j = float(own_j.sum())
+    for rank in capture.ranks:
+        mine = capture.work.rank == rank
+        busy_ns = length(start_ns[mine], end_ns[mine])
+        span_ns = int(end_ns[mine].max() - start_ns[mine].min())
+        time_ns = (end_ns - start_ns)[mine]
+        busy_w = float((prices.idle_w[mine] * time_ns).sum() / max(1, time_ns.sum()))
+        whole_j += (busy_w * busy_ns + target.curve.idle_w(target.model.max_clock_hz) * (span_ns - busy_ns)) * 1e-9
+    return own_j, whole_j
+
+
+def with_ctas(jobs: Jobs, ctas: int) -> Jobs:
+    """The same jobs with ``ctas`` blocks for each collective."""
+    works = tuple(replace(work, ctas=ctas) if isinstance(work, CollectiveWork) else work for work in jobs.works)
+    return replace(jobs, works=works)
