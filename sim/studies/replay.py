@@ -14,7 +14,7 @@ from sim.machine import Machine, machine
 from sim.studies.replay_changes import Changes, ReplayError, changed
 from sim.studies.replay_load import fitted, host_waits, load_of, with_lags
 from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, with_ctas
-from sim.studies.replay_run import HostWait, Load, replay
+from sim.studies.replay_run import HostWait, Load, Times, replay
 from traces.capture import NONE, Capture, GpuWork
 from traces.classify import Classes, classify, load_rules
 from traces.dag import Dag, dag_of
@@ -89,11 +89,11 @@ def replay_capture(
     target = None if gpu_id is None else machine(gpu_id, None, 1, None, False, None, False)
     jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)
     run = _Setting(capture, classes, dag, load, waits, target, jobs)
-    start_ns, end_ns = replay(dag, load)
-    unchanged = run.outcome(load, start_ns, end_ns, target, run.base)
+    times = replay(dag, load)
+    unchanged = run.outcome(load, times, target, run.base)
     simulated = unchanged
     if not changes.none:
-        run.waits = with_lags(waits, end_ns)
+        run.waits, run.load = with_lags(waits, times.end_ns), replace(load, rounds=times.rounds)
         simulated = run.under(changes)
     return Replayed(
         capture=capture,
@@ -120,6 +120,9 @@ class _Setting:
         self.target, self.jobs = target, jobs
         # A trace is short: its kernels run at the clock that the fast limiter allows.
         self.base = None if target is None or jobs is None else priced(jobs, target, target.limits.fast_limit_w)
+
+        group = np.array([args.group_size for args in capture.collectives] + [NONE])[capture.work.collective]
+        self.lonely = group > len(capture.ranks)  # collectives with ranks that were not captured
 
     def under(self, changes: Changes) -> Outcome:
         """Run under ``changes``; where power settles, at the highest limit that keeps the mean within the cap."""
@@ -150,19 +153,20 @@ class _Setting:
 
     def _run(self, changes: Changes, target: Machine | None, prices: Priced | None) -> Outcome:
         load = self.load
-        if prices is not None and self.base is not None and prices is not self.base:
+        if prices is not None and self.base is not None:
+            dur_ns = load.dur_ns.astype(np.float64)
+            if changes.launch == "graph":  # ranks are launched together: none waits for one that the trace lacks
+                dur_ns[self.lonely] = np.fmin(dur_ns, self.base.time_s * 1e9)[self.lonely]
             factor = np.nan_to_num(prices.time_s / self.base.time_s, nan=1.0)
-            load = replace(load, dur_ns=np.rint(load.dur_ns * factor).astype(np.int64))
+            load = replace(load, dur_ns=np.rint(dur_ns * factor).astype(np.int64))
         gpu = target.gpu if target is not None else load_gpu(BASE_GPU)
         pause_ns = round(profile_for(gpu).launch.graph_gap_s * 1e9)
         dag, load, waits = changed(changes, self.classes, self.dag, load, self.waits, graph_pause_ns=pause_ns)
-        return self.outcome(load, *replay(dag, load, waits), target, prices)
+        return self.outcome(load, replay(dag, load, waits), target, prices)
 
-    def outcome(
-        self, load: Load, start_ns: Ints, end_ns: Ints, target: Machine | None, prices: Priced | None
-    ) -> Outcome:
+    def outcome(self, load: Load, times: Times, target: Machine | None, prices: Priced | None) -> Outcome:
         """What a run of ``load`` amounts to."""
-        own_j, whole_j = None, None
+        start_ns, end_ns, own_j, whole_j = times.start_ns, times.end_ns, None, None
         if target is not None and prices is not None:
             own_j, whole_j = energy_j(
                 self.capture, prices, target, start_ns=start_ns, end_ns=end_ns, dur_ns=load.dur_ns

@@ -93,10 +93,8 @@ def changed(
             needs_all=load.needs_all & ~talks,
         )
     if changes.launch == "graph":
-        begins_ns = np.zeros_like(load.issue_ns)
-        for rank in np.unique(load.rank):
-            begins_ns[load.rank == rank] = load.issue_ns[load.rank == rank].min()
-        load, waits = replace(load, issue_ns=begins_ns, pause_ns=graph_pause_ns), []
+        at_once = replace(load, issue_ns=np.full_like(load.issue_ns, load.issue_ns.min()), pause_ns=graph_pause_ns)
+        return (merged(dag, load) if changes.merge_streams else dag), at_once, []
     return (merged(dag, load) if changes.merge_streams else dag), load, waits
 
 

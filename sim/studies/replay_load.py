@@ -105,7 +105,7 @@ def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
     telling = [wait for wait in sure if wait not in before]
 
     def late_ns(load: Load, some: list[HostWait]) -> int:
-        _, end_ns = replay(dag, load)
+        end_ns = replay(dag, load).end_ns
         return max(int(end_ns[list(wait.rows)].max()) + WAKE_UP_NS - wait.return_ns for wait in some)
 
     low, high = 0, LONGEST_PAUSE_NS

@@ -27,6 +27,7 @@ SIZE_LIMIT = 2.0**40
 STEPS_PER_OCTAVE = 8  # durations of stand-ins are told apart to 9 %
 REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
 DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one token over the cache
+DECODE_ROWS = 256  # a step of so few tokens decodes
 OPERATIONS = (
     ("reduce_?scatter", CollectiveOp.REDUCE_SCATTER),
     ("all_?gather", CollectiveOp.ALL_GATHER),
@@ -51,7 +52,8 @@ class Jobs:
     """What rows of work do: ``job`` indexes ``works``, -1 where no kernel runs (copies over PCIe).
 
     ``by_shape`` rows have the sizes that the trace records; the others are stand-ins of their class that take as
-    long as was measured: a square product, a causal prefill, a copy, a collective of so many bytes.
+    long as was measured: a product (of as many rows as the recorded ones), attention of a prefill, or of a decode if
+    those rows are few, a copy, a collective of so many bytes.
     """
 
     works: tuple[Work, ...]
@@ -62,7 +64,8 @@ class Jobs:
 def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine) -> Jobs:
     """The job of each row on the GPU of the trace, ``target``."""
     work = capture.work
-    stand_in = _StandIns(target)
+    rows = [capture.matrices[one].m for one in work.matrix[work.matrix != NONE].tolist()]
+    stand_in = _StandIns(target, rows=round(float(np.median(rows))) if rows else None)
     known: dict[Work, int] = {}
     by_key: dict[tuple[int, ...], int] = {}
     by_shape = 0
@@ -94,15 +97,18 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine) -
 class _StandIns:
     """Works of a class that take a given time on one GPU."""
 
-    def __init__(self, target: Machine) -> None:
-        self.target = target
+    def __init__(self, target: Machine, *, rows: int | None) -> None:
+        self.target, self.rows = target, rows
         self.pricer = pricer_of(target)
         self.of = lru_cache(maxsize=None)(self._of)
 
     def _of(self, label: str, step: int) -> Work:
+        if label == "gemm" and self.rows is not None:
+            rows = self.rows
+            return self._sized(step, lambda n: GemmWork(m=rows, n=n, k=n), least=64, power=2)
         if label == "gemm":
             return self._sized(step, lambda n: GemmWork(m=n, n=n, k=n), least=64, power=3)
-        if label == "decode":
+        if label == "decode" or (label == "attention" and self.rows is not None and self.rows <= DECODE_ROWS):
             return self._sized(
                 step,
                 lambda n: AttentionWork(batch=64, q_len=1, kv_len=n, q_heads=32, kv_heads=8, head_dim=128, causal=True),

@@ -51,9 +51,8 @@ def print_replay(result: Replayed, console: Console) -> None:
     table = Table(title="one GPU a block, unions of intervals in us", title_justify="left")
     for name in ("rank", "", *(figure.removesuffix("_us") for figure in FIGURES)):
         table.add_column(name, justify="left" if not name else "right")
-    for measured, unchanged, simulated in zip(
-        result.measured, result.unchanged.ranks, result.simulated.ranks, strict=True
-    ):
+    three = zip(result.measured, result.unchanged.ranks, result.simulated.ranks, strict=True)
+    for measured, unchanged, simulated in three:
         _add(table, "measured", measured)
         _add(table, "replayed", unchanged)
         if result.simulated is not result.unchanged:

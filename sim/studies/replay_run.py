@@ -30,7 +30,9 @@ class Load:
 
     ``issue_ns``: when the host has launched it (``early``: before the trace began). ``blocks`` SMs are held if they
     are free, for as many rounds as ``tiles`` need on them (0: it keeps nobody out). ``needs_all``: it cannot start on
-    fewer. ``lead_ns`` passes after what it waited for, beyond ``pause_ns``.
+    fewer. ``lead_ns`` passes after what it waited for, beyond ``pause_ns``. ``rounds``, where given, are those in which
+    the durations were measured: in more of them, because a collective holds SMs, or fewer, a row takes so much longer
+    or shorter.
     """
 
     dur_ns: Ints
@@ -43,6 +45,7 @@ class Load:
     rank: Ints
     sms: int
     pause_ns: int
+    rounds: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +98,16 @@ class SmPool(BaseResource):  # type: ignore[misc]
                 return
             yield Timeout(env, moment - env.now)
 
+    def rounds(self, blocks: int, tiles: int) -> int:
+        """Rounds of ``tiles`` on what is free of ``blocks`` SMs; 0 if nothing is."""
+        sms = min(blocks, self.free())
+        return max(1, -(-tiles // sms)) if sms > 0 else 0
+
     def take(self, row: int, blocks: int, tiles: int, dur_ns: int) -> None:
         """Hold what is free of ``blocks`` SMs from now on, for ``dur_ns``, in equal rounds of ``tiles``."""
-        if (sms := min(blocks, self.free())) <= 0:
+        if not (rounds := self.rounds(blocks, tiles)):
             return
-        rounds = max(1, -(-tiles // sms))
+        sms = min(blocks, self.free())
         begin_ns = self._env.now
         self.holders[row] = _Holder(
             sms=sms,
@@ -114,6 +122,15 @@ class SmPool(BaseResource):  # type: ignore[misc]
     _do_get = _do_put
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Times:
+    """What a replay gives each row: start and end in nanoseconds, rounds of blocks (0 where it held no SMs)."""
+
+    start_ns: Ints
+    end_ns: Ints
+    rounds: Ints
+
+
 class _Meeting:
     """A collective on its way: ranks that are missing, and what fires when the last one is there."""
 
@@ -124,8 +141,8 @@ class _Meeting:
         self.together = Event(env)
 
 
-def replay(dag: Dag, load: Load, host: Sequence[HostWait] = ()) -> tuple[Ints, Ints]:
-    """Starts and ends of all rows of work, in nanoseconds.
+def replay(dag: Dag, load: Load, host: Sequence[HostWait] = ()) -> Times:
+    """Starts and ends of all rows of work.
 
     ``host`` in the order of ``return_ns``. Raises :class:`DeadlockError` where ranks meet in no common order.
     """
@@ -141,7 +158,8 @@ class _Run:
         self.dur_ns, self.issue_ns, self.lead_ns = load.dur_ns.tolist(), load.issue_ns.tolist(), load.lead_ns.tolist()
         self.blocks, self.tiles, self.needs_all = load.blocks.tolist(), load.tiles.tolist(), load.needs_all.tolist()
         self.rank, self.collective = load.rank.tolist(), dag.collective.tolist()
-        self.start_ns, self.end_ns = [NONE] * len(self.rank), [NONE] * len(self.rank)
+        self.start_ns, self.end_ns, self.rounds = ([empty] * len(self.rank) for empty in (NONE, NONE, 0))
+        self.usual_rounds = [0] * len(self.rank) if load.rounds is None else load.rounds.tolist()
         self.wanted: dict[int, Event] = {}  # rows that somebody waits for
         self.before: dict[int, list[int]] = defaultdict(list)
         for before, after in zip(dag.before.tolist(), dag.after.tolist(), strict=True):
@@ -162,7 +180,7 @@ class _Run:
             epoch[mine] = np.searchsorted(returns_ns, load.issue_ns[mine], side="right")
         self.epoch = epoch.tolist()
 
-    def run(self) -> tuple[Ints, Ints]:
+    def run(self) -> Times:
         """Run until nothing is left."""
         for queue in self.dag.queues:
             self.env.process(self._stream(queue.tolist()))
@@ -178,7 +196,11 @@ class _Run:
                 f"{self.rank[stuck]} (collective {number}): ranks run their collectives in different orders: replay "
                 "one rank with --rank"
             )
-        return np.array(self.start_ns, dtype=np.int64), np.array(self.end_ns, dtype=np.int64)
+        return Times(
+            start_ns=np.array(self.start_ns, dtype=np.int64),
+            end_ns=np.array(self.end_ns, dtype=np.int64),
+            rounds=np.array(self.rounds, dtype=np.int64),
+        )
 
     def _stream(self, rows: list[int]) -> Generator[Event, None, None]:
         """Run a stream's work one after another: launch, waits, SMs, the other ranks, the end."""
@@ -207,10 +229,14 @@ class _Run:
                     yield meeting.together
                 else:
                     meeting.together.succeed()
+            dur_ns = self.dur_ns[row]
             if self.blocks[row]:
-                pool.take(row, self.blocks[row], self.tiles[row], self.dur_ns[row])
-            if self.dur_ns[row]:
-                yield Timeout(env, self.dur_ns[row])
+                rounds = self.rounds[row] = pool.rounds(self.blocks[row], self.tiles[row])
+                if rounds and (usual := self.usual_rounds[row]):
+                    dur_ns = dur_ns * rounds // usual
+                pool.take(row, self.blocks[row], self.tiles[row], dur_ns)
+            if dur_ns:
+                yield Timeout(env, dur_ns)
             pool.holders.pop(row, None)
             end_ns[row] = free_ns = env.now
             if row in self.wanted:
