@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
+from scipy.optimize import brentq
 
 from sim.studies.replay_run import HostWait, Load, replay
 from traces.capture import NONE, Capture, Category
@@ -18,7 +20,7 @@ from traces.rounds import rounds_of, sms_of
 # and a blocking call returns 8 us after its work (medians over the public traces: 0.3 to 2.2, 8 to 14 and 4 to 21 us).
 AFTER_LAUNCH_NS, AFTER_CALL_NS, WAKE_UP_NS = 1_500, 10_000, 8_000
 # Between kernels that queue: 0.8 to 1.5 us on V100, A100 and H100. Used where no blocking call tells.
-USUAL_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 4_000, 10
+USUAL_PAUSE_NS, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 300, 4_000, 10
 # A collective asks for SMs later than the kernels that the same event released: by 1.5 us where SMs are free, but it
 # loses them to a GEMM that comes 3.1 us later behind a memset (kineto_llama3-70b_sp_chunks4_w2_rank0, 16 cases).
 COLLECTIVE_LEAD_NS = 3_500
@@ -108,12 +110,12 @@ def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
         end_ns = replay(dag, load).end_ns
         return max(int(end_ns[list(wait.rows)].max()) + WAKE_UP_NS - wait.return_ns for wait in some)
 
-    low, high = 0, LONGEST_PAUSE_NS
-    if telling and late_ns(replace(load, pause_ns=high), telling) > 0:
-        while high - low > PAUSE_STEP_NS:
-            middle = (low + high) // 2
-            low, high = (middle, high) if late_ns(replace(load, pause_ns=middle), telling) <= 0 else (low, middle)
-        load = replace(load, pause_ns=low)
+    @cache
+    def late_with(pause_ns: float) -> int:
+        return late_ns(replace(load, pause_ns=round(pause_ns)), telling)
+
+    if telling and late_with(SHORTEST_PAUSE_NS) < 0 < late_with(LONGEST_PAUSE_NS):
+        load = replace(load, pause_ns=round(brentq(late_with, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS, xtol=PAUSE_STEP_NS)))
     for rank in {wait.rank for wait in before}:
         first = next(wait for wait in before if wait.rank == rank)
         moved = load.early & (load.rank == rank)

@@ -6,6 +6,7 @@ a trace were measured with their neighbours running. Sharing would be charged tw
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -187,7 +188,13 @@ class _Run:
         for rank, waits in self.waits.items():
             if waits:
                 self.env.process(self._host(rank))
-        self.env.run()
+        collecting = gc.isenabled()
+        gc.disable()  # nothing the loop makes is cyclic
+        try:
+            self.env.run()
+        finally:
+            if collecting:
+                gc.enable()
         if NONE in self.end_ns:
             stuck = self.end_ns.index(NONE)
             number = self.collective[stuck]
