@@ -11,7 +11,7 @@ import numpy as np
 from hardware.catalog import load_gpu
 from hardware.profile import BASE_GPU, profile_for
 from sim.machine import Machine, machine
-from sim.studies.replay_changes import Changes, ReplayError, changed
+from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
 from sim.studies.replay_load import fitted, host_waits, load_of, with_lags
 from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, with_ctas
 from sim.studies.replay_run import HostWait, Load, Times, replay
@@ -23,6 +23,7 @@ from traces.records import Floats, Ints
 from traces.summary import RankTimes, summarise
 
 LIMIT_STEP_W = 1.0
+BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what runs beside what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,6 +95,7 @@ def replay_capture(
     simulated = unchanged
     if not changes.none:
         run.waits, run.load = with_lags(waits, times.end_ns), replace(load, rounds=times.rounds)
+        run.beside = beside_products(load, times.start_ns, times.end_ns)
         simulated = run.under(changes)
     return Replayed(
         capture=capture,
@@ -122,6 +124,7 @@ class _Setting:
         self.base = None if target is None or jobs is None else priced(jobs, target, target.limits.fast_limit_w)
 
         group = np.array([args.group_size for args in capture.collectives] + [NONE])[capture.work.collective]
+        self.beside = np.zeros(len(capture.work))
         self.lonely = group > len(capture.ranks)  # collectives with ranks that were not captured
 
     def under(self, changes: Changes) -> Outcome:
@@ -152,17 +155,25 @@ class _Setting:
         return outcome
 
     def _run(self, changes: Changes, target: Machine | None, prices: Priced | None) -> Outcome:
-        load = self.load
+        load, beside = self.load, self.beside.copy()
         if prices is not None and self.base is not None:
             dur_ns = load.dur_ns.astype(np.float64)
             if changes.launch == "graph":  # ranks are launched together: none waits for one that the trace lacks
-                dur_ns[self.lonely] = np.fmin(dur_ns, self.base.time_s * 1e9)[self.lonely]
+                waited = self.lonely & (dur_ns > self.base.time_s * 1e9)
+                dur_ns[waited], beside[waited] = self.base.time_s[waited] * 1e9, 0.0
             factor = np.nan_to_num(prices.time_s / self.base.time_s, nan=1.0)
             load = replace(load, dur_ns=np.rint(dur_ns * factor).astype(np.int64))
         gpu = target.gpu if target is not None else load_gpu(BASE_GPU)
         pause_ns = round(profile_for(gpu).launch.graph_gap_s * 1e9)
         dag, load, waits = changed(changes, self.classes, self.dag, load, self.waits, graph_pause_ns=pause_ns)
-        return self.outcome(load, replay(dag, load, waits), target, prices)
+        times = replay(dag, load, waits)
+        for _ in range(BESIDE_ROUNDS if prices is not None else 0):
+            assert prices is not None
+            now = beside_products(load, times.start_ns, times.end_ns)
+            stretch = (1.0 + (prices.beside - 1.0) * now) / (1.0 + (prices.beside - 1.0) * beside)
+            load = replace(load, dur_ns=np.rint(load.dur_ns * shared_by(stretch, dag.collective)).astype(np.int64))
+            times, beside = replay(dag, load, waits), now
+        return self.outcome(load, times, target, prices)
 
     def outcome(self, load: Load, times: Times, target: Machine | None, prices: Priced | None) -> Outcome:
         """What a run of ``load`` amounts to."""
@@ -189,6 +200,18 @@ def cost_of_collectives(dur_ns: Ints, collective: Ints) -> Ints:
     cost_ns = dur_ns.copy()
     cost_ns[members] = least[collective[members]]
     return cost_ns
+
+
+def shared_by(factor: Floats, collective: Ints) -> Floats:
+    """``factor`` of each row, in a collective the largest of its ranks."""
+    members = np.flatnonzero(collective != NONE)
+    if not len(members):
+        return factor
+    most = np.zeros(int(collective.max()) + 1)
+    np.maximum.at(most, collective[members], factor[members])
+    found = factor.copy()
+    found[members] = most[collective[members]]
+    return found
 
 
 def timed(

@@ -14,6 +14,8 @@ from sim.errors import SimError
 from sim.studies.replay_run import HostWait, Load
 from traces.classify import COMMUNICATION, Classes
 from traces.dag import Dag
+from traces.intervals import union
+from traces.records import Floats, Ints
 
 
 class ReplayError(SimError):
@@ -96,6 +98,23 @@ def changed(
         at_once = replace(load, issue_ns=np.full_like(load.issue_ns, load.issue_ns.min()), pause_ns=graph_pause_ns)
         return (merged(dag, load) if changes.merge_streams else dag), at_once, []
     return (merged(dag, load) if changes.merge_streams else dag), load, waits
+
+
+def beside_products(load: Load, start_ns: Ints, end_ns: Ints) -> Floats:
+    """The share of each collective's time, once all ranks are there, in which products ran beside it; 0 for others."""
+    share = np.zeros(len(load.rank))
+    for rank in np.unique(load.rank):
+        mine = load.rank == rank
+        products = mine & (load.blocks > 0) & ~load.needs_all
+        talks = np.flatnonzero(mine & load.needs_all & (load.dur_ns > 0))
+        begins, ends = union(start_ns[products], end_ns[products])
+        if not len(begins):
+            continue
+        moments = np.stack([begins, ends], axis=1).reshape(-1)
+        covered = np.stack([np.cumsum(ends - begins) - (ends - begins), np.cumsum(ends - begins)], axis=1).reshape(-1)
+        since, until = (np.interp(at, moments, covered) for at in (end_ns[talks] - load.dur_ns[talks], end_ns[talks]))
+        share[talks] = (until - since) / load.dur_ns[talks]
+    return share
 
 
 def merged(dag: Dag, load: Load) -> Dag:

@@ -170,26 +170,30 @@ def point_of(terms: KernelTerms, target: Machine, limit_w: float) -> OperatingPo
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Priced:
-    """Each row's time by law (s; NaN without a job), watts beyond idle at its clock, waiting for others, and idle."""
+    """Each row's time by law (s; NaN without a job), watts beyond idle at its clock, waiting for others, and idle.
+
+    ``beside``: how many times as long it takes while products run beside it.
+    """
 
     time_s: Floats
     dynamic_w: Floats
     waiting_w: Floats
     idle_w: Floats
+    beside: Floats
 
 
 def priced(jobs: Jobs, target: Machine, limit_w: float) -> Priced:
     """``jobs`` on ``target`` where no kernel may draw more than ``limit_w``."""
     pricer = pricer_of(target)
     highest_hz = target.model.max_clock_hz
-    table = np.full((len(jobs.works) + 1, 4), (math.nan, 0.0, 0.0, target.curve.idle_w(highest_hz)))
+    table = np.full((len(jobs.works) + 1, 5), (math.nan, 0.0, 0.0, target.curve.idle_w(highest_hz), 1.0))
     for number, work in enumerate(jobs.works):
         terms = pricer.terms(work)
         at = point_of(terms, target, limit_w)
         idle_w = target.curve.idle_w(at.sm_clock_hz)
-        table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w
-    time_s, dynamic_w, waiting_w, idle_w = table[jobs.job].T
-    return Priced(time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w)
+        table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w, terms.beside_slowdown
+    time_s, dynamic_w, waiting_w, idle_w, beside = table[jobs.job].T
+    return Priced(time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w, beside=beside)
 
 
 def energy_j(
