@@ -84,7 +84,8 @@ def changed(
         dur_ns[classes.is_class(cls)] /= factor
     load = replace(load, dur_ns=np.rint(dur_ns).astype(np.int64))
     if changes.ctas is not None:
-        load = replace(load, blocks=np.where(load.needs_all, changes.ctas, load.blocks))
+        blocks, tiles = (np.where(load.needs_all, changes.ctas, column) for column in (load.blocks, load.tiles))
+        load = replace(load, blocks=blocks, tiles=tiles)
     if changes.hide_communication:
         talks = classes.is_class(COMMUNICATION)
         load = replace(

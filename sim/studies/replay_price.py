@@ -21,8 +21,12 @@ from traces.intervals import length
 from traces.records import Floats, Ints
 from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
 
-# Names of devices that NVML spells otherwise than profilers do.
-PROFILER_IDS = {"AMD Instinct MI300X": "mi300x-192gb"}
+# Devices in traces that NVML spells otherwise, or that differ from a catalog entry in the size of memory alone.
+PROFILER_IDS = {
+    "AMD Instinct MI300X": "mi300x-192gb",
+    "NVIDIA A100-PG509-200": "a100-sxm-40gb",
+    "Tesla V100-SXM2-16GB": "v100-sxm2-32gb",
+}
 SIZE_LIMIT = 2.0**40
 STEPS_PER_OCTAVE = 8  # durations of stand-ins are told apart to 9 %
 REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
