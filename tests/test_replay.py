@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sim.runner import simulate
 from sim.studies.replay import replay_capture, replay_trace
+from sim.trace import write_timeline
 from tests.traces_kit import REAL, kernel, launch, needs_real, write
 from traces.capture import NONE, Capture
 from traces.classify import classify
@@ -89,3 +91,14 @@ def test_work_without_a_launch_keeps_its_place(tmp_path: Path) -> None:
     work = replay_trace([write(tmp_path / "t.json", events)]).simulated.capture.work
     assert work.launch.tolist()[:2] == [NONE, NONE]
     assert np.diff(work.start_ns).min() > 0
+
+
+def test_a_trace_of_ours_without_host_calls_replays_too(tmp_path: Path) -> None:
+    """Its waits are guessed from times, its SMs are not recorded: within 2 %."""
+    run = simulate(
+        model="llama3-70b", layers=1, tp=2, seq_len=2048, lm_head=False, sequence_parallel=True, overlap_chunks=2
+    )
+    result = replay_trace([write_timeline(run, tmp_path / "ours.json.gz")])
+    assert result.dag.counts["launch"]["count"] == 0
+    assert result.dag.counts["inferred"]["confidence"] <= 0.8
+    assert result.simulated.ranks[0].span_us == pytest.approx(run.latency_s * 1e6, rel=0.02)

@@ -10,8 +10,11 @@ import numpy as np
 from traces.capture import NONE, Capture
 from traces.classify import Classes
 from traces.collectives import match_collectives
+from traces.edges import coincidences
 from traces.host_order import host_edges
 from traces.records import Floats, Ints
+
+COINCIDENCE = 0.8  # the most that times alone can say
 
 
 class EdgeKind(IntEnum):
@@ -44,7 +47,9 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
     """What a replay may know of ``capture`` beside durations and host calls.
 
     Streams go in the order of their launches; work without a launch was launched before the trace began, or with
-    its graph, and keeps its place in the order that the stream showed. No other use is made of a kernel's start.
+    its graph, and keeps its place in the order that the stream showed. Of such work on several streams the host's calls
+    tell no waits: there, and only there, edges are guessed from times, where work of one stream began as that of
+    another ended. No other use is made of a kernel's start.
     """
     work, calls = capture.work, capture.calls
     known = work.launch != NONE
@@ -57,7 +62,10 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
         latest = np.maximum.accumulate(launched[rows])
         queues.append(rows[np.argsort(np.where(known[rows], launched[rows], latest), kind="stable")])
     edges = host_edges(capture, classes)
-    sure = np.array([edge.confidence for edge in edges])
+    before, after, sure = _unlaunched_edges(capture)
+    before = np.append(before, np.array([edge.before for edge in edges], dtype=np.int64))
+    after = np.append(after, np.array([edge.after for edge in edges], dtype=np.int64))
+    sure = np.append(sure, np.array([edge.confidence for edge in edges]))
     collective = match_collectives(capture, classes)
     members = int((collective != NONE).sum())
 
@@ -66,8 +74,8 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
 
     return Dag(
         queues=queues,
-        before=np.array([edge.before for edge in edges], dtype=np.int64),
-        after=np.array([edge.after for edge in edges], dtype=np.int64),
+        before=before,
+        after=after,
         confidence=sure,
         collective=collective,
         counts={
@@ -78,3 +86,15 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
             "collective": counted(members - len(np.unique(collective[collective != NONE]))),
         },
     )
+
+
+def _unlaunched_edges(capture: Capture) -> tuple[Ints, Ints, Floats]:
+    """Coincidences within one graph, or among work without launches, where that runs on several streams."""
+    work = capture.work
+    silent = (work.launch == NONE) | (work.graph != NONE)
+    streams = np.unique(np.stack([work.rank, work.graph, work.stream])[:, silent], axis=1)
+    if not (np.unique(streams[:2], axis=1, return_counts=True)[1] > 1).any():
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0)
+    before, after, _, sure = coincidences(capture)
+    kept = silent[before] & silent[after] & (work.graph[before] == work.graph[after]) & (sure > 0.0)
+    return before[kept], after[kept], np.minimum(sure[kept], COINCIDENCE)

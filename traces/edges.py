@@ -51,7 +51,7 @@ def edges_of(capture: Capture) -> Edges:
     4 us of the end of another stream's work, while its own stream had been idle and its launch was early, is
     taken to have waited for it, with a confidence that falls with the pause.
     """
-    parts = [_stream_edges(capture), _wait_edges(capture), _inferred_edges(capture)]
+    parts = [_stream_edges(capture), _wait_edges(capture), coincidences(capture)]
     before, after, kind, confidence = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return Edges(before=before, after=after, kind=kind, confidence=confidence)
 
@@ -116,7 +116,8 @@ def _wait_edges(capture: Capture) -> Columns:
     return _columns(before, after, EdgeKind.WAIT, 1.0)
 
 
-def _inferred_edges(capture: Capture) -> Columns:
+def coincidences(capture: Capture) -> Columns:
+    """Edges that only times suggest: before, after, kind, confidence."""
     work, calls = capture.work, capture.calls
     before, after = stream_order(capture)
     idle_since = np.full(len(work), np.iinfo(np.int64).min)
