@@ -119,9 +119,10 @@ def _dur_of(outcome: Outcome, name: str) -> int:
     [
         ({"faster": {"gem": 2.0}}, "faster = gem=2: no such class in the trace: did you mean 'gemm'?"),
         ({"faster": {"gemm": 0.0}}, "faster = gemm=0: give a factor above 0, like gemm=2"),
+        ({"ctas": 200}, "ctas = 200: h100-sxm-80gb has 132 SMs: give at most as many"),
     ],
 )
-def test_wishes_that_cannot_be_met_are_named(step: Path, changes: dict[str, dict[str, float]], message: str) -> None:
+def test_wishes_that_cannot_be_met_are_named(step: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ReplayError) as error:
         replay_trace([step], Changes(**changes))  # type: ignore[arg-type]
     assert str(error.value) == message

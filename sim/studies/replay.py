@@ -40,7 +40,7 @@ class Outcome:
         """Mean power of one GPU."""
         if self.energy_j is None:
             return None
-        return self.energy_j / sum(times.span_us * 1e-6 for times in self.ranks)
+        return self.energy_j / max(sum(times.span_us for times in self.ranks) * 1e-6, 1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,6 +136,8 @@ class _Setting:
         target = machine(
             changes.gpu or self.target.gpu.id, None, 1, changes.power_cap_w, False, changes.sm_clock_mhz, False
         )
+        if changes.ctas is not None and changes.ctas > target.gpu.sms:
+            raise ReplayError(f"ctas = {changes.ctas}: {target.gpu.id} has {target.gpu.sms} SMs: give at most as many")
         jobs = self.jobs if changes.ctas is None else with_ctas(self.jobs, changes.ctas)
 
         def at(limit_w: float) -> Outcome:
