@@ -181,9 +181,9 @@ class _Setting:
         """What a run of ``load`` amounts to."""
         start_ns, end_ns, own_j, whole_j = times.start_ns, times.end_ns, None, None
         if target is not None and prices is not None:
-            own_j, whole_j = energy_j(
-                self.capture, prices, target, start_ns=start_ns, end_ns=end_ns, dur_ns=load.dur_ns
-            )
+            # Beyond its law's time, a collective of ranks that were not captured waits for them.
+            works_ns = np.where(self.lonely, np.fmin(load.dur_ns, prices.time_s * 1e9), load.dur_ns)
+            own_j, whole_j = energy_j(self.capture, prices, target, start_ns=start_ns, end_ns=end_ns, works_ns=works_ns)
         capture, classes = timed(self.capture, self.classes, start_ns, end_ns, own_j)
         return Outcome(capture=capture, classes=classes, ranks=summarise(capture, classes).ranks, energy_j=whole_j)
 

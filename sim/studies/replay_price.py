@@ -201,14 +201,14 @@ def priced(jobs: Jobs, target: Machine, limit_w: float) -> Priced:
 
 
 def energy_j(
-    capture: Capture, prices: Priced, target: Machine, *, start_ns: Ints, end_ns: Ints, dur_ns: Ints
+    capture: Capture, prices: Priced, target: Machine, *, start_ns: Ints, end_ns: Ints, works_ns: Floats
 ) -> tuple[Floats, float]:
     """Joules of each row beyond idle, and of all GPUs with idle between first and last work of each rank.
 
-    A row that takes longer than ``dur_ns`` waits for other ranks. Idle power is that at the clock of what runs; at
+    A row that takes longer than ``works_ns`` waits for other ranks. Idle power is that at the clock of what runs; at
     the highest clock where nothing does.
     """
-    own_j = (prices.dynamic_w * dur_ns + prices.waiting_w * (end_ns - start_ns - dur_ns)) * 1e-9
+    own_j = (prices.dynamic_w * works_ns + prices.waiting_w * (end_ns - start_ns - works_ns)) * 1e-9
     whole_j = float(own_j.sum())
     for rank in capture.ranks:
         mine = capture.work.rank == rank
