@@ -58,13 +58,21 @@ def print_replay(result: Replayed, console: Console) -> None:
         if result.simulated is not result.unchanged:
             _add(table, "changed", simulated)
     console.print(table)
-    if result.unchanged.energy_j is not None and result.simulated.energy_j is not None:
+    outcomes = {"replayed": result.unchanged} | (
+        {"changed": result.simulated} if result.simulated is not result.unchanged else {}
+    )
+    known = [
+        f"{label} {outcome.energy_j:.4g} J ({outcome.power_w:.0f} W a GPU)"
+        for label, outcome in outcomes.items() if outcome.energy_j is not None
+    ]  # fmt: skip
+    if known:
         console.print(
-            f"energy of all GPUs by the laws of {result.gpu} ({result.status}): {result.unchanged.energy_j:.4g} J "
-            f"({result.unchanged.power_w:.0f} W a GPU) replayed, {result.simulated.energy_j:.4g} J "
-            f"({result.simulated.power_w:.0f} W) changed; {result.by_shape:,} kernels priced by recorded shape",
+            f"energy of all GPUs: {', '.join(known)}; by the laws of {result.gpu} ({result.status}), "
+            f"{result.by_shape:,} kernels by recorded shape",
             highlight=False,
         )
+    for row in result.capture.findings:
+        console.print(f"{row.rule}: {row.count:,} (first: {row.first}): {row.remedy}", markup=False, highlight=False)
 
 
 def _add(table: Table, label: str, times: RankTimes) -> None:
