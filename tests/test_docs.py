@@ -14,7 +14,8 @@ from workloads.model import parse_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = (
-    "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs", "replay",
+    "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs",
+    "replay",
 )  # fmt: skip
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in DOCS))
 
