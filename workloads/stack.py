@@ -19,6 +19,7 @@ class Stack:
     validated: str | None
     fused_add_norm: bool
     fused_weights: bool
+    fused_gate: bool
     kv_copies: bool
     qk_norm: bool
     eager: bool = False
@@ -32,6 +33,7 @@ STACKS = {
             validated="our own H100 measurements (model_step records)",
             fused_add_norm=True,
             fused_weights=True,
+            fused_gate=True,
             kv_copies=True,
             qk_norm=False,  # what was measured as qwen3-30b-a3b had no kernel for it
         ),
@@ -40,6 +42,7 @@ STACKS = {
             validated=None,
             fused_add_norm=False,
             fused_weights=False,
+            fused_gate=False,
             kv_copies=True,
             qk_norm=True,
         ),
@@ -48,6 +51,7 @@ STACKS = {
             validated=None,
             fused_add_norm=False,
             fused_weights=False,
+            fused_gate=False,
             kv_copies=True,
             qk_norm=True,
             eager=True,
@@ -57,6 +61,7 @@ STACKS = {
             validated=None,
             fused_add_norm=True,
             fused_weights=True,
+            fused_gate=True,
             kv_copies=False,
             qk_norm=True,
         ),

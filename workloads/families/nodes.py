@@ -103,7 +103,13 @@ def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kern
             return [elementwise_kernel(node.name, node.op, tokens * heads, model.head_dim, moved)]
         case Elementwise.SILU_MUL:
             width = shape.local_sizes(node.axis)[node.axis]
-            return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
+            if stack.fused_gate:
+                return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
+            # silu reads and writes one array and costs what any activation does
+            return [
+                elementwise_kernel(f"{node.name}.silu", Elementwise.GELU, tokens, width, 2 * tokens * width * element),
+                elementwise_kernel(f"{node.name}.mul", node.op, tokens, width, 3 * tokens * width * element),
+            ]
         case Elementwise.GELU | Elementwise.GELU_TANH | Elementwise.RELU:
             width = shape.local_sizes(node.axis)[node.axis]
             return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]

@@ -1,0 +1,1 @@
+"""The published questions, one reproducible study each: a page under docs/studies by one command each."""

@@ -1,0 +1,53 @@
+"""The published questions: what their studies count adds up, and bends the way physics says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.studies.questions import fusion
+from sim.studies.questions.page import command
+
+H100 = "h100-sxm-80gb"
+
+
+def test_parts_of_a_fusion_saving_add_up_to_it() -> None:
+    one = fusion.saving(H100, "prefill", "graph", 1, 4096)
+    assert sum(one.parts.values()) == pytest.approx(one.energy, abs=1e-12)
+    assert one.parts["other"] < 0.2 * one.energy
+
+
+def test_fusion_saves_more_of_short_work_and_most_where_the_host_holds_the_step_back() -> None:
+    short, long = (fusion.saving(H100, "prefill", "graph", 1, tokens) for tokens in (256, 4096))
+    assert short.energy > long.energy > 0.0
+    graph, eager = (fusion.saving(H100, "decode", launch, 1, 1024) for launch in ("graph", "eager"))
+    assert eager.energy > 2 * graph.energy > 0.0
+    # At the power cap joules follow seconds; below it a busier GPU draws more.
+    assert long.energy == pytest.approx(long.time, rel=0.1)
+    assert graph.time > 1.5 * graph.energy
+    # Six kernels a layer are gone: sum, two of three products, one of two, the other sum, the gate.
+    assert graph.kernels[0] - graph.kernels[1] == 6 * 80
+
+
+def test_fusion_page_holds_every_case_and_both_verdicts() -> None:
+    text = fusion.page(fusion.CASES[:1] + fusion.CASES[5:6])
+    assert text.count("| H100 |") == text.count("| A100 |") == 2
+    assert "- Prefill on `h100-sxm-80gb`: " in text and "- Decode on `a100-sxm-80gb`: " in text
+    assert all(word in text for word in ("4.37 %", "8.18 %"))
+
+
+def test_a_page_is_written_whole_or_its_error_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("fusion", lambda: "text\n", ["--out", str(tmp_path / "page.md")]) == 0
+    assert (tmp_path / "page.md").read_text() == "text\n"
+    assert command("fusion", lambda: "text\n", ["--out", str(tmp_path / "none" / "page.md")]) == 2
+    assert capsys.readouterr().err.startswith("fusion: cannot write ")
+
+
+def test_a_study_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sim.studies.questions.fusion", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--out" in done.stdout
