@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.studies.questions import fusion
+from sim.studies.questions import fusion, spread
 from sim.studies.questions.page import command
 
 H100 = "h100-sxm-80gb"
@@ -51,3 +51,20 @@ def test_a_study_runs_as_a_module() -> None:
         [sys.executable, "-m", "sim.studies.questions.fusion", "--help"], capture_output=True, text=True, check=True
     )
     assert "--out" in done.stdout
+
+
+def test_decode_spreads_with_batch_and_prefill_hardly() -> None:
+    prefill, decode = (spread.points(H100, phase, (1, 16)) for phase in ("prefill", "decode"))
+    # A step reads each weight once: sixteen sequences come nearly for one, never for less.
+    by_batch = spread.spreads(decode, lambda point: (point.tp, point.seq_len))
+    assert 16.0 > max(by_batch) > 12.0
+    assert spread.spread(decode) >= max(by_batch)
+    assert spread.spread(prefill) < 2.5
+    # GPUs that move data draw less than GPUs that multiply.
+    assert all(0.0 < point.all_reduce < point.all_reduce_time < 1.0 for point in (*prefill, *decode))
+
+
+def test_spread_page_says_what_is_published_and_what_ours_is() -> None:
+    text = spread.page((("decode", (1, 64)),))
+    assert text.count("published up to 52.9 times, ours up to ") == len(spread.GPUS)
+    assert text.count("23.0% is above ours") == len(spread.GPUS)
