@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.studies.questions import fusion, spread
+from sim.studies.questions import fusion, optima, spread
 from sim.studies.questions.page import command
 
 H100 = "h100-sxm-80gb"
@@ -68,3 +68,23 @@ def test_spread_page_says_what_is_published_and_what_ours_is() -> None:
     text = spread.page((("decode", (1, 64)),))
     assert text.count("published up to 52.9 times, ours up to ") == len(spread.GPUS)
     assert text.count("23.0% is above ours") == len(spread.GPUS)
+
+
+def test_quickest_and_most_frugal_layout_part_less_the_more_idle_gpus_cost() -> None:
+    runs = [optima.costs(H100, "llama3-8b", batch, 512, 64) for batch in (1, 16)]
+    requests = [run["request"] for run in runs]
+    assert all(len(layouts) == len(optima.LAYOUTS) for layouts in requests)
+    free = optima.optima(requests)
+    assert free.scenarios == 2 and free.differ == 1.0 and free.energy_excess > 0.2
+    # The more the waiting GPUs draw, the less it pays to leave them waiting.
+    waiting = [optima.optima(map(optima.whole_node(watts), requests)).energy_excess for watts in (0.0, 100.0, 400.0)]
+    assert waiting[0] == pytest.approx(free.energy_excess) and waiting[0] > waiting[1] > waiting[2]
+    frugal = optima.optima(map(optima.whole_node(1e6), requests)).commonest[1]
+    assert frugal in optima.all_used(requests[0])
+    assert set(optima.all_used(requests[0])) == {(8, 1), (4, 2), (2, 4)}
+
+
+def test_layouts_that_lack_memory_for_the_cache_are_left_out_of_both_phases() -> None:
+    run = optima.costs(H100, "llama3-70b", 1, 512, 64)
+    assert set(run["prefill"]) == set(run["decode step"]) == set(run["request"])
+    assert (1, 1) not in run["request"] and (8, 1) in run["request"]
