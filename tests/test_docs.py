@@ -17,7 +17,13 @@ DOCS = (
     "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs",
     "replay",
 )  # fmt: skip
-PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in DOCS))
+STUDIES = ("fusion", "spread", "optima", "split")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in DOCS),
+    *(f"docs/studies/{s}.md" for s in STUDIES),
+)
 
 
 def test_every_toml_example_of_the_howto_is_what_it_claims() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from sim.studies.questions import fusion, optima, spread
+from hardware.catalog import load_gpu
+from sim.errors import MemoryShortError
+from sim.memory import check_memory
+from sim.scenario import Scenario
+from sim.studies.questions import fusion, optima, split, spread
 from sim.studies.questions.page import command
+from workloads import load_model
 
 H100 = "h100-sxm-80gb"
 
@@ -44,13 +47,6 @@ def test_a_page_is_written_whole_or_its_error_is_one_line(tmp_path: Path, capsys
     assert (tmp_path / "page.md").read_text() == "text\n"
     assert command("fusion", lambda: "text\n", ["--out", str(tmp_path / "none" / "page.md")]) == 2
     assert capsys.readouterr().err.startswith("fusion: cannot write ")
-
-
-def test_a_study_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sim.studies.questions.fusion", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "--out" in done.stdout
 
 
 def test_decode_spreads_with_batch_and_prefill_hardly() -> None:
@@ -88,3 +84,33 @@ def test_layouts_that_lack_memory_for_the_cache_are_left_out_of_both_phases() ->
     run = optima.costs(H100, "llama3-70b", 1, 512, 64)
     assert set(run["prefill"]) == set(run["decode step"]) == set(run["request"])
     assert (1, 1) not in run["request"] and (8, 1) in run["request"]
+
+
+def test_largest_batch_is_the_last_that_memory_holds() -> None:
+    batch = split.largest_batch(H100, 4, 4096 + 256)
+    fields = {"model": "llama3-70b", "gpu": H100, "tp": 4, "phase": "decode", "seq_len": 4096 + 256}
+    spec, model = load_gpu(H100), load_model("llama3-70b")
+    check_memory(Scenario.of(**fields, batch=batch), model, spec)
+    with pytest.raises(MemoryShortError):
+        check_memory(Scenario.of(**fields, batch=batch + 1), model, spec)
+    assert split.largest_batch(H100, 8, 4096 + 256) > 2 * batch  # weights take a smaller part
+
+
+def test_a_split_meets_its_limits_and_is_never_dearer_than_one_group_for_both_but_for_the_move() -> None:
+    found = split.split(H100, 1024, 256)
+    assert found.prefill.latency_s <= split.TTFT_S and found.decode.latency_s <= 255 * split.TPOT_S
+    together = sum(side.energy_j for side in found.together)
+    assert found.prefill.energy_j + found.decode.energy_j <= together <= sum(side.energy_j for side in found.free)
+    assert found.saving == pytest.approx(1 - found.energy_j / together)
+    # 320 KiB a token over NVLink: far from free in time, next to nothing in joules.
+    assert 0.0 < found.transfer.energy_j < 0.01 * found.energy_j
+    assert 1024 * 327_680 / 2 / 450e9 < found.transfer.time_s < 5e-3
+
+
+def test_prefill_wants_fewer_gpus_than_decode() -> None:
+    found = split.split(H100, 1024, 256)
+    assert found.prefill.tp < found.decode.tp
+    # Where the voltage falls no more, a lower clock only takes longer.
+    sides = {clock: split.decode_side(H100, 8, clock, 1024, 256) for clock in split.clocks(H100)}
+    energies = [side.energy_j for side in sides.values() if side is not None]
+    assert min(energies) < 0.8 * energies[0]
