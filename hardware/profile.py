@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +26,7 @@ from hardware.laws.grouped import GroupedCoefficients
 from hardware.power import PowerCurve
 
 Status = Literal["calibrated", "forecast", "uncalibrated"]
+Matrix = tuple[tuple[float, ...], ...]
 BASE_GPU = "h100-sxm-80gb"
 
 
@@ -57,13 +58,18 @@ class ChipSpread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a profile was fitted on and by which command."""
+    """What a profile was fitted on and by which command.
+
+    ``standard_errors`` are of coefficients (of logs where the name says ``log``); ``correlations`` of those of one
+    family, in their order.
+    """
 
     command: str
     date: str
     files: Mapping[str, str]
     row_digests: tuple[str, ...]
     standard_errors: Mapping[str, float]
+    correlations: Mapping[str, Matrix] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

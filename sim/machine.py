@@ -51,6 +51,33 @@ def machine(
     """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
     gpu = load_gpu(gpu_name)
     profile = profile_for(gpu) if profile_path is None else own_profile(gpu, Path(profile_path))
+    return _resolved(gpu, profile, node, world, power_cap_w, uncapped, sm_clock_mhz, stepped)
+
+
+def machine_with(scenario: Scenario, profile: Profile) -> Machine:
+    """The machine that ``scenario`` describes, but with ``profile``."""
+    return _resolved(
+        load_gpu(scenario.gpu),
+        profile,
+        scenario.node,
+        scenario.world,
+        scenario.power_cap_w,
+        scenario.uncapped,
+        scenario.sm_clock_mhz,
+        scenario.regime == "cold",
+    )
+
+
+def _resolved(
+    gpu: GpuSpec,
+    profile: Profile,
+    node: str | None,
+    world: int,
+    power_cap_w: float | None,
+    uncapped: bool,
+    sm_clock_mhz: float | None,
+    stepped: bool,
+) -> Machine:
     cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
     curve = profile.power_curve(gpu)
     if temperature_c is not None:

@@ -40,8 +40,17 @@ POLICY = frozenset(
 Progress = Callable[[str], None]
 
 
-def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None = None, **fields: Any) -> Timeline:
+def simulate(
+    scenario: Scenario | None = None,
+    /,
+    *,
+    progress: Progress | None = None,
+    target: Machine | None = None,
+    **fields: Any,
+) -> Timeline:
     """Simulate one scenario, given whole or as keywords, and return its :class:`Timeline`.
+
+    ``target`` takes the place of the machine that the scenario describes (its GPUs under another profile).
 
     >>> from sim import simulate
     >>> run = simulate(model="llama3-8b", gpu="h100-sxm-80gb", seq_len=512, layers=2)
@@ -54,7 +63,7 @@ def simulate(scenario: Scenario | None = None, /, *, progress: Progress | None =
         scenario = Scenario.parse({**scenario.model_dump(exclude_unset=True), **fields}, where="scenario")
     say = progress or (lambda _: None)
     say("building kernels")
-    target = machine_of(scenario, stepped=scenario.regime == "cold")
+    target = target or machine_of(scenario, stepped=scenario.regime == "cold")
     model = model_of(scenario)
     if not scenario.ignore_memory:
         check_memory(scenario, model, target.gpu)
@@ -196,7 +205,9 @@ def _work(request: _Request) -> Work:
     if request.work[-1]:
         assert scenario.output_len is not None
         contexts = tuple(context_knots(scenario.seq_len, scenario.output_len - 1))
-    program, tokens = build(scenario, request.model, contexts)
+    fields, model, _, knots = request.work
+    same = (fields, model, knots)  # what runs does not depend on the profile
+    program, tokens = _built(_Request(same, same, scenario, request.model, target), contexts)
     eager = scenario.launch == "eager"
     return Work(
         program=program,
@@ -205,6 +216,11 @@ def _work(request: _Request) -> Work:
         issue_s=target.profile.launch.host_issue_s if eager else None,
         contexts=contexts,
     )
+
+
+@lru_cache(maxsize=16)
+def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, int]:
+    return build(request.scenario, request.model, contexts)
 
 
 def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:

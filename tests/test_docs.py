@@ -17,7 +17,7 @@ DOCS = (
     "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs",
     "replay",
 )  # fmt: skip
-STUDIES = ("fusion", "spread", "optima", "split")
+STUDIES = ("fusion", "spread", "optima", "split", "uncertainty")
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",

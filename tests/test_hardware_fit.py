@@ -101,13 +101,17 @@ def test_coefficients_are_recovered_from_their_own_predictions() -> None:
         for length in (512, 2048, 8192)
         for kv_heads in (1, 8)
     ]
-    found, errors = fit_coefficients(
+    found, errors, correlation = fit_coefficients(
         rows, SETTING, DECODE_START, FREE_DECODE, lambda c, row: decode_terms_of(c, row, SETTING)
     )
     assert found.hbm_bytes_per_s == pytest.approx(truth.hbm_bytes_per_s, rel=0.01)
     assert found.floor_s == pytest.approx(truth.floor_s, rel=0.03)
     assert found.core_byte_energy_j == pytest.approx(truth.core_byte_energy_j, rel=0.05)
     assert errors["hbm_bytes_per_s"] < 0.02 < errors["split_s"]
+    told = np.array(correlation)
+    assert told.shape == (len(FREE_DECODE),) * 2 and np.all(np.diag(told) == 1.0) and np.all(told == told.T)
+    # Bytes cost energy in the core and watts in SMs that wait for them: what one takes the other loses.
+    assert told[FREE_DECODE.index("core_byte_energy_j"), FREE_DECODE.index("sm_power_w")] < -0.3
 
 
 def test_rows_below_the_cap_are_judged_at_the_maximum_clock() -> None:

@@ -62,7 +62,24 @@ class Held:
         ]
         return f"{self.family:<14}{self.left_out:<18}{len(latency):>5}{shown[0]}{shown[1]}"
 
+    def spread(self) -> dict[str, float | int]:
+        """How far 68 of 100 rows lie off, as logs: of the time, and of the mean power (``energy`` over time).
 
+        The collective's and the duty rows' ``energy`` is their mean power already.
+        """
+        time, energy = np.log1p(self.latency), np.log1p(self.energy)
+        power = energy if self.family.endswith("*") else energy - time
+        return {
+            "n": len(time),
+            "time": round(float(np.nanquantile(np.abs(time), ONE_SIGMA)), 4),
+            "power": round(float(np.nanquantile(np.abs(power), ONE_SIGMA)), 4),
+        }
+
+
+# Share of a normal variable within one standard deviation.
+ONE_SIGMA = 0.6827
+# Families whose name in profiles is another.
+PROFILE_NAMES = {"gemm bf16": "gemm.bf16", "gemm fp8": "gemm.fp8_e4m3", "grouped gemm": "grouped"}
 HEADER = (
     f"{'family':<14}{'left out':<18}{'n':>5}{'lat.mean':>8}{'median':>8}{'worst':>8}{'en.mean':>8}{'median':>8}"
     f"{'worst':>8}   (absolute error, %)"
@@ -273,12 +290,19 @@ def main() -> None:
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--spread", type=Path, help="write what 68 of 100 rows of each family lie within (TOML)")
     arguments = parser.parse_args()
     print(HEADER)
+    spreads = []
     for held in cross_validate(
         read_fit_records(record_files(arguments.records)), arguments.gpu, workers=arguments.workers
     ):
         print(held.line(), flush=True)
+        inside = ", ".join(f"{name} = {value}" for name, value in held.spread().items())
+        name = held.family.rstrip("*")
+        spreads.append(f'"{PROFILE_NAMES.get(name, name)}" = {{ {inside} }}\n')
+    if arguments.spread is not None:
+        arguments.spread.write_text(f"[{arguments.gpu}]\n" + "".join(spreads), encoding="utf-8")
     print("* collective, duty: mean power in place of energy; duty: slow over fast iteration time at true clocks")
 
 

@@ -152,6 +152,8 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
             files=files,
             row_digests=digests,
             standard_errors=errors,
+            correlations={"power": power.correlation}
+            | {name: family.correlation for name, family in families.items() if family.correlation},
         ),
         curve=power.curve,
         limits=limits.limits,

@@ -76,11 +76,13 @@ def fit_fp8(
 ) -> Family[GemmCoefficients]:
     """The law of 8-bit GEMMs from that of 16-bit ones; what is left is learnt from both types' rows."""
     gpu = setting.gpu
-    fp8, errors = fit_coefficients(rows, setting, bf16, FREE_FP8, lambda c, row: base_terms(c, row, gpu), priors=PRIORS)
+    fp8, errors, correlation = fit_coefficients(
+        rows, setting, bf16, FREE_FP8, lambda c, row: base_terms(c, row, gpu), priors=PRIORS
+    )
     both = [*rows, *bf16_rows]
     terms = [base_terms(c, row, gpu) for c, of in ((fp8, rows), (bf16, bf16_rows)) for row in of]
     corrections = learn_corrections(both, terms, [features_of(row) for row in both], setting, lengths=LENGTHS)
-    return Family(coefficients=fp8, corrections=corrections, errors=errors)
+    return Family(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
 
 
 def duty_anchors(rows: Sequence[Row]) -> list[tuple[Row, Row]]:

@@ -15,7 +15,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.correction import Correction
 from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, PowerCurve, point_at, steady_point
-from hardware.profile import Corrections
+from hardware.profile import Corrections, Matrix
 
 Row = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -32,11 +32,29 @@ RATIO_SIGMA = 0.004
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Generic[Coefficients]):
-    """One kernel family, fitted: its law's coefficients, learnt corrections, standard errors of the logs."""
+    """One kernel family, fitted: its law's coefficients, learnt corrections, standard errors of the logs.
+
+    ``correlation`` of the errors, in their order.
+    """
 
     coefficients: Coefficients
     corrections: Corrections
     errors: Mapping[str, float]
+    correlation: Matrix = ()
+
+
+def standard_errors(names: Sequence[str], covariance: Floats) -> tuple[dict[str, float], Matrix]:
+    """Standard errors by name, and the correlation of the errors in that order (rounded: it is stored).
+
+    >>> standard_errors(("a", "b"), np.array([[4.0, 1.0], [1.0, 1.0]]))
+    ({'a': 2.0, 'b': 1.0}, ((1.0, 0.5), (0.5, 1.0)))
+    """
+    errors = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(errors, errors)
+    return (
+        dict(zip(names, errors.tolist(), strict=True)),
+        tuple(tuple(round(float(v), 4) for v in row) for row in correlation),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +130,9 @@ def fit_family(
     energy: tuple[float, float] = (0.08, 0.03),
 ) -> Family[Coefficients]:
     """Coefficients by least squares, then corrections of what is left."""
-    coefficients, errors = fit_coefficients(rows, setting, start, free, terms_of, anchors=anchors, priors=priors)
+    coefficients, errors, correlation = fit_coefficients(
+        rows, setting, start, free, terms_of, anchors=anchors, priors=priors
+    )
     corrections = learn_corrections(
         rows,
         [terms_of(coefficients, row) for row in rows],
@@ -122,7 +142,7 @@ def fit_family(
         time=time,
         energy=energy,
     )
-    return Family(coefficients=coefficients, corrections=corrections, errors=errors)
+    return Family(coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation)
 
 
 def fit_coefficients(
@@ -134,7 +154,7 @@ def fit_coefficients(
     *,
     anchors: Sequence[tuple[Row, Row]] = (),
     priors: Mapping[str, float] | None = None,
-) -> tuple[Coefficients, dict[str, float]]:
+) -> tuple[Coefficients, dict[str, float], Matrix]:
     """Least squares on log time and log energy of ``rows`` at their settled points.
 
     ``anchors`` are pairs of rows of one shape at two true clocks (``clock_hz``): the ratio of their times says
@@ -178,8 +198,7 @@ def fit_coefficients(
         residual, x0, loss="soft_l1", bounds=(x0 - math.log(5), x0 + math.log(5)), diff_step=1e-3, max_nfev=40
     )
     covariance = np.linalg.pinv(solution.jac.T @ solution.jac)
-    errors = {name: float(math.sqrt(v)) for name, v in zip(free, np.diag(covariance), strict=True)}
-    return build(solution.x), errors
+    return build(solution.x), *standard_errors(free, covariance)
 
 
 def learn_corrections(

@@ -7,16 +7,17 @@ iteration costs at its clock from what the warm, idle GPU draws.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hardware.calibrate.fit_kit import Setting
+from hardware.calibrate.fit_kit import Setting, standard_errors
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
+from hardware.profile import Matrix
 
 Row = Mapping[str, Any]
 Chip = tuple[str, int]
@@ -41,7 +42,7 @@ _DUTY_SIGMA = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerFit:
-    """What duty and idle records say; standard errors beside each fitted figure.
+    """What duty and idle records say; standard errors beside each fitted figure, and their correlation.
 
     ``core_j`` is the energy above idle of one iteration of each work at the reference voltage, HBM apart.
     """
@@ -51,6 +52,7 @@ class PowerFit:
     chip_factors: Mapping[Chip, float]
     core_j: Mapping[str, float]
     errors: Mapping[str, float]
+    correlation: Matrix = ()
 
     def mean_power_w(self, row: Row) -> float:
         """Mean power of a duty row over bursts and pauses, from its iteration time, clock and temperature."""
@@ -130,8 +132,10 @@ def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
     start = np.concatenate([[1.6, 2.0, 80.0, 70.0, 50.0, 1.0], np.ones(len(chips) - 1), np.full(len(works), 300.0)])
     solution = least_squares(residual, start, x_scale=np.abs(start))
     degrees = len(duty) + len(idle) + 1 - len(start)
-    spread = np.sqrt(np.diag(np.linalg.inv(solution.jac.T @ solution.jac)) * 2 * solution.cost / degrees)
-    return built(solution.x, {n: float(e * unit) for n, e, unit in zip(names, spread, units, strict=False)})
+    covariance = np.linalg.inv(solution.jac.T @ solution.jac) * 2 * solution.cost / degrees
+    spread, correlation = standard_errors(names, covariance[:first_chip, :first_chip])
+    errors = {name: spread[name] * unit for name, unit in zip(names, units, strict=True)}
+    return replace(built(solution.x, errors), correlation=correlation)
 
 
 def setting_of(rows: Sequence[Row], gpu: GpuSpec, power: PowerFit) -> Setting:

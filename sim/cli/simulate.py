@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from sim.cli.outputs import HOW_TO_OPEN, Outputs, output_options
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @scenario_options
 @output_options
+@click.option("--uncertainty", is_flag=True, help="90 % intervals of latency and energy (some 30 more runs)")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
-def command(file: Path | None, outputs: Outputs, as_json: bool, quiet: bool, **fields: Any) -> None:
+def command(
+    file: Path | None, outputs: Outputs, uncertainty: bool, as_json: bool, quiet: bool, **fields: Any
+) -> None:
     """Simulate one scenario, given as flags, as a FILE (.toml, .json), or both (flags win)."""
     from rich.console import Console
 
@@ -37,11 +41,19 @@ def command(file: Path | None, outputs: Outputs, as_json: bool, quiet: bool, **f
     else:
         with stderr.status("building kernels") as status:
             run = simulate(scenario, progress=status.update)
+    found = None
+    if uncertainty:
+        from sim.studies.uncertainty import intervals
+
+        found = intervals(run)
     written = outputs.write(run)
     if as_json:
-        click.echo(json.dumps(summary(run) | {"trace": written.get("trace"), "files": written}, allow_nan=False))
+        extra = {"trace": written.get("trace"), "files": written} | ({"uncertainty": asdict(found)} if found else {})
+        click.echo(json.dumps(summary(run) | extra, allow_nan=False))
         return
     print_summary(run, wide_console())
+    if found is not None:
+        click.echo(f"\n{found}")
     for name, path in written.items():
         click.echo(f"\n{name}: {path}  ({HOW_TO_OPEN[name]})")
 

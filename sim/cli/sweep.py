@@ -17,10 +17,19 @@ import click
 @click.option("--address", help="scheduler of the cluster, such as tcp://10.0.0.1:8786")
 @click.option("--jobs", type=click.IntRange(1), help="processes on this machine [default: its cores]")
 @click.option("--fresh", is_flag=True, help="run again what FILE's table already has")
+@click.option("--uncertainty", is_flag=True, help="add 90 % intervals of latency and energy (some 30 runs a row)")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
-    file: Path, out: Path, backend: Any, address: str | None, jobs: int | None, fresh: bool, as_json: bool, quiet: bool
+    file: Path,
+    out: Path,
+    backend: Any,
+    address: str | None,
+    jobs: int | None,
+    fresh: bool,
+    uncertainty: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Run every scenario of a grid FILE (.toml, .json); the same command resumes what was interrupted."""
     from sim.errors import SimError
@@ -37,7 +46,12 @@ def command(
     with progress_bar(quiet) as progress:
         task = progress.add_task("simulating", total=len(grid.cases), failed=0)
         done = sweep(
-            grid, out, pool=pool, fresh=fresh, step=lambda n, failed: progress.update(task, completed=n, failed=failed)
+            grid,
+            out,
+            pool=pool,
+            fresh=fresh,
+            uncertainty=uncertainty,
+            step=lambda n, failed: progress.update(task, completed=n, failed=failed),
         )
     if as_json:
         counts = {name: getattr(done, name) for name in ("rows", "failed", "excluded", "resumed", "wall_s")}

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hardware.profile import Profile, load_profile
+from hardware.uncertainty import WEAK_LOG_ERROR
 from sim.errors import SimError
 from sim.output import write_atomically
 from sim.studies.fidelity_errors import (
@@ -21,7 +22,6 @@ from sim.studies.fidelity_errors import (
     PRIOR_LOG_ERROR,
     RESAMPLES,
     SEED,
-    WEAK_LOG_ERROR,
     gpus,
     group_errors,
     summarise,

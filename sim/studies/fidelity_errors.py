@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import bootstrap
 
 from hardware.profile import Profile
+from hardware.uncertainty import WEAK_LOG_ERROR
 from sim.studies.validate import Row
 
 # What splits a file into groups; a field that a row does not have leaves no trace in the group's name.
@@ -17,8 +18,6 @@ SEED = 20260101
 RESAMPLES = 9999
 # Fewer rows than this have no interval worth printing.
 MIN_ROWS = 5
-# A coefficient whose logarithm is known no better than this is called weakly identified (35 % either way).
-WEAK_LOG_ERROR = 0.3
 # The fits pull every logarithm to its start with this standard deviation (hardware/calibrate/fit_kit.py).
 PRIOR_LOG_ERROR = 1.0
 

@@ -89,14 +89,18 @@ def _checked(inputs: Inputs) -> Inputs:
     return known
 
 
-def _model_step(inputs: Inputs) -> Prediction:
+def scenario_of(inputs: Inputs) -> Scenario:
+    """The scenario that a whole-model row ran; :class:`NotPredicted` names a field that scenarios lack."""
     for field, value in inputs.items():
         # A degree or option that scenarios do not have yet would silently be left out of the prediction.
         if field not in Scenario.model_fields and field not in STEP_LABELS and value not in (None, False, 1):
             raise NotPredicted(f"{field} = {value!r} is not a field of scenarios yet")
     known = {k: v for k, v in inputs.items() if k in Scenario.model_fields and v is not None}
-    scenario = Scenario.parse(known | {"ignore_memory": True}, where="record")
-    run = simulate(scenario)
+    return Scenario.parse(known | {"ignore_memory": True}, where="record")
+
+
+def _model_step(inputs: Inputs) -> Prediction:
+    run = simulate(scenario_of(inputs))
     return Prediction(
         latency_s=run.latency_s,
         energy_j=run.energy_j,

@@ -19,7 +19,7 @@ from sim.errors import MemoryShortError, ScenarioError, SimError
 from sim.memory import check_memory
 from sim.scenario import Scenario, read_mapping
 from sim.studies.explore.conditions import FITS, Condition
-from sim.studies.explore.row import FIELDS, RESULTS
+from sim.studies.explore.row import FIELDS, INTERVALS, RESULTS
 from sim.video import model_of
 from workloads.errors import WorkloadError
 
@@ -164,7 +164,7 @@ def _cases(block: Block, base: Mapping[str, Any], texts: Sequence[str], place: s
             # Scenario knows the nearest key.
             Scenario.parse({name: None}, where=place)
     fits = FITS in texts
-    conditions = [Condition.parse(text, known=FIELDS | RESULTS) for text in texts if text != FITS]
+    conditions = [Condition.parse(text, known=FIELDS | RESULTS | {*INTERVALS}) for text in texts if text != FITS]
     before = [condition for condition in conditions if condition.names <= FIELDS]
     after = tuple(condition for condition in conditions if not condition.names <= FIELDS)
     found: list[Case] = []

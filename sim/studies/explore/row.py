@@ -39,6 +39,8 @@ RESULTS = frozenset(
         *(f"energy_j_{family}" for family in FAMILIES),
     }
 )
+# Columns that a run with intervals adds: what 90 % of such runs should lie within (s, J).
+INTERVALS = ("latency_s_low", "latency_s_high", "energy_j_low", "energy_j_high")
 
 
 def row_id(fields: Mapping[str, Any]) -> str:
@@ -61,6 +63,14 @@ def full(fields: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {name: f.get_default() for name, f in Scenario.model_fields.items() if not f.is_required()}
         return {**defaults, **fields, "world": None}
     return scenario.model_dump(mode="json") | {"world": scenario.world}
+
+
+def interval_figures(run: Timeline) -> dict[str, float]:
+    """The columns of INTERVALS."""
+    from sim.studies.uncertainty import intervals  # the engine is not needed by whoever only reads a table
+
+    found = intervals(run)
+    return dict(zip(INTERVALS, (*found.latency_s, *found.energy_j), strict=True))
 
 
 def figures(run: Timeline) -> dict[str, Any]:

@@ -12,14 +12,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 from sim.errors import SimError
 from sim.studies.explore import workers
 from sim.studies.explore.grid import Case, Grid
-from sim.studies.explore.row import figures, full, row_id
+from sim.studies.explore.row import INTERVALS, figures, full, interval_figures, row_id
 from sim.studies.explore.table import read_rows, write_rows
 
 # A batch is what a worker takes and what a killed worker loses; its overhead is about 1 ms.
@@ -52,10 +52,12 @@ def sweep(
     *,
     pool: workers.Pool | None = None,
     fresh: bool = False,
+    uncertainty: bool = False,
     step: Step = lambda _done, _failed: None,
 ) -> Swept:
     """Run every case of ``grid`` that ``out`` (.parquet or .csv) or its journal lacks, and write the table.
 
+    ``uncertainty`` adds the columns of :data:`~sim.studies.explore.row.INTERVALS`, for some thirty more runs a row.
     ``step`` is told how many rows are done and how many of them failed. Raises :class:`SimError` when ``out`` cannot
     be written or workers die again and again; rows that fail carry their message in ``error``.
     """
@@ -63,6 +65,8 @@ def sweep(
     cases = {row_id(case.fields): case for case in grid.cases}
     journal = out.with_name(out.name + ".journal")
     known = {} if fresh else {i: row for i, row in _earlier(out, journal) if i in cases}
+    if uncertainty:
+        known = {i: row for i, row in known.items() if row["error"] is not None or row.get(INTERVALS[0]) is not None}
     failed = sum(row["error"] is not None for row in known.values())
     resumed = len(known)
     step(resumed, failed)
@@ -70,7 +74,7 @@ def sweep(
     if todo:
         reached = workers.connected(pool or workers.Pool())
         with _appending(journal, known.values()) as stream:
-            for lines in _finished(todo, reached):
+            for lines in _finished(todo, reached, partial(run_batch, uncertainty=uncertainty)):
                 stream.write("".join(lines).encode())
                 stream.flush()
                 rows = [json.loads(line) for line in lines]
@@ -85,10 +89,10 @@ def sweep(
     )
 
 
-def run_batch(batch: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def run_batch(batch: Sequence[tuple[str, Mapping[str, Any]]], *, uncertainty: bool = False) -> list[str]:
     """What a worker does: one JSON line a scenario. A scenario that fails is a line too, with its error."""
     _settle_in()
-    return [json.dumps(_row(i, fields)) + "\n" for i, fields in batch]
+    return [json.dumps(_row(i, fields, uncertainty=uncertainty)) + "\n" for i, fields in batch]
 
 
 @cache
@@ -100,19 +104,24 @@ def _settle_in() -> None:
     gc.freeze()
 
 
-def _row(i: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _row(i: str, fields: Mapping[str, Any], *, uncertainty: bool) -> dict[str, Any]:
     # Imported here: the engine is not needed by whoever only reads a table.
     from sim.runner import simulate
 
     row = {"scenario_id": i, **full(fields), "error": None}
     try:
-        return row | figures(simulate(**fields))
+        run = simulate(**fields)
+        return row | figures(run) | (interval_figures(run) if uncertainty else {})
     except Exception as error:
         ours = type(error).__module__.split(".")[0] in ("sim", "hardware", "workloads")
         return row | {"error": str(error) if ours else f"{type(error).__name__}: {error}"}
 
 
-def _finished(todo: Sequence[tuple[str, Mapping[str, Any]]], pool: workers.Pool) -> Iterator[list[str]]:
+def _finished(
+    todo: Sequence[tuple[str, Mapping[str, Any]]],
+    pool: workers.Pool,
+    run: Callable[[Sequence[tuple[str, Mapping[str, Any]]]], list[str]],
+) -> Iterator[list[str]]:
     """Lines of batches as they come; when a worker dies, what it had is handed out again in smaller batches."""
     left = dict(todo)
     size = max(1, min(MAX_BATCH, len(left) // (pool.jobs * BATCHES_PER_WORKER)))
@@ -122,7 +131,7 @@ def _finished(todo: Sequence[tuple[str, Mapping[str, Any]]], pool: workers.Pool)
         batches = [items[at : at + size] for at in range(0, len(items), size)]
         before = len(left)
         try:
-            for lines in pool.map(run_batch, batches):
+            for lines in pool.map(run, batches):
                 for line in lines:
                     del left[json.loads(line)["scenario_id"]]
                 yield lines

@@ -12,7 +12,7 @@ import pandas as pd
 from sim.errors import SimError
 from sim.output import TABLE_ENDINGS, write_table
 from sim.scenario import Scenario
-from sim.studies.explore.row import RESULTS
+from sim.studies.explore.row import INTERVALS, RESULTS
 
 _SCHEMA = Scenario.model_json_schema()["properties"]
 # Columns of numbers; all others are text, or true and false.
@@ -20,7 +20,7 @@ NUMERIC = frozenset(
     name
     for name, schema in _SCHEMA.items()
     if {part.get("type") for part in schema.get("anyOf", [schema])} & {"integer", "number"}
-) | (RESULTS - {"status"} | {"world"})
+) | (RESULTS - {"status"} | {"world", *INTERVALS})
 
 
 def check_ending(path: Path) -> None:

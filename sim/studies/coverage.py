@@ -1,0 +1,156 @@
+"""Do the intervals hold what they say? ``python -m sim.studies.coverage FOLDER... --out docs/studies/uncertainty.md``.
+
+Whole-model rows, which no fit has seen, against the 90 % intervals of their predictions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hardware.profile import BASE_GPU
+from hardware.uncertainty import HOST_SLOWEST, SLOW_LIMIT_LOG_ERROR, STATUS_LOG_ERROR, WEAK_LOG_ERROR, left_out
+from sim.errors import SimError
+from sim.output import write_atomically
+from sim.runner import simulate
+from sim.studies.fidelity import record_files
+from sim.studies.fidelity_tables import percent, table
+from sim.studies.predict import scenario_of
+from sim.studies.records import read_records
+from sim.studies.uncertainty import DRAWS, LEVEL, SEED, intervals
+
+KINDS = frozenset({"model_step", "generate"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One row: its group, and for latency and energy whether the interval holds it and the half width (a share)."""
+
+    status: str
+    gpus: int
+    phase: str
+    latency: tuple[bool, float]
+    energy: tuple[bool, float] | None
+
+
+def held(paths: Sequence[Path]) -> list[Held]:
+    """Every whole-model row of ``paths`` once, by its inputs' own scenario."""
+    found: dict[str, Held] = {}
+    for path in paths:
+        for record in read_records(path):
+            if record.kind not in KINDS or record.digest in found:
+                continue
+            run = simulate(scenario_of({k: v for k, v in record.inputs.items() if v is not None}))
+            one, measured = intervals(run), record.measured
+            energy_j = measured.get("energy_j")
+            inside = one.holds(latency_s=measured["latency_s"], energy_j=energy_j or 0.0)
+            found[record.digest] = Held(
+                status=run.machine.status,
+                gpus=run.gpus,
+                phase=run.scenario.phase + (" (eager)" if run.scenario.launch == "eager" else ""),
+                latency=(inside[0], (one.latency_s[1] - one.latency_s[0]) / (2 * run.latency_s)),
+                energy=(inside[1], (one.energy_j[1] - one.energy_j[0]) / (2 * run.energy_j)) if energy_j else None,
+            )
+    return list(found.values())
+
+
+def coverage_table(rows: Sequence[Held]) -> str:
+    """Rows held and half widths by group, each status in all first."""
+    groups: dict[tuple[str, str, str], list[Held]] = {}
+    for row in rows:
+        groups.setdefault((row.status, "all", "all"), []).append(row)
+    for row in sorted(rows, key=lambda one: (one.status, one.gpus, one.phase)):
+        groups.setdefault((row.status, str(row.gpus), row.phase), []).append(row)
+    lines = []
+    for (status, gpus, phase), group in groups.items():
+        energies = [row.energy for row in group if row.energy is not None]
+        cells = [status, gpus, phase, str(len(group))]
+        for of in ([row.latency for row in group], energies):
+            inside, width = sum(hit for hit, _ in of), sum(w for _, w in of)
+            cells += (
+                [f"{inside} of {len(of)}", percent(inside / len(of)), percent(width / len(of))] if of else ["-"] * 3
+            )
+        lines.append(cells)
+    names = ("profile", "GPUs", "phase", "n", "latency held", "%", "half width %", "energy held", "%", "half width %")
+    return table(names, lines, left=3)
+
+
+def page(rows: Sequence[Held]) -> str:
+    """The page as Markdown."""
+    families = [(name, str(e.n), percent(e.time), percent(e.power)) for name, e in left_out(BASE_GPU).items()]
+    widened = (f"{percent(e)} % ({status})" for status, e in STATUS_LOG_ERROR.items() if e)
+    return PAGE.format(
+        draws=DRAWS,
+        seed=SEED,
+        level=f"{100 * LEVEL:.0f}",
+        coverage=coverage_table(rows),
+        weak=WEAK_LOG_ERROR,
+        families=table(("family", "rows", "time", "power"), families, left=1),
+        limit=percent(SLOW_LIMIT_LOG_ERROR),
+        slowest=HOST_SLOWEST,
+        widened=" and ".join(widened),
+    )
+
+
+PAGE = """# Intervals, and whether they hold
+
+Written by `python -m sim.studies.coverage FOLDER... --out docs/studies/uncertainty.md`; do not edit.
+
+`wattline simulate ... --uncertainty` runs a scenario {draws} times more, each time under a profile that the records
+allow as well as the fitted one, and prints what {level} % of such runs should lie within. The draw is a Latin hypercube
+with seed {seed}: equal calls give equal figures. `wattline sweep ... --uncertainty` adds the ends as columns.
+
+## Whole-model rows within their {level} % intervals
+
+No coefficient, and no figure of the next section, was fitted on these rows. *Half width*: mean over rows, as a share of
+the prediction. Diffusion steps and ring attention are not scenarios and have no intervals.
+
+{coverage}
+
+## What is drawn
+
+- Coefficients within their standard errors and correlations, where the profile stores these; those whose logarithm is
+  known to no better than {weak:g} stay as fitted.
+- One factor on the time and one on the power of each family: what 68 of 100 rows lay within when they were left out of
+  the fit (table below).
+- The power of a chip (the profile's own spread over the square root of the number of GPUs), idle power and the voltage
+  curve within their errors, and the mean power that the limiter holds at the cap ({limit} %, from medians of three
+  sessions).
+- What communication and computation take from one another, within the errors of its fit.
+- In eager mode the host's pace, from the profile's to {slowest:g} times that.
+- For profiles that were never measured, time and power as a whole: {widened}, one standard deviation. That is the upper
+  end of what they say of themselves, taken for 90 %.
+
+Rows left out of the fit, in per cent of time and of mean power:
+
+{families}
+
+Families are drawn as wholes: all shapes of a family are wrong together, which widens intervals, since in truth shapes
+err apart and errors average out. Against that, runs on several GPUs know sources of error that rows of single kernels
+do not show (collectives inside a step, ranks that wait for one another); where the table holds fewer rows than it
+should, those are missing. None was added after the table had been seen. What the model leaves out altogether (other
+software, another host) no interval holds.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of this module: 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m sim.studies.coverage", description=__doc__)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, help="the Markdown page to write")
+    arguments = parser.parse_args(argv)
+    try:
+        rows = held([path for folder in arguments.folders for path in record_files(folder)])
+        write_atomically(arguments.out, page(rows).encode())
+    except SimError as error:
+        print(f"coverage: {error}", file=sys.stderr)
+        return 2
+    print(coverage_table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
