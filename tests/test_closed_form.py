@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sim.studies.closed_form.fit import Fitted, fit
 from sim.studies.closed_form.formula import NAMES, PARAMETERS, columns, predict
 from sim.studies.closed_form.judge import Score, interval, judge
 from sim.studies.closed_form.samples import PHASES, Sample, by_work, parts
+from sim.studies.closed_form.search import search
 from sim.studies.closed_form.sizes import Phase, Sizes
 from sim.studies.explore.grid import load_grid
 
@@ -181,6 +183,32 @@ def test_shell_fits_a_small_grid(tmp_path: Path, capsys: pytest.CaptureFixture[s
     found = json.loads(capsys.readouterr().out)
     assert 0 <= found["top1"] <= 1 and 0.5 < found["pairwise"] <= 1 and found["energy_mape"] < 0.3
     assert set(found["parameters"]) == {"prefill", "decode"} and set(found["parameters"]["decode"]) == set(NAMES)
+
+
+def test_a_search_finds_a_formula_close_to_the_law_that_made_the_samples_and_finds_it_again() -> None:
+    pytest.importorskip("pyoperon")
+    samples = [made_up()[i] for i in np.random.default_rng(1).permutation(60)]
+    one, again = (search(samples[:40], "prefill", seed=1) for _ in range(2))
+    assert one.formula == again.formula and "ln(" in one.formula
+    truth = np.array([s.energy_j["prefill"] for s in samples[40:]])
+    errors = np.log(one.energy_j(samples[40:], "prefill") / truth)
+    assert np.mean(np.abs(errors)) < 0.1 < 0.1 * np.std(np.log(truth))
+
+
+def test_a_search_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyoperon.sklearn", None)
+    with pytest.raises(SimError, match=r"--search needs the extra: pip install 'wattline\[search\]'"):
+        search(made_up()[:20], "prefill", seed=1)
+
+
+def test_a_forest_gets_further_samples_and_is_judged_on_none_of_them() -> None:
+    samples = made_up()
+    judged = [s for s in samples if s.scenario.batch != 64]
+    more = [s for s in samples if s.scenario.batch == 64]
+    verdict = judge(judged, count=14, seed=1, splits=2, more=more)
+    assert verdict.scenarios == len(by_work(judged)) and verdict.searched == {}
+    # Half of the judged scenarios and all further ones, all that there are.
+    assert f"random forest, {len(judged) // 2 + len(more)} samples" in verdict.scores
 
 
 def test_only_requests_are_fitted() -> None:

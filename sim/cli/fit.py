@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import click
 @click.option(
     "--rows", type=click.Path(path_type=Path), help="keep the runs here (.parquet or .csv) and resume from it"
 )
+@click.option("--more", type=click.Path(path_type=Path), help="grid file of further samples: a random forest with 500")
+@click.option("--search", is_flag=True, help="search for other formulas by symbolic regression (extra search)")
 @click.option("--jobs", type=click.IntRange(1), help="processes on this machine [default: its cores]")
 @click.option("--python", type=click.Path(path_type=Path), help="write the fitted formula as a Python module")
 @click.option("--latex", type=click.Path(path_type=Path), help="write the fitted formula as LaTeX")
@@ -30,6 +33,8 @@ def command(
     seed: int,
     splits: int,
     rows: Path | None,
+    more: Path | None,
+    search: bool,
     jobs: int | None,
     python: Path | None,
     latex: Path | None,
@@ -50,17 +55,23 @@ def command(
     from sim.studies.explore.grid import load_grid
     from sim.studies.explore.workers import Pool
 
-    grid = load_grid(file)
     pool = Pool() if jobs is None else Pool(jobs=jobs)
     with tempfile.TemporaryDirectory() as folder, progress_bar(quiet) as progress:
         task = progress.add_task("simulating", total=None, failed=0)
-        found = simulated(
-            grid,
-            rows or Path(folder) / "rows.parquet",
-            pool=pool,
-            step=lambda n, failed: progress.update(task, completed=n, failed=failed),
+        rows = rows or Path(folder) / "rows.parquet"
+        kept = {file: rows} | ({more: rows.with_stem(f"{rows.stem}_more")} if more else {})
+        found, *others = (
+            simulated(
+                load_grid(of),
+                table,
+                pool=pool,
+                step=lambda n, failed: progress.update(task, completed=n, failed=failed),
+            )
+            for of, table in kept.items()
         )
-    verdict = judge(found, count=samples, seed=seed, splits=splits)
+    verdict = judge(
+        found, count=samples, seed=seed, splits=splits, more=list(chain.from_iterable(others)), search=search
+    )
     ours = verdict.scores["closed form"]
     result: dict[str, Any] = {
         "top1": ours["top1"][0],
@@ -76,6 +87,7 @@ def command(
         "errors": verdict.errors,
         "larger_batches": verdict.larger_batches,
         "compared": verdict.scores,
+        "searched": verdict.searched,
     }
     for path, text in ((python, to_python), (latex, to_latex)):
         if path is not None:
@@ -115,6 +127,8 @@ def _print(result: dict[str, Any]) -> None:
         name = "closed form, batch <= 32 to larger ones"
         choice.add_row(name, *(_percent(score[key]) for key in ("top1", "pairwise", "excess")))
     console.print(choice)
+    for phase, formula in result["searched"].items():
+        console.print(f"symbolic regression, energy of {phase}: {formula}", markup=False)
     for name, error in result["errors"].items():
         console.print(f"mean error of {name.replace('_', ', ')}: {_percent(error)}")
 

@@ -11,10 +11,13 @@ from scipy.stats import bootstrap
 
 from sim.errors import SimError
 from sim.studies.closed_form import rivals
+from sim.studies.closed_form import search as symbolic
 from sim.studies.closed_form.fit import Fitted
 from sim.studies.closed_form.formula import Floats
 from sim.studies.closed_form.samples import PHASES, Sample, by_work, column
 
+# What the forest gets beside the closed form's own samples.
+FOREST_SAMPLES = 500
 Interval = tuple[float, float, float]
 
 
@@ -45,6 +48,7 @@ class Verdict:
     """Everything that `wattline fit` says."""
 
     forms: dict[str, Fitted]
+    searched: dict[str, str]
     scores: dict[str, dict[str, Interval]]
     errors: dict[str, Interval]
     larger_batches: dict[str, Interval]
@@ -53,11 +57,20 @@ class Verdict:
     changes: int
 
 
-def judge(samples: Sequence[Sample], *, count: int, seed: int, splits: int) -> Verdict:
+def judge(
+    samples: Sequence[Sample],
+    *,
+    count: int,
+    seed: int,
+    splits: int,
+    more: Sequence[Sample] = (),
+    search: bool = False,
+) -> Verdict:
     """Fit on ``count`` samples of one half of the scenarios and judge on the other half, ``splits`` times.
 
-    The coefficients that are returned are those of the first split. Raises :class:`SimError` when there are too few
-    scenarios or samples.
+    ``more`` are samples of scenarios that are never judged on: with them, a random forest gets FOREST_SAMPLES.
+    ``search`` looks for other formulas by symbolic regression. The coefficients and formulas that are returned are
+    those of the first split. Raises :class:`SimError` when there are too few scenarios or samples.
     """
     groups = by_work(samples)
     if len(groups) < 4:
@@ -66,6 +79,7 @@ def judge(samples: Sequence[Sample], *, count: int, seed: int, splits: int) -> V
     scores: dict[str, Score] = {}
     errors: dict[str, list[float]] = {f"{name}_{phase}": [] for name in ("latency", "energy") for phase in PHASES}
     forms: dict[str, Fitted] = {}
+    formulas: dict[str, str] = {}
     for split in range(splits):
         rng = np.random.default_rng([seed, split])
         order = rng.permutation(len(works))
@@ -82,6 +96,14 @@ def judge(samples: Sequence[Sample], *, count: int, seed: int, splits: int) -> V
             f"random forest, {count} samples": rivals.forest(train),
             f"random forest, all {len(works) // 2} scenarios of the half": rivals.forest(seen),
         }
+        if more:
+            everything = [*seen, *more]
+            many = draw(everything, min(FOREST_SAMPLES, len(everything)), rng)
+            ways[f"random forest, {len(many)} samples"] = rivals.forest(many)
+        if search:
+            found = {phase: symbolic.search(train, phase, seed=split) for phase in PHASES}
+            formulas = formulas or {phase: one.formula for phase, one in found.items()}
+            ways[f"symbolic regression, {count} samples"] = symbolic.searched(found)
         for i in order[len(works) // 2 :]:
             group = groups[works[i]]
             for name, way in ways.items():
@@ -94,6 +116,7 @@ def judge(samples: Sequence[Sample], *, count: int, seed: int, splits: int) -> V
     best = [min(groups[work], key=rivals.energy).layout for work in works]
     return Verdict(
         forms=forms,
+        searched=formulas,
         scores={name: score.summary() for name, score in scores.items()},
         errors={name: interval(values) for name, values in errors.items()},
         larger_batches=_larger(groups, count=count, seed=seed, splits=splits),
