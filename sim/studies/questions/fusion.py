@@ -9,16 +9,15 @@ from typing import Literal
 
 from sim.runner import simulate
 from sim.studies.fidelity_tables import percent, table
-from sim.studies.questions.page import ENERGYLENS, command, head, verdict
+from sim.studies.questions.page import ENERGYLENS, Phase, command, head, verdict
 from sim.timeline import Timeline
-from workloads.families.transformer import PhaseName
 
 Launch = Literal["graph", "eager"]
 
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb")
 PUBLISHED = {"prefill": 0.0437, "decode": 0.0818}
 # Batches and lengths within those of the published exploration (prefill to 8192 tokens and batch 64, decode to 16).
-CASES: tuple[tuple[PhaseName, Launch, int, int], ...] = (
+CASES: tuple[tuple[Phase, Launch, int, int], ...] = (
     ("prefill", "graph", 1, 256),
     ("prefill", "graph", 1, 1024),
     ("prefill", "graph", 1, 4096),
@@ -46,7 +45,7 @@ class Saving:
     """One scenario run without and with fusion; shares are of the unfused run (1 - fused / unfused)."""
 
     gpu: str
-    phase: PhaseName
+    phase: Phase
     launch: Launch
     batch: int
     seq_len: int
@@ -58,7 +57,7 @@ class Saving:
     power_w: tuple[float, float]
 
 
-def saving(gpu: str, phase: PhaseName, launch: Launch, batch: int, seq_len: int) -> Saving:
+def saving(gpu: str, phase: Phase, launch: Launch, batch: int, seq_len: int) -> Saving:
     """Llama-3-70B on four GPUs, as eager PyTorch runs it and with sums, weights and gates fused.
 
     ``parts`` are the energies that each group of kernels saves, as shares of the unfused run.
@@ -97,7 +96,7 @@ def _by_fusion(run: Timeline) -> dict[str, float]:
     return sums
 
 
-def page(cases: Sequence[tuple[PhaseName, Launch, int, int]] = CASES) -> str:
+def page(cases: Sequence[tuple[Phase, Launch, int, int]] = CASES) -> str:
     """The page as Markdown."""
     rows = [saving(gpu, *case) for gpu in GPUS for case in cases]
     lines = [
@@ -157,8 +156,9 @@ WHY = """## Why
 - In a decode step that replays a graph every kernel is short, and what is saved is fixed time. The narrow products K
   and V are far too small to draw the full bandwidth; read together with Q they are nearly free. Time falls more than
   energy: what is cut out is time at low power, so that the mean power rises.
-- Launched one by one (eager), a decode step waits for its host: a third of the launches is gone, and with them a third
-  of the step. A graph saves least by fusion, a step that its host holds back most.
+- Launched one by one (eager), a decode step waits for its host wherever a kernel ends before the next is launched, and
+  a third of the launches is gone. A graph saves least by fusion, a step that its host holds back most: between the two
+  lies every serving engine.
 - Energy is that of the GPUs; what fewer launches save on the host is not counted."""
 
 

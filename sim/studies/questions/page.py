@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
@@ -14,6 +15,7 @@ from sim.errors import SimError
 from sim.output import write_atomically
 from workloads.errors import WorkloadError
 
+Phase = Literal["prefill", "decode"]
 ENERGYLENS = "EnergyLens (arXiv [2605.14249](https://arxiv.org/abs/2605.14249))"
 CLOSED_FORM = "EnergyLens, the closed form (arXiv [2605.10556](https://arxiv.org/abs/2605.10556))"
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from sim.errors import MemoryShortError
 from sim.runner import simulate
 from sim.studies.fidelity_tables import percent, table
-from sim.studies.questions.page import ENERGYLENS, command, head, verdict
-from workloads.families.transformer import PhaseName
+from sim.studies.questions.page import ENERGYLENS, Phase, command, head, verdict
 
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb")
 DEGREES = (2, 4, 8)
 LENGTHS = (256, 1024, 4096, 8192)
 # The published exploration: prefill to batch 64, decode to batch 16; a decode to 64 beside it.
-GRIDS: tuple[tuple[PhaseName, tuple[int, ...]], ...] = (
+GRIDS: tuple[tuple[Phase, tuple[int, ...]], ...] = (
     ("prefill", (1, 2, 4, 8, 16, 32, 64)),
     ("decode", (1, 2, 4, 8, 16)),
     ("decode", (1, 2, 4, 8, 16, 32, 64)),
@@ -44,7 +43,7 @@ class Point:
     all_reduce_time: float
 
 
-def points(gpu: str, phase: PhaseName, batches: Sequence[int]) -> list[Point]:
+def points(gpu: str, phase: Phase, batches: Sequence[int]) -> list[Point]:
     """Llama-3-70B in every tensor-parallel degree, batch and length that fits in memory."""
     found = []
     for tp, batch, seq_len in itertools.product(DEGREES, batches, LENGTHS):
@@ -84,7 +83,7 @@ def spreads(found: Sequence[Point], same: Callable[[Point], object]) -> list[flo
     return [spread(group) for group in members.values() if len(group) > 1]
 
 
-def page(grids: Sequence[tuple[PhaseName, tuple[int, ...]]] = GRIDS) -> str:
+def page(grids: Sequence[tuple[Phase, tuple[int, ...]]] = GRIDS) -> str:
     """The page as Markdown."""
     runs = [(gpu, phase, batches, points(gpu, phase, batches)) for gpu in GPUS for phase, batches in grids]
     lines = []
