@@ -134,11 +134,12 @@ def scaled(c: Law, *, time: float, power: float) -> Law:
     """A law's coefficients with every time longer by ``time``, and every power above idle higher by ``power``.
 
     >>> from hardware.laws.attention import PrefillCoefficients
-    >>> c = PrefillCoefficients(efficiency=0.8, tile_overhead=1.0, imbalance=1.0, floor_s=1e-6, flop_energy_j=1e-12,
-    ...                         call_energy_j=0.0, sm_power_w=8.0)
+    >>> c = PrefillCoefficients(
+    ...     efficiency=0.8, tile_overhead=1.0, imbalance=1.0, floor_s=1e-6, flop_energy_j=1e-12
+    ... )
     >>> twice = scaled(c, time=2.0, power=1.5)
-    >>> twice.efficiency, twice.floor_s, twice.flop_energy_j, twice.sm_power_w
-    (0.4, 2e-06, 3e-12, 12.0)
+    >>> twice.efficiency, twice.floor_s, twice.flop_energy_j
+    (0.4, 2e-06, 3e-12)
     """
     changes: dict[str, Any] = {}
     for field in fields(c):  # type: ignore[arg-type]

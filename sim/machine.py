@@ -51,7 +51,7 @@ def machine(
     """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
     gpu = load_gpu(gpu_name)
     profile = profile_for(gpu) if profile_path is None else own_profile(gpu, Path(profile_path))
-    return _resolved(gpu, profile, node, world, power_cap_w, uncapped, sm_clock_mhz, stepped)
+    return _resolved(gpu, profile, node, world, power_cap_w, uncapped, sm_clock_mhz, stepped, temperature_c)
 
 
 def machine_with(scenario: Scenario, profile: Profile) -> Machine:
@@ -65,6 +65,7 @@ def machine_with(scenario: Scenario, profile: Profile) -> Machine:
         scenario.uncapped,
         scenario.sm_clock_mhz,
         scenario.regime == "cold",
+        scenario.chip_temperature_c,
     )
 
 
@@ -77,6 +78,7 @@ def _resolved(
     uncapped: bool,
     sm_clock_mhz: float | None,
     stepped: bool,
+    temperature_c: float | None,
 ) -> Machine:
     cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
     curve = profile.power_curve(gpu)
