@@ -61,7 +61,7 @@ class Provenance:
     """What a profile was fitted on and by which command.
 
     ``standard_errors`` are of coefficients (of logs where the name says ``log``); ``correlations`` of those of one
-    family, in their order.
+    family, in the order of their names.
     """
 
     command: str

@@ -181,7 +181,7 @@ def _correlated(profile: Profile, name: str, prefix: str, take: Next) -> dict[st
     """Shifts of a family's determined coefficients, correlated as the fit says; none where it does not say."""
     correlation = profile.provenance.correlations.get(name, ())
     stored = profile.provenance.standard_errors
-    errors = {key.removeprefix(prefix): e for key, e in stored.items() if key.startswith(prefix)}
+    errors = {key.removeprefix(prefix): e for key, e in sorted(stored.items()) if key.startswith(prefix)}
     if len(correlation) != len(errors) or not errors:
         return {}
     names, root = _root(correlation, tuple(errors.items()), logs=".log." in prefix)

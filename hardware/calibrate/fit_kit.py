@@ -34,7 +34,7 @@ RATIO_SIGMA = 0.004
 class Family(Generic[Coefficients]):
     """One kernel family, fitted: its law's coefficients, learnt corrections, standard errors of the logs.
 
-    ``correlation`` of the errors, in their order.
+    ``correlation`` of the errors, in the order of their names.
     """
 
     coefficients: Coefficients
@@ -44,15 +44,17 @@ class Family(Generic[Coefficients]):
 
 
 def standard_errors(names: Sequence[str], covariance: Floats) -> tuple[dict[str, float], Matrix]:
-    """Standard errors by name, and the correlation of the errors in that order (rounded: it is stored).
+    """Standard errors by name, sorted as a stored profile has them, and their correlation in that order (rounded).
 
-    >>> standard_errors(("a", "b"), np.array([[4.0, 1.0], [1.0, 1.0]]))
-    ({'a': 2.0, 'b': 1.0}, ((1.0, 0.5), (0.5, 1.0)))
+    >>> standard_errors(("b", "a"), np.array([[4.0, 1.0], [1.0, 1.0]]))
+    ({'a': 1.0, 'b': 2.0}, ((1.0, 0.5), (0.5, 1.0)))
     """
+    order = sorted(range(len(names)), key=lambda i: names[i])
+    covariance = covariance[np.ix_(order, order)]
     errors = np.sqrt(np.diag(covariance))
     correlation = covariance / np.outer(errors, errors)
     return (
-        dict(zip(names, errors.tolist(), strict=True)),
+        dict(zip((names[i] for i in order), errors.tolist(), strict=True)),
         tuple(tuple(round(float(v), 4) for v in row) for row in correlation),
     )
 
