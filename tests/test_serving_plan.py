@@ -53,4 +53,4 @@ def test_policies_are_compared_on_the_same_traffic(capsys: pytest.CaptureFixture
 def test_a_comparison_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--model", "llama3-8b", "--compare", "power_cap_w"])
-    assert "'power_cap_w' is not KEY=VALUE" in capsys.readouterr().err
+    assert "'power_cap_w' is neither KEY=VALUE nor a policy" in capsys.readouterr().err

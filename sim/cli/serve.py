@@ -27,7 +27,12 @@ from sim.serving.spec import ServeSpec
 @click.option(
     "--within", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="share of requests of a plan's SLO"
 )
-@click.option("--compare", multiple=True, metavar="KEY=VALUE,...", help="serve the same with these changes; repeatable")
+@click.option(
+    "--compare",
+    multiple=True,
+    metavar="POLICY|KEY=VALUE,...",
+    help="serve the same under slo_clock, or with changes like power_cap_w=500,replicas=2; repeatable",
+)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
@@ -123,11 +128,18 @@ def _studied(
 
 
 def _changes(text: str) -> dict[str, str]:
-    """``key=value,key=value`` as fields; their values are checked as every scenario's are."""
-    fields = {}
+    """``policy,key=value`` as fields; their values are checked as every scenario's are."""
+    from sim.studies.capacity import POLICIES
+
+    fields: dict[str, str] = {}
     for part in text.split(","):
+        if part.strip() in POLICIES:
+            fields |= POLICIES[part.strip()]
+            continue
         name, equals, value = part.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise click.BadParameter(f"'{part}' is not KEY=VALUE, like power_cap_w=500", param_hint="--compare")
+            raise click.BadParameter(
+                f"'{part}' is neither KEY=VALUE nor a policy ({', '.join(POLICIES)})", param_hint="--compare"
+            )
         fields[name.strip().replace("-", "_")] = value.strip()
     return fields

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sim.engine.governor import Limiter
 from sim.machine import Machine
-from sim.serving.price import Cost
+from sim.serving.price import NOTHING, Cost
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -17,19 +17,26 @@ class Governor:
     machine: Machine
     gpus: int
     limiter: Limiter = field(init=False)
-    idle_w: float = field(init=False)
     target_w: float = field(init=False)
     _tick_s: float = field(init=False)
     _left_s: float = field(init=False)  # until the next tick
     _since_j: float = 0.0  # of one GPU since the last one
 
     def __post_init__(self) -> None:
-        model = self.machine.model
         self.limiter = Limiter(self.machine.limits, gpus=1)
-        self.idle_w = model.idle_w(model.max_clock_hz)
         self.limiter.begin(self.idle_w)
         self.target_w = self.limiter.targets_w()[0]
         self._tick_s = self._left_s = self.limiter.tick_ps * 1e-12
+
+    @property
+    def clock_hz(self) -> float:
+        """The clock that the GPUs are locked at, or their highest."""
+        return self.machine.model.max_clock_hz
+
+    @property
+    def idle_w(self) -> float:
+        """What a GPU draws that runs nothing."""
+        return self.machine.model.idle_w(self.clock_hz)
 
     def pause(self, seconds: float) -> float:
         """Nothing runs for ``seconds``; returns the joules over all GPUs."""
@@ -46,18 +53,17 @@ class Governor:
 
     def work(self, cost_at: Callable[[float], Cost]) -> Cost:
         """One step, whose cost at a power target is ``cost_at``: its pace changes when the limiters move."""
-        left, time_s, energy_j = 1.0, 0.0, 0.0
+        left, spent = 1.0, NOTHING
         while True:
             cost = cost_at(self.target_w)
             power_w = cost.energy_j / self.gpus / cost.time_s
             rest_s = left * cost.time_s
             if rest_s <= self._left_s or self.calm(power_w):
                 self._pass(rest_s, power_w)
-                return Cost(time_s=time_s + rest_s, energy_j=energy_j + left * cost.energy_j)
+                return spent + NOTHING.toward(cost, left)
             share = self._left_s / cost.time_s
             left -= share
-            time_s += self._left_s
-            energy_j += share * cost.energy_j
+            spent += NOTHING.toward(cost, share)
             self._pass(self._left_s, power_w)
 
     def _pass(self, seconds: float, power_w: float) -> None:

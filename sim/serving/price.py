@@ -14,11 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
+import numpy as np
+
 import workloads
+from sim.engine.record import Recorder
 from sim.engine.replay import play
 from sim.errors import FoldError
 from sim.layout import layout_of
 from sim.machine import Machine
+from sim.outcome import power_steps
 from sim.plan import Plan, Work, classifier
 from sim.runner import routing_of
 from sim.scenario import Scenario
@@ -34,19 +38,30 @@ Part = Literal["shared", "head", "decode", "chunk"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds of a step or a part of one, and joules over all GPUs of the group."""
+    """Seconds of a step or a part of one, joules over all GPUs of the group, and SM clock cycles of a mean GPU."""
 
     time_s: float
     energy_j: float
+    cycles: float = 0.0
+
+    @property
+    def clock_hz(self) -> float:
+        """The mean SM clock."""
+        return self.cycles / self.time_s
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(time_s=self.time_s + other.time_s, energy_j=self.energy_j + other.energy_j)
+        return Cost(
+            time_s=self.time_s + other.time_s,
+            energy_j=self.energy_j + other.energy_j,
+            cycles=self.cycles + other.cycles,
+        )
 
     def toward(self, other: Cost, share: float) -> Cost:
         """The point ``share`` of the way to ``other``."""
         return Cost(
             time_s=self.time_s + share * (other.time_s - self.time_s),
             energy_j=self.energy_j + share * (other.energy_j - self.energy_j),
+            cycles=self.cycles + share * (other.cycles - self.cycles),
         )
 
 
@@ -241,7 +256,15 @@ class StepPrices:
             energy_j=sum(
                 part.repeat * sum(m * j for m, j in zip(members, part.played.energy_j, strict=True)) for part in parts
             ),
+            cycles=sum(part.repeat * _cycles(part.played.records, members) for part in parts),
         )
+
+
+def _cycles(records: Recorder, members: Sequence[int]) -> float:
+    """SM clock cycles of a mean GPU; ``members`` are the ranks that each simulated GPU stands for."""
+    gpu, state, held_s = power_steps(records)
+    clock_hz = np.array([s.clock_hz for s in records.states])[state]
+    return float((np.array(members)[gpu] * clock_hz * held_s).sum()) / sum(members)
 
 
 def _chunk_group(tokens: int, context: int) -> Group:

@@ -53,6 +53,7 @@ class Stretch:
     blocks: int
     energy_j: float
     target_w: float
+    clock_hz: float  # mean SM clock
 
 
 @dataclass(kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import simpy
 
+from sim.serving.clock import CATCH_UP_STEPS, SloClock
 from sim.serving.power import Governor
 from sim.serving.price import Batch, Cost, StepCost, StepPrices, context_ends
 from sim.serving.records import Log, Served, Stretch
@@ -30,6 +31,7 @@ class Replica:
     served: dict[int, Served]
     host_s: float = 0.0
     swap_s_per_token: float = 0.0
+    clock: SloClock | None = None
     handover: Callable[[Sequence], None] | None = None
     done: Callable[[Sequence], None] = lambda _: None
     outstanding_tokens: int = 0
@@ -68,6 +70,9 @@ class Replica:
             self._planning = True
             step = self.scheduler.plan()
             self._planning = False
+            if self.clock is not None:
+                self.prices = self.clock.choose(step, self.scheduler, self.governor.target_w, self.env.now)
+                self.governor.machine = self.prices.machine
             steady = not (step.pieces or step.swapped_tokens or self._late)
             steps = self.scheduler.steady_steps() if steady else 1
             if steps > 1 and (pace := self._calm_pace(step.batch, steps)):
@@ -83,7 +88,7 @@ class Replica:
     def _pause(self, seconds: float) -> None:
         energy_j = self.governor.pause(seconds)
         self.log.idle_j += energy_j
-        self._note(seconds, 0, Batch(), energy_j)
+        self._note(seconds, 0, Batch(), energy_j, self.governor.clock_hz)
 
     def _one(self, step: Step) -> Generator[simpy.Event, Any, None]:
         for sequence, _ in step.pieces:
@@ -95,7 +100,9 @@ class Replica:
             self._pause(hold_s)
         first = self.prices.step(step.batch, self.governor.target_w)
         cost = self.governor.work(lambda target_w: self.prices.step(step.batch, target_w).whole)
-        self._note(cost.time_s, 1, step.batch, cost.energy_j)
+        self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
+        if self.clock is not None:
+            self.clock.ran(1)
         yield self.env.timeout(begin_s + hold_s + cost.time_s - self.env.now)
         if not self.alive:
             self.log.idle_j += cost.energy_j  # burnt for nothing
@@ -117,7 +124,8 @@ class Replica:
     def _calm_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
         """How many steps run calmly in a row, and the first one's and the last one's cost; None: none do."""
         mean = batch.cached / batch.decoding
-        steps = max(1, min(steps, MAX_STRETCH, int(context_ends(mean + 1e-9)[1] - mean) + 1))
+        longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
+        steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
         first = self.prices.step(batch, self.governor.target_w).whole
         grown = Batch(decoding=batch.decoding, cached=batch.cached + (steps - 1) * batch.decoding)
         last = self.prices.step(grown, self.governor.target_w).whole
@@ -148,7 +156,10 @@ class Replica:
         idle_j = self.governor.pause(steps * host_s) if host_s else 0.0
         self.governor.steady(Cost(time_s=busy_s, energy_j=energy_j))
         self.log.idle_j += idle_j
-        self._note(after_s(steps), steps, step.batch, energy_j + idle_j)
+        clock_hz = (first.cycles + last.cycles) / (first.time_s + last.time_s)
+        self._note(after_s(steps), steps, step.batch, energy_j + idle_j, clock_hz)
+        if self.clock is not None:
+            self.clock.ran(steps)
         if not self.alive:
             self.log.idle_j += energy_j
             return
@@ -158,7 +169,7 @@ class Replica:
             self.log.gap(host_s + first.time_s + slope * number, step.batch.decoding)
         self._advance(step, steps)
 
-    def _note(self, seconds: float, steps: int, batch: Batch, energy_j: float) -> None:
+    def _note(self, seconds: float, steps: int, batch: Batch, energy_j: float, clock_hz: float) -> None:
         """A row of the log that begins where the last one ended."""
         begin_s = self._since_s
         self._since_s += seconds
@@ -174,6 +185,7 @@ class Replica:
                 blocks=self.scheduler.pool.used,
                 energy_j=energy_j,
                 target_w=self.governor.target_w,
+                clock_hz=clock_hz,
             )
         )
 
@@ -229,6 +241,9 @@ class Replica:
 
     def _joined(self, sequence: Sequence) -> None:
         sequence.decode_share_j = self._share_j
+        if self.clock is not None:
+            first_s = self.served[sequence.request.number].first_token_s
+            self.clock.joined(sequence, first_s if first_s >= 0 else self.env.now, self.scheduler.step)
         if self._planning:
             self._late.append(sequence)
 

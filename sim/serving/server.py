@@ -13,6 +13,7 @@ from sim.errors import ScenarioError
 from sim.layout import layout_of
 from sim.machine import Machine, machine, machine_of
 from sim.scenario import Scenario
+from sim.serving.clock import SloClock, clocks_mhz
 from sim.serving.kv import BlockPool
 from sim.serving.power import Governor
 from sim.serving.price import Cost, StepPrices
@@ -75,7 +76,8 @@ class _Server:
 
     def run(self, kills: Sequence[Kill]) -> ServeResult:
         spec = self.spec
-        self.machine = self._build()
+        self.machine = machine_of(spec.group())
+        self._build()
         for at_s, number in kills:
             if not 0 <= number < len(self.front) + len(self.back):
                 raise ScenarioError(
@@ -97,7 +99,7 @@ class _Server:
         self.log.served = [self.served[request.number] for request in self.traffic]
         return ServeResult(spec=spec, machine=self.machine, log=self.log, end_s=self.env.now)
 
-    def _build(self) -> Machine:
+    def _build(self) -> None:
         spec = self.spec
         limits = Limits(
             max_num_seqs=spec.max_num_seqs,
@@ -105,12 +107,10 @@ class _Server:
             prefix_caching=spec.prefix_caching,
             preemption=spec.preemption,
         )
-        group = spec.group()
-        target = machine_of(group)
-        self.back = self._replicas(spec.replicas, group, limits, first=spec.prefill_replicas)
+        self.back = self._replicas(spec.replicas, spec.group(), limits, first=spec.prefill_replicas)
         if not spec.prefill_replicas:
             self.front, self.back = self.back, []
-            return target
+            return
         prompts = Limits(
             max_num_seqs=spec.max_num_seqs,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -120,11 +120,11 @@ class _Server:
         self.front = self._replicas(spec.prefill_replicas, spec.group(prefill=True), prompts, first=0)
         for replica in self.front:
             replica.handover = self._hand_over
-        return target
 
     def _replicas(self, count: int, group: Scenario, limits: Limits, *, first: int) -> list[Replica]:
         spec, target = self.spec, machine_of(group)
         prices = StepPrices(scenario=group, machine=target)  # replicas are equal: they share what is known
+        rungs = self._rungs(prefill=limits.prefill_only)
         blocks = spec.kv_blocks or kv_blocks(spec, group, target)
         longest = max(self.traffic, key=lambda r: r.input_tokens + r.output_tokens)
         if longest.input_tokens + longest.output_tokens > blocks * spec.block_tokens:
@@ -148,11 +148,31 @@ class _Server:
                 log=self.log,
                 served=self.served,
                 host_s=spec.host_ms * 1e-3,
+                clock=self._clock(rungs),
                 swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
                 done=self._done,
             )
             for number in range(count)
         ]
+
+    def _rungs(self, *, prefill: bool) -> tuple[StepPrices, ...]:
+        """Prices at the clocks that a replica may choose; none where its clock is fixed."""
+        if self.spec.clock_policy == "fixed":
+            return ()
+        groups = [self.spec.group(prefill=prefill, sm_clock_mhz=mhz) for mhz in clocks_mhz(self.machine.gpu)]
+        return tuple(StepPrices(scenario=group, machine=machine_of(group)) for group in groups)
+
+    def _clock(self, rungs: tuple[StepPrices, ...]) -> SloClock | None:
+        spec = self.spec
+        if not rungs or spec.slo_tpot_s is None:
+            return None
+        return SloClock(
+            rungs=rungs,
+            tpot_s=spec.slo_tpot_s,
+            ttft_s=spec.slo_ttft_s,
+            hold_s=spec.clock_hold_s,
+            host_s=spec.host_ms * 1e-3,
+        )
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:

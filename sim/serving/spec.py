@@ -38,6 +38,12 @@ class ServeSpec(Table):
         None, description="power limit of the prefill replicas' GPUs [default: power_cap_w]"
     )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
+    clock_policy: Literal["fixed", "slo"] = Field(
+        "fixed", description="slo: before each step, the lowest clock that keeps slo_tpot_s (and slo_ttft_s)"
+    )
+    clock_hold_s: Annotated[float, Field(ge=0, le=60)] = Field(
+        0.1, description="clock_policy slo: a clock falls so long after its last change at the earliest"
+    )
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="host time before each step")
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
@@ -83,18 +89,23 @@ class ServeSpec(Table):
             )
         if self.prefill_power_cap_w is not None and not self.prefill_replicas:
             raise ValueError(f"prefill_power_cap_w = {self.prefill_power_cap_w:g} needs prefill_replicas")
+        if self.clock_policy == "slo" and self.slo_tpot_s is None:
+            raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
+        if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
+            raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self
 
-    def group(self, *, prefill: bool = False) -> Scenario:
-        """One replica's group of GPUs as a scenario."""
+    def group(self, *, prefill: bool = False, sm_clock_mhz: float | None = None) -> Scenario:
+        """One replica's group of GPUs as a scenario; ``sm_clock_mhz`` locks the clock in place of the spec's own."""
         cap_w = self.prefill_power_cap_w if prefill and self.prefill_power_cap_w is not None else self.power_cap_w
         shared: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "sm_clock_mhz")
+            for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack")
         }
-        return Scenario.of(phase="decode", power_cap_w=cap_w, **shared)
+        clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
+        return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
 
     def traffic(self) -> list[Request]:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""

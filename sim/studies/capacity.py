@@ -9,10 +9,11 @@ from typing import Any
 from hardware.catalog import load_gpu
 from sim.errors import SimError
 from sim.serving import ServeSpec, serve
+from sim.serving.clock import clocks_mhz
 from workloads.errors import WorkloadError
 
-# Locked clocks that are tried below the maximum, as shares of it.
-CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
+# Changes to a plain server that have a name.
+POLICIES: dict[str, dict[str, str]] = {"slo_clock": {"clock_policy": "slo"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,6 @@ def compare(spec: ServeSpec, others: Sequence[dict[str, Any]]) -> list[Server]:
 
 
 def _clocks(spec: ServeSpec) -> list[float | None]:
-    if spec.sm_clock_mhz is not None:
+    if spec.sm_clock_mhz is not None or spec.clock_policy == "slo":
         return [None]
-    top_mhz = load_gpu(spec.gpu).max_clock_hz / 1e6
-    return [None, *(round(share * top_mhz / 15) * 15.0 for share in CLOCK_SHARES)]
+    return [None, *clocks_mhz(load_gpu(spec.gpu))[-2::-1]]
