@@ -43,7 +43,7 @@ def serve(
 
     >>> from sim.serving import serve
     >>> run = serve(model="llama3-8b", requests=20, rate_per_s=10.0, input_tokens=200, output_tokens=8)
-    >>> run.requests["done_s"].notna().all()
+    >>> bool(run.requests["done_s"].notna().all())
     True
     """
     if spec is None:
