@@ -54,3 +54,18 @@ def test_policies_are_compared_by_name(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main(["serve", *flags, "--compare", "slo_clocks"])
     assert "'slo_clocks' is neither KEY=VALUE nor a policy (slo_clock" in capsys.readouterr().err
+
+
+def test_a_cap_for_decoding_alone_slows_tokens_and_not_prompts() -> None:
+    load = LOAD | {"rate_per_s": 4.0, "input_tokens": 6000}
+    plain, both = serve(**load), serve(power_cap_w=400, **load)
+    tokens = serve(power_cap_w=400, prefill_power_cap_w=700, **load)
+    equal = serve(power_cap_w=400, prefill_power_cap_w=400, **load)
+    pd.testing.assert_frame_equal(equal.requests, both.requests, rtol=1e-9)
+    assert tokens.summary["ttft_s"]["mean"] < 0.8 * both.summary["ttft_s"]["mean"]
+    assert tokens.energy_j < plain.energy_j
+    steps = tokens.stretches[(tokens.stretches["steps"] > 0) & (tokens.stretches["prompt_tokens"] == 0)]
+    decode_w = steps["energy_j"].sum() / (steps["end_s"] - steps["start_s"]).sum()
+    fast_w = tokens.machine.limits.under(400).fast_limit_w
+    assert steps["power_w_per_gpu"].max() <= fast_w
+    assert decode_w < 420

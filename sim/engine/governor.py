@@ -146,6 +146,13 @@ class Limiter:
         for loop in self.loops:
             loop.rest(power_w, ticks)
 
+    def limit(self, limits: ClockLimits) -> None:
+        """Other limits from now on, as when somebody sets another power cap; a lower cap lowers targets at once."""
+        self.limits = limits
+        for loop in self.loops:
+            loop.limits = limits
+            loop.target_w = min(loop.target_w, limits.fast_limit_w)
+
     def process(self, engine: Engine) -> Generator[Event, Any, None]:
         """Tick until the last kernel has ended; a tick never extends the run."""
         from sim.engine.driver import Tick

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.machine import Machine
 from sim.serving.price import NOTHING, Cost
@@ -37,6 +38,12 @@ class Governor:
     def idle_w(self) -> float:
         """What a GPU draws that runs nothing."""
         return self.machine.model.idle_w(self.clock_hz)
+
+    def limit(self, limits: ClockLimits) -> None:
+        """Another power cap from now on, of the same GPU."""
+        if limits is not self.limiter.limits:
+            self.limiter.limit(limits)
+            self.target_w = self.limiter.targets_w()[0]
 
     def pause(self, seconds: float) -> float:
         """Nothing runs for ``seconds``; returns the joules over all GPUs."""

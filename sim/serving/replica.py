@@ -8,6 +8,7 @@ from typing import Any
 
 import simpy
 
+from hardware.clock import ClockLimits
 from sim.serving.clock import CATCH_UP_STEPS, SloClock
 from sim.serving.power import Governor
 from sim.serving.price import Batch, Cost, StepCost, StepPrices, context_ends
@@ -16,6 +17,14 @@ from sim.serving.scheduler import Scheduler, Sequence, Step
 
 # Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
 MAX_STRETCH = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCaps:
+    """Limits of the power limiters in steps with prompts, and in those without."""
+
+    prefill: ClockLimits
+    decode: ClockLimits
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -32,6 +41,7 @@ class Replica:
     host_s: float = 0.0
     swap_s_per_token: float = 0.0
     clock: SloClock | None = None
+    caps: PhaseCaps | None = None
     handover: Callable[[Sequence], None] | None = None
     done: Callable[[Sequence], None] = lambda _: None
     outstanding_tokens: int = 0
@@ -70,6 +80,8 @@ class Replica:
             self._planning = True
             step = self.scheduler.plan()
             self._planning = False
+            if self.caps is not None:
+                self.governor.limit(self.caps.prefill if step.pieces else self.caps.decode)
             if self.clock is not None:
                 self.prices = self.clock.choose(step, self.scheduler, self.governor.target_w, self.env.now)
                 self.governor.machine = self.prices.machine

@@ -18,7 +18,7 @@ from sim.serving.kv import BlockPool
 from sim.serving.power import Governor
 from sim.serving.price import Cost, StepPrices
 from sim.serving.records import Log, Served
-from sim.serving.replica import Replica
+from sim.serving.replica import PhaseCaps, Replica
 from sim.serving.requests import Request
 from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
@@ -149,6 +149,7 @@ class _Server:
                 served=self.served,
                 host_s=spec.host_ms * 1e-3,
                 clock=self._clock(rungs),
+                caps=self._caps(target),
                 swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
                 done=self._done,
             )
@@ -173,6 +174,12 @@ class _Server:
             hold_s=spec.clock_hold_s,
             host_s=spec.host_ms * 1e-3,
         )
+
+    def _caps(self, target: Machine) -> PhaseCaps | None:
+        prefill_w, decode_w = self.spec.prefill_power_cap_w, self.spec.power_cap_w or target.gpu.tdp_w
+        if prefill_w is None or not self.spec.phase_caps:
+            return None
+        return PhaseCaps(prefill=target.limits.under(prefill_w), decode=target.limits.under(decode_w))
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:

@@ -35,7 +35,7 @@ class ServeSpec(Table):
     stack: str = Field("paged-kv", description="what a serving stack makes of the model")
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
     prefill_power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
-        None, description="power limit of the prefill replicas' GPUs [default: power_cap_w]"
+        None, description="power limit while a step holds prompts; of prefill replicas, if any [default: power_cap_w]"
     )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
     clock_policy: Literal["fixed", "slo"] = Field(
@@ -80,6 +80,11 @@ class ServeSpec(Table):
         """GPUs in all."""
         return max(self.tp, self.ep) * (self.replicas + self.prefill_replicas)
 
+    @property
+    def phase_caps(self) -> bool:
+        """True when the power cap of a replica changes with what it does."""
+        return self.prefill_power_cap_w is not None and not self.prefill_replicas
+
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
         if self.max_num_seqs >= self.max_num_batched_tokens:
@@ -87,8 +92,6 @@ class ServeSpec(Table):
                 f"max_num_batched_tokens = {self.max_num_batched_tokens}: must exceed max_num_seqs = "
                 f"{self.max_num_seqs}, a token for each and room for prompts"
             )
-        if self.prefill_power_cap_w is not None and not self.prefill_replicas:
-            raise ValueError(f"prefill_power_cap_w = {self.prefill_power_cap_w:g} needs prefill_replicas")
         if self.clock_policy == "slo" and self.slo_tpot_s is None:
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
@@ -98,8 +101,15 @@ class ServeSpec(Table):
         return self
 
     def group(self, *, prefill: bool = False, sm_clock_mhz: float | None = None) -> Scenario:
-        """One replica's group of GPUs as a scenario; ``sm_clock_mhz`` locks the clock in place of the spec's own."""
-        cap_w = self.prefill_power_cap_w if prefill and self.prefill_power_cap_w is not None else self.power_cap_w
+        """One replica's group of GPUs as a scenario; ``sm_clock_mhz`` locks the clock in place of the spec's own.
+
+        A replica whose cap changes with what it does is described under the higher one.
+        """
+        cap_w, prefill_w = self.power_cap_w, self.prefill_power_cap_w
+        if prefill and prefill_w is not None:
+            cap_w = prefill_w
+        elif self.phase_caps and cap_w is not None and prefill_w is not None:
+            cap_w = max(cap_w, prefill_w)
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack")
