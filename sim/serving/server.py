@@ -8,24 +8,18 @@ from typing import Any
 
 import simpy
 
-import workloads
 from sim.errors import ScenarioError
-from sim.layout import layout_of
-from sim.machine import Machine, machine, machine_of
-from sim.scenario import Scenario
-from sim.serving.clock import SloClock, clocks_mhz
-from sim.serving.kv import BlockPool
-from sim.serving.power import Governor
-from sim.serving.price import Cost, StepPrices
+from sim.machine import Machine, machine_of
+from sim.serving.build import replicas_of
+from sim.serving.memory import transfer_cost
+from sim.serving.price import Cost
 from sim.serving.records import Log, Served
-from sim.serving.replica import PhaseCaps, Replica
+from sim.serving.replica import Replica
 from sim.serving.requests import Request
 from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
-from sim.serving.scheduler import Limits, Scheduler
 from sim.serving.scheduler import Sequence as InFlight
 from sim.serving.spec import ServeSpec
-from workloads.memory import MemoryNeed
 
 # A replica that is killed: (second, number of the replica).
 Kill = tuple[float, int]
@@ -101,85 +95,15 @@ class _Server:
 
     def _build(self) -> None:
         spec = self.spec
-        limits = Limits(
-            max_num_seqs=spec.max_num_seqs,
-            max_num_batched_tokens=spec.max_num_batched_tokens,
-            prefix_caching=spec.prefix_caching,
-            preemption=spec.preemption,
-        )
-        self.back = self._replicas(spec.replicas, spec.group(), limits, first=spec.prefill_replicas)
-        if not spec.prefill_replicas:
-            self.front, self.back = self.back, []
-            return
-        prompts = Limits(
-            max_num_seqs=spec.max_num_seqs,
-            max_num_batched_tokens=spec.max_num_batched_tokens,
-            prefix_caching=spec.prefix_caching,
-            prefill_only=True,
-        )
-        self.front = self._replicas(spec.prefill_replicas, spec.group(prefill=True), prompts, first=0)
-        for replica in self.front:
-            replica.handover = self._hand_over
-
-    def _replicas(self, count: int, group: Scenario, limits: Limits, *, first: int) -> list[Replica]:
-        spec, target = self.spec, machine_of(group)
-        prices = StepPrices(scenario=group, machine=target)  # replicas are equal: they share what is known
-        rungs = self._rungs(prefill=limits.prefill_only)
-        blocks = spec.kv_blocks or kv_blocks(spec, group, target)
-        longest = max(self.traffic, key=lambda r: r.input_tokens + r.output_tokens)
-        if longest.input_tokens + longest.output_tokens > blocks * spec.block_tokens:
-            raise ScenarioError(
-                f"request {longest.number} needs {longest.input_tokens} + {longest.output_tokens} tokens of KV cache, "
-                f"a replica holds {blocks * spec.block_tokens}: raise tp or memory_share, or lower length_scale"
-            )
-        pieced = next((r.block_tokens for r in self.traffic if r.prefix), spec.block_tokens)
-        if pieced % spec.block_tokens:
-            raise ScenarioError(
-                f"block_tokens = {spec.block_tokens}: must divide the trace's blocks of {pieced} tokens"
-            )
-        kv_bytes = _need(spec, group, context=1).kv_bytes
-        return [
-            Replica(
-                number=first + number,
-                env=self.env,
-                prices=prices,
-                scheduler=Scheduler(limits=limits, pool=BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
-                governor=Governor(machine=target, gpus=group.world),
-                log=self.log,
-                served=self.served,
-                host_s=spec.host_ms * 1e-3,
-                clock=self._clock(rungs),
-                caps=self._caps(target),
-                swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
-                done=self._done,
-            )
-            for number in range(count)
-        ]
-
-    def _rungs(self, *, prefill: bool) -> tuple[StepPrices, ...]:
-        """Prices at the clocks that a replica may choose; none where its clock is fixed."""
-        if self.spec.clock_policy == "fixed":
-            return ()
-        groups = [self.spec.group(prefill=prefill, sm_clock_mhz=mhz) for mhz in clocks_mhz(self.machine.gpu)]
-        return tuple(StepPrices(scenario=group, machine=machine_of(group)) for group in groups)
-
-    def _clock(self, rungs: tuple[StepPrices, ...]) -> SloClock | None:
-        spec = self.spec
-        if not rungs or spec.slo_tpot_s is None:
-            return None
-        return SloClock(
-            rungs=rungs,
-            tpot_s=spec.slo_tpot_s,
-            ttft_s=spec.slo_ttft_s,
-            hold_s=spec.clock_hold_s,
-            host_s=spec.host_ms * 1e-3,
-        )
-
-    def _caps(self, target: Machine) -> PhaseCaps | None:
-        prefill_w, decode_w = self.spec.prefill_power_cap_w, self.spec.power_cap_w or target.gpu.tdp_w
-        if prefill_w is None or not self.spec.phase_caps:
-            return None
-        return PhaseCaps(prefill=target.limits.under(prefill_w), decode=target.limits.under(decode_w))
+        shared: dict[str, Any] = {"env": self.env, "log": self.log, "served": self.served}
+        others = replicas_of(spec, self.traffic, **shared)
+        self.front, self.back = (others, []) if not spec.prefill_replicas else ([], others)
+        if spec.prefill_replicas:
+            self.front = replicas_of(spec, self.traffic, prefill=True, **shared)
+            for replica in self.front:
+                replica.handover = self._hand_over
+        for replica in (*self.front, *self.back):
+            replica.done = self._done
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:
@@ -245,46 +169,3 @@ class _Server:
             again = InFlight(request=lost.request, target=lost.target, generated=lost.generated)
             again.last_token_s, again.preemptions = lost.last_token_s, lost.preemptions
             self._route(again)
-
-
-def _need(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
-    """Bytes of one rank with one sequence of ``context`` tokens cached and a full step in flight."""
-    model = workloads.load_model(spec.model)
-    return workloads.memory_need(
-        model,
-        layout_of(group),
-        batch=1,
-        context=context,
-        new_tokens=spec.max_num_batched_tokens,
-        layers=model.layers,
-        lm_head=True,
-        dtype=workloads.DType(spec.dtype),
-    )
-
-
-def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
-    """KV blocks that fit beside weights and activations in ``memory_share`` of a GPU's memory."""
-    need = _need(spec, group, context=spec.block_tokens)
-    room = target.gpu.memory_bytes * spec.memory_share - need.weight_bytes - need.activation_bytes
-    blocks = int(room / need.kv_bytes)
-    if blocks < 1:
-        raise ScenarioError(
-            f"{spec.model} does not fit on {target.gpu.id} with tp = {spec.tp}: {need}, of which "
-            f"{target.gpu.memory_bytes * spec.memory_share / 1e9:.1f} GB may be used: raise tp or memory_share"
-        )
-    return blocks
-
-
-def transfer_cost(spec: ServeSpec, tokens: int) -> Cost:
-    """Time and energy above idle of moving the KV cache of ``tokens`` from the first prefill replica to the last one.
-
-    Each rank sends its part at once; the two replicas may stand on different nodes.
-    """
-    group = spec.group()
-    world = group.world * (spec.replicas + spec.prefill_replicas)
-    target = machine(group.gpu, group.node, world, spec.power_cap_w, False, group.sm_clock_mhz, False, group.profile)
-    kv_bytes = _need(spec, group, context=tokens).kv_bytes
-    prices = StepPrices(scenario=group, machine=target)
-    cost = prices.send(round(kv_bytes), ranks=(0, world - group.world))
-    idle_j = 2 * cost.time_s * target.model.idle_w(target.model.max_clock_hz)
-    return Cost(time_s=cost.time_s, energy_j=group.world * max(0.0, cost.energy_j - idle_j))

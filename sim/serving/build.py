@@ -1,0 +1,102 @@
+"""Replicas as a spec describes them, put together from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import simpy
+
+from sim.errors import ScenarioError
+from sim.machine import Machine, machine_of
+from sim.serving.clock import SloClock, clocks_mhz
+from sim.serving.kv import BlockPool
+from sim.serving.memory import kv_blocks, memory_of
+from sim.serving.power import Governor
+from sim.serving.price import StepPrices
+from sim.serving.records import Log, Served
+from sim.serving.replica import PhaseCaps, Replica
+from sim.serving.requests import Request
+from sim.serving.scheduler import Limits, Scheduler
+from sim.serving.spec import ServeSpec
+
+
+def check_room(spec: ServeSpec, traffic: Sequence[Request], blocks: int) -> None:
+    """Raise where a request's cache exceeds ``blocks``, or pieces of prompts are no whole blocks."""
+    longest = max(traffic, key=lambda r: r.input_tokens + r.output_tokens)
+    if longest.input_tokens + longest.output_tokens > blocks * spec.block_tokens:
+        raise ScenarioError(
+            f"request {longest.number} needs {longest.input_tokens} + {longest.output_tokens} tokens of KV cache, "
+            f"a replica holds {blocks * spec.block_tokens}: raise tp or memory_share, or lower length_scale"
+        )
+    pieced = next((r.block_tokens for r in traffic if r.prefix), spec.block_tokens)
+    if pieced % spec.block_tokens:
+        raise ScenarioError(f"block_tokens = {spec.block_tokens}: must divide the trace's blocks of {pieced} tokens")
+
+
+def replicas_of(
+    spec: ServeSpec,
+    traffic: Sequence[Request],
+    *,
+    env: simpy.Environment,
+    log: Log,
+    served: dict[int, Served],
+    prefill: bool = False,
+) -> list[Replica]:
+    """The replicas of ``spec`` that serve whole requests (or go on with prompts), or with ``prefill`` prompts alone."""
+    group = spec.group(prefill=prefill)
+    target = machine_of(group)
+    blocks = spec.kv_blocks or kv_blocks(spec, group, target)
+    check_room(spec, traffic, blocks)
+    limits = Limits(
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        prefix_caching=spec.prefix_caching,
+        preemption="recompute" if prefill else spec.preemption,
+        prefill_only=prefill,
+    )
+    prices = StepPrices(scenario=group, machine=target)  # replicas are equal: they share what is known
+    rungs = _rungs(spec, target, prefill=prefill)
+    kv_bytes = memory_of(spec, group, context=1).kv_bytes
+    return [
+        Replica(
+            number=number if prefill else spec.prefill_replicas + number,
+            env=env,
+            prices=prices,
+            scheduler=Scheduler(limits=limits, pool=BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
+            governor=Governor(machine=target, gpus=group.world),
+            log=log,
+            served=served,
+            host_s=spec.host_ms * 1e-3,
+            clock=_clock(spec, rungs),
+            caps=_caps(spec, target),
+            swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
+        )
+        for number in range(spec.prefill_replicas if prefill else spec.replicas)
+    ]
+
+
+def _rungs(spec: ServeSpec, target: Machine, *, prefill: bool) -> tuple[StepPrices, ...]:
+    """Prices at the clocks that a replica may choose; none where its clock is fixed."""
+    if spec.clock_policy == "fixed":
+        return ()
+    groups = [spec.group(prefill=prefill, sm_clock_mhz=mhz) for mhz in clocks_mhz(target.gpu)]
+    return tuple(StepPrices(scenario=group, machine=machine_of(group)) for group in groups)
+
+
+def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:
+    if not rungs or spec.slo_tpot_s is None:
+        return None
+    return SloClock(
+        rungs=rungs,
+        tpot_s=spec.slo_tpot_s,
+        ttft_s=spec.slo_ttft_s,
+        hold_s=spec.clock_hold_s,
+        host_s=spec.host_ms * 1e-3,
+    )
+
+
+def _caps(spec: ServeSpec, target: Machine) -> PhaseCaps | None:
+    prefill_w, decode_w = spec.prefill_power_cap_w, spec.power_cap_w or target.gpu.tdp_w
+    if prefill_w is None or not spec.phase_caps:
+        return None
+    return PhaseCaps(prefill=target.limits.under(prefill_w), decode=target.limits.under(decode_w))

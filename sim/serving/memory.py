@@ -1,0 +1,55 @@
+"""How much key/value memory a replica has, and what moving it costs."""
+
+from __future__ import annotations
+
+import workloads
+from sim.errors import ScenarioError
+from sim.layout import layout_of
+from sim.machine import Machine, machine
+from sim.scenario import Scenario
+from sim.serving.price import Cost, StepPrices
+from sim.serving.spec import ServeSpec
+from workloads.memory import MemoryNeed
+
+
+def memory_of(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
+    """Bytes of one rank with one sequence of ``context`` tokens cached and a full step in flight."""
+    model = workloads.load_model(spec.model)
+    return workloads.memory_need(
+        model,
+        layout_of(group),
+        batch=1,
+        context=context,
+        new_tokens=spec.max_num_batched_tokens,
+        layers=model.layers,
+        lm_head=True,
+        dtype=workloads.DType(spec.dtype),
+    )
+
+
+def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
+    """KV blocks that fit beside weights and activations in ``memory_share`` of a GPU's memory."""
+    need = memory_of(spec, group, context=spec.block_tokens)
+    room = target.gpu.memory_bytes * spec.memory_share - need.weight_bytes - need.activation_bytes
+    blocks = int(room / need.kv_bytes)
+    if blocks < 1:
+        raise ScenarioError(
+            f"{spec.model} does not fit on {target.gpu.id} with tp = {spec.tp}: {need}, of which "
+            f"{target.gpu.memory_bytes * spec.memory_share / 1e9:.1f} GB may be used: raise tp or memory_share"
+        )
+    return blocks
+
+
+def transfer_cost(spec: ServeSpec, tokens: int) -> Cost:
+    """Time and energy above idle of moving the KV cache of ``tokens`` from the first prefill replica to the last one.
+
+    Each rank sends its part at once; the two replicas may stand on different nodes.
+    """
+    group = spec.group()
+    world = group.world * (spec.replicas + spec.prefill_replicas)
+    target = machine(group.gpu, group.node, world, spec.power_cap_w, False, group.sm_clock_mhz, False, group.profile)
+    kv_bytes = memory_of(spec, group, context=tokens).kv_bytes
+    prices = StepPrices(scenario=group, machine=target)
+    cost = prices.send(round(kv_bytes), ranks=(0, world - group.world))
+    idle_j = 2 * cost.time_s * target.model.idle_w(target.model.max_clock_hz)
+    return Cost(time_s=cost.time_s, energy_j=group.world * max(0.0, cost.energy_j - idle_j))
