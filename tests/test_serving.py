@@ -120,6 +120,8 @@ def conserved(run: ServeResult) -> None:
     replicas=st.integers(2, 3),
     prompts=st.integers(0, 2),
     kill_s=st.floats(0.0, 0.4),
+    down=st.tuples(st.floats(0.0, 0.3), st.floats(0.0, 0.3)),
+    autoscale=st.sampled_from([None, "requests", "kv", "busy"]),
     preemption=st.sampled_from(["recompute", "swap"]),
     router=st.sampled_from(["round_robin", "least_loaded", "prefix_aware"]),
     seed=st.integers(0, 100),
@@ -131,6 +133,8 @@ def test_no_request_is_lost_or_served_twice(
     replicas: int,
     prompts: int,
     kill_s: float,
+    down: tuple[float, float],
+    autoscale: str | None,
     preemption: str,
     router: str,
     seed: int,
@@ -143,10 +147,14 @@ def test_no_request_is_lost_or_served_twice(
     spec = ServeSpec.of(
         model="llama3-8b", trace=file, kv_blocks=blocks, replicas=replicas, prefill_replicas=prompts,
         preemption=preemption, router=router, max_num_seqs=8, max_num_batched_tokens=64,
+        autoscale=None if prompts else autoscale, autoscale_look_s=0.05, autoscale_calm_s=0.1, start_up_s=0.1,
     )  # fmt: skip
-    run = serve(spec, kills=[(kill_s, prompts)], progress=lambda done, _: finished.append(done))
+    outages = [(down[0], down[0] + down[1])]
+    run = serve(spec, kills=[(kill_s, prompts)], outages=outages, progress=lambda done, _: finished.append(done))
     assert finished == list(range(1, len(lengths) + 1))
     conserved(run)
+    served = run.requests[(run.requests["arrival_s"] >= down[0]) & (run.requests["moves"] == 0)]
+    assert (served["started_s"] >= served["arrival_s"].clip(upper=sum(down))).all()
 
 
 def test_a_prompt_is_computed_on_one_replica_and_goes_on_at_another() -> None:

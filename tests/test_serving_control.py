@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from sim.cli import main
 from sim.errors import ScenarioError
 from sim.serving import serve
+from tests.test_serving import conserved
 
 LOAD = {"model": "llama3-8b", "requests": 40, "rate_per_s": 9.0, "output_tokens": 60, "seed": 5}
 
@@ -69,3 +71,47 @@ def test_a_cap_for_decoding_alone_slows_tokens_and_not_prompts() -> None:
     fast_w = tokens.machine.limits.under(400).fast_limit_w
     assert steps["power_w_per_gpu"].max() <= fast_w
     assert decode_w < 420
+
+
+def test_requests_that_come_while_the_router_is_down_start_when_it_is_back() -> None:
+    run = serve(outages=[(1.0, 2.5)], **LOAD)
+    came = run.requests[(run.requests["arrival_s"] > 1.0) & (run.requests["arrival_s"] < 2.5)]
+    assert len(came) > 5
+    assert came["started_s"].min() >= 2.5
+    with pytest.raises(ScenarioError, match="outages: from 2 s to 1 s: give two times, the earlier first"):
+        serve(outages=[(2.0, 1.0)], **LOAD)
+
+
+def test_replicas_come_with_a_wave_of_requests_and_go_after_it(tmp_path: Path) -> None:
+    """Looks every second: a wave of 30 a second from second 5 to 15, one a second before and after."""
+    file = tmp_path / "wave.csv"
+    at = [*range(5), *(5 + i / 30 for i in range(300)), *range(15, 60)]
+    pd.DataFrame({"arrival_s": at, "input_tokens": 1000, "output_tokens": 100}).to_csv(file, index=False)
+    server = {"model": "llama3-8b", "trace": file, "replicas": 4, "max_num_seqs": 16, "start_up_s": 2.0}
+    plain = serve(**server)
+    rule = {"autoscale": "requests", "autoscale_target": 0.8, "autoscale_look_s": 1.0, "autoscale_calm_s": 10.0}
+    scaled = serve(**rule, **server)
+    conserved(scaled)
+    on = [len(scaled.stretches.query(f"start_s <= {at_s} < end_s")) for at_s in (4.0, 12.0, 59.0)]
+    assert on == [1, 4, 1]
+    assert scaled.summary["replica_starts"] == 3
+    assert scaled.summary["gpu_hours"] < 0.6 * plain.summary["gpu_hours"]
+    assert scaled.energy_j < 0.9 * plain.energy_j
+    assert scaled.summary["ttft_s"]["p99"] > plain.summary["ttft_s"]["p99"]
+    start = scaled.stretches.query("replica == 3").iloc[0]
+    assert (start["steps"], start["power_w_per_gpu"]) == (0, pytest.approx(scaled.machine.model.idle_w(1980e6)))
+    assert start["end_s"] - start["start_s"] >= 2.0
+
+
+def test_a_replica_that_never_starts_changes_nothing() -> None:
+    one = serve(**LOAD)
+    calm = serve(replicas=4, autoscale="requests", autoscale_target=10.0, autoscale_look_s=0.1, **LOAD)
+    assert calm.requests.equals(one.requests)
+    assert (calm.energy_j, calm.summary["replica_starts"]) == (one.energy_j, 0)
+
+
+def test_wrong_bounds_of_autoscaling_are_refused() -> None:
+    with pytest.raises(ScenarioError, match="min_replicas = 3 is more than replicas = 2"):
+        serve(autoscale="kv", min_replicas=3, replicas=2, **LOAD)
+    with pytest.raises(ScenarioError, match="prefill_replicas = 1: autoscale knows replicas of one kind only"):
+        serve(autoscale="kv", prefill_replicas=1, **LOAD)

@@ -68,6 +68,7 @@ class Log:
     decode_j: float = 0.0
     idle_j: float = 0.0
     transfer_j: float = 0.0
+    starts: int = 0  # of replicas, while serving
 
     def gap(self, seconds: float, count: int) -> None:
         """``count`` requests waited ``seconds`` for their next token."""

@@ -46,9 +46,13 @@ class Replica:
     done: Callable[[Sequence], None] = lambda _: None
     outstanding_tokens: int = 0
     alive: bool = True
+    serving: bool = True  # takes requests
+    powered: bool = True
+    busy_s: float = 0.0  # in steps
     _share_j: float = 0.0  # what a sequence has burnt that has been decoding since the start
     _arrived: simpy.Event = field(init=False)
     _planning: bool = False
+    _retiring: bool = False  # goes off once it has finished what it has
     _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
     _since_s: float = 0.0  # until when the limiters have been told
 
@@ -69,10 +73,26 @@ class Replica:
         if not self._arrived.triggered:
             self._arrived.succeed()
 
+    def retire(self) -> None:
+        """Take no more requests, and go off once those that are here are done."""
+        self.serving, self._retiring = False, True
+        self.wake()
+
+    def unretire(self) -> None:
+        """Stay after all."""
+        self.serving, self._retiring = True, False
+
+    def power_on(self) -> None:
+        """From nothing to idle; it does not serve yet."""
+        self.powered, self._since_s = True, self.env.now
+        self.governor = Governor(machine=self.governor.machine, gpus=self.governor.gpus)
+
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Step after step while it lives."""
         while self.alive:
             if not self.scheduler.busy:
+                if self._retiring:
+                    self.powered = self._retiring = False
                 self._arrived = self.env.event()
                 yield self._arrived
                 self.idle_until_now()
@@ -94,7 +114,7 @@ class Replica:
 
     def idle_until_now(self) -> None:
         """Bill the pause since the last step."""
-        if self.env.now > self._since_s:
+        if self.powered and self.env.now > self._since_s:
             self._pause(self.env.now - self._since_s)
 
     def _pause(self, seconds: float) -> None:
@@ -185,6 +205,7 @@ class Replica:
         """A row of the log that begins where the last one ended."""
         begin_s = self._since_s
         self._since_s += seconds
+        self.busy_s += seconds if steps else 0.0
         self.log.stretches.append(
             Stretch(
                 replica=self.number,

@@ -41,6 +41,8 @@ def print_summary(run: ServeResult, console: Console) -> None:
         f"{data['energy_j_per_output_token']:.4g} J an output token)",
     )
     head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
+    if spec.autoscale is not None:
+        head.add_row("GPU hours", f"{data['gpu_hours']:.4g}  ({data['replica_starts']} starts of replicas)")
     head.add_row("waiting at most", f"{data['most_waiting']:,} requests")
     if data["preemptions"]:
         head.add_row("preemptions", f"{data['preemptions']:,}")
@@ -91,4 +93,5 @@ SHOWN = {
     "energy_j_per_output_token": ("J a token", "{:.4g}", 1),
     "energy_j_per_request": ("J a request", "{:,.4g}", 1),
     "power_w_per_gpu": ("W a GPU", "{:.0f}", 1),
+    "gpu_hours": ("GPU hours", "{:.4g}", 1),
 }

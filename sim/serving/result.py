@@ -100,6 +100,8 @@ class ServeResult:
             "energy_j_per_output_token": self.energy_j / output,
             "energy_j_per_request": self.energy_j / len(table),
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
+            "gpu_hours": sum(one.end_s - one.start_s for one in log.stretches) * spec.group().world / 3600.0,
+            "replica_starts": log.starts,
             "hit_tokens": int(table["hit_tokens"].sum()),
             "preemptions": int(table["preemptions"].sum()),
             "most_blocks": max(stretch.blocks for stretch in log.stretches),

@@ -18,11 +18,13 @@ from sim.serving.replica import Replica
 from sim.serving.requests import Request
 from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
+from sim.serving.scale import Autoscaler, Measure
 from sim.serving.scheduler import Sequence as InFlight
 from sim.serving.spec import ServeSpec
 
-# A replica that is killed: (second, number of the replica).
+# A replica that is killed: (second, number of the replica); a router that is down: (from second, to second).
 Kill = tuple[float, int]
+Outage = tuple[float, float]
 
 
 def serve(
@@ -30,10 +32,13 @@ def serve(
     /,
     *,
     kills: Sequence[Kill] = (),
+    outages: Sequence[Outage] = (),
     progress: Callable[[int, int], None] | None = None,
     **fields: Any,
 ) -> ServeResult:
     """Serve a spec's traffic and return what became of it. ``progress`` hears of requests done, and of how many.
+
+    A killed replica's requests begin anew elsewhere; those that come while the router is down wait for it.
 
     >>> from sim.serving import serve
     >>> run = serve(model="llama3-8b", requests=20, rate_per_s=10.0, input_tokens=200, output_tokens=8)
@@ -43,7 +48,7 @@ def serve(
     if spec is None:
         spec = ServeSpec.of(**fields)
     server = _Server(spec=spec, traffic=spec.traffic(), progress=progress or (lambda *_: None))
-    return server.run(kills)
+    return server.run(kills, outages)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -60,6 +65,8 @@ class _Server:
     router: Router = field(init=False)
     over: simpy.Event = field(init=False)
     _queue: list[Request] = field(default_factory=list)  # of a closed loop
+    _held: list[InFlight] = field(default_factory=list)  # while there is no router, or no replica that serves
+    _routers_down: int = 0
     _transfer: dict[int, Cost] = field(default_factory=dict)
     machine: Machine = field(init=False)
 
@@ -68,7 +75,7 @@ class _Server:
         self.over = self.env.event()
         self.served = {request.number: Served(request=request) for request in self.traffic}
 
-    def run(self, kills: Sequence[Kill]) -> ServeResult:
+    def run(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> ServeResult:
         spec = self.spec
         self.machine = machine_of(spec.group())
         self._build()
@@ -78,6 +85,12 @@ class _Server:
                     f"kills: there is no replica {number}, the last is {len(self.front) + len(self.back) - 1}"
                 )
             self.env.process(self._killer(at_s, number))
+        for from_s, to_s in outages:
+            if not 0 <= from_s <= to_s:
+                raise ScenarioError(f"outages: from {from_s:g} s to {to_s:g} s: give two times, the earlier first")
+            self.env.process(self._outage(from_s, to_s))
+        if spec.autoscale is not None:
+            self.env.process(self._autoscaler(spec.autoscale).run())
         for replica in (*self.front, *self.back):
             self.env.process(replica.run())
         if spec.concurrency is None:
@@ -128,7 +141,41 @@ class _Server:
         living = [replica for replica in self.front if replica.alive]
         if not living:
             raise ScenarioError("every replica that takes requests has been killed: leave one")
-        self.router.choose(sequence.request, living).add(sequence)
+        serving = [replica for replica in living if replica.serving]
+        if self._routers_down or not serving:
+            self._held.append(sequence)
+        else:
+            self.router.choose(sequence.request, serving).add(sequence)
+
+    def _release(self) -> None:
+        """Requests that were held are sent again."""
+        held, self._held = self._held, []
+        for sequence in held:
+            self._route(sequence)
+
+    def _outage(self, from_s: float, to_s: float) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(from_s)
+        self._routers_down += 1
+        yield self.env.timeout(to_s - from_s)
+        self._routers_down -= 1
+        self._release()
+
+    def _autoscaler(self, measure: Measure) -> Autoscaler:
+        spec = self.spec
+        scaler = Autoscaler(
+            env=self.env,
+            replicas=self.front,
+            measure=measure,
+            target=spec.autoscale_target,
+            least=spec.min_replicas,
+            start_up_s=spec.start_up_s,
+            look_s=spec.autoscale_look_s,
+            calm_s=spec.autoscale_calm_s,
+            ready=self._release,
+            log=self.log,
+        )
+        scaler.begin()
+        return scaler
 
     def _done(self, sequence: InFlight) -> None:  # noqa: ARG002 - one callback for all who count
         self.finished += 1

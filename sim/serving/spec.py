@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from sim.scenario import Degree, Positive, Scenario, Table
 from sim.serving.requests import Law, Request, arrivals, lengths, made, read_requests, scaled
 from sim.serving.router import Policy
+from sim.serving.scale import Measure
 from sim.serving.scheduler import Preemption
 
 
@@ -72,6 +73,19 @@ class ServeSpec(Table):
     preemption: Preemption = Field("recompute", description="what becomes of a preempted sequence's memory")
     router: Policy = Field("least_loaded", description="which replica gets a request")
 
+    autoscale: Measure | None = Field(
+        None, description="replicas come and go by this share of what they take, up to --replicas"
+    )
+    autoscale_target: Annotated[float, Field(gt=0, le=10)] = Field(0.7, description="mean share that autoscale aims at")
+    autoscale_look_s: Annotated[float, Field(gt=0, le=3600)] = Field(15.0, description="time between two looks")
+    autoscale_calm_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        300.0, description="replicas go once so long a time has wanted fewer"
+    )
+    min_replicas: Degree = Field(1, description="replicas that autoscale always keeps")
+    start_up_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        60.0, description="from switching a replica on, at idle power, until it serves"
+    )
+
     slo_ttft_s: Annotated[float, Field(gt=0)] | None = Field(None, description="goodput: time to first token at most")
     slo_tpot_s: Annotated[float, Field(gt=0)] | None = Field(None, description="goodput: time per output token at most")
 
@@ -96,6 +110,10 @@ class ServeSpec(Table):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
+        if self.autoscale is not None and self.prefill_replicas:
+            raise ValueError(f"prefill_replicas = {self.prefill_replicas}: autoscale knows replicas of one kind only")
+        if self.min_replicas > self.replicas:
+            raise ValueError(f"min_replicas = {self.min_replicas} is more than replicas = {self.replicas}")
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self

@@ -13,7 +13,10 @@ from sim.serving.clock import clocks_mhz
 from workloads.errors import WorkloadError
 
 # Changes to a plain server that have a name.
-POLICIES: dict[str, dict[str, str]] = {"slo_clock": {"clock_policy": "slo"}}
+POLICIES: dict[str, dict[str, str]] = {
+    "slo_clock": {"clock_policy": "slo"},
+    "autoscale": {"autoscale": "requests"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class Server:
             "energy_j_per_output_token": data["energy_j_per_output_token"],
             "energy_j_per_request": data["energy_j_per_request"],
             "power_w_per_gpu": data["power_w_per_gpu"],
+            "gpu_hours": data["gpu_hours"],
         }
 
 
