@@ -170,6 +170,11 @@ def moe_small(kind: str, rows: int, width: int = 2048) -> PlannedRow:
     return {"kind": kind, "world": 1, "rows": rows, "width": width, "dtype": "bf16"}
 
 
+def sample(how: str, rows: int, width: int) -> PlannedRow:
+    """Tokens drawn from ``rows`` rows of ``width`` logits: greedy, random (by probability), or top_p."""
+    return {"kind": "sample", "world": 1, "how": how, "rows": rows, "width": width, "dtype": "bf16"}
+
+
 def grouped(which: str, experts: int, tokens: int, skew: float = 0.0) -> PlannedRow:
     """Grouped GEMM of Qwen3-30B-A3B's experts; ``experts`` of 128 are this rank's."""
     k, n = (2048, 1536) if which == "gate_up" else (768, 2048)
