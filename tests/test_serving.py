@@ -19,7 +19,8 @@ from sim.errors import ScenarioError
 from sim.machine import machine_of
 from sim.scenario import Scenario
 from sim.serving import ServeResult, ServeSpec, serve
-from sim.serving.price import Batch, Chunk, StepPrices
+from sim.serving.cost import Batch, Chunk
+from sim.serving.price import StepPrices
 from sim.serving.requests import arrivals, read_requests
 from sim.serving.trace import to_trace, write_served
 

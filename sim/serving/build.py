@@ -9,6 +9,7 @@ import simpy
 from sim.errors import ScenarioError
 from sim.machine import Machine, machine_of
 from sim.serving.clock import SloClock, clocks_mhz
+from sim.serving.host import host_time
 from sim.serving.kv import BlockPool
 from sim.serving.memory import kv_blocks, memory_of
 from sim.serving.power import Governor
@@ -54,7 +55,9 @@ def replicas_of(
         preemption="recompute" if prefill else spec.preemption,
         prefill_only=prefill,
     )
-    prices = StepPrices(scenario=group, machine=target)  # replicas are equal: they share what is known
+    prices = StepPrices(
+        scenario=group, machine=target, sampling=spec.sampling
+    )  # replicas are equal: they share what is known
     rungs = _rungs(spec, target, prefill=prefill)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
     return [
@@ -66,7 +69,7 @@ def replicas_of(
             governor=Governor(machine=target, gpus=group.world),
             log=log,
             served=served,
-            host_s=spec.host_ms * 1e-3,
+            host=host_time(spec.host, spec.host_ms * 1e-3),
             clock=_clock(spec, rungs),
             caps=_caps(spec, target),
             swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
@@ -80,7 +83,7 @@ def _rungs(spec: ServeSpec, target: Machine, *, prefill: bool) -> tuple[StepPric
     if spec.clock_policy == "fixed":
         return ()
     groups = [spec.group(prefill=prefill, sm_clock_mhz=mhz) for mhz in clocks_mhz(target.gpu)]
-    return tuple(StepPrices(scenario=group, machine=machine_of(group)) for group in groups)
+    return tuple(StepPrices(scenario=group, machine=machine_of(group), sampling=spec.sampling) for group in groups)
 
 
 def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:
@@ -91,7 +94,7 @@ def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:
         tpot_s=spec.slo_tpot_s,
         ttft_s=spec.slo_ttft_s,
         hold_s=spec.clock_hold_s,
-        host_s=spec.host_ms * 1e-3,
+        host=host_time(spec.host, spec.host_ms * 1e-3),
     )
 
 

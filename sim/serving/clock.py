@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 
 from hardware.gpu import GpuSpec
+from sim.serving.host import HostTime
 from sim.serving.price import StepPrices
 from sim.serving.scheduler import Scheduler, Sequence, Step
 
@@ -41,7 +42,7 @@ class SloClock:
     tpot_s: float
     ttft_s: float | None
     hold_s: float
-    host_s: float
+    host: HostTime
     at: int = field(init=False)
     _changed_s: float = -math.inf
     _steps: float = 0.0  # of the last seconds, at which sequences were running,
@@ -59,7 +60,8 @@ class SloClock:
 
     def choose(self, step: Step, scheduler: Scheduler, target_w: float, now_s: float) -> StepPrices:
         """Prices at the clock that ``step`` runs at."""
-        seconds = [self.host_s + prices.step(step.batch, target_w).whole.time_s for prices in self.rungs]
+        host_s = self.host.seconds(step.sequences)
+        seconds = [host_s + prices.step(step.batch, target_w).whole.time_s for prices in self.rungs]
         budget_s = min(self._until_first_token_s(step, scheduler, now_s), self._catch_up_s(scheduler, now_s))
         mean_s = [time_s / self._steps for time_s in self._spent_s] if self._steps else seconds
         wanted = max(_lowest(seconds, budget_s), _lowest(mean_s, AIM * self.tpot_s))

@@ -7,7 +7,8 @@ from sim.errors import ScenarioError
 from sim.layout import layout_of
 from sim.machine import Machine, machine
 from sim.scenario import Scenario
-from sim.serving.price import Cost, StepPrices
+from sim.serving.cost import Cost
+from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
 from workloads.memory import MemoryNeed
 

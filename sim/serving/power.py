@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.machine import Machine
-from sim.serving.price import NOTHING, Cost
+from sim.serving.cost import NOTHING, Cost
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -17,6 +17,7 @@ from typing import Literal, assert_never
 import numpy as np
 
 import workloads
+from hardware.sampling import Sampling, sampling_cost
 from sim.engine.record import Recorder
 from sim.engine.replay import play
 from sim.errors import FoldError
@@ -26,6 +27,7 @@ from sim.outcome import power_steps
 from sim.plan import Plan, Work, classifier
 from sim.runner import routing_of
 from sim.scenario import Scenario
+from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
 from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork
@@ -36,94 +38,13 @@ TARGET_STEPS = 26
 Part = Literal["shared", "head", "decode", "chunk"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Seconds of a step or a part of one, joules over all GPUs of the group, and SM clock cycles of a mean GPU."""
-
-    time_s: float
-    energy_j: float
-    cycles: float = 0.0
-
-    @property
-    def clock_hz(self) -> float:
-        """The mean SM clock."""
-        return self.cycles / self.time_s
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            time_s=self.time_s + other.time_s,
-            energy_j=self.energy_j + other.energy_j,
-            cycles=self.cycles + other.cycles,
-        )
-
-    def toward(self, other: Cost, share: float) -> Cost:
-        """The point ``share`` of the way to ``other``."""
-        return Cost(
-            time_s=self.time_s + share * (other.time_s - self.time_s),
-            energy_j=self.energy_j + share * (other.energy_j - self.energy_j),
-            cycles=self.cycles + share * (other.cycles - self.cycles),
-        )
-
-
-NOTHING = Cost(time_s=0.0, energy_j=0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A piece of a prompt: ``tokens`` new ones that see ``context`` in all."""
-
-    tokens: int
-    context: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, and pieces of prompts.
-
-    ``ending`` of the pieces are their prompt's last, whose head yields a first token.
-    """
-
-    decoding: int = 0
-    cached: int = 0
-    chunks: tuple[Chunk, ...] = ()
-    ending: int = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        """New tokens of prompts."""
-        return sum(chunk.tokens for chunk in self.chunks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
-    """The parts of a step's cost; ``shared`` is what all tokens pass through together, ``prompts`` one a piece."""
-
-    shared: Cost
-    prompts: tuple[Cost, ...]
-    decoding: Cost
-    head: Cost
-
-    @property
-    def whole(self) -> Cost:
-        """Their sum."""
-        return sum(self.prompts, self.shared) + self.decoding + self.head
-
-    def toward(self, other: StepCost, share: float) -> StepCost:
-        """The point ``share`` of the way to the same batch's ``other`` cost."""
-        return StepCost(
-            shared=self.shared.toward(other.shared, share),
-            prompts=tuple(one.toward(two, share) for one, two in zip(self.prompts, other.prompts, strict=True)),
-            decoding=self.decoding.toward(other.decoding, share),
-            head=self.head.toward(other.head, share),
-        )
-
-
 @dataclass(kw_only=True, eq=False)
 class StepPrices:
     """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine."""
 
     scenario: Scenario
     machine: Machine
+    sampling: Sampling | None = None  # how each rank draws tokens from the logits
     _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
     _last: Batch | None = None
     _last_costs: dict[int, StepCost] = field(default_factory=dict)
@@ -163,7 +84,7 @@ class StepPrices:
             shared=self._rows("shared", tokens, 0, target),
             prompts=tuple(self._chunk(chunk, target) for chunk in batch.chunks),
             decoding=decoding,
-            head=self._rows("head", scored, 0, target) if scored else NOTHING,
+            head=self._rows("head", scored, 0, target) + self._sample(scored) if scored else NOTHING,
         )
 
     def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
@@ -188,7 +109,17 @@ class StepPrices:
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=1, context=mean))
-        return self._run(self._program(groups, batch.decoding + batch.ending, None), target_w)
+        scored = batch.decoding + batch.ending
+        return self._run(self._program(groups, scored, None), target_w) + self._sample(scored)
+
+    def _sample(self, rows: int) -> Cost:
+        """Every rank holds all logits and draws by itself."""
+        if self.sampling is None or not rows:
+            return NOTHING
+        vocabulary = workloads.load_model(self.scenario.model).vocab
+        time_s, energy_j = sampling_cost(self.sampling, rows, vocabulary, self.machine.gpu)
+        cycles = time_s * self.machine.model.max_clock_hz
+        return Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
 
     def send(self, count: int, *, ranks: tuple[int, int]) -> Cost:
         """Moving ``count`` bytes from one rank to another; joules of both."""

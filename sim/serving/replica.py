@@ -10,8 +10,10 @@ import simpy
 
 from hardware.clock import ClockLimits
 from sim.serving.clock import CATCH_UP_STEPS, SloClock
+from sim.serving.cost import Batch, Cost, StepCost
+from sim.serving.host import HostTime
 from sim.serving.power import Governor
-from sim.serving.price import Batch, Cost, StepCost, StepPrices, context_ends
+from sim.serving.price import StepPrices, context_ends
 from sim.serving.records import Log, Served, Stretch
 from sim.serving.scheduler import Scheduler, Sequence, Step
 
@@ -38,7 +40,7 @@ class Replica:
     governor: Governor
     log: Log
     served: dict[int, Served]
-    host_s: float = 0.0
+    host: HostTime
     swap_s_per_token: float = 0.0
     clock: SloClock | None = None
     caps: PhaseCaps | None = None
@@ -127,7 +129,7 @@ class Replica:
             record = self.served[sequence.request.number]
             record.started_s = self.env.now if record.started_s < 0 else record.started_s
         begin_s = self.env.now
-        hold_s = self.host_s + step.swapped_tokens * self.swap_s_per_token
+        hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
         if hold_s:
             self._pause(hold_s)
         first = self.prices.step(step.batch, self.governor.target_w)
@@ -168,7 +170,7 @@ class Replica:
         """Steps of evenly growing cost, until they are done or somebody arrives (then until the step at hand is)."""
         slope = (last.time_s - first.time_s) / max(steps - 1, 1)
         slope_j = (last.energy_j - first.energy_j) / max(steps - 1, 1)
-        begin_s, host_s = self.env.now, self.host_s
+        begin_s, host_s = self.env.now, self.host.seconds(step.sequences)
 
         def after_s(count: int) -> float:
             return count * (host_s + first.time_s) + slope * count * (count - 1) / 2

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sim.serving.cost import Batch, Chunk
 from sim.serving.kv import BlockPool
-from sim.serving.price import Batch, Chunk
 from sim.serving.requests import Request
 
 Preemption = Literal["recompute", "swap"]
@@ -61,6 +61,11 @@ class Step:
     batch: Batch
     pieces: tuple[tuple[Sequence, int], ...]
     swapped_tokens: int
+
+    @property
+    def sequences(self) -> int:
+        """Those that it computes anything of."""
+        return self.batch.decoding + len(self.pieces)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

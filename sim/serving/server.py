@@ -11,8 +11,8 @@ import simpy
 from sim.errors import ScenarioError
 from sim.machine import Machine, machine_of
 from sim.serving.build import replicas_of
+from sim.serving.cost import Cost
 from sim.serving.memory import transfer_cost
-from sim.serving.price import Cost
 from sim.serving.records import Log, Served
 from sim.serving.replica import Replica
 from sim.serving.requests import Request

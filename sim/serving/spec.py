@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from hardware.sampling import Sampling
 from sim.scenario import Degree, Positive, Scenario, Table
+from sim.serving.host import Host
 from sim.serving.requests import Law, Request, arrivals, lengths, made, read_requests, scaled
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
@@ -45,7 +47,9 @@ class ServeSpec(Table):
     clock_hold_s: Annotated[float, Field(ge=0, le=60)] = Field(
         0.1, description="clock_policy slo: a clock falls so long after its last change at the earliest"
     )
-    host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="host time before each step")
+    sampling: Sampling = Field("greedy", description="how tokens are drawn from the logits; top_p sorts them")
+    host: Host = Field("none", description="what the engine's host adds to each step; the GPUs idle meanwhile")
+    host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
     arrivals: Law = Field("poisson", description="law of the times between requests")

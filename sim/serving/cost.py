@@ -1,0 +1,87 @@
+"""What a step computes, and what it costs: seconds, joules, clock cycles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of a step or a part of one, joules over all GPUs of the group, and SM clock cycles of a mean GPU."""
+
+    time_s: float
+    energy_j: float
+    cycles: float = 0.0
+
+    @property
+    def clock_hz(self) -> float:
+        """The mean SM clock."""
+        return self.cycles / self.time_s
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            time_s=self.time_s + other.time_s,
+            energy_j=self.energy_j + other.energy_j,
+            cycles=self.cycles + other.cycles,
+        )
+
+    def toward(self, other: Cost, share: float) -> Cost:
+        """The point ``share`` of the way to ``other``."""
+        return Cost(
+            time_s=self.time_s + share * (other.time_s - self.time_s),
+            energy_j=self.energy_j + share * (other.energy_j - self.energy_j),
+            cycles=self.cycles + share * (other.cycles - self.cycles),
+        )
+
+
+NOTHING = Cost(time_s=0.0, energy_j=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of a prompt: ``tokens`` new ones that see ``context`` in all."""
+
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, and pieces of prompts.
+
+    ``ending`` of the pieces are their prompt's last, whose head yields a first token.
+    """
+
+    decoding: int = 0
+    cached: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    ending: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """New tokens of prompts."""
+        return sum(chunk.tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """The parts of a step's cost; ``shared`` is what all tokens pass through together, ``prompts`` one a piece."""
+
+    shared: Cost
+    prompts: tuple[Cost, ...]
+    decoding: Cost
+    head: Cost
+
+    @property
+    def whole(self) -> Cost:
+        """Their sum."""
+        return sum(self.prompts, self.shared) + self.decoding + self.head
+
+    def toward(self, other: StepCost, share: float) -> StepCost:
+        """The point ``share`` of the way to the same batch's ``other`` cost."""
+        return StepCost(
+            shared=self.shared.toward(other.shared, share),
+            prompts=tuple(one.toward(two, share) for one, two in zip(self.prompts, other.prompts, strict=True)),
+            decoding=self.decoding.toward(other.decoding, share),
+            head=self.head.toward(other.head, share),
+        )
