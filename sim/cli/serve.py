@@ -13,6 +13,21 @@ from sim.cli.options import given, table_options
 from sim.serving.spec import ServeSpec
 
 
+class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """Two numbers with a colon between them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        """The numbers of ``value``."""
+        first, _, second = str(value).partition(":")
+        try:
+            return float(first), float(second)
+        except ValueError:
+            self.fail(f"'{value}' is not {self.name}: give two numbers, like 1.5:2", param, ctx)
+
+
 @click.command("serve")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @table_options(ServeSpec)
@@ -22,6 +37,9 @@ from sim.serving.spec import ServeSpec
 )
 @click.option("--timeline", type=click.Path(path_type=Path), help="write steps and requests (.json.gz, .pftrace)")
 @click.option("--report", type=click.Path(path_type=Path), help="write the run as one HTML page that needs no network")
+@click.option("--kernels", type=_Pair("FROM:TO"), help="seconds between which --timeline shows every step's kernels")
+@click.option("--kill", type=_Pair("SECOND:REPLICA"), multiple=True, help="a replica dies; repeatable")
+@click.option("--router-down", type=_Pair("FROM:TO"), multiple=True, help="requests wait from then to then; repeatable")
 @click.option("--plan", is_flag=True, help="find the fewest GPUs and the lowest energy under the SLO")
 @click.option("--max-gpus", type=click.IntRange(1, 4096), default=8, show_default=True, help="GPUs of a plan at most")
 @click.option(
@@ -41,6 +59,9 @@ def command(
     power: Path | None,
     timeline: Path | None,
     report: Path | None,
+    kernels: tuple[float, float] | None,
+    kill: tuple[tuple[float, float], ...],
+    router_down: tuple[tuple[float, float], ...],
     plan: bool,
     max_gpus: int,
     within: float,
@@ -62,19 +83,26 @@ def command(
             check_table_ending(path)
     if report is not None:
         check_report(report)
+    if kernels is not None and timeline is None:
+        raise click.UsageError("--kernels shows kernels in a trace: give --timeline FILE too")
+    if (plan or compare) and (kill or router_down or timeline or out or power or report):
+        raise click.UsageError("--plan and --compare make tables only: leave files, --kill and --router-down out")
     spec = ServeSpec.load(file, **given(fields)) if file is not None else ServeSpec.of(**given(fields))
     if plan or compare:
         _studied(spec, plan=plan, max_gpus=max_gpus, within=within, changes=compare, as_json=as_json, quiet=quiet)
         return
+    events: dict[str, Any] = {
+        "kills": [(second, int(replica)) for second, replica in kill], "outages": router_down, "window": kernels,
+    }  # fmt: skip
     if quiet or not sys.stderr.isatty():
-        run = serve(spec)
+        run = serve(spec, **events)
     else:
         from rich.console import Console
         from rich.progress import Progress
 
         with Progress(console=Console(file=sys.stderr)) as bar:
             task = bar.add_task("requests served")
-            run = serve(spec, progress=lambda done, of: bar.update(task, completed=done, total=of))
+            run = serve(spec, **events, progress=lambda done, of: bar.update(task, completed=done, total=of))
     for path, table in ((out, run.requests), (power, run.stretches)):
         if path is not None:
             write_table(table, path)

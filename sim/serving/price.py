@@ -84,7 +84,7 @@ class StepPrices:
             shared=self._rows("shared", tokens, 0, target),
             prompts=tuple(self._chunk(chunk, target) for chunk in batch.chunks),
             decoding=decoding,
-            head=self._rows("head", scored, 0, target) + self._sample(scored) if scored else NOTHING,
+            head=self._rows("head", scored, 0, target) + self.drawing(batch) if scored else NOTHING,
         )
 
     def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
@@ -103,17 +103,21 @@ class StepPrices:
             return first
         return first.toward(self._rows("chunk", chunk.tokens, high, target), (before - low) / (high - low))
 
-    def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
-        """The engine's cost of the whole step in one run; nothing is interpolated."""
+    def whole_step(self, batch: Batch) -> Plan:
+        """The kernels of ``batch``, all in one run."""
         groups = [_chunk_group(chunk.tokens, chunk.context) for chunk in batch.chunks]
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=1, context=mean))
-        scored = batch.decoding + batch.ending
-        return self._run(self._program(groups, scored, None), target_w) + self._sample(scored)
+        return self._plan(self._program(groups, batch.decoding + batch.ending, None))
 
-    def _sample(self, rows: int) -> Cost:
-        """Every rank holds all logits and draws by itself."""
+    def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
+        """The engine's cost of the whole step in one run; nothing is interpolated."""
+        return self._run(self.whole_step(batch), target_w) + self.drawing(batch)
+
+    def drawing(self, batch: Batch) -> Cost:
+        """Drawing the tokens that ``batch`` yields: every rank holds all logits and draws by itself."""
+        rows = batch.decoding + batch.ending
         if self.sampling is None or not rows:
             return NOTHING
         vocabulary = workloads.load_model(self.scenario.model).vocab
@@ -139,7 +143,7 @@ class StepPrices:
         known = self._known.get(key)
         if known is None:
             target_w = (1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w
-            known = self._known[key] = self._run(self._part_program(part, rows, context), target_w)
+            known = self._known[key] = self._run(self._plan(self._part_program(part, rows, context)), target_w)
         return known
 
     def _part_program(self, part: Part, rows: int, context: int) -> Program:
@@ -171,9 +175,11 @@ class StepPrices:
             model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
         )
 
-    def _run(self, program: Program, target_w: float) -> Cost:
+    def _plan(self, program: Program) -> Plan:
         work = Work(program=program, tokens=1, classify=classifier(self.machine, eager=False), issue_s=None)
-        plan = Plan(work=work, model=self.machine.model)
+        return Plan(work=work, model=self.machine.model)
+
+    def _run(self, plan: Plan, target_w: float) -> Cost:
         target_w = min(target_w, self.machine.limits.fast_limit_w)
         try:
             layout = plan.segments

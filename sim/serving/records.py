@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sim.serving.cost import Batch
+from sim.serving.price import StepPrices
 from sim.serving.requests import Request
 
 
@@ -56,10 +58,24 @@ class Stretch:
     clock_hz: float  # mean SM clock
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """One step of a replica whose kernels are to be shown: what it computed from when, in how long, under what."""
+
+    replica: int
+    start_s: float
+    time_s: float
+    batch: Batch
+    prices: StepPrices
+    target_w: float
+
+
 @dataclass(kw_only=True, slots=True)
 class Log:
-    """All that a run writes down."""
+    """All that a run writes down; single steps only between the seconds of ``window``."""
 
+    window: tuple[float, float] | None = None
+    run_steps: list[RunStep] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)  # times between tokens of a request,
@@ -69,6 +85,11 @@ class Log:
     idle_j: float = 0.0
     transfer_j: float = 0.0
     starts: int = 0  # of replicas, while serving
+
+    def ran(self, step: RunStep) -> None:
+        """A step was run; kept if it lies in the window."""
+        if self.window is not None and step.start_s < self.window[1] and step.start_s + step.time_s > self.window[0]:
+            self.run_steps.append(step)
 
     def gap(self, seconds: float, count: int) -> None:
         """``count`` requests waited ``seconds`` for their next token."""

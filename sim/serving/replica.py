@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import simpy
@@ -14,7 +14,7 @@ from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.host import HostTime
 from sim.serving.power import Governor
 from sim.serving.price import StepPrices, context_ends
-from sim.serving.records import Log, Served, Stretch
+from sim.serving.records import Log, RunStep, Served, Stretch
 from sim.serving.scheduler import Scheduler, Sequence, Step
 
 # Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
@@ -134,6 +134,7 @@ class Replica:
             self._pause(hold_s)
         first = self.prices.step(step.batch, self.governor.target_w)
         cost = self.governor.work(lambda target_w: self.prices.step(step.batch, target_w).whole)
+        self._show(begin_s + hold_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
         if self.clock is not None:
             self.clock.ran(1)
@@ -200,8 +201,19 @@ class Replica:
         self.log.decode_j += energy_j
         self._share_j += energy_j / step.batch.decoding
         for number in range(steps):
+            if self.log.window is not None:
+                grown = replace(step.batch, cached=step.batch.cached + number * step.batch.decoding)
+                self._show(begin_s + after_s(number) + host_s, first.time_s + slope * number, grown)
             self.log.gap(host_s + first.time_s + slope * number, step.batch.decoding)
         self._advance(step, steps)
+
+    def _show(self, start_s: float, time_s: float, batch: Batch) -> None:
+        if self.log.window is not None:
+            one = RunStep(
+                replica=self.number, start_s=start_s, time_s=time_s, batch=batch, prices=self.prices,
+                target_w=self.governor.target_w,
+            )  # fmt: skip
+            self.log.ran(one)
 
     def _note(self, seconds: float, steps: int, batch: Batch, energy_j: float, clock_hz: float) -> None:
         """A row of the log that begins where the last one ended."""

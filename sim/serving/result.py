@@ -56,6 +56,7 @@ class ServeResult:
     def stretches(self) -> pd.DataFrame:
         """Stretches of equal steps, one row each: power, target, batch, queue and memory over time."""
         table = pd.DataFrame([asdict(stretch) for stretch in self.log.stretches])
+        table["clock_mhz"] = table.pop("clock_hz") / 1e6
         gpus = self.spec.group().world
         table["power_w_per_gpu"] = table["energy_j"] / (table["end_s"] - table["start_s"]) / gpus
         return table

@@ -33,12 +33,14 @@ def serve(
     *,
     kills: Sequence[Kill] = (),
     outages: Sequence[Outage] = (),
+    window: tuple[float, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **fields: Any,
 ) -> ServeResult:
     """Serve a spec's traffic and return what became of it. ``progress`` hears of requests done, and of how many.
 
     A killed replica's requests begin anew elsewhere; those that come while the router is down wait for it.
+    Between the seconds of ``window`` every step is remembered, so that a trace can show its kernels.
 
     >>> from sim.serving import serve
     >>> run = serve(model="llama3-8b", requests=20, rate_per_s=10.0, input_tokens=200, output_tokens=8)
@@ -47,7 +49,8 @@ def serve(
     """
     if spec is None:
         spec = ServeSpec.of(**fields)
-    server = _Server(spec=spec, traffic=spec.traffic(), progress=progress or (lambda *_: None))
+    log = Log(window=window)
+    server = _Server(spec=spec, traffic=spec.traffic(), log=log, progress=progress or (lambda *_: None))
     return server.run(kills, outages)
 
 
@@ -57,7 +60,7 @@ class _Server:
     traffic: list[Request]
     progress: Callable[[int, int], None]
     env: simpy.Environment = field(default_factory=simpy.Environment)
-    log: Log = field(default_factory=Log)
+    log: Log
     served: dict[int, Served] = field(default_factory=dict)
     finished: int = 0
     front: list[Replica] = field(default_factory=list)  # whole requests, or prompts alone

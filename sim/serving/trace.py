@@ -7,14 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
+from sim.serving.kernels import kernels_of
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
+from sim.trace import FIRST_STREAM
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
 
 COUNTERS = (
     ("power W per GPU", "power_w_per_gpu"),
     ("power target W", "target_w"),
+    ("SM clock MHz", "clock_mhz"),
     ("sequences decoding", "decoding"),
     ("requests waiting", "waiting"),
     ("KV blocks used", "blocks"),
@@ -70,6 +73,22 @@ def to_trace(run: ServeResult) -> Trace:
                 energy.append(float(one[f"{name}_j"]) if name != "queue" else float("nan"))
                 args = {name: int(one[name]) for name in ("request", "input_tokens", "output_tokens", "replica")}
                 table_of_kinds.append(SpanKind(name=f"{name} {args['request']}", category="request", args=args))
+    streams: dict[tuple[int, int], int] = {}
+    for step, kernels in kernels_of(run.log.run_steps):
+        known: dict[int, int] = {}
+        for stream, one_kind, begin_s, end_s, joules in kernels:
+            if (step.replica, stream) not in streams:
+                streams[step.replica, stream] = len(lanes)
+                tid = FIRST_STREAM + stream
+                lanes.append(Lane(pid=step.replica, tid=tid, name=f"stream {tid} of its first GPU", order=tid))
+            if id(one_kind) not in known:
+                known[id(one_kind)] = len(table_of_kinds)
+                table_of_kinds.append(one_kind)
+            lane.append(streams[step.replica, stream])
+            kind.append(known[id(one_kind)])
+            start.append(begin_s)
+            end.append(end_s)
+            energy.append(joules)
     spans = Spans(
         lane=np.array(lane, dtype=np.int64),
         kind=np.array(kind, dtype=np.int64),
