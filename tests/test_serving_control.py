@@ -50,7 +50,7 @@ def test_a_clock_policy_without_an_objective_is_refused() -> None:
 
 def test_policies_are_compared_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in LOAD.items()]
-    main(["serve", *flags, "--slo-tpot-s=0.015", "--slo-ttft-s=1", "--json", "--compare", "slo_clock"])
+    main(["serve", *flags, "--slo-tpot-s=0.015", "--slo-ttft-s=1", "--json", "--jobs=1", "--compare", "slo_clock"])
     plain, slow = json.loads(capsys.readouterr().out)["servers"]
     assert slow["energy_j_per_output_token"] < 0.8 * plain["energy_j_per_output_token"]
     with pytest.raises(SystemExit):
@@ -59,17 +59,14 @@ def test_policies_are_compared_by_name(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_cap_for_decoding_alone_slows_tokens_and_not_prompts() -> None:
-    load = LOAD | {"rate_per_s": 4.0, "input_tokens": 6000}
-    plain, both = serve(**load), serve(power_cap_w=400, **load)
-    tokens = serve(power_cap_w=400, prefill_power_cap_w=700, **load)
+    load = LOAD | {"rate_per_s": 4.0, "input_tokens": 4096, "requests": 12, "output_tokens": 40}
+    both, tokens = serve(power_cap_w=400, **load), serve(power_cap_w=400, prefill_power_cap_w=700, **load)
     equal = serve(power_cap_w=400, prefill_power_cap_w=400, **load)
     pd.testing.assert_frame_equal(equal.requests, both.requests, rtol=1e-9)
     assert tokens.summary["ttft_s"]["mean"] < 0.8 * both.summary["ttft_s"]["mean"]
-    assert tokens.energy_j < plain.energy_j
     steps = tokens.stretches[(tokens.stretches["steps"] > 0) & (tokens.stretches["prompt_tokens"] == 0)]
     decode_w = steps["energy_j"].sum() / (steps["end_s"] - steps["start_s"]).sum()
-    fast_w = tokens.machine.limits.under(400).fast_limit_w
-    assert steps["power_w_per_gpu"].max() <= fast_w
+    assert steps["power_w_per_gpu"].max() <= tokens.machine.limits.under(400).fast_limit_w
     assert decode_w < 420
 
 

@@ -10,6 +10,7 @@ from sim.cli import main
 from sim.errors import SimError
 from sim.serving import ServeSpec
 from sim.studies.capacity import capacity, compare
+from sim.studies.explore.workers import Pool
 
 LOAD = {"model": "llama3-8b", "requests": 60, "rate_per_s": 30.0, "input_tokens": 2000, "output_tokens": 30}
 
@@ -36,6 +37,12 @@ def test_a_tighter_objective_never_needs_fewer_gpus() -> None:
     assert needed[0] < needed[-1]
 
 
+def test_workers_side_by_side_find_the_same_plan() -> None:
+    spec = ServeSpec.of(**LOAD | {"requests": 20}, slo_ttft_s=0.3, sm_clock_mhz=1380)
+    alone, together = capacity(spec, max_gpus=2), capacity(spec, max_gpus=2, pool=Pool(jobs=2))
+    assert [server.row for server in alone.servers] == [server.row for server in together.servers]
+
+
 def test_an_objective_that_nothing_keeps_is_said_in_one_line() -> None:
     with pytest.raises(SimError, match="no server of up to 1 h100-sxm-80gb keeps the objective: tp = 1, replicas = 1"):
         capacity(ServeSpec.of(**LOAD, slo_ttft_s=0.001), max_gpus=1)
@@ -43,7 +50,18 @@ def test_an_objective_that_nothing_keeps_is_said_in_one_line() -> None:
 
 def test_policies_are_compared_on_the_same_traffic(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in LOAD.items()]
-    main(["serve", *flags, "--json", "--compare", "power_cap_w=400", "--compare", "sm_clock_mhz=1200,replicas=2"])
+    main(
+        [
+            "serve",
+            *flags,
+            "--json",
+            "--jobs=1",
+            "--compare",
+            "power_cap_w=400",
+            "--compare",
+            "sm_clock_mhz=1200,replicas=2",
+        ]
+    )
     plain, capped, slow = json.loads(capsys.readouterr().out)["servers"]
     assert capped["power_w_per_gpu"] < plain["power_w_per_gpu"]
     assert capped["ttft_p99_s"] > plain["ttft_p99_s"]

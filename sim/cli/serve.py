@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.cli.options import given, table_options
 from sim.serving.spec import ServeSpec
+
+if TYPE_CHECKING:
+    from sim.studies.explore.workers import Pool
 
 
 class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
@@ -51,6 +54,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     metavar="POLICY|KEY=VALUE,...",
     help="serve the same under slo_clock, or with changes like power_cap_w=500,replicas=2; repeatable",
 )
+@click.option("--jobs", type=click.IntRange(1), help="processes of a plan or comparison [default: one a core]")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
@@ -66,6 +70,7 @@ def command(
     max_gpus: int,
     within: float,
     compare: tuple[str, ...],
+    jobs: int | None,
     as_json: bool,
     quiet: bool,
     **fields: Any,
@@ -89,7 +94,12 @@ def command(
         raise click.UsageError("--plan and --compare make tables only: leave files, --kill and --router-down out")
     spec = ServeSpec.load(file, **given(fields)) if file is not None else ServeSpec.of(**given(fields))
     if plan or compare:
-        _studied(spec, plan=plan, max_gpus=max_gpus, within=within, changes=compare, as_json=as_json, quiet=quiet)
+        from sim.studies.explore.workers import Pool
+
+        pool = Pool() if jobs is None else Pool(jobs=jobs)
+        _studied(
+            spec, plan=plan, max_gpus=max_gpus, within=within, changes=compare, pool=pool, as_json=as_json, quiet=quiet
+        )
         return
     events: dict[str, Any] = {
         "kills": [(second, int(replica)) for second, replica in kill], "outages": router_down, "window": kernels,
@@ -123,7 +133,15 @@ def command(
 
 
 def _studied(
-    spec: ServeSpec, *, plan: bool, max_gpus: int, within: float, changes: tuple[str, ...], as_json: bool, quiet: bool
+    spec: ServeSpec,
+    *,
+    plan: bool,
+    max_gpus: int,
+    within: float,
+    changes: tuple[str, ...],
+    pool: Pool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Many runs of the same traffic, one row each."""
     from sim.cli.console import wide_console
@@ -131,7 +149,7 @@ def _studied(
     from sim.studies.capacity import capacity, compare
 
     if not plan:
-        rows = [server.row for server in compare(spec, [_changes(text) for text in changes])]
+        rows = [server.row for server in compare(spec, [_changes(text) for text in changes], pool=pool)]
         if as_json:
             click.echo(json.dumps({"servers": rows}, allow_nan=False))
         else:
@@ -141,7 +159,8 @@ def _studied(
         spec,
         max_gpus=max_gpus,
         within=within,
-        say=lambda text: None if quiet or as_json else click.echo(f"trying {text}", err=True),
+        pool=pool,
+        say=lambda text: None if quiet or as_json else click.echo(text, err=True),
     )
     if as_json:
         servers = [server.row for server in found.servers]
