@@ -46,6 +46,7 @@ class StepPrices:
     machine: Machine
     sampling: Sampling | None = None  # how each rank draws tokens from the logits
     _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
+    _drawn: dict[int, Cost] = field(default_factory=dict)
     _last: Batch | None = None
     _last_costs: dict[int, StepCost] = field(default_factory=dict)
 
@@ -120,10 +121,14 @@ class StepPrices:
         rows = batch.decoding + batch.ending
         if self.sampling is None or not rows:
             return NOTHING
-        vocabulary = workloads.load_model(self.scenario.model).vocab
-        time_s, energy_j = sampling_cost(self.sampling, rows, vocabulary, self.machine.gpu)
-        cycles = time_s * self.machine.model.max_clock_hz
-        return Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
+        known = self._drawn.get(rows)
+        if known is None:
+            vocabulary = workloads.load_model(self.scenario.model).vocab
+            time_s, energy_j = sampling_cost(self.sampling, rows, vocabulary, self.machine.gpu)
+            cycles = time_s * self.machine.model.max_clock_hz
+            known = Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
+            self._drawn[rows] = known
+        return known
 
     def send(self, count: int, *, ranks: tuple[int, int]) -> Cost:
         """Moving ``count`` bytes from one rank to another; joules of both."""
