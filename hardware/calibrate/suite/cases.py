@@ -62,7 +62,9 @@ def build(bench: Bench, row: Row) -> Case:
         case "gather" | "index_add" | "topk_sum":
             return _moe_small(bench, row["kind"], row["rows"], row["width"])
         case "sample":
-            return _sample(bench, row["how"], row["rows"], row["width"])
+            from hardware.calibrate.suite.cases_sampling import sampling_case
+
+            return sampling_case(bench, row["how"], row["rows"], row["width"])
         case "attention":
             return _attention(bench, row)
         case "grouped_gemm":
@@ -189,36 +191,6 @@ def _moe_small(bench: Bench, kind: str, rows: int, width: int) -> Case:
         return Case(launch=lambda _: kernels.topk_sum(x, gate, min(TOP_K, rows)), kernels_each=2)
     out = bench.empty(tokens, width)
     return Case(launch=lambda _: kernels.index_add(x, gate, index, out), kernels_each=3)
-
-
-def _sample(bench: Bench, how: str, rows: int, width: int) -> Case:
-    """Logits to tokens as servers do it in PyTorch; a draw is the largest of p over exponential noise."""
-    torch, logits = bench.torch, bench.randn(rows, width)
-    noise = torch.empty(rows, width, device=bench.device, dtype=torch.float32)
-
-    def drawn(scores: Any) -> object:
-        noise.exponential_()
-        return scores.softmax(dim=-1).div_(noise).argmax(dim=-1)
-
-    def cut(scores: Any) -> Any:
-        """Scores with the tail beyond 0.9 of the probability taken out."""
-        ranked, place = scores.sort(dim=-1)
-        tail = ranked.softmax(dim=-1).cumsum(dim=-1) <= 0.1
-        tail[:, -1] = False
-        return ranked.masked_fill_(tail, float("-inf")).scatter(dim=-1, index=place, src=ranked)
-
-    def launch(_: int) -> object:
-        scores = logits.to(torch.float32)
-        match how:
-            case "greedy":
-                return scores.argmax(dim=-1)
-            case "random":
-                return drawn(scores.div_(0.6))
-            case "top_p":
-                return drawn(cut(scores.div_(0.6)))
-        raise HardwareError(f"how = '{how}': the suite samples greedy, random or top_p")
-
-    return Case(launch=launch, kernels_each=16)
 
 
 def attention_inputs(

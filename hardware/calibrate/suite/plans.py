@@ -28,7 +28,7 @@ from hardware.calibrate.suite.plan import (
     moe_small,
     overlap,
     permute_copy,
-    sample,
+    sampling,
     small,
     step,
     together,
@@ -276,17 +276,6 @@ def calibrate_multi(world: int) -> list[PlannedRow]:
 
 
 # name -> (least number of GPUs, maker)
-def sampling(world: int) -> list[PlannedRow]:
-    """What a server does with the logits, over batch and vocabulary (Llama-3's and Qwen3's)."""
-    del world
-    few, many = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 8, 32, 128, 256)
-    rows: list[PlannedRow] = [{"kind": "host", "world": 1}]
-    rows += [sample("top_p", n, 128_256) for n in (*few, 192, 384, 512)]
-    rows += [sample(how, n, 128_256) for how in ("greedy", "random") for n in few]
-    rows += [sample(how, n, 151_936) for how in ("top_p", "greedy", "random") for n in many]
-    return rows
-
-
 PLANS: dict[str, tuple[int, PlanMaker]] = {
     "smoke": (1, smoke),
     "calibrate": (1, calibrate),
