@@ -11,6 +11,8 @@ from hardware.calibrate.suite.plan import done_already, planned
 from hardware.catalog import load_gpu
 from hardware.sampling import sampling_cost
 from sim.serving import serve
+from sim.serving.cost import Batch
+from sim.serving.price import StepPrices
 
 RECORDS = Path(__file__).parents[1] / "records" / "h100-sxm-80gb" / "serving" / "sampling.jsonl"
 H100 = load_gpu("h100-sxm-80gb")
@@ -55,6 +57,18 @@ def test_sorting_the_vocabulary_is_paid_in_every_step() -> None:
     greedy, sorting = (serve(sampling=how, **load) for how in ("greedy", "top_p"))
     later_s = sorting.summary["itl_s"]["p50"] - greedy.summary["itl_s"]["p50"]
     assert later_s == pytest.approx(2.909e-3 - 0.098e-3, rel=0.05)
+
+
+def test_an_eager_server_is_as_slow_as_its_host_issues_kernels() -> None:
+    load = {"model": "llama3-8b", "concurrency": 4, "requests": 4, "input_tokens": 64, "output_tokens": 33}
+    graph, eager = serve(**load), serve(launch="eager", **load)
+    prices = StepPrices(scenario=eager.spec.group(), machine=eager.machine)
+    batch = Batch(decoding=4, cached=4 * 80)
+    kernels = prices.whole_step(batch).work.kernels
+    issue_s = eager.machine.profile.launch.host_issue_s
+    assert eager.summary["itl_s"]["p50"] > graph.summary["itl_s"]["p50"]
+    assert eager.summary["itl_s"]["p50"] >= kernels * issue_s
+    assert prices.step(batch).whole.time_s == pytest.approx(prices.exact(batch).time_s, rel=0.01)
 
 
 def test_the_host_idles_the_gpus_before_each_step() -> None:

@@ -19,12 +19,13 @@ import numpy as np
 import workloads
 from hardware.sampling import Sampling, sampling_cost
 from sim.engine.record import Recorder
+from sim.engine.replay import Part as PlayedPart
 from sim.engine.replay import play
 from sim.errors import FoldError
 from sim.layout import layout_of
 from sim.machine import Machine
 from sim.outcome import power_steps
-from sim.plan import Plan, Work, classifier
+from sim.plan import Layout, Plan, Work, classifier
 from sim.runner import routing_of
 from sim.scenario import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
@@ -181,17 +182,13 @@ class StepPrices:
         )
 
     def _plan(self, program: Program) -> Plan:
-        work = Work(program=program, tokens=1, classify=classifier(self.machine, eager=False), issue_s=None)
+        eager = self.scenario.launch == "eager"
+        issue_s = self.machine.profile.launch.host_issue_s if eager else None
+        work = Work(program=program, tokens=1, classify=classifier(self.machine, eager=eager), issue_s=issue_s)
         return Plan(work=work, model=self.machine.model)
 
     def _run(self, plan: Plan, target_w: float) -> Cost:
-        target_w = min(target_w, self.machine.limits.fast_limit_w)
-        try:
-            layout = plan.segments
-            parts = play(layout.sequence, (target_w,) * len(layout.folding.classes))
-        except FoldError:
-            layout = plan.full
-            parts = play(layout.sequence, (target_w,) * len(layout.folding.classes))
+        layout, parts = _played(plan, min(target_w, self.machine.limits.fast_limit_w))
         members = [len(ranks) for ranks in layout.folding.classes]
         return Cost(
             time_s=sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12,
@@ -200,6 +197,17 @@ class StepPrices:
             ),
             cycles=sum(part.repeat * _cycles(part.played.records, members) for part in parts),
         )
+
+
+def _played(plan: Plan, target_w: float) -> tuple[Layout, list[PlayedPart]]:
+    """The quickest way to run ``plan`` that its ranks and layers allow, and its parts."""
+    for way in ("segments", "folded"):
+        try:
+            layout: Layout = getattr(plan, way)
+            return layout, play(layout.sequence, (target_w,) * len(layout.folding.classes))
+        except FoldError:
+            continue
+    return plan.full, play(plan.full.sequence, (target_w,) * len(plan.full.folding.classes))
 
 
 def _cycles(records: Recorder, members: Sequence[int]) -> float:

@@ -48,6 +48,7 @@ class ServeSpec(Table):
         0.1, description="clock_policy slo: a clock falls so long after its last change at the earliest"
     )
     sampling: Sampling = Field("greedy", description="how tokens are drawn from the logits; top_p sorts them")
+    launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field("none", description="what the engine's host adds to each step; the GPUs idle meanwhile")
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
 
@@ -134,7 +135,7 @@ class ServeSpec(Table):
             cap_w = max(cap_w, prefill_w)
         shared: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack")
+            for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch")
         }
         clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
         return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
