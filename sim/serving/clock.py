@@ -61,7 +61,7 @@ class SloClock:
     def choose(self, step: Step, scheduler: Scheduler, target_w: float, now_s: float) -> StepPrices:
         """Prices at the clock that ``step`` runs at."""
         host_s = self.host.seconds(step.sequences)
-        seconds = [host_s + prices.step(step.batch, target_w).whole.time_s for prices in self.rungs]
+        seconds = [host_s + prices.whole(step.batch, target_w).time_s for prices in self.rungs]
         budget_s = min(self._until_first_token_s(step, scheduler, now_s), self._catch_up_s(scheduler, now_s))
         mean_s = [time_s / self._steps for time_s in self._spent_s] if self._steps else seconds
         wanted = max(_lowest(seconds, budget_s), _lowest(mean_s, AIM * self.tpot_s))

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
-import numpy as np
-
 import workloads
 from hardware.sampling import Sampling, sampling_cost
 from sim.engine.record import Recorder
@@ -24,7 +22,6 @@ from sim.engine.replay import play
 from sim.errors import FoldError
 from sim.layout import layout_of
 from sim.machine import Machine
-from sim.outcome import power_steps
 from sim.plan import Layout, Plan, Work, classifier
 from sim.runner import routing_of
 from sim.scenario import Scenario
@@ -49,25 +46,35 @@ class StepPrices:
     _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _last: Batch | None = None
-    _last_costs: dict[int, StepCost] = field(default_factory=dict)
+    _last_costs: dict[int, tuple[StepCost, Cost]] = field(default_factory=dict)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
+        at, share = self._targets(target_w)
+        cost, _ = self._at(batch, at)
+        return cost.toward(self._at(batch, at - 1)[0], share) if share else cost
+
+    def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
+        """The sum of :meth:`step`, without its parts: quicker."""
+        at, share = self._targets(target_w)
+        _, cost = self._at(batch, at)
+        return cost.toward(self._at(batch, at - 1)[1], share) if share else cost
+
+    def _targets(self, target_w: float) -> tuple[int, float]:
+        """The target that is run at or below ``target_w``, and how far it is to the next one."""
         wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
         at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
-        if at == 0 or at == TARGET_STEPS:
-            return self._at(batch, at)
-        share = (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP
-        return self._at(batch, at).toward(self._at(batch, at - 1), share)
+        return at, (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP if 0 < at < TARGET_STEPS else 0.0
 
-    def _at(self, batch: Batch, target: int) -> StepCost:
-        """The cost at a target that is run: 1 - ``target`` steps of the fast limit."""
+    def _at(self, batch: Batch, target: int) -> tuple[StepCost, Cost]:
+        """The cost, and its sum, at a target that is run: 1 - ``target`` steps of the fast limit."""
         if batch is not self._last:
             self._last = batch
             self._last_costs.clear()
         known = self._last_costs.get(target)
         if known is None:
-            known = self._last_costs[target] = self._priced(batch, target)
+            priced = self._priced(batch, target)
+            known = self._last_costs[target] = (priced, priced.whole)
         return known
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
@@ -212,9 +219,14 @@ def _played(plan: Plan, target_w: float) -> tuple[Layout, list[PlayedPart]]:
 
 def _cycles(records: Recorder, members: Sequence[int]) -> float:
     """SM clock cycles of a mean GPU; ``members`` are the ranks that each simulated GPU stands for."""
-    gpu, state, held_s = power_steps(records)
-    clock_hz = np.array([s.clock_hz for s in records.states])[state]
-    return float((np.array(members)[gpu] * clock_hz * held_s).sum()) / sum(members)
+    cycles, since = 0.0, dict[int, tuple[int, float]]()
+    for gpu, time_ps, state in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True):
+        if gpu in since:
+            begun_ps, clock_hz = since[gpu]
+            cycles += members[gpu] * clock_hz * (time_ps - begun_ps)
+        since[gpu] = time_ps, records.states[state].clock_hz
+    cycles += sum(members[gpu] * clock_hz * (records.end_ps - begun_ps) for gpu, (begun_ps, clock_hz) in since.items())
+    return cycles * 1e-12 / sum(members)
 
 
 def _chunk_group(tokens: int, context: int) -> Group:

@@ -133,7 +133,7 @@ class Replica:
         if hold_s:
             self._pause(hold_s)
         first = self.prices.step(step.batch, self.governor.target_w)
-        cost = self.governor.work(lambda target_w: self.prices.step(step.batch, target_w).whole)
+        cost = self.governor.work(lambda target_w: self.prices.whole(step.batch, target_w))
         self._show(begin_s + hold_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
         if self.clock is not None:
@@ -161,9 +161,9 @@ class Replica:
         mean = batch.cached / batch.decoding
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
-        first = self.prices.step(batch, self.governor.target_w).whole
+        first = self.prices.whole(batch, self.governor.target_w)
         grown = Batch(decoding=batch.decoding, cached=batch.cached + (steps - 1) * batch.decoding)
-        last = self.prices.step(grown, self.governor.target_w).whole
+        last = self.prices.whole(grown, self.governor.target_w)
         power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
         return (steps, first, last) if self.governor.calm(power_w) else None
 
