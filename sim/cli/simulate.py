@@ -21,9 +21,7 @@ from sim.cli.outputs import HOW_TO_OPEN, Outputs, output_options
 @click.option("--uncertainty", is_flag=True, help="90 % intervals of latency and energy (some 30 more runs)")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
-def command(
-    file: Path | None, outputs: Outputs, uncertainty: bool, as_json: bool, quiet: bool, **fields: Any
-) -> None:
+def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: bool, quiet: bool, **fields: Any) -> None:
     """Simulate one scenario, given as flags, as a FILE (.toml, .json), or both (flags win)."""
     from rich.console import Console
 

@@ -19,8 +19,8 @@ from sim.errors import MemoryShortError, SimError
 from sim.memory import check_memory
 from sim.runner import simulate
 from sim.scenario import Scenario
-from sim.serving.price import Cost
-from sim.serving.server import transfer_cost
+from sim.serving.cost import Cost
+from sim.serving.memory import transfer_cost
 from sim.serving.spec import ServeSpec
 from sim.studies.fidelity_tables import table
 from sim.studies.questions.page import ENERGYLENS, command, head
