@@ -33,6 +33,7 @@ def summary(run: Timeline) -> dict[str, Any]:
         "power_w_per_gpu": list(run.power_w_per_gpu),
         "sm_clock_hz_per_gpu": list(run.sm_clock_hz_per_gpu),
         "power_target_w_per_gpu": [x if x < 1e9 else None for x in run.power_limit_w],
+        "clock_limit_hz_per_gpu": list(run.clock_limit_hz),
         "exposed_communication_s": run.exposed_communication_s,
         "exposed_communication_by_kind": {
             kind: {"exposed_s": exposed_s, "waiting_s": waiting_s}

@@ -13,6 +13,7 @@ import workloads
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.replay import Part, Repeated, play, play_governed, strains
+from sim.engine.running import GpuModel, Held, Target
 from sim.errors import FoldError
 from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
@@ -26,8 +27,9 @@ from workloads.diffusion import DitSpec
 from workloads.families.dit_video import STEP, build_video
 from workloads.program import Program
 
-# Power targets lie on this grid, so that memo keys stay few (design.md, physics).
-TARGET_STEP_W = 2.0
+# Settled clocks lie on this grid, so that memo keys stay few; so does the middle limit of uneven runs.
+CLOCK_GRID_HZ, TARGET_STEP_W = 2e6, 2.0
+MOST_TRIMS, POWER_SLACK = 12, 0.001
 # Full detail, kernels a second of one core (benchmarks/results.md, "Engine"): chunked overlap, the slowest case, and
 # GPUs of one stream each under fixed targets, which are summed (sim/engine/serial.py).
 SCHEDULED_PER_S, SUMMED_PER_S = 58_000, 1_000_000
@@ -88,7 +90,7 @@ def simulate(
             scenario=scenario,
             machine=target,
             outcome=plan.outcome(layout, parts, detail=detail, why=why, knot_error=off),
-            power_limit_w=_of_ranks(layout, limits),
+            targets=_of_ranks(layout, limits),
             tokens=plan.work.tokens,
         )
     raise AssertionError("full detail is never refused")
@@ -122,8 +124,8 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 
 def _run(
     plan: Plan, layout: Layout, target: Machine, scenario: Scenario, say: Progress
-) -> tuple[list[Part], Sequence[float]]:
-    """Parts of the run and the power target (W) of each of the layout's GPUs."""
+) -> tuple[list[Part], Sequence[Target]]:
+    """Parts of the run and where the limiters hold each of the layout's GPUs."""
     gpus = len(layout.folding.classes)
     if scenario.regime == "cold":
         say("running")
@@ -138,7 +140,7 @@ def _run(
     return play(layout.sequence, tuple(limits)), limits
 
 
-def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> tuple[list[float], bool]:
+def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> tuple[list[Target], bool]:
     """The settled power target of each of the layout's GPUs; whether ``uneven`` power strains the limiters under it.
 
     Found on the cheapest layout: all agree to the picosecond.
@@ -160,7 +162,7 @@ def _lasting(layout: Layout) -> Sequence[Repeated]:
     return [one for one, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
 
 
-def _of_ranks(layout: Layout, values: Sequence[float]) -> tuple[float, ...]:
+def _of_ranks(layout: Layout, values: Sequence[Target]) -> tuple[Target, ...]:
     """Values of the simulated GPUs, one a rank."""
     by_rank = {rank: value for value, ranks in zip(values, layout.folding.classes, strict=True) for rank in ranks}
     return tuple(by_rank[rank] for rank in range(len(by_rank)))
@@ -308,46 +310,61 @@ def held(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> tuple[
     return parts, targets
 
 
-def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[float]:
-    """Power target X of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
+def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[Held]:
+    """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
-    X is a point of the 2 W grid, at most the fast limit, whose mean power is within the slow limit while the
-    next point's is not; false position on the grid, halving where that does not help.
+    A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps), whose mean power is within the
+    slow limit while the next point's is not; false position on the grid, halving where that does not help.
     """
+    model = sequence[0].piece.model.gpu
 
-    def mean(limits_w: list[float]) -> list[float]:
-        parts = play(sequence, tuple(limits_w))
+    def mean(clocks_hz: list[float]) -> list[float]:
+        parts = play(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
         time_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
         return [sum(part.repeat * part.played.energy_j[gpu] for part in parts) / time_s for gpu in range(gpus)]
 
-    top = [limits.fast_limit_w] * gpus
-    top_w = mean(top)
-    if all(power <= limits.slow_limit_w for power in top_w):
-        return top
-    searches = [_Search(limits, power) for power in top_w]
-    while any(search.high - search.low > 1 for search in searches):
-        steps = [search.guess() for search in searches]
-        for search, step, power in zip(searches, steps, mean([s * TARGET_STEP_W for s in steps]), strict=True):
-            search.learn(step, power)
-    return [search.low * TARGET_STEP_W for search in searches]
+    found = [model.max_clock_hz] * gpus
+    top_w = mean(found)
+    if any(power > limits.slow_limit_w for power in top_w):
+        searches = [_Search(limits.slow_limit_w, model, power) for power in top_w]
+        while any(search.high - search.low > 1 for search in searches):
+            steps = [search.guess() for search in searches]
+            clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
+            for search, step, power in zip(searches, steps, mean(clocks_hz), strict=True):
+                search.learn(step, power)
+        found = [search.clock_hz(search.low) for search in searches]
+        # GPUs that wait for each other move each other's power: what the last one found may be too much for the first.
+        for _ in range(MOST_TRIMS):
+            over = [max(0.0, power / limits.slow_limit_w - 1.0 - POWER_SLACK) for power in mean(found)]
+            if not any(over):
+                break
+            less = [math.ceil(excess * hz / 3.0 / CLOCK_GRID_HZ) for hz, excess in zip(found, over, strict=True)]
+            found = [max(model.min_clock_hz, hz - n * CLOCK_GRID_HZ) for hz, n in zip(found, less, strict=True)]
+    return [Held(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
 class _Search:
-    """False position for one GPU's target, in steps of the grid; halves where that does not help."""
+    """False position for one GPU's clock, in steps of the grid; halves where that does not help."""
 
-    def __init__(self, limits: ClockLimits, top_w: float) -> None:
-        self.limit_w = limits.slow_limit_w
+    def __init__(self, limit_w: float, gpu: GpuModel, top_w: float) -> None:
+        self.limit_w, self.gpu = limit_w, gpu
         self.low, self.low_w = 0, 0.0
-        self.high, self.high_w = int(limits.fast_limit_w / TARGET_STEP_W), top_w
+        self.high, self.high_w = math.ceil((gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ), top_w
         self.same_end = 0  # how often in a row the same end has moved, and which
         self.begun = False
+
+    def clock_hz(self, step: int) -> float:
+        """The clock of a step."""
+        return min(self.gpu.min_clock_hz + step * CLOCK_GRID_HZ, self.gpu.max_clock_hz)
 
     def guess(self) -> int:
         down, up = self.low, self.high
         if not self.begun:
-            step = int(self.limit_w / TARGET_STEP_W)  # draws no more than that, unless the clock is at its lowest
+            # Power falls a little faster than the square of the clock.
+            near_hz = self.gpu.max_clock_hz * float((self.limit_w / self.high_w) ** 0.4)
+            step = int((near_hz - self.gpu.min_clock_hz) / CLOCK_GRID_HZ)
         elif self.low == 0:
-            step = 1  # is there any target that will do?
+            step = up - max(1, up // 4)
         elif abs(self.same_end) < 3 and self.high_w > self.limit_w:
             step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
         else:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
+from sim.engine.running import Target, bounds
 from sim.exposure import S_PER_PS, moving_ps
 from sim.outcome import Outcome, power_steps, unfold
 
@@ -27,22 +28,32 @@ By = Literal["family", "kernel", "phase", "gpu", "segment"]
 class Timeline:
     """Everything that happened, as columns; derived figures are properties.
 
-    Energies are joules over all GPUs unless the name says per GPU. ``power_limit_w`` is the power target
-    X of the clock governor that the run settled at (W per GPU).
+    Energies are joules over all GPUs unless the name says per GPU. ``targets`` say for each GPU where
+    its limiters settled, or stood at the end: a clock that they hold, or a power (W) that any kernel's clock yields to.
     """
 
     scenario: Scenario
     machine: Machine
     outcome: Outcome
-    power_limit_w: tuple[float, ...]
+    targets: tuple[Target, ...]
     tokens: int
+
+    @property
+    def power_limit_w(self) -> tuple[float, ...]:
+        """The instantaneous power that no kernel passes (W per GPU)."""
+        return tuple(bounds(target, 0.0)[0] for target in self.targets)
+
+    @property
+    def clock_limit_hz(self) -> tuple[float, ...]:
+        """The clock that no kernel passes (Hz per GPU)."""
+        return tuple(bounds(target, self.machine.model.max_clock_hz)[1] for target in self.targets)
 
     # -- whole-run figures --------------------------------------------------------------------------------
 
     @property
     def gpus(self) -> int:
         """GPUs of the machine, simulated one by one or folded."""
-        return len(self.power_limit_w)
+        return len(self.targets)
 
     @property
     def latency_s(self) -> float:

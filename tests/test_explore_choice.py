@@ -71,7 +71,7 @@ def test_energy_optimal_clock_is_low_in_decode_and_high_in_prefill(
 def test_fronts_are_drawn_for_each_piece_of_work(clocks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = run(["pareto", str(clocks)], capsys)["front"]
     for phase in ("prefill", "decode"):
-        mine = sorted((r["latency_s"], r["energy_j_per_token"]) for r in rows if r["phase"] == phase)
+        mine = sorted({(r["latency_s"], r["energy_j_per_token"]) for r in rows if r["phase"] == phase})
         assert mine and all(a[0] < b[0] and a[1] > b[1] for a, b in pairwise(mine))
     everything = run(["pareto", str(clocks), "--by", ""], capsys)["front"]
     assert {row["scenario_id"] for row in everything} <= {row["scenario_id"] for row in rows}

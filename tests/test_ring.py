@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_balanced_rings_win() -> None:
     assert runs["striped"].latency_s < 0.8 * runs["ring"].latency_s
     assert runs["zigzag"].latency_s < 1.02 * runs["striped"].latency_s
     power = runs["ring"].power_w_per_gpu
-    assert power[0] < 0.8 * power[3] and list(power) == sorted(power)
+    assert power[0] < 0.8 * power[3] and all(a < 1.01 * b for a, b in pairwise(power))
     spans = runs["ring"].kernels
     busy = spans[spans["family"] == "attention"].groupby("gpu")["duration_s"].sum()
     assert list(busy) == sorted(busy) and busy.iloc[0] < 0.35 * busy.iloc[3]  # a triangle

@@ -284,7 +284,7 @@ def test_kernels_of_a_window_lie_inside_their_steps(tmp_path: Path, fields: dict
     trace = to_trace(run)
     names = [trace.kinds[kind] for kind in trace.spans.kind]
     kernels = np.array([kind.category == "kernel" for kind in names])
-    assert sum(kind.name.startswith("sample_") for kind in names) == len(run.log.run_steps) >= 5
+    assert sum(kind.name.startswith("sample_") for kind in names) == len(run.log.run_steps) >= 4
     lanes = [lane for lane in trace.lanes if lane.name.startswith("stream")]
     assert len(lanes) == streams
     for step in run.log.run_steps:

@@ -59,7 +59,7 @@ def timeline(layout: Layout, *, batch: int, output_len: int | None = None) -> Ti
     plan = Plan(work=work, model=target.model)
     limits_w = (1e9,) * len(program.ranks)
     outcome = plan.outcome(plan.full, play(plan.full.sequence, limits_w), detail="full", why="")
-    return Timeline(scenario=scenario, machine=target, outcome=outcome, power_limit_w=limits_w, tokens=1)
+    return Timeline(scenario=scenario, machine=target, outcome=outcome, targets=limits_w, tokens=1)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

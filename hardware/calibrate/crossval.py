@@ -132,8 +132,8 @@ def _fp8(setting: Setting, bf16: Any, bf16_rows: list[Row], fold: Fold) -> Error
     return _of_family(family, fold[1], setting, lambda c, row: base_terms(c, row, setting.gpu), features_of)
 
 
-def _prefill(setting: Setting, gemm: Any, fold: Fold) -> Errors:
-    family = fit_prefill(fold[0], setting, gemm)
+def _prefill(setting: Setting, gemm: Any, duty: Sequence[Row], fold: Fold) -> Errors:
+    family = fit_prefill(fold[0], setting, gemm, duty)
     return _of_family(
         family, fold[1], setting, lambda c, row: prefill_terms_of(c, row, gemm, setting), prefill_features_of
     )
@@ -248,10 +248,10 @@ def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterato
         phase: [row for row in single if row["kind"] == "attention" and row["phase"] == phase]
         for phase in ("prefill", "decode")
     }
-    anchors = duty_anchors(rows)
+    anchors, duty = duty_anchors(rows), [row for row in rows if row["kind"] == "duty"]
     bf16 = fit_bf16(bf16_rows, setting, hbm_j, anchors).coefficients
     decode = fit_decode(attention["decode"], setting, hbm_j).coefficients
-    prefill = fit_prefill(attention["prefill"], setting, bf16).coefficients
+    prefill = fit_prefill(attention["prefill"], setting, bf16, duty).coefficients
 
     def shape(row: Row) -> tuple[int, int]:
         return row["n"], row["k"]
@@ -262,7 +262,7 @@ def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterato
     plans: list[tuple[str, str, Callable[[Fold], Errors], list[Row], Callable[[Row], Any]]] = [
         ("gemm bf16", "(n, k)", partial(_bf16, setting, hbm_j, anchors), bf16_rows, shape),
         ("gemm fp8", "(n, k)", partial(_fp8, setting, bf16, bf16_rows), fp8_rows, shape),
-        ("prefill", "shape", partial(_prefill, setting, bf16), attention["prefill"], whole),
+        ("prefill", "shape", partial(_prefill, setting, bf16, duty), attention["prefill"], whole),
         ("decode", "shape", partial(_decode, setting, hbm_j), attention["decode"], whole),
         ("grouped gemm", "routing", partial(_grouped, setting, decode), of_kind["grouped_gemm"], whole),
     ]

@@ -121,7 +121,8 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     bf16 = gemm["bf16"].coefficients
     if fp8_rows:
         gemm["fp8_e4m3"] = fit_fp8(fp8_rows, gemm_rows, setting, bf16)
-    prefill = fit_prefill([row for row in attention if row["phase"] == "prefill"], setting, bf16)
+    duty = [row for row in rows if row["kind"] == "duty"]
+    prefill = fit_prefill([row for row in attention if row["phase"] == "prefill"], setting, bf16, duty)
     decode = fit_decode([row for row in attention if row["phase"] == "decode"], setting, hbm_j)
     grouped_rows = [row for row in single if row["kind"] == "grouped_gemm"]
     grouped = (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
 from hardware.calibrate.suite.routing import tiles256_of
@@ -201,9 +204,35 @@ def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting)
     )
 
 
-def fit_prefill(rows: Sequence[Row], setting: Setting, gemm: GemmCoefficients) -> Family[PrefillCoefficients]:
+def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -> list[Row]:
+    """Capped prefill rows with their clocks brought from the driver's to the chip's own.
+
+    The driver says 1725 MHz of a shape that stamps on the SMs see at 1577 MHz, under the cap like it: its samples of a
+    clock that moves in steps do not say the mean. The ratio of the shapes that both saw holds for all.
+    """
+    ratios = []
+    for one in duty:
+        found = re.fullmatch(r"attention_causal_b(\d+)_s(\d+)_h(\d+)_kv(\d+)", str(one.get("work")))
+        if found is None or one["idle_s"]:
+            continue
+        sizes = dict(zip(("batch", "seq_len", "q_heads", "kv_heads"), map(int, found.groups()), strict=True))
+        ratios += [
+            float(np.median(one["clock_mhz"])) / row["sm_clock_mhz"][0]
+            for row in rows
+            if setting.capped(row) and row.get("causal", True) and all(row[k] == v for k, v in sizes.items())
+        ]
+    if not ratios:
+        return list(rows)
+    ratio = float(np.mean(ratios))
+    return [{**row, "sm_clock_mhz": [row["sm_clock_mhz"][0] * ratio]} if setting.capped(row) else row for row in rows]
+
+
+def fit_prefill(
+    rows: Sequence[Row], setting: Setting, gemm: GemmCoefficients, duty: Sequence[Row] = ()
+) -> Family[PrefillCoefficients]:
     """Prefill attention; ``gemm`` gives the HBM rate and energy, which these rows hardly touch."""
     setting = settled_limit(setting, rows)
+    rows = on_chip_clocks(rows, duty, setting)
     return fit_family(
         rows, setting, PREFILL_START, FREE_PREFILL, lambda c, row: prefill_terms_of(c, row, gemm, setting),
         prefill_features_of, lengths=PREFILL_LENGTHS,

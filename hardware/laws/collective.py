@@ -263,10 +263,11 @@ def _moving_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: floa
     """
     table = _table(c, op, world)
     few = min(_curves(table)) if table is not None else FEW_CTAS
+    own_s = _seconds(c, op, world, buffer_bytes, ctas, in_graph)
     if few >= ctas:
-        return _seconds(c, op, world, buffer_bytes, ctas, in_graph)
+        return own_s
     latency_s = _seconds(c, op, world, 8192, few, in_graph)
-    return latency_s + (_seconds(c, op, world, buffer_bytes, few, in_graph) - latency_s) * few / ctas
+    return min(own_s, latency_s + (_seconds(c, op, world, buffer_bytes, few, in_graph) - latency_s) * few / ctas)
 
 
 def _copy_engine_terms(

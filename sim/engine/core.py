@@ -9,13 +9,14 @@ number of picoseconds; work left is a fraction of the kernel.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hardware.laws.terms import wanted_sms
 from sim.engine.fluid import FluidModel
 from sim.engine.grants import deadlock_message, displace, join, last_round, late_part
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.running import GpuState
+from sim.engine.running import GpuState, Target
 from sim.engine.state import Driver, Entry, Flow, Gpu, Split
 from sim.errors import DeadlockError, LivelockError
 
@@ -30,12 +31,12 @@ class Core:
         self,
         graph: KernelGraph,
         models: list[FluidModel],
-        limits_w: list[float],
+        targets: Sequence[Target],
         pool_sms: list[float] | None = None,
     ) -> None:
         sms = pool_sms or [float(model.gpu.sms) for model in models]
         self.graph = graph
-        self.gpus = [Gpu(i, models[i], limits_w[i], sms[i]) for i in range(graph.gpus)]
+        self.gpus = [Gpu(i, models[i], targets[i], sms[i]) for i in range(graph.gpus)]
         self.recorder = Recorder(idle_energy_j=[0.0] * graph.gpus, states=models[0].states)
         self.left = graph.kernels
         self.inflight = 0  # armed flows: what can still move without outside help
@@ -174,7 +175,7 @@ class Core:
                     break  # first come, first served within the GPU: nobody overtakes
                 waiting.remove(entry)
                 if entry.held < entry.wanted and not collective and terms.quantised:
-                    waiting.append(late_part(entry, terms, self._wanted[entry.class_id]))
+                    waiting.append(late_part(entry, terms, self._wanted[entry.class_id], gpu.clock_cap_hz))
                     self._split.setdefault(entry.op, Split()).parts += 1
                 self._begin(entry, now_ps)
         if gpu.free > 0.0:

@@ -25,10 +25,11 @@ from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
+from sim.engine.running import Target
 from sim.engine.serial import Serial, is_serial
 from sim.errors import FoldError
 
-Limits = tuple[float, ...]
+Limits = tuple[Target, ...]
 # A whole run of more kernels than this is forgotten at once.
 MAX_KEPT_KERNELS = 50_000
 # Runs remembered of one piece, by power targets.

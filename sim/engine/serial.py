@@ -19,7 +19,7 @@ from hardware.laws.terms import wanted_sms
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.running import GpuState
+from sim.engine.running import GpuState, Target, bounds
 from sim.errors import LivelockError
 
 Ints = NDArray[np.int64]
@@ -55,9 +55,9 @@ class Serial:
         # The part that a kernel is, or follows on its GPU; one beyond the last where there is none.
         self.latest = np.where(owner[latest] == self.gpu, latest, len(self.parts))
 
-    def run(self, limits_w: Sequence[float]) -> Recorder | None:
+    def run(self, targets: Sequence[Target]) -> Recorder | None:
         """Its records under power targets (W of each GPU); None when GPUs wait for each other for ever."""
-        one = _One(self.graph, self.model, limits_w)
+        one = _One(self.graph, self.model, targets)
         lasts_ps, power_w, state = one.columns(self.kinds, self.kind_of)
         lasts_ps[self.parts] = 0
         end_ps = np.cumsum(lasts_ps)
@@ -104,8 +104,9 @@ def _kinds(gpu: Ints, cls: Ints) -> tuple[Kinds, Ints]:
 class _One:
     """Kernels by themselves on a GPU, each under its power target."""
 
-    def __init__(self, graph: KernelGraph, model: FluidModel, limits_w: Sequence[float]) -> None:
-        self.model, self.limits_w = model, limits_w
+    def __init__(self, graph: KernelGraph, model: FluidModel, targets: Sequence[Target]) -> None:
+        self.model = model
+        self.bounds = [bounds(target, model.gpu.max_clock_hz) for target in targets]
         self.wanted = [wanted_sms(c.terms, float(model.gpu.sms)) for c in graph.classes]
         self._meetings: dict[object, tuple[int, list[GpuState]]] = {}
 
@@ -113,11 +114,11 @@ class _One:
         """The state of one kernel; it may spin, or be held to ``pace``."""
         caps = None if pace is None else (pace,)
         running = ((cls, self.wanted[cls], waits),)
-        return self.model.solve(running, self.limits_w[gpu], self.model.gpu.max_clock_hz, caps)
+        return self.model.solve(running, *self.bounds[gpu], caps)
 
     def idle(self, gpu: int) -> GpuState:
         """Nothing runs."""
-        return self.model.solve((), self.limits_w[gpu], self.model.gpu.max_clock_hz)
+        return self.model.solve((), *self.bounds[gpu])
 
     def columns(self, kinds: Kinds, kind_of: Ints, *, waits: bool = False) -> tuple[Ints, Floats, Ints]:
         """How long each kernel lasts (0 of one that spins), the watts of its GPU, and the state's number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sim.engine.fluid import FluidModel
-from sim.engine.running import GpuState
+from sim.engine.running import GpuState, Target, bounds
 
 
 class Driver(Protocol):
@@ -41,7 +41,7 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "rounds", "sms", "start_ps",
+        "alone", "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "rounds", "sms", "start_ps",
         "tiles", "wanted",
     )  # fmt: skip
 
@@ -50,6 +50,7 @@ class Entry:
         self.class_id = class_id
         self.earlier: Entry | None = None  # blocks of the same kernel that started before these
         self.tiles, self.rounds = 0, 0  # of both together, where there are earlier ones
+        self.alone = 0.0  # what the earlier ones would have to do by themselves
         self.gpu = gpu
         self.flow = flow
         self.wanted = wanted
@@ -97,12 +98,11 @@ class Gpu:
         "waiting",
     )
 
-    def __init__(self, index: int, model: FluidModel, limit_w: float, pool_sms: float) -> None:
+    def __init__(self, index: int, model: FluidModel, target: Target, pool_sms: float) -> None:
         self.index = index
         self.model = model
         self.free = pool_sms
-        self.limit_w = limit_w
-        self.clock_cap_hz = model.gpu.max_clock_hz
+        self.limit_w, self.clock_cap_hz = bounds(target, model.gpu.max_clock_hz)
         self.running: list[Entry] = []
         self.waiting: list[Entry] = []
         self.state: GpuState | None = None

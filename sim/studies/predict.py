@@ -61,6 +61,9 @@ class Prediction:
 STEP_LABELS = frozenset({"kind", "world", "gpu_index"})
 
 
+FAST_ACCUMULATION = "8-bit products with fast accumulation, and of other values than normal ones, are not modelled"
+
+
 class NotPredicted(Exception):  # noqa: N818 - a reason, not a failure
     """The kind is not predicted; the text says why."""
 
@@ -100,6 +103,8 @@ def scenario_of(inputs: Inputs) -> Scenario:
 
 
 def _model_step(inputs: Inputs) -> Prediction:
+    if inputs.get("fast_accumulation"):
+        raise NotPredicted(FAST_ACCUMULATION)
     run = simulate(scenario_of(inputs))
     return Prediction(
         latency_s=run.latency_s,
@@ -208,7 +213,7 @@ def _mean_clock_mhz(core: Core, gpu_index: int) -> float:
 
 def _gemm(inputs: Inputs) -> Prediction:
     if inputs.get("fast_accumulation") or inputs.get("values", "normal") != "normal":
-        raise NotPredicted("products with fast accumulation or of other values than normal ones are not modelled")
+        raise NotPredicted(FAST_ACCUMULATION)
     return _works(
         inputs,
         GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType(inputs.get("dtype", "bf16"))),
