@@ -41,8 +41,8 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "alone", "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "rounds", "sms", "start_ps",
-        "tiles", "wanted",
+        "alone", "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "rounds", "sms",
+        "start_ps", "tiles", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
