@@ -115,7 +115,9 @@ class Pricer:
             case GemmWork() | GroupedGemmWork() if work.beside_ctas:
                 left = gpu.sms - work.beside_ctas * profile.sharing.sms_per_cta
                 if left < 1:
-                    raise HardwareError(f"comm_ctas = {work.beside_ctas}: leaves none of {gpu.sms} SMs to products")
+                    raise HardwareError(
+                        f"comm_ctas = {work.beside_ctas}: leaves none of {gpu.sms} SMs to products: use fewer"
+                    )
                 return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=left)
             case GemmWork():
                 return gemm_terms(

@@ -213,6 +213,9 @@ def status_text(run: Timeline) -> str:
     cap_w = run.scenario.power_cap_w
     if run.scenario.uncapped or (cap_w is not None and cap_w != run.machine.gpu.tdp_w):
         text += "; no measurement was taken under this power limit"
+    drawn_w = max(run.power_w_per_gpu)
+    if cap_w is not None and run.scenario.regime == "steady" and drawn_w > 1.01 * cap_w:
+        text += f"; power_cap_w = {cap_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W"
     if outside:
         text += f"; outside the measured range: {', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
     return text

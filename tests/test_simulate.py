@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sim import simulate
+from sim.report import status_text
 from sim.scenario import Scenario
 from tests.perfetto_kit import losses, perfetto, rows
 
@@ -86,6 +87,14 @@ def test_the_cap_holds_and_costs_time(tmp_path: Path) -> None:
     clocks = [runs[cap].sm_clock_hz_per_gpu[0] for cap in (450, 575, 700)]
     assert clocks == sorted(clocks)
     assert free.sm_clock_hz_per_gpu[0] == pytest.approx(1.98e9)
+
+
+def test_a_cap_below_the_lowest_clock_is_said_not_to_hold() -> None:
+    run = simulate(**SMALL, power_cap_w=100.0)
+    assert run.sm_clock_hz_per_gpu == pytest.approx((run.machine.gpu.min_clock_hz,))
+    drawn = f"power_cap_w = 100 cannot be held: the lowest clock still draws {run.power_w_per_gpu[0]:.0f} W"
+    assert status_text(run).endswith(drawn) and run.power_w_per_gpu[0] > 101.0
+    assert "cannot be held" not in status_text(simulate(**SMALL, power_cap_w=400.0))
 
 
 def test_a_locked_clock_is_kept_and_saves_energy_in_decode() -> None:

@@ -173,6 +173,8 @@ def test_tokens_must_divide_over_a_context() -> None:
     model = load_model("llama3-8b")
     with pytest.raises(WorkloadError, match="cp = 4 does not divide the 510 tokens of a sequence: use a multiple of 4"):
         build_program(model, Layout(cp=4), phase="prefill", batch=1, seq_len=510)
+    with pytest.raises(WorkloadError, match="cp = 4: a prompt of seq_len = 1 fills at most 1 ranks"):
+        build_program(model, Layout(cp=4), phase="prefill", batch=4, seq_len=1)
     with pytest.raises(WorkloadError, match="cp = 4 does not divide the 6 sequences that a decode step runs at once"):
         build_program(model, Layout(cp=4), phase="decode", batch=6, seq_len=510)
 

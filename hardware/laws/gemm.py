@@ -137,7 +137,9 @@ def wave_part(terms: KernelTerms, *, index: int, parts: int, sms: float) -> Kern
     """
     waves = math.ceil(terms.blocks * terms.sms_per_block / sms - 1e-9)
     if parts > waves:
-        raise HardwareError(f"overlap_chunks = {parts}: a product of {waves} waves of tiles has no more to signal")
+        raise HardwareError(
+            f"overlap_chunks = {parts}: a product of {waves} waves of tiles has no more to signal: use at most {waves}"
+        )
     per_wave = int(sms / terms.sms_per_block)
     first, last = (min(terms.blocks, per_wave * (waves * edge // parts)) for edge in (index, index + 1))
     if index == parts - 1:

@@ -87,6 +87,8 @@ def _program(
         if phase == "decode" and not model.causal:
             raise WorkloadError(f"phase = 'decode': {model.id} is an encoder: use phase = 'prefill'")
         new_tokens = seq_len if phase == "prefill" else 1
+        if phase == "prefill" and seq_len < layout.cp:
+            raise WorkloadError(f"cp = {layout.cp}: a prompt of seq_len = {seq_len} fills at most {seq_len} ranks")
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len)
