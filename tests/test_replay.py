@@ -10,6 +10,7 @@ import pytest
 
 from sim.runner import simulate
 from sim.studies.replay import replay_capture, replay_trace
+from sim.studies.replay_changes import Changes
 from sim.trace import write_timeline
 from tests.traces_kit import REAL, kernel, launch, needs_real, write
 from traces.capture import NONE, Capture
@@ -102,3 +103,15 @@ def test_a_trace_of_ours_without_host_calls_replays_too(tmp_path: Path) -> None:
     assert result.dag.counts["launch"]["count"] == 0
     assert result.dag.counts["inferred"]["confidence"] <= 0.8
     assert result.simulated.ranks[0].span_us == pytest.approx(run.latency_s * 1e6, rel=0.02)
+
+
+def test_stages_of_a_pipeline_of_ours_wait_for_one_another_and_for_nobody_else(tmp_path: Path) -> None:
+    fields = {"model": "llama3-8b", "layers": 8, "tp": 2, "pp": 2, "batch": 4, "seq_len": 1024, "regime": "cold"}
+    run, slow = simulate(**fields), simulate(**fields, sm_clock_mhz=1005.0)
+    trace = write_timeline(run, tmp_path / "run.json")
+    result = replay_trace([trace], changes=Changes(sm_clock_mhz=1005.0))
+    assert result.gpu == "h100-sxm-80gb"  # the trace names it
+    for measured, simulated in zip(result.measured, result.unchanged.ranks, strict=True):
+        assert simulated.span_us == pytest.approx(measured.span_us, rel=0.02)
+    last_us = max(rank.span_us for rank in result.simulated.ranks)
+    assert last_us == pytest.approx(slow.latency_s * 1e6, rel=0.02)

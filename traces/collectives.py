@@ -24,7 +24,8 @@ def match_collectives(capture: Capture, classes: Classes) -> Ints:
     for row in rows.tolist():  # work is ordered by rank and start
         message = capture.collectives[work.collective[row]] if work.collective[row] != NONE else None
         group = f"{message.group} {message.ranks}" if message else ""
-        queues[group, capture.names[work.name[row]]][int(work.rank[row])].append(row)
+        both = message is not None and message.operation == "send"  # a send and its receive, under names of their own
+        queues[group, "send" if both else capture.names[work.name[row]]][int(work.rank[row])].append(row)
     number = np.full(len(work), NONE, dtype=np.int64)
     count = 0
     for by_rank in queues.values():

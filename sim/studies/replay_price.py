@@ -44,6 +44,9 @@ OPERATIONS = (
 def gpu_id_of(capture: Capture) -> str | None:
     """The catalog's id of the GPU that the trace names; None if it names none that the catalog holds."""
     for known in capture.metadata.values():
+        own = known.get("wattline")  # a simulated run
+        if isinstance(own, dict) and own.get("gpu") in CATALOG_IDS.values():
+            return str(own["gpu"])
         for device in known.get("deviceProperties") or []:
             name = device.get("name") if isinstance(device, dict) else None
             if name in CATALOG_IDS or name in PROFILER_IDS:

@@ -28,7 +28,8 @@ DOUBLE_HOLDS_NS_US = float(1 << 43)  # up to here a double of microseconds tells
 class Args(msgspec.Struct, gc=False, rename={
     "external_id": "External id", "operation": "Collective name", "elements_in": "In msg nelems",
     "elements_out": "Out msg nelems", "group_size": "Group size", "group": "Process Group Name",
-    "ranks": "Process Group Ranks", "sequence": "Seq", "moved_bytes": "bytes", "input_dims": "Input Dims"
+    "ranks": "Process Group Ranks", "sequence": "Seq", "moved_bytes": "bytes", "input_dims": "Input Dims",
+    "own_ranks": "ranks"
 }):  # fmt: skip
     """The arguments that are used; all others are skipped unparsed."""
 
@@ -51,6 +52,7 @@ class Args(msgspec.Struct, gc=False, rename={
     blocks: Loose = None
     family: Loose = None
     op: Loose = None
+    own_ranks: Loose | list[Loose] = None
     buffer_bytes: Loose = None
     cuda_sync_kind: Loose = None
     input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
@@ -203,12 +205,14 @@ def _args(events: list[Event]) -> list[Args]:
 
 
 def _collective(a: Args, rows: Rows) -> int:
-    operation = a.op if a.family == "communication" else a.operation
+    own = a.family == "communication"  # written by wattline
+    operation = a.op if own else a.operation
     if operation is None:
         return NONE
+    size = len(a.own_ranks) if own and isinstance(a.own_ranks, list) else a.group_size
     args = CollectiveArgs(
-        operation=str(operation), group=_text(a.group), group_size=_whole(a.group_size),
-        ranks=_text(a.ranks), dtype=_text(a.dtype), elements_in=_whole(a.elements_in),
+        operation=str(operation), group=_text(a.group), group_size=_whole(size),
+        ranks=_text(a.own_ranks if own else a.ranks), dtype=_text(a.dtype), elements_in=_whole(a.elements_in),
         elements_out=_whole(a.elements_out), sequence=_whole(a.sequence),
     )  # fmt: skip
     return rows.collectives.setdefault(args, len(rows.collectives))
