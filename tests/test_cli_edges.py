@@ -89,7 +89,7 @@ BAD = [
     ([*LAYER, "--power-cap-w", "inf"], "scenario: power_cap_w = inf: input should be a finite number"),
     ([*LAYER, "--sm-clock-mhz", "100"], "sm_clock_mhz = 100 is outside what h100-sxm-80gb runs: 345 to 1980 MHz"),
     ([*LAYER, "--sm-clock-mhz", "-5"], "scenario: sm_clock_mhz = -5.0: input should be greater than 0"),
-    ([*LAYER, "--trace", "half.json/t.json"], "cannot write trace 'half.json/t.json': Not a directory"),
+    ([*LAYER, "--trace", "half.json/t.json"], "cannot write 'half.json/t.json': no folder 'half.json'"),
     ([*LAYER, "--trace", f"{'x' * 300}.json"], f"cannot write trace '{'x' * 300}.json': File name too long"),
     (
         [*LAYER, "--trace", "half.json", "--trace-layout", "hta"],
@@ -152,6 +152,16 @@ def test_one_clear_line(arguments: list[str], message: str, folder: Path, capsys
     code, out, err = run(arguments, capsys)
     assert (code, out, err) == (2, "", f"wattline: {message}\n")
     assert {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir()} == FILES  # nothing new, nothing changed
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("files", [["--trace", "x.txt"], ["--trace", "no/x.json"], ["--kernels", "no/x.csv"]])
+def test_files_that_cannot_be_written_are_refused_before_anything_runs(
+    files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.runner.simulate", None)
+    code, _, err = run([*LAYER, *files], capsys)
+    assert code == 2 and err.count("\n") == 1 and files[1] in err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write into every folder")

@@ -44,7 +44,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8_e4m3", "fp32"]), default="bf16", show_default=True)
 @_common
 def gemm(m: int, n: int, k: int, dtype: str, **common: Any) -> None:
-    """A matrix product (m x k) . (k x n)."""
+    """A matrix product, (m x k) by (k x n)."""
     from workloads.work import DType, GemmWork
 
     out_dtype = DType.FP32 if dtype == "fp32" else DType.BF16
@@ -60,7 +60,7 @@ def gemm(m: int, n: int, k: int, dtype: str, **common: Any) -> None:
 @click.option("--routing", default="uniform", show_default=True, help="as in simulate: zipf:S, gini:G, ...")
 @_common
 def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str, **common: Any) -> None:
-    """One product (rows x k) . (k x n) for each expert that tokens chose, in one kernel."""
+    """One product, (rows x k) by (k x n), for each expert that tokens chose, in one kernel."""
     import workloads
     from workloads.routing import Choice
     from workloads.work import GroupedGemmWork

@@ -69,7 +69,13 @@ class Outputs:
         """Refuse before anything is simulated what could not be written."""
         from sim.output import check_table_ending
         from sim.studies.report.page import check_report
+        from traces.write.by_name import check_ending
 
+        if self.trace is not None and self.trace_layout == "one":
+            check_ending(self.trace)
+        for path in (self.trace, self.kernels, self.report):
+            if path is not None and not path.absolute().parent.is_dir() and self.trace_layout == "one":
+                raise SimError(f"cannot write '{path}': no folder '{path.parent}'")
         if self.report is not None:
             check_report(self.report)
         if self.kernels is not None:

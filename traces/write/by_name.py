@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from traces.errors import TraceError
 from traces.records import Trace
 from traces.write.chrome import write_chrome
 from traces.write.perfetto import SUFFIXES, write_perfetto
+
+
+def check_ending(path: Path) -> None:
+    """Refuse, before there is a trace, a file whose name asks for no known format."""
+    if not path.name.endswith((*SUFFIXES, ".json", ".json.gz")):
+        raise TraceError(f"trace file '{path}': name it .json, .json.gz, .pftrace or .pftrace.gz")
 
 
 def write_trace(trace: Trace, path: Path) -> Path:
