@@ -14,7 +14,7 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.replay import Part, Repeated, play, play_governed, strains
 from sim.engine.running import GpuModel, Held, Target
-from sim.errors import FoldError
+from sim.errors import FoldError, ScenarioError
 from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
 from sim.machine import Machine, machine_of
@@ -84,6 +84,11 @@ def simulate(
                 raise
             refused.append(f"{detail}: {error}")
             continue
+        except OverflowError:
+            size = f"batch = {scenario.batch} with seq_len = {scenario.seq_len}"
+            raise ScenarioError(
+                f"{size}: a kernel outlasts the 106 days of a clock of picoseconds: give less"
+            ) from None
         why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
         off = plan.knot_error(layout, tuple([target.limits.fast_limit_w] * len(limits)))
         return Timeline(

@@ -154,6 +154,11 @@ def test_one_clear_line(arguments: list[str], message: str, folder: Path, capsys
     assert {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir()} == FILES  # nothing new, nothing changed
 
 
+def test_choices_of_a_missing_option_come_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(["kernel", "elementwise", "--rows", "1", "--width", "1"], capsys)
+    assert code == 2 and err.startswith("wattline: Missing option '--op'. Choose from: ") and err.count("\n") == 1
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("files", [["--trace", "x.txt"], ["--trace", "no/x.json"], ["--kernels", "no/x.csv"]])
 def test_files_that_cannot_be_written_are_refused_before_anything_runs(

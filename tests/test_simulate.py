@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sim import simulate
+from sim.errors import ScenarioError
 from sim.report import status_text
 from sim.scenario import Scenario
 from tests.perfetto_kit import losses, perfetto, rows
@@ -87,6 +88,11 @@ def test_the_cap_holds_and_costs_time(tmp_path: Path) -> None:
     clocks = [runs[cap].sm_clock_hz_per_gpu[0] for cap in (450, 575, 700)]
     assert clocks == sorted(clocks)
     assert free.sm_clock_hz_per_gpu[0] == pytest.approx(1.98e9)
+
+
+def test_a_run_longer_than_its_clock_counts_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="batch = 1000000 with seq_len = 1000000: a kernel outlasts"):
+        simulate(**SMALL, batch=1_000_000, seq_len=1_000_000, ignore_memory=True)
 
 
 def test_a_cap_below_the_lowest_clock_is_said_not_to_hold() -> None:

@@ -72,7 +72,8 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         # A command group without a command: newer click raises its help text as an error.
         no_command = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))
-        click.echo(error.format_message() if no_command else f"wattline: {error.format_message()}", err=True)
+        text = error.format_message()  # of several lines where it lists choices
+        click.echo(text if no_command else f"wattline: {' '.join(text.split())}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("wattline: interrupted", err=True)
