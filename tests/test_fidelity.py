@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from hardware.profile import load_profile
 from sim.studies.fidelity import main, page, record_files
+from sim.studies.fidelity_bars import PUBLISHED, bars_section, striped_bars, video_bars
 from sim.studies.fidelity_errors import group_errors, mean_interval, summarise, weakly_identified
 from sim.studies.predict import Prediction
 from sim.studies.records import Record
@@ -123,3 +125,32 @@ def test_records_are_found_in_inner_folders(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "x.jsonl").touch()
     (tmp_path / "y.jsonl").touch()
     assert [path.name for path in record_files(tmp_path)] == ["x.jsonl", "y.jsonl"]
+
+
+def test_bars_of_rings_and_videos_are_lines_of_the_page() -> None:
+    """The waiting rank's power is told apart from the working one's; without the published file the page says so."""
+    ring = row(1.0, 1.02, kind="ring_attention", layout="contiguous", seq_len=8, world=2)
+    measured = {**ring.record.measured, "power_w": [400.0, 720.0]}
+    assert ring.predicted is not None
+    ring = replace(
+        ring,
+        record=replace(ring.record, measured=measured),
+        predicted=replace(ring.predicted, power_w=[440.0, 700.0]),
+    )
+    text = bars_section([ring], None)
+    lines = {line.split(" | ")[0].lstrip("| "): line for line in text.splitlines() if line.startswith("| ")}
+    assert "no folder held `public/striped_attention_speedups.csv`" in text
+    assert "| 2.0 mean, 2.0 worst | 6.0 mean | yes |" in lines["ring attention, 2 H100s, latency, 1 rows"]
+    waiting = lines["power of waiting ranks, 2 H100s, 1 ranks"]
+    assert "| 440 to 440 W | 400 to 400 W | 10.0 mean, 10.0 worst | 15.0 worst | yes |" in waiting
+    assert "the 0 beside a rank within its power limit" in waiting  # 720 W is above the 700 W of the chip
+    assert "| 75,600 | 75,600 | 0 | 0 | yes |" in lines["latent tokens, wan2.1-14b, 1280x720x81"]
+    assert all(bar.met for bar in video_bars())
+
+
+def test_published_speed_ups_are_lines_of_the_page(shared: Path) -> None:
+    bars = list(striped_bars(shared / PUBLISHED))
+    assert [bar.what.split(",")[1].strip() for bar in bars] == [
+        "theoretical maximum", "A100-SXM-80GB", "TPUv3", "TPUv4",
+    ]  # fmt: skip
+    assert all(bar.met for bar in bars), bars

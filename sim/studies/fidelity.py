@@ -17,6 +17,7 @@ from hardware.profile import Profile, load_profile
 from hardware.uncertainty import WEAK_LOG_ERROR
 from sim.errors import SimError
 from sim.output import write_atomically
+from sim.studies.fidelity_bars import PUBLISHED, bars_section
 from sim.studies.fidelity_errors import (
     MIN_ROWS,
     PRIOR_LOG_ERROR,
@@ -27,6 +28,7 @@ from sim.studies.fidelity_errors import (
     summarise,
     weakly_identified,
 )
+from sim.studies.fidelity_sharing import sharing_section
 from sim.studies.fidelity_tables import error_table, inputs_text, percent, table
 from sim.studies.ordering import orderings
 from sim.studies.records import RecordError
@@ -64,8 +66,18 @@ weaker evidence for them:
   times; an eager decode row had been seen before that choice."""
 
 
-def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str], held: str | None = None) -> str:
-    """The whole page as Markdown; ``digests`` holds the SHA-256 of each record file by session and name."""
+def page(
+    rows: Sequence[Row],
+    profile: Profile,
+    digests: Mapping[str, str],
+    held: str | None = None,
+    published: Path | None = None,
+) -> str:
+    """The whole page as Markdown.
+
+    ``digests`` holds the SHA-256 of each record file by session and name, ``published`` the speed-ups of striped
+    attention.
+    """
     fresh = [row for row in rows if not row.fitted and row.predicted is not None]
     fitted = [row for row in rows if row.fitted and row.predicted is not None]
     whole = [row for row in fresh if row.record.kind in WHOLE]
@@ -73,10 +85,11 @@ def page(rows: Sequence[Row], profile: Profile, digests: Mapping[str, str], held
     parts = [
         _head(rows, profile, digests),
         *_whole(whole),
+        bars_section(rows, published),
         *_overlap(fresh),
         *_held(held),
         *_kernels(kernels),
-        *_sharing(fresh, profile),
+        *sharing_section(fresh, profile),
         *_misses(whole, kernels),
         *_fitted(fitted),
         CHOSEN_IN_VIEW,
@@ -196,40 +209,6 @@ def _overlap(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _sharing(fresh: Sequence[Row], profile: Profile) -> Iterator[str]:
-    sharing = profile.sharing
-    if not sharing.left_out:
-        return
-    lines = [
-        (str(ctas), str(n), f"{100 * a:.1f}", f"{100 * b:.1f}") for ctas, (n, a, b) in sorted(sharing.left_out.items())
-    ]
-    total = sum(n for n, _, _ in sharing.left_out.values())
-    pooled = [sum(row[0] * row[i] for row in sharing.left_out.values()) / total for i in (1, 2)]
-    lines.append(("all", str(total), f"{100 * pooled[0]:.1f}", f"{100 * pooled[1]:.1f}"))
-    fitted = ", ".join(
-        f"{name} {getattr(sharing, name):.3g} +- {error:.2g}" for name, error in sorted(sharing.standard_errors.items())
-    )
-    yield (
-        "## Communication beside computation\n\n"
-        f"Seconds of both sides in {sharing.source}. Each number of blocks was left out of the fit in turn and then "
-        f"predicted: mean absolute errors in per cent. Fitted on all: {fitted}.\n\n"
-        + table(("blocks left out", "n", "computation", "collective"), lines, left=1)
-    )
-    unseen = [row for row in fresh if row.record.kind == "together"]
-    both = [
-        [abs(error) for row in unseen if (error := row.error(output)) is not None]
-        for output in ("latency_s", "beside_s")
-    ]
-    if all(both):
-        computation, collective = (100 * sum(errors) / len(errors) for errors in both)
-        yield (
-            f"On {len(unseen)} rows that no fit has seen: computation {computation:.1f} %, collective "
-            f"{collective:.1f} %. "
-            "GEMMs beside 16 and 32 blocks in contention.jsonl, where several collectives pass during a GEMM, are the "
-            "known miss; launched as independent lanes (four.jsonl, 32 blocks) one passes a GEMM, as predicted."
-        )
-
-
 def _misses(whole: Sequence[Row], kernels: Sequence[Row]) -> Iterator[str]:
     yield (
         f"## Misses\n\nUnfitted groups with a mean error above {100 * MISS_GROUP:g} %, and the unfitted rows that are "
@@ -338,7 +317,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
         }
         held = arguments.crossval.read_text(encoding="utf-8") if arguments.crossval else None
-        write_atomically(arguments.out, page(_once(validate(paths)), profile, digests, held).encode())
+        published = next((found for folder in arguments.folders if (found := folder / PUBLISHED).is_file()), None)
+        text = page(_once(validate(paths)), profile, digests, held, published)
+        write_atomically(arguments.out, text.encode())
     except SimError as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 2

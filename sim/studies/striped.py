@@ -32,6 +32,7 @@ from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
 
 VOCABULARY = 32_000
+FREE_S = 1e-12  # the engine's grain: a transfer that costs nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +70,14 @@ FITTED_ON = (("A100-SXM-80GB", "1B", 4, 65_536), ("A100-SXM-80GB", "1B", 4, 262_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One row of the paper's tables."""
+    """One row of the paper's tables; ``bound`` is its theoretical maximum, where the file has it."""
 
     device: str
     model: str
     ring: int
     seq_len: int
     speedup: float
+    bound: float | None = None
 
     @property
     def fitted(self) -> bool:
@@ -93,7 +95,7 @@ class Compared:
 
 
 def read_published(path: Path) -> list[Published]:
-    """Rows of a CSV file with device, model, ring_devices, seq_len and measured_speedup."""
+    """Rows of a CSV file: device, model, ring_devices, seq_len, measured_speedup, perhaps theoretical_max_speedup."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             table = list(csv.DictReader(file))
@@ -113,6 +115,7 @@ def _row(line: dict[str, str | None], where: str) -> Published:
             ring=int(line["ring_devices"] or ""),
             seq_len=int(line["seq_len"] or ""),
             speedup=float(line["measured_speedup"] or ""),
+            bound=float(line["theoretical_max_speedup"] or "") if "theoretical_max_speedup" in line else None,
         )
     except (KeyError, ValueError) as error:
         raise SimError(f"{where}: {error}: give ring_devices, seq_len and measured_speedup as numbers") from None
@@ -136,14 +139,17 @@ def compare(rows: Sequence[Published]) -> tuple[float, list[Compared]]:
     ]
 
 
-def speedup(row: Published, *, skipped_cost: float) -> float:
-    """Time of a step with contiguous blocks over that with stripes."""
+def speedup(row: Published, *, skipped_cost: float | None) -> float:
+    """Time of a step with contiguous blocks over that with stripes.
+
+    Without a ``skipped_cost`` the paper's theoretical maximum: scores instead of tiles, transfers free.
+    """
     contiguous, striped = (step_s(row, layout, skipped_cost=skipped_cost) for layout in ("contiguous", "striped"))
     return contiguous / striped
 
 
 @lru_cache(maxsize=4096)
-def step_s(row: Published, layout: RingLayout, *, skipped_cost: float) -> float:
+def step_s(row: Published, layout: RingLayout, *, skipped_cost: float | None) -> float:
     """Seconds of a forward pass, all layers and the head."""
     device, size = DEVICES[row.device], SIZES[row.model]
     tokens = row.seq_len // row.ring
@@ -167,18 +173,20 @@ def step_s(row: Published, layout: RingLayout, *, skipped_cost: float) -> float:
     return size.layers * layer_s + 2.0 * tokens * VOCABULARY * size.d_model / peak
 
 
-def prices(device: Device, skipped_cost: float) -> Callable[[Kernel], KernelClass]:
-    """What kernels cost at the device's datasheet rates."""
+def prices(device: Device, skipped_cost: float | None) -> Callable[[Kernel], KernelClass]:
+    """What kernels cost at the device's datasheet rates; without a ``skipped_cost`` no tiles and free transfers."""
     chip = load_figures(device.figures)
 
     def price(kernel: Kernel) -> KernelClass:
         work = kernel.work
         if isinstance(work, CollectiveWork):
-            return _class(kernel, work.buffer_bytes / chip.link_bytes_per_s)
+            return _class(kernel, FREE_S if skipped_cost is None else work.buffer_bytes / chip.link_bytes_per_s)
         flops = kernel.flops
         if isinstance(work, AttentionWork):
-            met, skipped = tile_scores(work.q_len, work.kv_len, work.causal, device.tile)
-            flops = 4.0 * work.q_heads * work.head_dim * device.score_cost * (met + skipped_cost * skipped)
+            flops *= device.score_cost
+            if skipped_cost is not None:
+                met, skipped = tile_scores(work.q_len, work.kv_len, work.causal, device.tile)
+                flops = 4.0 * work.q_heads * work.head_dim * device.score_cost * (met + skipped_cost * skipped)
         return _class(kernel, flops / chip.tensor_flops_per_s["bf16"])
 
     return price
