@@ -19,9 +19,18 @@ def check_memory(scenario: Scenario, model: Model, gpu: GpuSpec) -> None:
     layout = layout_of(scenario)
     new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
     workloads.check_layout(model, layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)
-    need = workloads.memory_need(
+    need = _training(scenario, model) if scenario.phase == "train" else _serving(scenario, model, new_tokens)
+    if need.bytes > gpu.memory_bytes:
+        raise MemoryShortError(
+            f"{model.id} does not fit on {gpu.id}: {need}, it has {gpu.memory_bytes / 1e9:.0f} GB: "
+            f"raise tp or {'cp' if scenario.phase == 'train' else 'pp'}, lower batch or layers, or --ignore-memory"
+        )
+
+
+def _serving(scenario: Scenario, model: workloads.ModelSpec, new_tokens: int) -> workloads.MemoryNeed:
+    return workloads.memory_need(
         model,
-        layout,
+        layout_of(scenario),
         batch=scenario.batch,
         context=scenario.seq_len + (scenario.output_len or 0),
         new_tokens=new_tokens,
@@ -30,10 +39,14 @@ def check_memory(scenario: Scenario, model: Model, gpu: GpuSpec) -> None:
         dtype=workloads.DType(scenario.dtype),
         expert_replicas=scenario.expert_replicas or 0,
     )
-    if need.bytes > gpu.memory_bytes:
-        gb = 1e9
-        raise MemoryShortError(
-            f"{model.id} does not fit on {gpu.id}: weights {need.weight_bytes / gb:.1f} + KV cache "
-            f"{need.kv_bytes / gb:.1f} + activations {need.activation_bytes / gb:.1f} = {need.bytes / gb:.1f} GB "
-            f"a GPU, it has {gpu.memory_bytes / gb:.0f} GB: raise tp or pp, lower batch or layers, or --ignore-memory"
-        )
+
+
+def _training(scenario: Scenario, model: workloads.ModelSpec) -> workloads.MemoryNeed:
+    return workloads.training_need(
+        model,
+        layout_of(scenario),
+        batch=scenario.batch,
+        seq_len=scenario.seq_len,
+        layers=scenario.layers or model.layers,
+        lm_head=scenario.lm_head,
+    )

@@ -259,6 +259,8 @@ def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = Non
             model, layout, output_len=scenario.output_len, options=options, contexts=contexts, **lengths
         )
         return program, scenario.batch * scenario.output_len * own_batches
+    if scenario.phase == "train":
+        return workloads.build_training(model, layout, options=options, **lengths), scenario.batch * scenario.seq_len
     assert scenario.phase != "denoise"
     program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1

@@ -63,9 +63,9 @@ class Scenario(Table):
     gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
-    phase: Literal["prefill", "decode", "generate", "denoise"] = "prefill"
+    phase: Literal["prefill", "decode", "generate", "denoise", "train"] = "prefill"
     batch: Positive = Field(1, description="sequences")
-    seq_len: Positive = Field(2048, description="input tokens (prefill, generate) or cached tokens (decode)")
+    seq_len: Positive = Field(2048, description="input tokens (prefill, generate, train) or cached tokens (decode)")
     output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
     images: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="images a sequence, encoded before a prefill; their tokens count in seq_len"
@@ -179,8 +179,8 @@ class Scenario(Table):
             raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep in ep_mode 'all_reduce'")
         if self.ulysses not in (None, 1) and self.cp_mode != "ulysses":
             raise ValueError(f"ulysses = {self.ulysses} contradicts cp_mode = '{self.cp_mode}': give one of them")
-        if self.cp_mode != "ulysses" and self.phase != "prefill":
-            raise ValueError(f"cp_mode = '{self.cp_mode}' is for phase 'prefill', not '{self.phase}'")
+        if self.cp_mode != "ulysses" and self.phase not in ("prefill", "train"):
+            raise ValueError(f"cp_mode = '{self.cp_mode}' is for phase 'prefill' or 'train', not '{self.phase}'")
         if self.ulysses not in (None, self.cp):
             raise ValueError(f"ulysses = {self.ulysses} with cp = {self.cp}: give cp = {self.ulysses}, or leave it out")
         if self.micro_batches is not None and self.micro_batches > 1 and self.pp == 1:

@@ -184,7 +184,7 @@ def test_balanced_rings_win() -> None:
     ("fields", "message"),
     [
         ({"seq_len": 4100, "cp_mode": "zigzag"}, "cuts a sequence in 8 parts, which do not divide its 4100 tokens"),
-        ({"phase": "decode", "cp_mode": "ring"}, "cp_mode = 'ring' is for phase 'prefill', not 'decode'"),
+        ({"phase": "decode", "cp_mode": "ring"}, "cp_mode = 'ring' is for phase 'prefill' or 'train', not 'decode'"),
         ({"cp_mode": "ring", "ulysses": 4}, "ulysses = 4 contradicts cp_mode = 'ring': give one of them"),
         ({"cp_mode": "ring", "tp": 2, "overlap_chunks": 2}, "the ring has the second stream to itself"),
     ],

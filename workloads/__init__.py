@@ -3,6 +3,7 @@
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, choice_of
 from workloads.families.ragged import Group, build_ragged
+from workloads.families.training import build_training, training_need
 from workloads.families.transformer import build_generate, build_program
 from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec, list_models, load_model
@@ -29,6 +30,7 @@ __all__ = [
     "build_generate",
     "build_program",
     "build_ragged",
+    "build_training",
     "busiest_spread",
     "check_layout",
     "choice_of",
@@ -39,4 +41,5 @@ __all__ = [
     "memory_need",
     "params",
     "parse_popularity",
+    "training_need",
 ]

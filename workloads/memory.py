@@ -20,11 +20,12 @@ class MemoryNeed:
     weight_bytes: float
     kv_bytes: float
     activation_bytes: float
+    gradient_bytes: float = 0.0
 
     @property
     def bytes(self) -> float:
         """All of it."""
-        return self.weight_bytes + self.kv_bytes + self.activation_bytes
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.gradient_bytes
 
     def __str__(self) -> str:
         """The sum written out, in GB (1e9 bytes).
@@ -33,10 +34,8 @@ class MemoryNeed:
         weights 16.0 + KV cache 8.6 + activations 0.4 = 25.0 GB a GPU
         """
         weights, kv, activations = (b / 1e9 for b in (self.weight_bytes, self.kv_bytes, self.activation_bytes))
-        return (
-            f"weights {weights:.1f} + KV cache {kv:.1f} + activations {activations:.1f} = "
-            f"{self.bytes / 1e9:.1f} GB a GPU"
-        )
+        second = f"gradients {self.gradient_bytes / 1e9:.1f}" if self.gradient_bytes else f"KV cache {kv:.1f}"
+        return f"weights {weights:.1f} + {second} + activations {activations:.1f} = {self.bytes / 1e9:.1f} GB a GPU"
 
 
 def memory_need(

@@ -78,7 +78,7 @@ def figures(run: Timeline) -> dict[str, Any]:
     scenario = run.scenario
     families = run.sums_by("family")
     per_request = {
-        "prefill": scenario.seq_len, "decode": 1, "generate": scenario.output_len or 1,
+        "prefill": scenario.seq_len, "train": scenario.seq_len, "decode": 1, "generate": scenario.output_len or 1,
         "denoise": run.tokens // scenario.batch,
     }[scenario.phase]  # fmt: skip
     requests = run.tokens / per_request
