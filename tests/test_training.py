@@ -120,4 +120,4 @@ def test_what_does_not_fit_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
         main(["simulate", "--model", "llama-7b", "--phase", "train", "--seq-len", "32768"])
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1
-    assert "llama-7b does not fit on h100-sxm-80gb: weights 13.5 + gradients 13.5 + activations 140.1 = 167.0 GB" in error
+    assert "llama-7b does not fit on h100-sxm-80gb: weights 13.5 + gradients 13.5 + activations 140.1 = 167.0" in error
