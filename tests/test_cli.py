@@ -32,7 +32,7 @@ BAD = [
     (["simulte"], "unknown command 'simulte': did you mean 'simulate'?"),
     (["simulate"], "scenario: model is missing: give a value"),
     (["simulate", "--bathc", "3"], "No such option '--bathc'. Did you mean '--batch'?"),
-    (["simulate", "--model", "llama9"], "unknown model 'llama9': did you mean 'llama3-8b'?"),
+    (["simulate", "--model", "llama9"], "unknown model 'llama9': did you mean 'llama-7b'?"),
     (
         ["simulate", "--model", "llama3"],
         "model = 'llama3' fits several models: llama3-405b, llama3-70b, llama3-8b: name one",
@@ -90,8 +90,8 @@ BAD = [
     ([*DENSE, "--stack", "reference-troch"], "unknown stack 'reference-troch': did you mean 'reference-torch'?"),
     ([*DENSE, "--node", "hgx-9"], "unknown node 'hgx-9': did you mean 'hgx-8'?"),
     (
-        [*DENSE, "--phase", "train"],
-        "Invalid value for '--phase': 'train' is not one of 'prefill', 'decode', 'generate', 'denoise'.",
+        [*DENSE, "--phase", "trian"],
+        "Invalid value for '--phase': 'trian' is not one of 'prefill', 'decode', 'generate', 'denoise', 'train'.",
     ),
     (
         ["simulate", "--model", "config.json"],
