@@ -130,10 +130,31 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
     main(["ring", "--world", "2", "--seq-lens", "16384", "--json", "--backward"])
     back = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
     assert 1.9 < back["striped"]["latency_s"] / points["striped"]["latency_s"] < 2.3
+    main(["ring", "--world", "2", "--seq-lens", "16384", "--json", "--no-causal"])
+    unmasked = {p["latency_s"] for p in json.loads(capsys.readouterr().out)["points"]}
+    assert len(unmasked) == 1 and 1.5 < unmasked.pop() / points["striped"]["latency_s"] < 2.5
     with pytest.raises(SystemExit) as stop:
         main(["ring", "--world", "3"])
     assert stop.value.code == 2
     assert "ranks = 3: a ring has at least 2, and its 3 parts divide the 16384 tokens" in capsys.readouterr().err
+
+
+def test_the_ring_command_with_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """A training step is three prefills of the layers, and a little more; what does not belong is refused."""
+    found = {}
+    for phase in ("prefill", "train"):
+        main(["ring", "--model", "llama-1b", "--phase", phase, "--world", "2", "--seq-lens", "16384", "--json"])
+        found[phase] = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
+    assert found["prefill"]["contiguous"]["speedup"] == 1.0 < found["prefill"]["striped"]["speedup"]
+    assert 3.0 < found["train"]["zigzag"]["latency_s"] / found["prefill"]["zigzag"]["latency_s"] < 3.6
+    for options, message in (
+        (["--model", "llama-1b", "--no-causal"], "--causal is for attention alone: leave it out"),
+        (["--phase", "train"], "--phase is for a --model: leave it out"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["ring", *options])
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and message in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("mode", ["ring", "striped", "zigzag"])

@@ -15,9 +15,13 @@ import click
 @click.option(
     "--seq-lens", default="16384,65536,262144", show_default=True, help="tokens of all ranks, comma-separated"
 )
+@click.option("--model", help="a whole model around the ring (wattline models) [default: attention alone]")
+@click.option("--phase", type=click.Choice(["prefill", "train"]), help="step of --model [default: prefill]")
+@click.option("--ignore-memory", is_flag=True, help="simulate even a --model that does not fit in GPU memory")
 @click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--causal/--no-causal", default=True, help="mask what comes later [default: causal]")
 @click.option("--backward", is_flag=True, help="the pass of gradients instead of the forward one")
 @click.option(
     "--published", type=click.Path(path_type=Path), help="compare with speed-ups of arXiv 2311.09431 (.csv) instead"
@@ -27,18 +31,22 @@ def command(
     gpu: str,
     world: int,
     seq_lens: str,
+    model: str | None,
+    phase: str | None,
+    ignore_memory: bool,
     q_heads: int,
     kv_heads: int,
     head_dim: int,
+    causal: bool,
     backward: bool,
     published: Path | None,
     as_json: bool,
 ) -> None:
-    """Causal ring attention: contiguous, striped and zigzag layouts compared."""
+    """Ring attention: contiguous, striped and zigzag layouts compared, alone or inside a model."""
     from rich.table import Table
 
     from sim.cli.console import wide_console
-    from sim.studies.ring import ring_points
+    from sim.studies.ring import model_points, ring_points
 
     if published is not None:
         _compare(published, as_json)
@@ -47,15 +55,25 @@ def command(
         lengths = [int(part) for part in seq_lens.split(",")]
     except ValueError:
         raise click.BadParameter(f"'{seq_lens}' is not a list of whole numbers like 16384,65536") from None
-    points = list(
-        ring_points(
-            gpu, world=world, seq_lens=lengths, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, backward=backward
+    _refuse_mixed(model)
+    if model is not None:
+        points = list(
+            model_points(
+                gpu, model=model, phase=phase or "prefill", world=world, seq_lens=lengths, ignore_memory=ignore_memory
+            )
         )
-    )
+    else:
+        points = list(
+            ring_points(
+                gpu, world=world, seq_lens=lengths, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim,
+                causal=causal, backward=backward,
+            )
+        )  # fmt: skip
     if as_json:
         click.echo(json.dumps({"points": [asdict(point) for point in points]}, allow_nan=False))
         return
-    table = Table(title=f"Ring attention on {world} x {gpu}", title_justify="left")
+    what = f"{model} {phase or 'prefill'}" if model else f"Ring attention{'' if causal else ' without a mask'}"
+    table = Table(title=f"{what} on {world} x {gpu}", title_justify="left")
     for name in ("tokens", "layout", "latency ms", "speed-up", "energy J", "least W", "most W"):
         table.add_column(name, justify="left" if name == "layout" else "right")
     for p in points:
@@ -65,6 +83,18 @@ def command(
             f"{min(watts):.0f}", f"{max(watts):.0f}",
         )  # fmt: skip
     wide_console().print(table)
+
+
+def _refuse_mixed(model: str | None) -> None:
+    """Options of attention alone beside a model, or of a model without one, would silently do nothing."""
+    names = ("phase", "ignore_memory") if model is None else ("q_heads", "kv_heads", "head_dim", "causal", "backward")
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(
+                f"{option} is for {'a --model' if model is None else 'attention alone'}: leave it out"
+            )
 
 
 def _compare(published: Path, as_json: bool) -> None:
