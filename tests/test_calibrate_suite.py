@@ -37,7 +37,7 @@ COUNTED = {
 HOST_FACTS = {"name", "limit_w", "max_sm", "max_mem", "driver", "torch", "nccl"}
 # What planned rows say beyond the fields of earlier records of their kind.
 MORE = {
-    "gemm": {"values"},
+    "gemm": {"values", "fast_accumulation"},
     "grouped_gemm": {"resident"},
     "small_kernels": {"m"},
     "in_context": {"ctas"},
