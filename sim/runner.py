@@ -30,6 +30,8 @@ from workloads.program import Program
 # Settled clocks lie on this grid, so that memo keys stay few; so does the middle limit of uneven runs.
 CLOCK_GRID_HZ, TARGET_STEP_W = 2e6, 2.0
 MOST_TRIMS, POWER_SLACK = 12, 0.001
+# Of the maximum clock: where big products settle on an H100 at its TDP.
+USUAL_SHARE = 0.73
 # Full detail, kernels a second of one core (benchmarks/results.md, "Engine"): chunked overlap, the slowest case, and
 # GPUs of one stream each under fixed targets, which are summed (sim/engine/serial.py).
 SCHEDULED_PER_S, SUMMED_PER_S = 58_000, 1_000_000
@@ -321,7 +323,8 @@ def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int
     """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
     A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps), whose mean power is within the
-    slow limit while the next point's is not; false position on the grid, halving where that does not help.
+    slow limit, and no more than a thousandth below it unless the next point's is above; false position on the grid,
+    halving where that does not help.
     """
     model = sequence[0].piece.model.gpu
 
@@ -334,7 +337,7 @@ def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int
     top_w = mean(found)
     if any(power > limits.slow_limit_w for power in top_w):
         searches = [_Search(limits.slow_limit_w, model, power) for power in top_w]
-        while any(search.high - search.low > 1 for search in searches):
+        while not all(search.done for search in searches):
             steps = [search.guess() for search in searches]
             clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
             for search, step, power in zip(searches, steps, mean(clocks_hz), strict=True):
@@ -351,14 +354,22 @@ def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int
 
 
 class _Search:
-    """False position for one GPU's clock, in steps of the grid; halves where that does not help."""
+    """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position; halves
+    where that does not help."""
 
     def __init__(self, limit_w: float, gpu: GpuModel, top_w: float) -> None:
         self.limit_w, self.gpu = limit_w, gpu
         self.low, self.low_w = 0, 0.0
         self.high, self.high_w = math.ceil((gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ), top_w
+        # Near the top the fast limit holds power down, so that its fall says little: begin where capped products run.
+        self.next = int((USUAL_SHARE * gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ)
+        self.seen = 0
         self.same_end = 0  # how often in a row the same end has moved, and which
-        self.begun = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the low end is near enough to the limit."""
+        return self.high - self.low <= 1 or self.low_w >= (1.0 - POWER_SLACK) * self.limit_w
 
     def clock_hz(self, step: int) -> float:
         """The clock of a step."""
@@ -366,12 +377,8 @@ class _Search:
 
     def guess(self) -> int:
         down, up = self.low, self.high
-        if not self.begun:
-            # Power falls a little faster than the square of the clock.
-            near_hz = self.gpu.max_clock_hz * float((self.limit_w / self.high_w) ** 0.4)
-            step = int((near_hz - self.gpu.min_clock_hz) / CLOCK_GRID_HZ)
-        elif self.low == 0:
-            step = up - max(1, up // 4)
+        if self.seen < 2 or not down:
+            step = self.next
         elif abs(self.same_end) < 3 and self.high_w > self.limit_w:
             step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
         else:
@@ -379,10 +386,12 @@ class _Search:
         return min(max(step, down + 1), max(up - 1, down))
 
     def learn(self, step: int, power_w: float) -> None:
+        near_hz = self.clock_hz(step) * float((self.limit_w / power_w) ** 0.5)
+        self.next = int((near_hz - self.gpu.min_clock_hz) / CLOCK_GRID_HZ)
         if power_w <= self.limit_w:
             self.low, self.low_w = step, power_w
-            self.same_end = max(self.same_end, 0) + 1 if self.begun else 0
+            self.same_end = max(self.same_end, 0) + 1 if self.seen else 0
         else:
             self.high, self.high_w = max(step, self.low + 1), power_w
-            self.same_end = min(self.same_end, 0) - 1 if self.begun else 0
-        self.begun = True
+            self.same_end = min(self.same_end, 0) - 1 if self.seen else 0
+        self.seen += 1
