@@ -32,6 +32,8 @@ CLOCK_GRID_HZ, TARGET_STEP_W = 2e6, 2.0
 MOST_TRIMS, POWER_SLACK = 12, 0.001
 # Of the maximum clock: where big products settle on an H100 at its TDP.
 USUAL_SHARE = 0.73
+# Points of the grid that a search leaps while its ends are far apart.
+COARSE = 10
 # Full detail, kernels a second of one core (benchmarks/results.md, "Engine"): chunked overlap, the slowest case, and
 # GPUs of one stream each under fixed targets, which are summed (sim/engine/serial.py).
 SCHEDULED_PER_S, SUMMED_PER_S = 58_000, 1_000_000
@@ -383,6 +385,8 @@ class _Search:
             step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
         else:
             step = (down + up) // 2
+        if up - down > 4 * COARSE:
+            step -= step % COARSE  # a clock that other caps and scenarios have met too
         return min(max(step, down + 1), max(up - 1, down))
 
     def learn(self, step: int, power_w: float) -> None:
