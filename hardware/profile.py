@@ -18,7 +18,8 @@ from hardware.clock import ClockLimits
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
-from hardware.laws.collective import CollectiveCoefficients, Sharing
+from hardware.laws.collective import Sharing
+from hardware.laws.collective_time import CollectiveCoefficients
 from hardware.laws.correction import Correction
 from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients

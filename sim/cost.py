@@ -39,7 +39,7 @@ from workloads.work import (
 # An all-gather on a second stream starts later than a GEMM that the all-gather before it releases too, so that the GEMM
 # gets the SMs first: 2.8 against 1.5 us in our profiler traces of chunked overlap launched kernel by kernel, and in
 # graphs 92 times of 92 beside attention's products. A reduce-scatter that a product releases comes with the next
-# product or before it (120 times of 164 in graphs of 4 chunks), and its priority wins. Added to a stream's gap (s).
+# product or before it (120 times of 174 in graphs of 4 chunks), and its priority wins. Added to a stream's gap (s).
 SIDE_STREAM_LEAD_S = 2.2e-6
 
 

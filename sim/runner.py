@@ -1,19 +1,15 @@
-"""``simulate(scenario)``: plan the work, find the settled power target, run as little of it as will do, hand over."""
+"""``simulate(scenario)``: plan the work, find the settled clock, run as little of it as will do, hand over."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import workloads
-from hardware.clock import ClockLimits
-from sim.engine.governor import Limiter
-from sim.engine.replay import Part, Repeated, play, play_governed, strains
-from sim.engine.running import GpuModel, Held, Target
+from sim.engine.replay import Part, Repeated, play
+from sim.engine.running import Target
 from sim.errors import FoldError, ScenarioError
 from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
@@ -21,19 +17,13 @@ from sim.machine import Machine, machine_of
 from sim.memory import check_memory
 from sim.plan import Layout, Plan, Work, classifier
 from sim.scenario import Scenario
+from sim.settle import followed_s, governed, in_time, settled_clocks
 from sim.timeline import Timeline
 from sim.video import Model, model_of, video_run
 from workloads.diffusion import DitSpec
 from workloads.families.dit_video import STEP, build_video
 from workloads.program import Program
 
-# Settled clocks lie on this grid, so that memo keys stay few; so does the middle limit of uneven runs.
-CLOCK_GRID_HZ, TARGET_STEP_W = 2e6, 2.0
-MOST_TRIMS, POWER_SLACK = 12, 0.001
-# Of the maximum clock: where big products settle on an H100 at its TDP.
-USUAL_SHARE = 0.73
-# Points of the grid that a search leaps while its ends are far apart.
-COARSE = 10
 # Full detail, kernels a second of one core (benchmarks/results.md, "Engine"): chunked overlap, the slowest case, and
 # GPUs of one stream each under fixed targets, which are summed (sim/engine/serial.py).
 SCHEDULED_PER_S, SUMMED_PER_S = 58_000, 1_000_000
@@ -82,7 +72,7 @@ def simulate(
             pace = SUMMED_PER_S if fixed and layout.sequence[0].piece.serial is not None else SCHEDULED_PER_S
             say(f"{FULL_DETAIL}: {kernels:,} kernels, about {max(1, round(kernels / pace))} s a repetition")
         try:
-            parts, limits = _run(plan, layout, target, scenario, say)
+            parts, targets = _run(plan, layout, target, scenario, say)
         except FoldError as error:
             if scenario.detail != "auto":
                 raise
@@ -94,12 +84,12 @@ def simulate(
                 f"{size}: a kernel outlasts the 106 days of a clock of picoseconds: give less"
             ) from None
         why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
-        off = plan.knot_error(layout, tuple([target.limits.fast_limit_w] * len(limits)))
+        off = plan.knot_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
         return Timeline(
             scenario=scenario,
             machine=target,
             outcome=plan.outcome(layout, parts, detail=detail, why=why, knot_error=off),
-            targets=_of_ranks(layout, limits),
+            targets=_of_ranks(layout, targets),
             tokens=plan.work.tokens,
         )
     raise AssertionError("full detail is never refused")
@@ -139,34 +129,33 @@ def _run(
     if scenario.regime == "cold":
         say("running")
         return governed(layout.sequence, target.limits, gpus, repetitions=1)
-    say("finding the settled power target")
+    say("finding the settled clock")
     uneven = scenario.phase == "generate" or scenario.pp > 1
-    limits, strained = _settled(plan, layout, target, uneven=uneven)
+    targets, length_s = _settled(plan, layout, target, uneven=uneven)
     say("running")
-    if strained:
-        # Stretches of different power, each long enough for the limiters to follow: one mean is not enough.
-        return held(layout.sequence, target.limits, gpus)
-    return play(layout.sequence, tuple(limits)), limits
+    if length_s is not None:
+        return in_time(layout.sequence, target.limits, gpus, length_s=length_s)
+    return play(layout.sequence, tuple(targets)), targets
 
 
-def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> tuple[list[Target], bool]:
-    """The settled power target of each of the layout's GPUs; whether ``uneven`` power strains the limiters under it.
+def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> tuple[list[Target], float | None]:
+    """Where each of the layout's GPUs settles; seconds of a run whose ``uneven`` power the limiters follow instead.
 
     Found on the cheapest layout: all agree to the picosecond.
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
-            limits = settled_targets(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
-            parts = play(cheapest.sequence, tuple(limits)) if uneven else []
+            targets = settled_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
+            parts = play(cheapest.sequence, tuple(targets)) if uneven else []
         except FoldError:
             continue
-        by_rank = _of_ranks(cheapest, limits)
-        return [by_rank[ranks[0]] for ranks in layout.folding.classes], strains(parts, target.limits)
+        by_rank = _of_ranks(cheapest, targets)
+        return [by_rank[ranks[0]] for ranks in layout.folding.classes], followed_s(parts, target.limits)
     raise AssertionError("full detail is never refused")
 
 
 def _lasting(layout: Layout) -> Sequence[Repeated]:
-    """What a power target settles on: of a video its denoising steps, which outlast what comes before and after."""
+    """What the limiters settle on: of a video its denoising steps, which outlast what comes before and after."""
     pieces = zip(layout.sequence, layout.phases, strict=True)
     return [one for one, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
 
@@ -279,123 +268,3 @@ def routing_of(scenario: Scenario) -> workloads.Routing:
         seed=scenario.routing_seed,
         replicas=scenario.expert_replicas,
     )
-
-
-def governed(
-    sequence: Sequence[Repeated], limits: ClockLimits, gpus: int, *, repetitions: int
-) -> tuple[list[Part], list[float]]:
-    """Repetitions with the limiters acting in time; the parts are the last one's."""
-    limiter = Limiter(limits, gpus=gpus)
-    for _ in range(repetitions - 1):
-        play_governed(sequence, limiter)
-    parts = play_governed(sequence, limiter)
-    return parts, limiter.targets_w()
-
-
-def held(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> tuple[list[Part], list[float]]:
-    """The second of two repetitions with the limiters acting in time.
-
-    In repetitions shorter than the slow limiter's window that limiter is not followed: the middle limit is lowered
-    until no GPU's mean power passes the slow one, which is what its dips come to over many repetitions.
-    """
-
-    def under(middle_limit_w: float) -> tuple[list[Part], list[float], float, float]:
-        own = replace(limits, slow_limit_w=math.inf, middle_limit_w=middle_limit_w)
-        parts, targets = governed(sequence, own, gpus, repetitions=2)
-        length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
-        burnt_j = [sum(part.repeat * part.played.energy_j[gpu] for part in parts) for gpu in range(gpus)]
-        return parts, targets, length_s, max(burnt_j) / length_s
-
-    parts, targets, length_s, hottest_w = under(limits.middle_limit_w)
-    if length_s > limits.slow_time_s:
-        return governed(sequence, limits, gpus, repetitions=2)
-    low_w, high_w = 0.8 * limits.slow_limit_w, limits.middle_limit_w
-    while hottest_w > limits.slow_limit_w and high_w - low_w > TARGET_STEP_W:
-        middle_w = 0.5 * (low_w + high_w)
-        seen = under(middle_w)
-        if seen[3] > limits.slow_limit_w:
-            high_w = middle_w
-        else:
-            low_w = middle_w
-            parts, targets, *_ = seen
-    return parts, targets
-
-
-def settled_targets(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[Held]:
-    """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
-
-    A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps), whose mean power is within the
-    slow limit, and no more than a thousandth below it unless the next point's is above; false position on the grid,
-    halving where that does not help.
-    """
-    model = sequence[0].piece.model.gpu
-
-    def mean(clocks_hz: list[float]) -> list[float]:
-        parts = play(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
-        time_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
-        return [sum(part.repeat * part.played.energy_j[gpu] for part in parts) / time_s for gpu in range(gpus)]
-
-    found = [model.max_clock_hz] * gpus
-    top_w = mean(found)
-    if any(power > limits.slow_limit_w for power in top_w):
-        searches = [_Search(limits.slow_limit_w, model, power) for power in top_w]
-        while not all(search.done for search in searches):
-            steps = [search.guess() for search in searches]
-            clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
-            for search, step, power in zip(searches, steps, mean(clocks_hz), strict=True):
-                search.learn(step, power)
-        found = [search.clock_hz(search.low) for search in searches]
-        # GPUs that wait for each other move each other's power: what the last one found may be too much for the first.
-        for _ in range(MOST_TRIMS):
-            over = [max(0.0, power / limits.slow_limit_w - 1.0 - POWER_SLACK) for power in mean(found)]
-            if not any(over):
-                break
-            less = [math.ceil(excess * hz / 3.0 / CLOCK_GRID_HZ) for hz, excess in zip(found, over, strict=True)]
-            found = [max(model.min_clock_hz, hz - n * CLOCK_GRID_HZ) for hz, n in zip(found, less, strict=True)]
-    return [Held(clock_hz, limits.fast_limit_w) for clock_hz in found]
-
-
-class _Search:
-    """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position; halves
-    where that does not help."""
-
-    def __init__(self, limit_w: float, gpu: GpuModel, top_w: float) -> None:
-        self.limit_w, self.gpu = limit_w, gpu
-        self.low, self.low_w = 0, 0.0
-        self.high, self.high_w = math.ceil((gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ), top_w
-        # Near the top the fast limit holds power down, so that its fall says little: begin where capped products run.
-        self.next = int((USUAL_SHARE * gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ)
-        self.seen = 0
-        self.same_end = 0  # how often in a row the same end has moved, and which
-
-    @property
-    def done(self) -> bool:
-        """Whether the low end is near enough to the limit."""
-        return self.high - self.low <= 1 or self.low_w >= (1.0 - POWER_SLACK) * self.limit_w
-
-    def clock_hz(self, step: int) -> float:
-        """The clock of a step."""
-        return min(self.gpu.min_clock_hz + step * CLOCK_GRID_HZ, self.gpu.max_clock_hz)
-
-    def guess(self) -> int:
-        down, up = self.low, self.high
-        if self.seen < 2 or not down:
-            step = self.next
-        elif abs(self.same_end) < 3 and self.high_w > self.limit_w:
-            step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
-        else:
-            step = (down + up) // 2
-        if up - down > 4 * COARSE:
-            step -= step % COARSE  # a clock that other caps and scenarios have met too
-        return min(max(step, down + 1), max(up - 1, down))
-
-    def learn(self, step: int, power_w: float) -> None:
-        near_hz = self.clock_hz(step) * float((self.limit_w / power_w) ** 0.5)
-        self.next = int((near_hz - self.gpu.min_clock_hz) / CLOCK_GRID_HZ)
-        if power_w <= self.limit_w:
-            self.low, self.low_w = step, power_w
-            self.same_end = max(self.same_end, 0) + 1 if self.seen else 0
-        else:
-            self.high, self.high_w = max(step, self.low + 1), power_w
-            self.same_end = min(self.same_end, 0) - 1 if self.seen else 0
-        self.seen += 1

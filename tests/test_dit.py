@@ -72,12 +72,18 @@ def video(fields: dict[str, Any], **more: Any) -> Timeline:
     return simulate(**{"guidance": "sequential", **fields, **more})
 
 
+# Seconds on 1, 2, 4, 8 A100s from the README of Wan-Video/Wan2.1.
+WAN_14B_S = {1: 3342.6, 2: 1722.0, 4: 886.1, 8: 469.9}
+FAST = pytest.mark.xfail(strict=True, reason="7.4 % fast on 8: collectives at eight GPUs are extrapolated")
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4, pytest.param(8, marks=FAST)])
+def test_seconds_of_wan_14b_on_a100s_by_public_kernel_times(cp: int) -> None:
+    assert video(WAN_14B, cp=cp).latency_s == pytest.approx(WAN_14B_S[cp], rel=0.07)
+
+
 def test_scaling_of_wan_14b_over_a100s() -> None:
-    """Seconds on 1, 2, 4, 8 GPUs from the README of Wan-Video/Wan2.1: within 8 % by public kernel times."""
-    published = {1: 3342.6, 2: 1722.0, 4: 886.1, 8: 469.9}
-    ours = {cp: video(WAN_14B, cp=cp).latency_s for cp in published}
-    for cp, seconds in published.items():
-        assert ours[cp] == pytest.approx(seconds, rel=0.08)
+    ours = {cp: video(WAN_14B, cp=cp).latency_s for cp in WAN_14B_S}
     for cp, per_cent in ((2, 97), (4, 94), (8, 89)):
         assert abs(100 * ours[1] / (cp * ours[cp]) - per_cent) < 5.0
 

@@ -16,7 +16,7 @@ from hardware.calibrate import fit_families, fit_gemm
 from hardware.catalog import list_gpus, load_gpu
 from hardware.gpu import GpuSpec
 from hardware.laws import price
-from hardware.laws.collective import bus_bytes
+from hardware.laws.collective_time import bus_bytes
 from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s, waves
 from hardware.power import highest_clock, point_at, steady_point
 from hardware.profile import Corrections, profile_for

@@ -7,7 +7,7 @@ import pytest
 from hardware.catalog import load_gpu
 from hardware.cluster import cluster_for, cluster_of, load_node
 from hardware.errors import HardwareError
-from hardware.laws.collective import bus_bytes
+from hardware.laws.collective_time import bus_bytes
 from hardware.laws.price import collective_terms
 from hardware.laws.routes import (
     Span,

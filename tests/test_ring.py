@@ -195,7 +195,8 @@ def test_balanced_rings_win() -> None:
     assert runs["striped"].latency_s < 0.8 * runs["ring"].latency_s
     assert runs["zigzag"].latency_s < 1.02 * runs["striped"].latency_s
     power = runs["ring"].power_w_per_gpu
-    assert power[0] < 0.8 * power[3] and all(a < 1.01 * b for a, b in pairwise(power))
+    # Ranks at the cap differ by no more than one step of the clock's grid, 2 MHz or 0.4 % of power.
+    assert power[0] < 0.8 * power[3] and all(a < 1.004 * b for a, b in pairwise(power))
     spans = runs["ring"].kernels
     busy = spans[spans["family"] == "attention"].groupby("gpu")["duration_s"].sum()
     assert list(busy) == sorted(busy) and busy.iloc[0] < 0.35 * busy.iloc[3]  # a triangle

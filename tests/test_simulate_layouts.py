@@ -196,9 +196,9 @@ def test_bad_layouts_are_one_line(fields: dict[str, object], message: str) -> No
 
 
 def test_a_waiting_receive_slows_a_gemm_as_measured() -> None:
-    """Our own waiting rows, at the power cap: 128 rows within 7 %; 2,048 rows lose up to 14 % less than predicted."""
+    """Our own waiting rows, at the power cap: within 7 % whatever the size."""
     rows = validate([Path(__file__).parents[1] / "records/h100-sxm-80gb/calibration/waiting/waiting.jsonl"])
-    for m, bar in ((128, 0.07), (2048, 0.15)):
+    for m, bar in ((128, 0.07), (2048, 0.07)):
         errors = [row.error("latency_s") for row in rows if row.record.inputs["gemm_mnk"][0] == m]
         assert len(errors) == 6
         assert all(error is not None and abs(error) < bar for error in errors)

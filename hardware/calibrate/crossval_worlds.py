@@ -18,7 +18,8 @@ from hardware.calibrate.fit import read_fit_records
 from hardware.calibrate.fit_kit import Row
 from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
-from hardware.laws.collective import UNFITTED, CollectiveCoefficients, collective_base_terms
+from hardware.laws.collective import UNFITTED, collective_base_terms
+from hardware.laws.collective_time import CollectiveCoefficients
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import load_profile
 

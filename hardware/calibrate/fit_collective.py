@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from hardware.calibrate.fit_kit import Row, Setting
-from hardware.laws.collective import CollectiveCoefficients, CollectiveTable, bus_bytes, default_ctas
+from hardware.laws.collective_time import CollectiveCoefficients, CollectiveTable, bus_bytes, default_ctas
 
 # From here on a loop's launch hides behind its transfer (bytes).
 LONG_BYTES = 64 * 2**20

@@ -44,8 +44,10 @@ def join(entry: Entry, terms: KernelTerms, now_ps: int) -> None:
     flow.updated_ps = now_ps
     early, late = earlier.sms / terms.sms_per_block, entry.held / terms.sms_per_block
     gone = (entry.alone - flow.left) * entry.rounds  # rounds since the first blocks began
-    ends = sorted({*range(math.ceil(gone - 1e-9), entry.tiles + 1)} | {gone + i for i in range(entry.rounds + 1)})
-    end = next(at for at in ends if early * math.floor(at + 1e-9) + late * math.floor(at - gone + 1e-9) >= entry.tiles)
+    # The first moment at which whole tiles of both are enough, from that at which fractions would be.
+    end = (entry.tiles + late * gone) / (early + late)
+    while early * math.floor(end + 1e-9) + late * math.floor(end - gone + 1e-9) < entry.tiles:
+        end = min(math.floor(end + 1e-9) + 1.0, gone + math.floor(end - gone + 1e-9) + 1.0)
     flow.left = max(math.floor(end + 1e-9) - gone, math.ceil(gone - 1e-9) - gone) / entry.rounds
     entry.flow.left = math.floor(end - gone + 1e-9) / entry.rounds
     flow.due_ps = -1  # its end is another now

@@ -9,7 +9,6 @@ which a target really moves is run again, with the limiters alive, from the stat
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 from simpy.events import Event
 
-from hardware.clock import ClockLimits
 from sim.engine.core import Core
 from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
@@ -184,23 +182,6 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
             parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=alike))
             todo -= alike
     return parts
-
-
-def strains(parts: Sequence[Part], limits: ClockLimits) -> bool:
-    """Whether a run at fixed targets outlasts the slow limiter or, repeated, passes the middle one's mean on a GPU."""
-    if not parts:
-        return False
-    length_s = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
-    if length_s > limits.slow_time_s:
-        return True
-    for gpu in range(len(parts[0].played.energy_j)):
-        mean_w = sum(part.repeat * part.played.energy_j[gpu] for part in parts) / length_s
-        for part in parts:
-            for seconds, power_w in part.stretches(gpu):
-                mean_w += (power_w - mean_w) * -math.expm1(-seconds / limits.middle_time_s)
-                if mean_w > limits.middle_limit_w:
-                    return True
-    return False
 
 
 class _Live:

@@ -16,8 +16,9 @@ from sim.engine.fluid import FluidModel
 from sim.engine.replay import Piece, Repeated
 from sim.lower import lower
 from sim.machine import Machine, machine
-from sim.runner import settled_targets, simulate
+from sim.runner import simulate
 from sim.scenario import Scenario
+from sim.settle import settled_clocks
 from sim.studies import predict_time
 from sim.studies.contention import beside_waiting, computation, together
 from sim.studies.records import MEASURED_FIELDS, conditions
@@ -194,7 +195,7 @@ def run_program(target: Machine, program: Program, *, in_graph: bool, gap_s: flo
     graph = lower(program, pricer.price)
     model = FluidModel(target.model, graph.classes, [])
     loop = Repeated(number=0, piece=Piece(graph, model), repeat=1)
-    targets = settled_targets([loop], target.limits, graph.gpus)
+    targets = settled_clocks([loop], target.limits, graph.gpus)
     core = Core(graph, [model] * graph.gpus, targets)
     return Engine(core).run(), core
 
