@@ -36,55 +36,42 @@ class Machine:
         return self.profile.status
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Under what the GPUs run: power limit, clock, temperature; None is the card's own, or typical."""
+
+    power_cap_w: float | None = None
+    uncapped: bool = False
+    sm_clock_mhz: float | None = None
+    chip_temperature_c: float | None = None
+    stepped: bool = False  # the clock stays on its 15 MHz grid
+
+
 @lru_cache(maxsize=256)
 def machine(
-    gpu_name: str,
-    node: str | None,
-    world: int,
-    power_cap_w: float | None,
-    uncapped: bool,
-    sm_clock_mhz: float | None,
-    stepped: bool,
-    profile_path: str | None = None,
-    temperature_c: float | None = None,
+    gpu_name: str, world: int = 1, policy: Policy = Policy(), *, node: str | None = None, profile: str | None = None
 ) -> Machine:
-    """Resolve names and policies once; equal requests share the object (and the memos behind it)."""
+    """Resolve names and policies once; equal requests share the object (and the memos behind it).
+
+    ``node`` None is the GPU's usual one, ``profile`` None the shipped one (else a file).
+    """
     gpu = load_gpu(gpu_name)
-    profile = profile_for(gpu) if profile_path is None else own_profile(gpu, Path(profile_path))
-    return _resolved(gpu, profile, node, world, power_cap_w, uncapped, sm_clock_mhz, stepped, temperature_c)
+    return _resolved(gpu, profile_for(gpu) if profile is None else own_profile(gpu, Path(profile)), node, world, policy)
 
 
 def machine_with(scenario: Scenario, profile: Profile) -> Machine:
     """The machine that ``scenario`` describes, but with ``profile``."""
-    return _resolved(
-        load_gpu(scenario.gpu),
-        profile,
-        scenario.node,
-        scenario.world,
-        scenario.power_cap_w,
-        scenario.uncapped,
-        scenario.sm_clock_mhz,
-        scenario.regime == "cold",
-        scenario.chip_temperature_c,
-    )
+    policy = policy_of(scenario, stepped=scenario.regime == "cold")
+    return _resolved(load_gpu(scenario.gpu), profile, scenario.node, scenario.world, policy)
 
 
-def _resolved(
-    gpu: GpuSpec,
-    profile: Profile,
-    node: str | None,
-    world: int,
-    power_cap_w: float | None,
-    uncapped: bool,
-    sm_clock_mhz: float | None,
-    stepped: bool,
-    temperature_c: float | None,
-) -> Machine:
+def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, policy: Policy) -> Machine:
+    power_cap_w, sm_clock_mhz = policy.power_cap_w, policy.sm_clock_mhz
     cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
     curve = profile.power_curve(gpu)
-    if temperature_c is not None:
-        curve = curve.at(temperature_c)
-    limits = profile.clock_limits(gpu, power_cap_w=math.inf if uncapped else power_cap_w)
+    if policy.chip_temperature_c is not None:
+        curve = curve.at(policy.chip_temperature_c)
+    limits = profile.clock_limits(gpu, power_cap_w=math.inf if policy.uncapped else power_cap_w)
     clock_hz = gpu.max_clock_hz
     if sm_clock_mhz is not None:
         clock_hz = sm_clock_mhz * 1e6
@@ -100,7 +87,7 @@ def _resolved(
         max_clock_hz=clock_hz,
         min_clock_hz=min(gpu.min_clock_hz, clock_hz),
         reference_clock_hz=gpu.max_clock_hz,
-        clock_step_hz=gpu.clock_step_hz if stepped else 0.0,
+        clock_step_hz=gpu.clock_step_hz if policy.stepped else 0.0,
         hbm_bytes_per_s=profile.hbm_bytes_per_s(gpu),
         link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
         mixed_hbm_share=profile.sharing.mixed_hbm_share,
@@ -112,14 +99,16 @@ def _resolved(
 
 def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:
     """The machine that ``scenario`` describes; ``stepped`` keeps the clock on its 15 MHz grid."""
-    return machine(
-        scenario.gpu,
-        scenario.node,
-        scenario.world,
-        scenario.power_cap_w,
-        scenario.uncapped,
-        scenario.sm_clock_mhz,
-        stepped,
-        scenario.profile,
-        scenario.chip_temperature_c,
+    policy = policy_of(scenario, stepped=stepped)
+    return machine(scenario.gpu, scenario.world, policy, node=scenario.node, profile=scenario.profile)
+
+
+def policy_of(scenario: Scenario, *, stepped: bool = False) -> Policy:
+    """The power policy that ``scenario`` asks for."""
+    return Policy(
+        power_cap_w=scenario.power_cap_w,
+        uncapped=scenario.uncapped,
+        sm_clock_mhz=scenario.sm_clock_mhz,
+        chip_temperature_c=scenario.chip_temperature_c,
+        stepped=stepped,
     )

@@ -21,7 +21,7 @@ from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
-from sim.machine import machine
+from sim.machine import Policy, machine
 from sim.studies.predict import NotPredicted, predict
 from sim.studies.predict_time import Launch, run_schedule, transient_run, work_of
 from sim.studies.records import read_records
@@ -169,7 +169,7 @@ def test_the_engine_holds_a_long_load_at_the_middle_limit_and_keeps_state_betwee
 
 
 def test_a_schedule_starts_on_time_and_its_energy_is_that_of_its_parts():
-    target = machine("h100-sxm-80gb", None, 1, None, True, None, False)
+    target = machine("h100-sxm-80gb", policy=Policy(uncapped=True))
     kernel = Kernel(name="gemm", work=GemmWork(m=64, n=4096, k=4096), flops=0.0, bytes_moved=0.0)
     step = (Segment(name="burst", kernels=(kernel,), repeat=3),)
     run = run_schedule(target, [Launch(name="burst", start_s=t, segments=step) for t in (0.01, 0.05)], gap_s=0.0)

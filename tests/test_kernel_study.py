@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.machine import machine
+from sim.machine import Policy, machine
 from sim.studies.kernel import KernelReport, kernel_report
 from tests.test_cli import run
 from workloads.work import AttentionWork, DType, GemmWork, GroupedGemmWork, Work
@@ -17,7 +17,7 @@ GEMM = GemmWork(m=4096, n=4096, k=4096)
 
 
 def report(work: Work, gpu: str = "h100-sxm-80gb", cap_w: float | None = None) -> KernelReport:
-    return kernel_report(machine(gpu, None, 1, cap_w, False, None, False), work)
+    return kernel_report(machine(gpu, policy=Policy(power_cap_w=cap_w)), work)
 
 
 def test_the_clock_of_least_energy_is_one_that_the_limit_allows() -> None:

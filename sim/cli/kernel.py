@@ -162,10 +162,10 @@ def _show(
     from rich.table import Table
 
     from sim.cli.console import wide_console
-    from sim.machine import machine
+    from sim.machine import Policy, machine
     from sim.studies.kernel import kernel_report
 
-    target = machine(gpu, None, world, power_cap_w, False, sm_clock_mhz, False)
+    target = machine(gpu, world, Policy(power_cap_w=power_cap_w, sm_clock_mhz=sm_clock_mhz))
     report = kernel_report(target, work)
     if as_json:
         click.echo(json.dumps(report.as_json() | {"status": target.status}, allow_nan=False))

@@ -18,6 +18,7 @@ from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuState, Target
 from sim.engine.state import Driver, Entry, Flow, Gpu, Split
+from sim.engine.ties import common_paces, tied_together
 from sim.errors import DeadlockError, LivelockError
 
 # More settles than this in one instant means that time stands still.
@@ -107,7 +108,7 @@ class Core:
             gpu = self.gpus[index]
             if gpu.waiting or gpu.free > 0.0:
                 self._grant(gpu, now_ps)
-        group = sorted(self._closure())
+        group = sorted(tied_together(self.gpus, self._dirty))
         self._dirty.clear()
         self._solve(group, now_ps)
         for index in group:
@@ -130,19 +131,6 @@ class Core:
             assert self.driver is not None
             self.driver.want_settle()
         self._dirty.add(gpu_index)
-
-    def _closure(self) -> set[int]:
-        """Dirty GPUs and all that running collectives tie to them."""
-        group = set(self._dirty)
-        queue = list(group)
-        while queue:
-            for entry in self.gpus[queue.pop()].running:
-                if entry.flow.collective >= 0 and not entry.flow.missing:
-                    for member in entry.flow.entries:
-                        if member.gpu.index not in group:
-                            group.add(member.gpu.index)
-                            queue.append(member.gpu.index)
-        return group
 
     def _grant(self, gpu: Gpu, now_ps: int) -> None:
         """Hand free SMs to waiting kernels by (priority, ready time, kernel); then let running ones grow."""
@@ -240,7 +228,7 @@ class Core:
             for entry in running:
                 if entry.flow.collective >= 0 and not entry.flow.missing:
                     tied.add(entry.flow)
-        paces = self._tie(solved, tied) if tied and len(solved) > 1 else {}
+        paces = common_paces(solved, tied) if tied and len(solved) > 1 else {}
         driver = self.driver
         assert driver is not None
         arms: dict[int, list[Flow]] = {}
@@ -273,30 +261,6 @@ class Core:
                             arms[due] = [flow]
         for due, flows in arms.items():
             driver.arm(flows, due)
-
-    def _tie(self, solved: list[tuple[Gpu, GpuState]], tied: set[Flow]) -> dict[Flow, float]:
-        """A collective goes at its slowest member's pace; what that frees, its neighbours get.
-
-        Replaces states in ``solved``; paces only fall from round to round, so it ends.
-        """
-        bound = dict.fromkeys(tied, math.inf)
-        for _ in range(8 * len(solved)):
-            slowest = dict(bound)
-            fastest = dict.fromkeys(tied, 0.0)
-            for gpu, state in solved:
-                for entry, rate in zip(gpu.running, state.rates, strict=True):
-                    flow = entry.flow
-                    if flow in tied:
-                        slowest[flow] = min(slowest[flow], rate)
-                        fastest[flow] = max(fastest[flow], rate)
-            if all(fastest[flow] <= slowest[flow] * (1.0 + 1e-9) for flow in tied):
-                return slowest
-            bound = slowest
-            for position, (gpu, _) in enumerate(solved):
-                key = tuple([(e.class_id, e.sms, e.flow.missing > 0) for e in gpu.running])
-                caps = tuple([bound.get(e.flow, math.inf) for e in gpu.running])
-                solved[position] = (gpu, gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz, caps))
-        raise LivelockError(f"collectives {sorted(f.collective for f in tied)} find no common pace")
 
     def _integrate(self, gpu: Gpu, now_ps: int) -> None:
         elapsed = now_ps - gpu.integrated_ps

@@ -252,7 +252,7 @@ def measured(record: Record) -> Beside:
 
 def on(gpu: str, world: int, sharing: Sharing) -> Machine:
     """The machine of ``gpu`` with other sharing coefficients."""
-    base = machine(gpu, None, world, None, False, None, False)
+    base = machine(gpu, world)
     return replace(
         base,
         profile=replace(base.profile, sharing=sharing),

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hardware.calibrate.fit_families import moved_bytes
 from hardware.calibrate.suite.routing import tiles256_of
-from sim.cost import Pricer
-from sim.engine.core import Core
-from sim.engine.driver import Engine
-from sim.engine.fluid import FluidModel
-from sim.engine.replay import Piece, Repeated
-from sim.lower import lower
-from sim.machine import Machine, machine
 from sim.runner import simulate
 from sim.scenario import Scenario
-from sim.settle import settled_clocks
 from sim.studies import predict_time
 from sim.studies.contention import beside_waiting, computation, together
-from sim.studies.records import MEASURED_FIELDS, conditions
+from sim.studies.records import MEASURED_FIELDS
+from sim.studies.repetition import Prediction, machine_for, run_program, run_works, seen
 from workloads.diffusion import load_dit
 from workloads.families.dit import build_denoise
 from workloads.families.ring import build_ring
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -45,17 +37,6 @@ SIZES = frozenset(
         "world", "n_per_burst", "bursts",
     }
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What a record measures, predicted: s, J over all GPUs, W and MHz per GPU; None where it has none."""
-
-    latency_s: float | None
-    energy_j: float | None
-    power_w: list[float] | None
-    sm_clock_mhz: list[float] | None
-    beside_s: float | None = None  # of a collective that ran beside the computation that latency_s times
 
 
 # Fields of a model step that label it and change nothing.
@@ -118,20 +99,8 @@ def _model_step(inputs: Inputs) -> Prediction:
 def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = False) -> Prediction:
     """Kernels back to back on ``world`` GPUs until the power cap has settled."""
     world = int(inputs["world"])
-    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, *conditions(inputs))
+    target = machine_for(inputs, world)
     return seen(*run_works(target, works, in_graph=in_graph, gap=gap))
-
-
-def seen(records: Any, core: Core) -> Prediction:
-    """What a settled repetition came to."""
-    seconds = records.end_ps * 1e-12
-    energy = [gpu.energy_j for gpu in core.gpus]
-    return Prediction(
-        latency_s=seconds,
-        energy_j=sum(energy),
-        power_w=[e / seconds for e in energy],
-        sm_clock_mhz=[_mean_clock_mhz(core, gpu) for gpu in range(len(core.gpus))],
-    )
 
 
 def _dit_step(inputs: Inputs) -> Prediction:
@@ -141,7 +110,7 @@ def _dit_step(inputs: Inputs) -> Prediction:
         spec = replace(spec, text_tokens=int(inputs["text_tokens"]))
     ulysses = int(inputs.get("ulysses", 1))
     program = build_denoise(spec, tokens=int(inputs["tokens"]), layers=int(inputs["layers"]), ulysses=ulysses)
-    target = machine(str(inputs["gpu"]), None, ulysses, None, False, None, False, *conditions(inputs))
+    target = machine_for(inputs, ulysses)
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.graph_gap_s))
 
 
@@ -157,59 +126,8 @@ def _ring_attention(inputs: Inputs) -> Prediction:
         head_dim=int(inputs["head_dim"]),
         causal=bool(inputs.get("causal", True)),
     )
-    target = machine(str(inputs["gpu"]), None, world, None, False, None, False, *conditions(inputs))
+    target = machine_for(inputs, world)
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
-
-
-def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: bool) -> tuple[Any, Core]:
-    """One settled repetition of ``works`` in one stream on every GPU of ``target``."""
-    rank = RankProgram(
-        phases=(
-            Phase(
-                name="loop",
-                segments=(
-                    Segment(
-                        name="repetition",
-                        kernels=tuple(
-                            Kernel(name=type(work).__name__, work=work, flops=0.0, bytes_moved=0.0) for work in works
-                        ),
-                    ),
-                ),
-            ),
-        )
-    )
-    gap_s = target.profile.launch.graph_gap_s if gap else 0.0
-    return run_program(target, Program(ranks=(rank,) * target.world), in_graph=in_graph, gap_s=gap_s)
-
-
-def run_program(target: Machine, program: Program, *, in_graph: bool, gap_s: float) -> tuple[Any, Core]:
-    """One settled repetition of ``program``, every rank in full."""
-    pricer = Pricer(
-        profile=target.profile,
-        gpu=target.gpu,
-        gap_s=gap_s,
-        in_graph=in_graph,
-        cluster=target.cluster,
-        world=target.world,
-    )
-    graph = lower(program, pricer.price)
-    model = FluidModel(target.model, graph.classes, [])
-    loop = Repeated(number=0, piece=Piece(graph, model), repeat=1)
-    targets = settled_clocks([loop], target.limits, graph.gpus)
-    core = Core(graph, [model] * graph.gpus, targets)
-    return Engine(core).run(), core
-
-
-def _mean_clock_mhz(core: Core, gpu_index: int) -> float:
-    records = core.recorder
-    steps = [
-        (t, records.states[s].clock_hz)
-        for g, t, s in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True)
-        if g == gpu_index
-    ]
-    ends = [t for t, _ in steps[1:]] + [records.end_ps]
-    weight = sum(end - t for (t, _), end in zip(steps, ends, strict=True))
-    return sum((end - t) * f for (t, f), end in zip(steps, ends, strict=True)) / weight / 1e6
 
 
 def _gemm(inputs: Inputs) -> Prediction:
@@ -285,7 +203,7 @@ def _in_context(inputs: Inputs) -> Prediction:
 
 
 def _waiting(inputs: Inputs) -> Prediction:
-    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False, *conditions(inputs))
+    target = machine_for(inputs, int(inputs["world"]))
     seconds, power_w, clock_hz = beside_waiting(inputs, target)
     return Prediction(latency_s=seconds, energy_j=None, power_w=[power_w], sm_clock_mhz=[clock_hz / 1e6])
 
@@ -297,7 +215,7 @@ def _alone(inputs: Inputs) -> Prediction:
 
 
 def _together(inputs: Inputs) -> Prediction:
-    target = machine(str(inputs["gpu"]), None, int(inputs["world"]), None, False, None, False, *conditions(inputs))
+    target = machine_for(inputs, int(inputs["world"]))
     seen = together(inputs, target)
     return Prediction(
         latency_s=seen.a_together_s, energy_j=None, power_w=None, sm_clock_mhz=None, beside_s=seen.b_together_s

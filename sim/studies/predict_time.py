@@ -21,10 +21,10 @@ from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
 from sim.engine.record import Recorder
 from sim.lower import lower
-from sim.machine import Machine, machine
+from sim.machine import Machine
 from sim.runner import build
 from sim.scenario import Scenario
-from sim.studies.records import conditions
+from sim.studies.repetition import machine_for
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, GemmWork, Work
 
@@ -178,7 +178,7 @@ def _segments(described: str, phase: str, target: Machine) -> tuple[Segment, ...
 
 def _one_gpu(inputs: Inputs) -> Machine:
     # A transient record logs one GPU, however many did the same beside it.
-    return machine(str(inputs["gpu"]), None, 1, None, False, None, False, *conditions(inputs))
+    return machine_for(inputs, 1)
 
 
 def work_of(name: str) -> Work:

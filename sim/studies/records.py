@@ -41,11 +41,6 @@ class Record:
     digest: str
 
 
-def conditions(inputs: Mapping[str, Any]) -> tuple[str | None, float | None]:
-    """Under what a row is predicted: a user's profile and the chips' temperature; None for the shipped and typical."""
-    return inputs.get("profile"), inputs.get("chip_temperature_c")
-
-
 def row_digest(row: Mapping[str, Any]) -> str:
     """A row's identity, whatever the order of its keys: used to tell fitted rows from unseen ones."""
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ import numpy as np
 
 from hardware.catalog import load_gpu
 from hardware.profile import BASE_GPU, profile_for
-from sim.machine import Machine, machine
+from sim.machine import Machine, Policy, machine
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
 from sim.studies.replay_load import fitted, host_waits, load_of, with_lags
 from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, with_ctas
@@ -87,7 +87,7 @@ def replay_capture(
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
     gpu_id = trace_gpu or gpu_id_of(capture)
-    target = None if gpu_id is None else machine(gpu_id, None, 1, None, False, None, False)
+    target = None if gpu_id is None else machine(gpu_id)
     jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)
     run = _Setting(capture, classes, dag, load, waits, target, jobs)
     times = replay(dag, load)
@@ -134,7 +134,8 @@ class _Setting:
         if self.target is None or self.jobs is None:
             raise ReplayError("trace_gpu is missing: the trace names no GPU of the catalog: give --trace-gpu ID")
         target = machine(
-            changes.gpu or self.target.gpu.id, None, 1, changes.power_cap_w, False, changes.sm_clock_mhz, False
+            changes.gpu or self.target.gpu.id,
+            policy=Policy(power_cap_w=changes.power_cap_w, sm_clock_mhz=changes.sm_clock_mhz),
         )
         if changes.ctas is not None and changes.ctas > target.gpu.sms:
             raise ReplayError(f"ctas = {changes.ctas}: {target.gpu.id} has {target.gpu.sms} SMs: give at most as many")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sim.machine import machine
 from sim.runner import simulate
-from sim.studies.predict import run_program, seen
+from sim.studies.repetition import run_program, seen
 from workloads.families.ring import LAYOUTS, build_ring
 
 
@@ -35,7 +35,7 @@ def ring_points(
     backward: bool = False,
 ) -> Iterator[RingPoint]:
     """Attention alone, every layout at every length."""
-    target = machine(gpu, None, world, None, False, None, False)
+    target = machine(gpu, world)
     for seq_len in seq_lens:
         contiguous_s = 0.0
         for layout in LAYOUTS:

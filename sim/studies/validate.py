@@ -13,8 +13,9 @@ import pandas as pd
 
 from hardware.profile import fitted_row_digests, read_profile
 from sim.errors import SimError
-from sim.studies.predict import NotPredicted, Prediction, predict
+from sim.studies.predict import NotPredicted, predict
 from sim.studies.records import Record, RecordError, read_records
+from sim.studies.repetition import Prediction
 
 OUTPUTS = ("latency_s", "energy_j", "power_w", "sm_clock_mhz")
 # Kinds whose clock the records resolve (a mixed step's NVML median is no measure of any kernel's clock).

@@ -1,0 +1,49 @@
+"""What running collectives tie together: which GPUs are solved at once, and at which pace their members go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from sim.engine.running import GpuState
+from sim.engine.state import Flow, Gpu
+from sim.errors import LivelockError
+
+
+def tied_together(gpus: Sequence[Gpu], dirty: Iterable[int]) -> set[int]:
+    """The ``dirty`` GPUs and all that running collectives tie to them."""
+    group = set(dirty)
+    queue = list(group)
+    while queue:
+        for entry in gpus[queue.pop()].running:
+            if entry.flow.collective >= 0 and not entry.flow.missing:
+                for member in entry.flow.entries:
+                    if member.gpu.index not in group:
+                        group.add(member.gpu.index)
+                        queue.append(member.gpu.index)
+    return group
+
+
+def common_paces(solved: list[tuple[Gpu, GpuState]], tied: set[Flow]) -> dict[Flow, float]:
+    """A collective goes at its slowest member's pace; what that frees, its neighbours get.
+
+    Replaces states in ``solved``; paces only fall from round to round, so it ends.
+    """
+    bound = dict.fromkeys(tied, math.inf)
+    for _ in range(8 * len(solved)):
+        slowest = dict(bound)
+        fastest = dict.fromkeys(tied, 0.0)
+        for gpu, state in solved:
+            for entry, rate in zip(gpu.running, state.rates, strict=True):
+                flow = entry.flow
+                if flow in tied:
+                    slowest[flow] = min(slowest[flow], rate)
+                    fastest[flow] = max(fastest[flow], rate)
+        if all(fastest[flow] <= slowest[flow] * (1.0 + 1e-9) for flow in tied):
+            return slowest
+        bound = slowest
+        for position, (gpu, _) in enumerate(solved):
+            key = tuple([(e.class_id, e.sms, e.flow.missing > 0) for e in gpu.running])
+            caps = tuple([bound.get(e.flow, math.inf) for e in gpu.running])
+            solved[position] = (gpu, gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz, caps))
+    raise LivelockError(f"collectives {sorted(f.collective for f in tied)} find no common pace")
