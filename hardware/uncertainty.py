@@ -19,19 +19,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
 from hardware.laws.collective import Sharing
 from hardware.power import PowerCurve
 from hardware.profile import BASE_GPU, Matrix, Profile
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Floats = NDArray[np.float64]
-Law = TypeVar("Law")
+Law = TypeVar("Law", bound="DataclassInstance")
 Next = Callable[[], float]
 # A coefficient whose logarithm is known no better than this is weakly identified (35 % either way): the rows leave it
 # open, others carry its share.
@@ -87,8 +90,7 @@ def drawn(profile: Profile, *, gpus: int, count: int, seed: int) -> tuple[Profil
 
 def _draw(profile: Profile, gpus: int, normal: Floats) -> Profile:
     """One profile; ``normal`` holds standard normal numbers, taken in order."""
-    numbers = iter(normal.tolist())
-    take: Next = lambda: next(numbers)  # noqa: E731
+    take: Next = iter(normal.tolist()).__next__
     errors = left_out(profile.gpu)
     unmeasured = STATUS_LOG_ERROR[profile.status]
     whole_time, whole_power = (math.exp(unmeasured * take()) for _ in range(2))
@@ -112,7 +114,7 @@ def _draw(profile: Profile, gpus: int, normal: Floats) -> Profile:
         fast_limit_w=limits.fast_limit_w + fast * take(),
         slow_limit_w=limits.slow_limit_w * math.exp(slow / math.sqrt(gpus) * take()),
     )
-    uniform = 0.5 * (1.0 + math.erf(take() / math.sqrt(2.0)))
+    uniform = float(ndtr(take()))
     return replace(
         profile,
         curve=curve,
@@ -142,7 +144,7 @@ def scaled(c: Law, *, time: float, power: float) -> Law:
     (0.4, 2e-06, 3e-12)
     """
     changes: dict[str, Any] = {}
-    for field in fields(c):  # type: ignore[arg-type]
+    for field in fields(c):
         value, name = getattr(c, field.name), field.name
         if name == "tables":
             changes[name] = tuple(
@@ -150,7 +152,7 @@ def scaled(c: Law, *, time: float, power: float) -> Law:
             )
         elif value is not None and (factor := _factor(name, time, power)) != 1.0:
             changes[name] = value * factor
-    return replace(c, **changes)  # type: ignore[type-var]
+    return replace(c, **changes)
 
 
 def _factor(name: str, time: float, power: float) -> float:
@@ -167,7 +169,7 @@ def _factor(name: str, time: float, power: float) -> float:
 def _coefficients(profile: Profile, name: str, c: Law, take: Next) -> Law:
     """``c`` with the coefficients that the rows determine drawn within their errors."""
     shifts = _correlated(profile, name, f"{name}.log.", take)
-    return replace(c, **{key: getattr(c, key) * math.exp(x) for key, x in shifts.items()})  # type: ignore[type-var]
+    return replace(c, **{key: getattr(c, key) * math.exp(x) for key, x in shifts.items()})
 
 
 def _curve(profile: Profile, take: Next) -> PowerCurve:

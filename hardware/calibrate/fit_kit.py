@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,12 @@ from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, PowerCurve, point_at, steady_point
 from hardware.profile import Corrections, Matrix
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Row = Mapping[str, Any]
 Floats = NDArray[np.float64]
-Coefficients = TypeVar("Coefficients")
+Coefficients = TypeVar("Coefficients", bound="DataclassInstance")
 # A row whose median clock lies below this share of the maximum ran at the power cap.
 CAPPED_CLOCK = 0.97
 # How well a sampled median tells the clock of a kernel whose clock moves in steps (log).
@@ -168,7 +171,7 @@ def fit_coefficients(
     gpu, curve = setting.gpu, setting.curve
 
     def build(x: Floats) -> Coefficients:
-        return replace(start, **dict(zip(free, np.exp(x).tolist(), strict=True)))  # type: ignore[type-var]
+        return replace(start, **dict(zip(free, np.exp(x).tolist(), strict=True)))
 
     def residual(x: Floats) -> Floats:
         c = build(x)
