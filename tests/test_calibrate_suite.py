@@ -7,10 +7,13 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hardware.calibrate.suite import run
+from hardware.calibrate.suite.cases import build
 from hardware.calibrate.suite.cases_pair import collective_of
 from hardware.calibrate.suite.comm import part_bytes
 from hardware.calibrate.suite.duty import work_row
@@ -163,6 +166,45 @@ def test_measuring_without_torch_says_what_to_install(tmp_path: Path, capsys: py
         pytest.skip("torch is installed here")
     assert run.main(["--plan", "smoke", "--out", str(tmp_path / "a.jsonl")]) == 2
     assert "measuring needs PyTorch" in capsys.readouterr().err
+
+
+class Normal(float):
+    """A tensor of normal numbers, by its standard deviation."""
+
+    def __mul__(self, factor: float) -> Normal:
+        return Normal(float(self) * factor)
+
+    def to(self, _: object) -> Normal:
+        return self
+
+
+def operands(**fields: object) -> tuple[float, float]:
+    """Standard deviations of both operands that a planned product is launched on."""
+    seen: list[tuple[float, float]] = []
+    bench: Any = SimpleNamespace(
+        torch=SimpleNamespace(ones=lambda *_, **__: None, float32=None, float8_e4m3fn=None),
+        device="none",
+        randn=lambda *_: Normal(1.0),
+        empty=lambda *_: None,
+        weights=lambda *_, **__: [Normal(0.02)],
+        kernels=SimpleNamespace(
+            linear=lambda x, w, _: seen.append((x, w)), linear_fp8=lambda x, w, *_, **__: seen.append((x, w))
+        ),
+    )
+    build(bench, {"kind": "gemm", "m": 16, "n": 16, "k": 16, **fields}).launch(0)
+    return seen[0]
+
+
+def test_small_values_are_a_fiftieth_of_the_usual_ones_in_either_type() -> None:
+    for dtype in ("bf16", "fp8_e4m3"):
+        usual, small = operands(dtype=dtype), operands(dtype=dtype, values="small")
+        assert small == pytest.approx((usual[0] / 50, usual[1] / 50))
+
+
+@pytest.mark.parametrize(("dtype", "values"), [("bf16", "tiny"), ("bf16", "bits"), ("fp8_e4m3", "tiny")])
+def test_values_that_the_suite_does_not_make_are_refused(dtype: str, values: str) -> None:
+    with pytest.raises(HardwareError, match=f"values = '{values}': normal, zeros or small, and bits in FP8"):
+        operands(dtype=dtype, values=values)
 
 
 @pytest.mark.parametrize(("name", "world"), [("smoke", 1), ("smoke", 2)])

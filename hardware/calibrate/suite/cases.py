@@ -12,8 +12,6 @@ from hardware.errors import HardwareError
 
 Row = Mapping[str, Any]
 HEAD_DIM = 128
-
-
 _KEPT_BUFFERS_BYTES = 256 << 20
 
 
@@ -40,7 +38,7 @@ def build(bench: Bench, row: Row) -> Case:
     """The work of a kernel row, with its tensors allocated."""
     match row["kind"]:
         case "gemm":
-            return _gemm(bench, row["m"], row["n"], row["k"], row["dtype"], row)
+            return _gemm(bench, row)
         case "copy":
             return _copy(bench, row["bytes_moved"])
         case "permute_copy":
@@ -75,12 +73,11 @@ def build(bench: Bench, row: Row) -> Case:
             raise HardwareError(f"the suite has no kernel kind '{other}'")
 
 
-def _gemm(bench: Bench, m: int, n: int, k: int, dtype: str, row: Row) -> Case:
-    values, fast = row.get("values", "normal"), bool(row.get("fast_accumulation"))
-    kernels, x, weights = bench.kernels, bench.randn(m, k), bench.weights(n, k)
-    if values != "normal":
-        x, weights = valued(bench, x, values), [valued(bench, w, values) for w in weights]
+def _gemm(bench: Bench, row: Row) -> Case:
+    m, n, k, dtype, values = row["m"], row["n"], row["k"], row["dtype"], row.get("values", "normal")
+    kernels, x, fast = bench.kernels, bench.randn(m, k), bool(row.get("fast_accumulation"))
     if dtype == "bf16":
+        x, weights = valued(bench, x, values), [valued(bench, w, values) for w in bench.weights(n, k)]
         out = bench.empty(m, n)
         return Case(launch=lambda i: kernels.linear(x, weights[i % len(weights)], out), rotate=len(weights))
     if dtype == "fp8_e4m3":
@@ -103,8 +100,9 @@ def valued(bench: Bench, x: Any, values: str) -> Any:
             return bench.torch.zeros_like(x)
         case "small":
             return x * 0.02
-        case _:
+        case "normal":
             return x
+    raise HardwareError(f"values = '{values}': normal, zeros or small, and bits in FP8")
 
 
 def _fp8(bench: Bench, x: Any, values: str) -> Any:
@@ -234,15 +232,10 @@ def _grouped(bench: Bench, row: Row) -> Case:
     torch = bench.torch
     ends = torch.tensor(routing.rows_per_expert.cumsum().tolist(), device=bench.device, dtype=torch.int32)
     x = bench.randn(routing.rows, k)
-    # Stored [experts, n, k] and used transposed, as a fused projection's weight is.
     # Few experts hit of many: as many copies as the pool holds, so that L2 keeps none of them.
-    span = (
-        0
-        if row.get("resident")
-        else (2 << 30)
-        if 4 * int((routing.rows_per_expert > 0).sum()) < experts
-        else (256 << 20)
-    )
+    few = 4 * int((routing.rows_per_expert > 0).sum()) < experts
+    span = 0 if row.get("resident") else (2 << 30) if few else (256 << 20)
+    # Stored [experts, n, k] and used transposed, as a fused projection's weight is.
     weights = [w.transpose(1, 2) for w in bench.weights(experts, n, k, span_bytes=span)]
     return Case(
         launch=lambda i: bench.kernels.grouped_gemm(x, weights[i % len(weights)], ends),

@@ -170,15 +170,9 @@ def moe_small(kind: str, rows: int, width: int = 2048) -> PlannedRow:
     return {"kind": kind, "world": 1, "rows": rows, "width": width, "dtype": "bf16"}
 
 
-def sampling(world: int) -> list[PlannedRow]:
-    """What a server does with the logits, over batch and vocabulary (Llama-3's and Qwen3's)."""
-    del world
-    few, many = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 8, 32, 128, 256)
-    sizes = [("top_p", n, 128_256) for n in (*few, 192, 384, 512)]
-    sizes += [(how, n, 128_256) for how in ("greedy", "random") for n in few]
-    sizes += [(how, n, 151_936) for how in ("top_p", "greedy", "random") for n in many]
-    rows = [{"kind": "sample", "world": 1, "how": h, "rows": n, "width": v, "dtype": "bf16"} for h, n, v in sizes]
-    return [{"kind": "host", "world": 1}, *rows]
+def sample(how: str, rows: int, width: int) -> PlannedRow:
+    """A token drawn from each of ``rows`` rows of logits over a vocabulary of ``width``."""
+    return {"kind": "sample", "world": 1, "how": how, "rows": rows, "width": width, "dtype": "bf16"}
 
 
 def grouped(which: str, experts: int, tokens: int, skew: float = 0.0) -> PlannedRow:

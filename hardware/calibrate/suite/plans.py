@@ -28,7 +28,7 @@ from hardware.calibrate.suite.plan import (
     moe_small,
     overlap,
     permute_copy,
-    sampling,
+    sample,
     small,
     step,
     together,
@@ -215,10 +215,10 @@ def calibrate(_: int) -> list[PlannedRow]:
 
 def experts(_: int) -> list[PlannedRow]:
     """Grouped GEMMs around the row counts at which PyTorch changes kernel, and with weights that stay in L2."""
-    pairs = [("gate_up", 2048, 1536), ("down", 768, 2048)]
-    rows = [grouped(w, 128, t) for t in (1024, 1536, 2000, 2080, 2500, 3000, 3600, 6000) for w, *_ in pairs]
-    rows += [grouped(w, 32, t) for t in (1024, 1500, 1900, 2300, 3000, 4096) for w, *_ in pairs]
-    rows += [grouped(w, 64, t) for t in (256, 2000, 3000) for w, *_ in pairs]
+    both = ("gate_up", "down")
+    rows = [grouped(w, 128, t) for t in (1024, 1536, 2000, 2080, 2500, 3000, 3600, 6000) for w in both]
+    rows += [grouped(w, 32, t) for t in (1024, 1500, 1900, 2300, 3000, 4096) for w in both]
+    rows += [grouped(w, 64, t) for t in (256, 2000, 3000) for w in both]
     # All tokens to the same eight experts: weights small enough for L2, few or many rows each.
     sizes = [(t, k, n) for t in (1, 8, 512, 2000, 4096) for k, n in ((768, 2048), (2048, 768))]
     return rows + [
@@ -243,15 +243,19 @@ def alternating(_: int) -> list[PlannedRow]:
 def values(_: int) -> list[PlannedRow]:
     """One GEMM over operands of other values: what the data alone does to power, and to time under the cap."""
     kinds = {"bf16": ("normal", "zeros", "small"), "fp8_e4m3": ("normal", "zeros", "small", "bits")}
+    shapes = ((4096, 4096, 14336), (256, 28672, 4096), (16, 28672, 4096))
     return [
-        {**gemm(m, n, k, dtype), "values": kind}
-        for dtype, names in kinds.items()
-        for m, n, k in ((4096, 4096, 14336), (256, 28672, 4096), (16, 28672, 4096))
-        for kind in names
-    ] + [
-        {**gemm(m, n, k, "fp8_e4m3"), "fast_accumulation": True}
-        for m, n, k in ((4096, 4096, 14336), (256, 28672, 4096), (16, 28672, 4096))
-    ]
+        {**gemm(*mnk, dtype), "values": kind} for dtype, names in kinds.items() for mnk in shapes for kind in names
+    ] + [{**gemm(*mnk, "fp8_e4m3"), "fast_accumulation": True} for mnk in shapes]
+
+
+def sampling(_: int) -> list[PlannedRow]:
+    """What a server does with the logits, over batch and vocabulary (Llama-3's and Qwen3's)."""
+    few, many = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 8, 32, 128, 256)
+    rows = [sample("top_p", n, 128_256) for n in (*few, 192, 384, 512)]
+    rows += [sample(how, n, 128_256) for how in ("greedy", "random") for n in few]
+    rows += [sample(how, n, 151_936) for how in ("top_p", "greedy", "random") for n in many]
+    return [HOST[0], *rows]
 
 
 def host_issue(_: int) -> list[PlannedRow]:
