@@ -41,7 +41,7 @@ class Kernels:
         tokens, width = x.shape
         if self._on_gpu:
             block = 1 << (width - 1).bit_length()
-            self._triton._add_rms[(tokens,)](x, residual, gain, out, width, 1e-5, BLOCK=block, num_warps=8)
+            self._triton._add_rms[(tokens,)](x, residual, gain, out, width, 1e-5, block=block, num_warps=8)
             return
         residual.add_(x)
         scale = self._torch.rsqrt(residual.float().pow(2).mean(-1, keepdim=True) + 1e-5)
@@ -52,7 +52,7 @@ class Kernels:
         tokens, width = out.shape
         if self._on_gpu:
             grid = (tokens, -(-width // _SILU_BLOCK))
-            self._triton._silu_mul[grid](gate_up, out, width, BLOCK=_SILU_BLOCK, num_warps=4)
+            self._triton._silu_mul[grid](gate_up, out, width, block=_SILU_BLOCK, num_warps=4)
             return
         gate, up = gate_up[:, :width], gate_up[:, width:]
         out.copy_(self._torch.nn.functional.silu(gate) * up)
@@ -64,7 +64,7 @@ class Kernels:
         """
         positions, half = cos.shape
         if self._on_gpu:
-            self._triton._rope[(qkv.shape[0], heads)](qkv, cos, sin, qkv.stride(0), positions, HALF=half, num_warps=1)
+            self._triton._rope[(qkv.shape[0], heads)](qkv, cos, sin, qkv.stride(0), positions, half=half, num_warps=1)
             return
         view = qkv[:, : heads * 2 * half].view(qkv.shape[0], heads, 2, half)
         index = self._torch.arange(qkv.shape[0], device=qkv.device) % positions
@@ -78,7 +78,7 @@ class Kernels:
         if self._on_gpu:
             count = x.numel()
             self._triton._cast_fp8[(-(-count // _CAST_BLOCK),)](
-                x, out, count, float(inverse_scale), BLOCK=_CAST_BLOCK, num_warps=4
+                x, out, count, float(inverse_scale), block=_CAST_BLOCK, num_warps=4
             )
             return
         out.copy_((x.float() * inverse_scale).clamp(-448.0, 448.0).to(out.dtype))

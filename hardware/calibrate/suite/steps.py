@@ -7,6 +7,7 @@ two pipeline stages, expert parallel by all-reduce; prefill, decode and generate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from hardware.calibrate.suite.layers import Experts, Layer, Projection, Rotary
@@ -253,12 +254,9 @@ def _pipeline_step(bench: Bench, row: Row) -> Step:
         if rank == 0:
             for part in range(parts):
                 compute(part)
-                side.run_after_main(lambda part=part: bench.comm.exchange(outputs[part], 1, None, 1))  # type: ignore[misc]
+                side.run_after_main(partial(bench.comm.exchange, outputs[part], 1, None, 1))
         else:
-            arrived = [
-                side.run(lambda part=part: bench.comm.exchange(None, 0, inputs[part], 0))  # type: ignore[misc]
-                for part in range(parts)
-            ]
+            arrived = [side.run(partial(bench.comm.exchange, None, 0, inputs[part], 0)) for part in range(parts)]
             for part in range(parts):
                 side.main_waits(arrived[part])
                 compute(part)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from hardware.calibrate.suite.layers import Layer, Norm, Projection, Rotary
+from hardware.calibrate.suite.layers import FeedForward, Layer, Norm, Projection, Rotary
 from hardware.calibrate.suite.shapes import HEAD_DIM, WAN_TEXT_TOKENS, shape_of
 from hardware.calibrate.suite.steps import Side
 from hardware.calibrate.suite.timing import Bench, capture, steady, together
@@ -41,6 +42,9 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
         bench.comm.collective("all_gather", whole.view(-1), mine.reshape(-1), ctas)
         return whole
 
+    def gather_into(box: list[Tensor], local: Tensor, i: int) -> None:
+        box.append(gather(local, i))
+
     def gathered(local: Tensor, use: Callable[[Tensor], Tensor]) -> list[Tensor]:
         if chunks == 1:
             return [use(gather(local, 0))]
@@ -48,7 +52,7 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
         results = []
         for i in range(chunks):
             box: list[Tensor] = []
-            event = side.run(lambda i=i, box=box: box.append(gather(local, i)))  # type: ignore[misc]
+            event = side.run(partial(gather_into, box, local, i))
             side.main_waits(event)
             results.append(use(box[0]))
             kept.append(box[0])
@@ -88,12 +92,16 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
             cut = [attended[i * piece : (i + 1) * piece] for i in range(chunks)]
             x = scattered(cut, layer.out)
             local = layer.norm_ff(x, residual)
-            forward = layer.feed_forward
             kept.append(local)
-            gated = gathered(local, lambda h, f=forward: f.activate(f.gate_up(h)))  # type: ignore[misc]
-            x = scattered(gated, forward.down)
+            gated = gathered(local, partial(activated, layer.feed_forward))
+            x = scattered(gated, layer.feed_forward.down)
 
     return step
+
+
+def activated(forward: FeedForward, hidden: Tensor) -> Tensor:
+    """The first half of a feed-forward: what its down projection reads."""
+    return forward.activate(forward.gate_up(hidden))
 
 
 def measure_dit(bench: Bench, row: Row) -> dict[str, Any]:
@@ -176,7 +184,7 @@ def measure_ring(bench: Bench, row: Row) -> dict[str, Any]:
         for turn in range(comm.world):
             side.fork()
             if turn < comm.world - 1:
-                side.run(lambda a=here, b=there: comm.collective("sendrecv_ring", a.view(-1), b.view(-1), None))  # type: ignore[misc]
+                side.run(partial(comm.collective, "sendrecv_ring", here.view(-1), there.view(-1), None))
             owner = (comm.rank - turn) % comm.world
             if striped or owner <= comm.rank:
                 causal = striped or owner == comm.rank

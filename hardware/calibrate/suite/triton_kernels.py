@@ -15,9 +15,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _add_rms(x_ptr, residual_ptr, gain_ptr, out_ptr, width, eps, BLOCK: tl.constexpr):  # noqa: N803
+def _add_rms(x_ptr, residual_ptr, gain_ptr, out_ptr, width, eps, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
+    cols = tl.arange(0, block)
     inside = cols < width
     at = row * width + cols
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -29,9 +29,9 @@ def _add_rms(x_ptr, residual_ptr, gain_ptr, out_ptr, width, eps, BLOCK: tl.const
 
 
 @triton.jit
-def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):  # noqa: N803
+def _silu_mul(gate_up_ptr, out_ptr, width, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    cols = tl.program_id(1) * block + tl.arange(0, block)
     inside = cols < width
     gate = tl.load(gate_up_ptr + row * 2 * width + cols, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * width + width + cols, mask=inside, other=0.0).to(tl.float32)
@@ -39,22 +39,22 @@ def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def _rope(qkv_ptr, cos_ptr, sin_ptr, row_stride, positions, HALF: tl.constexpr):  # noqa: N803
+def _rope(qkv_ptr, cos_ptr, sin_ptr, row_stride, positions, half: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    cols = tl.arange(0, HALF)
-    at = token * row_stride + head * 2 * HALF + cols
-    cos = tl.load(cos_ptr + (token % positions) * HALF + cols)
-    sin = tl.load(sin_ptr + (token % positions) * HALF + cols)
+    cols = tl.arange(0, half)
+    at = token * row_stride + head * 2 * half + cols
+    cos = tl.load(cos_ptr + (token % positions) * half + cols)
+    sin = tl.load(sin_ptr + (token % positions) * half + cols)
     low = tl.load(qkv_ptr + at).to(tl.float32)
-    high = tl.load(qkv_ptr + at + HALF).to(tl.float32)
+    high = tl.load(qkv_ptr + at + half).to(tl.float32)
     tl.store(qkv_ptr + at, (low * cos - high * sin).to(tl.bfloat16))
-    tl.store(qkv_ptr + at + HALF, (high * cos + low * sin).to(tl.bfloat16))
+    tl.store(qkv_ptr + at + half, (high * cos + low * sin).to(tl.bfloat16))
 
 
 @triton.jit
-def _cast_fp8(x_ptr, out_ptr, count, inverse_scale, BLOCK: tl.constexpr):  # noqa: N803
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _cast_fp8(x_ptr, out_ptr, count, inverse_scale, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) * inverse_scale
     x = tl.minimum(tl.maximum(x, -448.0), 448.0)
