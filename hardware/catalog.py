@@ -33,15 +33,19 @@ CONFIDENCES = ("high", "medium", "low")
 @lru_cache(maxsize=1)
 def list_gpus() -> tuple[str, ...]:
     """Ids of all GPUs in the catalog, sorted."""
-    folder = files("hardware") / "data" / "gpus"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return shipped_ids("gpus")
 
 
 @lru_cache(maxsize=1)
 def list_accelerators() -> tuple[str, ...]:
     """Ids of chips that are no GPUs: their public figures alone are known here, no law of their kernels."""
-    folder = files("hardware") / "data" / "accelerators"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return shipped_ids("accelerators")
+
+
+def shipped_ids(folder: str, ending: str = ".toml") -> tuple[str, ...]:
+    """Names of the files in one folder of the package's data, without their ending, sorted."""
+    found = (files("hardware") / "data" / folder).iterdir()
+    return tuple(sorted(entry.name.removesuffix(ending) for entry in found if entry.name.endswith(ending)))
 
 
 def load_figures(name: str) -> GpuSpec:

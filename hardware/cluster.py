@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hardware.catalog import figure, load_gpu, refuse_unknown
+from hardware.catalog import figure, load_gpu, refuse_unknown, shipped_ids
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.routes import Span
@@ -143,8 +143,7 @@ class Cluster:
 @lru_cache(maxsize=1)
 def list_nodes() -> tuple[str, ...]:
     """Ids of all node types in the catalog."""
-    folder = files("hardware") / "data" / "nodes"
-    return tuple(sorted(e.name.removesuffix(".toml") for e in folder.iterdir() if e.name.endswith(".toml")))
+    return shipped_ids("nodes")
 
 
 @lru_cache(maxsize=32)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from hardware.catalog import load_gpu, shipped_ids
 from hardware.clock import ClockLimits
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
@@ -37,6 +38,11 @@ class Corrections:
 
     time: Correction
     energy: Correction
+
+    @classmethod
+    def none(cls) -> Corrections:
+        """Both factors are one everywhere."""
+        return cls(time=Correction.none(), energy=Correction.none())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +171,6 @@ def load_profile(gpu_id: str) -> Profile | None:
 @lru_cache(maxsize=32)
 def profile_for(gpu: GpuSpec) -> Profile:
     """The measured profile of ``gpu``, else a forecast scaled from one of the same chip, or from the H100."""
-    from hardware.catalog import load_gpu
-
     own = load_profile(gpu.id)
     if own is not None:
         return own
@@ -180,8 +184,7 @@ def profile_for(gpu: GpuSpec) -> Profile:
 @lru_cache(maxsize=1)
 def _shipped() -> tuple[str, ...]:
     """GPUs that have profiles, by id."""
-    folder = files("hardware") / "data" / "profiles"
-    return tuple(sorted(e.name.removesuffix(".json") for e in folder.iterdir() if e.name.endswith(".json")))
+    return shipped_ids("profiles", ".json")
 
 
 def _same_chip(one: GpuSpec, other: GpuSpec) -> bool:
@@ -239,9 +242,8 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
         )
 
     def own(corrections: Corrections) -> Corrections:
-        return corrections if same else Corrections(time=Correction.none(), energy=Correction.none())
+        return corrections if same else Corrections.none()
 
-    none = Corrections(time=Correction.none(), energy=Correction.none())
     return replace(
         base,
         gpu=gpu.id,
@@ -268,7 +270,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             sm_power_w=base.decode.sm_power_w * power,
         ),
         # Its coordinates are lengths in HBM-bound kernels: with another bandwidth they would mislead.
-        decode_corrections=own(base.decode_corrections) if hbm == 1.0 else none,
+        decode_corrections=own(base.decode_corrections) if hbm == 1.0 else Corrections.none(),
         elementwise={
             name: replace(
                 c,

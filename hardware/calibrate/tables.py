@@ -1,7 +1,7 @@
 """A profile of a GPU that we never had, from public tables: kernel times, and voltage and idle power by clock.
 
-``python -m hardware.calibrate.tables TIMES_FOLDER VF_CSV`` writes the shipped profiles of the A100s. The times are
-the kernel tables of the package aiconfigurator-core (extra ``[aiconfigurator]``); without TIMES_FOLDER they are
+``python -m hardware.calibrate.tables VF_CSV [--times FOLDER]`` writes the shipped profiles of the A100s. The times are
+the kernel tables of the package aiconfigurator-core (extra ``[aiconfigurator]``); without FOLDER they are
 read from the installed package. No energy was published with them: energies stay those of the H100, scaled by
 what the datasheets allow a FLOP on the 250 W card, the thriftiest of the same chip, and those of products lowered to
 what the tables leave room for (:func:`room_for_products`).
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,9 +34,10 @@ from hardware.laws.grouped import GroupedCoefficients
 from hardware.laws.price import gemm_terms
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import OperatingPoint, point_at
-from hardware.profile import Profile, Provenance, dump_profile, forecast_profile, load_profile
+from hardware.profile import Corrections, Profile, Provenance, dump_profile, forecast_profile, load_profile
 
 Floats = NDArray[np.float64]
+Row = Mapping[Hashable, Any]
 Coefficients = TypeVar("Coefficients", GemmCoefficients, PrefillCoefficients, DecodeCoefficients)
 Product = TypeVar("Product", GemmCoefficients, PrefillCoefficients, GroupedCoefficients)
 PACKAGE, VERSION = "aiconfigurator_core", "0.12.0"
@@ -81,14 +82,14 @@ def fit_times(
 ) -> tuple[Coefficients, TableFit]:
     """``start`` with its times fitted to latencies (ms) at the maximum clock, on ``ROWS`` rows drawn at random."""
     drawn = table.sample(min(2 * ROWS, len(table)), random_state=SEED)
-    rows: Sequence[Mapping[str, Any]] = drawn.to_dict("records")  # type: ignore[assignment]
+    rows = drawn.to_dict("records")
     half = len(rows) // 2
     names = FREE[name]
 
     def coefficients(x: Floats) -> Coefficients:
         return replace(start, **{n: getattr(start, n) * float(np.exp(v)) for n, v in zip(names, x, strict=True)})
 
-    def errors(x: Floats, some: Sequence[Mapping[str, Any]]) -> Floats:
+    def errors(x: Floats, some: Sequence[Row]) -> Floats:
         found = coefficients(x)
         times = [time_s(terms_of(found, row), sms=gpu.sms, sm_clock_hz=gpu.max_clock_hz) for row in some]
         return np.asarray(np.log(np.array(times) / np.array([row["latency"] * 1e-3 for row in some])))
@@ -111,20 +112,20 @@ def with_times(profile: Profile, gpu: GpuSpec, system: str, folder: Path | None)
     rate = gpu.tensor_flops_per_cycle_per_sm("bf16")
     fits: dict[str, TableFit] = {}
 
-    def gemm(c: GemmCoefficients, row: Mapping[str, Any]) -> KernelTerms:
+    def gemm(c: GemmCoefficients, row: Row) -> KernelTerms:
         return gemm_base_terms(
             c, m=row["m"], n=row["n"], k=row["k"], element_bytes=2, out_bytes=2, flops_per_cycle_per_sm=rate,
             sms=gpu.sms, max_clock_hz=gpu.max_clock_hz, cache_bytes=0.5 * gpu.l2_bytes,
         )  # fmt: skip
 
-    def prefill(c: PrefillCoefficients, row: Mapping[str, Any]) -> KernelTerms:
+    def prefill(c: PrefillCoefficients, row: Row) -> KernelTerms:
         return prefill_base_terms(
             c, batch=row["batch_size"], q_len=row["isl"], kv_len=row["isl"], q_heads=row["num_heads"],
             kv_heads=row["num_key_value_heads"], head_dim=row["head_dim"], causal=True, element_bytes=2,
             flops_per_cycle_per_sm=rate, hbm_bytes_per_s=products.hbm_bytes_per_s, hbm_byte_energy_j=0.0, sms=gpu.sms,
         )  # fmt: skip
 
-    def decode(c: DecodeCoefficients, row: Mapping[str, Any]) -> KernelTerms:
+    def decode(c: DecodeCoefficients, row: Row) -> KernelTerms:
         return decode_base_terms(
             c, batch=row["batch_size"], kv_len=row["step"] + row["isl"], kv_heads=row["num_key_value_heads"],
             head_dim=row["head_dim"], kv_bytes=2, sms=gpu.sms,
@@ -159,19 +160,20 @@ def with_times(profile: Profile, gpu: GpuSpec, system: str, folder: Path | None)
         flop_energy_j=dearer * products.flop_energy_j,
         padded_flop_energy_j=dearer * products.padded_flop_energy_j,
     )
-    nothing = profile.prefill_corrections
     return replace(
         profile,
         gemm={"bf16": products, "fp32": single},
-        gemm_corrections={"bf16": nothing, "fp32": nothing},
+        gemm_corrections={"bf16": Corrections.none(), "fp32": Corrections.none()},
         prefill=prefills,
+        prefill_corrections=Corrections.none(),
         decode=decodes,
+        decode_corrections=Corrections.none(),
         peak_hbm_bytes_per_s=max(products.hbm_bytes_per_s, decodes.hbm_bytes_per_s),
     ), fits
 
 
 def room_for_products(
-    profile: Profile, gpu: GpuSpec, base: Profile, base_gpu: GpuSpec, tables: Mapping[str, Any]
+    profile: Profile, gpu: GpuSpec, base: Profile, base_gpu: GpuSpec, tables: Mapping[str, pd.DataFrame]
 ) -> float:
     """The factor on energies of products under which the largest ones of the table keep to their power limit.
 
@@ -180,11 +182,11 @@ def room_for_products(
     GPU ran the same products at its maximum clock, so they took no larger share of its limit. At most 1.
     """
 
-    def large(of: GpuSpec) -> list[Mapping[str, Any]]:
+    def large(of: GpuSpec) -> Sequence[Row]:
         table = tables[of.id].query("gemm_dtype == 'bfloat16' and m == 8192 and n >= 8192 and k >= 8192 and n <= 16384")
-        return list(table.to_dict("records"))
+        return table.to_dict("records")
 
-    def point(of: GpuSpec, row: Mapping[str, Any], own: Profile, clock_hz: float) -> OperatingPoint:
+    def point(of: GpuSpec, row: Row, own: Profile, clock_hz: float) -> OperatingPoint:
         terms = gemm_terms(own, of, m=row["m"], n=row["n"], k=row["k"], dtype="bf16")
         return point_at(terms, own.curve, sms=of.sms, gpu_sms=of.sms, sm_clock_hz=clock_hz)
 
