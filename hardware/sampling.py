@@ -15,17 +15,12 @@ from hardware.gpu import GpuSpec
 Sampling = Literal["greedy", "random", "top_p"]
 
 
-@lru_cache(maxsize=1)
-def _measured() -> dict[str, object]:
-    return tomllib.loads((files("hardware") / "data" / "sampling.toml").read_text(encoding="utf-8"))
-
-
 @lru_cache(maxsize=8)
 def _table(how: Sampling) -> tuple[np.ndarray, np.ndarray, np.ndarray, GpuSpec]:
     """Logits, seconds and joules of the measured rows, and the GPU that they were measured on."""
-    data = _measured()
+    data = tomllib.loads((files("hardware") / "data" / "sampling.toml").read_text(encoding="utf-8"))
     rows, seconds, joules = np.array(data[how], dtype=float).T
-    return rows * float(str(data["width"])), seconds, joules, load_gpu(str(data["gpu"]))
+    return rows * data["width"], seconds, joules, load_gpu(data["gpu"])
 
 
 def sampling_cost(how: Sampling, rows: int, width: int, gpu: GpuSpec) -> tuple[float, float]:
