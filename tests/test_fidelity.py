@@ -120,6 +120,13 @@ def test_a_folder_without_records_is_one_line_and_exit_code_2(
     assert not (tmp_path / "page.md").exists()
 
 
+def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.jsonl").touch()
+    arguments = [str(tmp_path), "--out", str(tmp_path / "page.md"), "--crossval", str(tmp_path / "none.txt")]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"fidelity: cannot read '{tmp_path}/none.txt': No such file or directory\n"
+
+
 def test_records_are_found_in_inner_folders(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "x.jsonl").touch()

@@ -16,7 +16,7 @@ from sim.cli.simulate import command
 from sim.machine import machine_with
 from sim.runner import simulate
 from sim.scenario import Scenario
-from sim.studies.coverage import Held, coverage_table
+from sim.studies.coverage import Held, coverage_table, main
 from sim.studies.explore.grid import parse_grid
 from sim.studies.explore.row import INTERVALS
 from sim.studies.explore.sweep import sweep
@@ -142,3 +142,12 @@ def test_coverage_counts_what_lies_within() -> None:
         "| calibrated | all | all | 3 | 2 of 3 | 66.7 | 4.0 | 1 of 2 | 50.0 | 5.0 |",
         "| calibrated | 1 | decode | 3 | 2 of 3 | 66.7 | 4.0 | 1 of 2 | 50.0 | 5.0 |",
     ]
+
+
+def test_a_record_that_is_no_scenario_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"kind": "model_step", "gpu": "h101", "world": 1, "model": "llama3-8b", "layers": 2, "phase": "prefill"}
+    row |= {"batch": 1, "seq_len": 512, "tp": 1, "dtype": "bf16", "launch": "graph", "latency_s": 0.01}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert main([str(tmp_path), "--out", str(tmp_path / "page.md")]) == 2
+    assert capsys.readouterr().err == "coverage: unknown gpu 'h101': see 'wattline gpus'\n"
+    assert not (tmp_path / "page.md").exists()

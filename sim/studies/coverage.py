@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hardware.profile import BASE_GPU
 from hardware.uncertainty import HOST_SLOWEST, SLOW_LIMIT_LOG_ERROR, STATUS_LOG_ERROR, WEAK_LOG_ERROR, left_out
-from sim.errors import SimError
 from sim.output import write_atomically
 from sim.runner import simulate
+from sim.studies.command import exit_code
 from sim.studies.fidelity import record_files
 from sim.studies.fidelity_tables import percent, table
 from sim.studies.predict import scenario_of
@@ -142,14 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="the Markdown page to write")
     arguments = parser.parse_args(argv)
-    try:
+
+    def write() -> None:
         rows = held([path for folder in arguments.folders for path in record_files(folder)])
         write_atomically(arguments.out, page(rows).encode())
-    except SimError as error:
-        print(f"coverage: {error}", file=sys.stderr)
-        return 2
-    print(coverage_table(rows))
-    return 0
+        print(coverage_table(rows))
+
+    return exit_code("coverage", write)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hardware.profile import Profile, load_profile
 from hardware.uncertainty import WEAK_LOG_ERROR
-from sim.errors import SimError
 from sim.output import write_atomically
+from sim.studies.command import exit_code
 from sim.studies.fidelity_bars import PUBLISHED, bars_section
 from sim.studies.fidelity_errors import (
     MIN_ROWS,
@@ -314,7 +314,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     profile = load_profile(GPU)
     assert profile is not None, "the package ships this profile"
-    try:
+
+    def write() -> None:
         paths = [path for folder in arguments.folders for path in record_files(folder)]
         digests = {
             f"{path.resolve().parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
@@ -323,10 +324,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         published = next((found for folder in arguments.folders if (found := folder / PUBLISHED).is_file()), None)
         text = page(_once(validate(paths)), profile, digests, held, published)
         write_atomically(arguments.out, text.encode())
-    except SimError as error:
-        print(f"fidelity: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_code("fidelity", write)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.errors import SimError
 from sim.output import write_atomically
 from sim.runner import simulate
 from sim.scenario import Scenario
+from sim.studies.command import exit_code
 from sim.studies.fidelity_tables import table
 
 WORKS: Mapping[str, Mapping[str, object]] = {
@@ -117,12 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.studies.peers", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/peers.md"))
     given = parser.parse_args(argv)
-    try:
-        write_atomically(given.out, page().encode())
-    except SimError as error:
-        print(f"peers: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code("peers", lambda: write_atomically(given.out, page().encode()))
 
 
 if __name__ == "__main__":

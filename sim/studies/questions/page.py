@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from hardware.catalog import load_gpu
-from hardware.errors import HardwareError
 from hardware.profile import profile_for
-from sim.errors import SimError
 from sim.output import write_atomically
-from workloads.errors import WorkloadError
+from sim.studies.command import exit_code
 
 Phase = Literal["prefill", "decode"]
 ENERGYLENS = "EnergyLens (arXiv [2605.14249](https://arxiv.org/abs/2605.14249))"
@@ -57,9 +54,4 @@ def command(name: str, page: Callable[[], str], argv: Sequence[str] | None = Non
     parser = argparse.ArgumentParser(prog=f"python -m sim.studies.questions.{name}")
     parser.add_argument("--out", type=Path, required=True, help="the Markdown page to write")
     arguments = parser.parse_args(argv)
-    try:
-        write_atomically(arguments.out, page().encode())
-    except (SimError, HardwareError, WorkloadError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(name, lambda: write_atomically(arguments.out, page().encode()))

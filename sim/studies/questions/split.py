@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from sim.serving.memory import transfer_cost
 from sim.serving.spec import ServeSpec
 from sim.studies.fidelity_tables import table
 from sim.studies.questions.page import ENERGYLENS, command, head
+from sim.timeline import Timeline
 
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb")
 MODEL = "llama3-70b"
@@ -92,7 +93,7 @@ def largest_batch(gpu: str, tp: int, tokens: int) -> int:
     return _largest(fits)
 
 
-def _largest(holds: Any) -> int:
+def _largest(holds: Callable[[int], bool]) -> int:
     """The largest batch that ``holds``, which larger ones do not: doubled, then halved towards; 0 for none."""
     low, high = 0, 1
     while holds(high):
@@ -139,7 +140,7 @@ def decode_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int, toke
     """Decode at the largest batch that fits and meets the time per token; its latency is that of all steps."""
     room = largest_batch(gpu, tp, tokens_in + tokens_out)
 
-    def step(batch: int) -> Any:
+    def step(batch: int) -> Timeline:
         return simulate(**_decode(gpu, tp, batch, tokens_in + tokens_out // 2, clock_mhz))
 
     batch = _largest(lambda b: b <= room and step(b).latency_s <= TPOT_S)
