@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sim.cli import main
 from sim.scenario import Scenario
-from sim.studies.explore.choice import command_of, scenario_of
+from sim.studies.explore.choice import Objective, command_of, scenario_of
 from sim.studies.explore.grid import parse_grid
 from sim.studies.explore.sweep import sweep
 from sim.studies.explore.table import read_table
+from sim.studies.explore.tornado import Effect, effects
 from sim.studies.explore.workers import Pool
 from sim.studies.pareto import front
 
@@ -168,6 +170,22 @@ def test_a_tornado_ranks_inputs_by_what_they_move(
     ratio = np.exp(np.log(decode["energy_j_per_token"]).mean() - np.log(prefill["energy_j_per_token"]).mean())
     assert first["swing"] == pytest.approx(ratio)
     assert "sm_clock_mhz" in svg.read_text(encoding="utf-8")
+
+
+def energies_over(column: list[float | None]) -> list[Effect]:
+    """Effects in rows that differ in one input, of energies from 1 to 2 J."""
+    rows = pd.DataFrame({"sm_clock_mhz": column, "energy_j": np.linspace(1.0, 2.0, len(column))})
+    return effects(rows, Objective(name="e", column="energy_j", title="J"))
+
+
+def test_rows_without_a_value_are_a_level_beside_ranges() -> None:
+    (found,) = energies_over([None] * 4 + [600.0 + 60 * i for i in range(16)])
+    assert (found.low_at, found.high_at) == ("default", "1275 to 1500")
+
+
+def test_a_value_that_most_rows_share_makes_no_single_range() -> None:
+    (found,) = energies_over([600.0] * 30 + [660.0 + 60 * i for i in range(9)])
+    assert (found.low_at, found.high_at) == ("600", "1140")
 
 
 def test_nothing_varied_is_said(clocks: Path, capsys: pytest.CaptureFixture[str]) -> None:

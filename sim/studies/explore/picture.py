@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from sim.errors import SimError
 from sim.output import write_atomically
 from sim.studies.explore.choice import Objective, command_of, groups, scenario_of, varied
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # An axis that spans more than this factor is logarithmic.
 WIDE = 20.0
@@ -34,6 +38,23 @@ def write_plot(
     table: pd.DataFrame, on_front: pd.Series[bool], objectives: Sequence[Objective], by: Sequence[str], path: Path
 ) -> None:
     """The first two objectives of every row, each group's front joined (PNG or SVG by the file's ending)."""
+    with picture(path, height=5.0) as axis:
+        x, y = _two(objectives)
+        for key, rows in groups(table, by):
+            best = rows[on_front[rows.index]].sort_values(x.column)
+            (line,) = axis.plot(
+                best[x.column] * x.scale, best[y.column] * y.scale, marker="o", linewidth=1, label=label(key) or None
+            )
+            axis.scatter(rows[x.column] * x.scale, rows[y.column] * y.scale, s=12, alpha=0.4, color=line.get_color())
+        axis.set(xlabel=x.title, ylabel=y.title, xscale=_scale(table, x), yscale=_scale(table, y))
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize="small")
+
+
+@contextmanager
+def picture(path: Path, *, height: float) -> Iterator[Axes]:
+    """Axes of a picture ``height`` inches high, written when they are done (PNG or SVG by the file's ending)."""
     if path.suffix not in (".png", ".svg"):
         raise SimError(f"'{path}': a picture is written as .png or .svg")
     import matplotlib
@@ -41,18 +62,8 @@ def write_plot(
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    x, y = _two(objectives)
-    figure, axis = plt.subplots(figsize=(8.5, 5.0), constrained_layout=True)
-    for key, rows in groups(table, by):
-        best = rows[on_front[rows.index]].sort_values(x.column)
-        (line,) = axis.plot(
-            best[x.column] * x.scale, best[y.column] * y.scale, marker="o", linewidth=1, label=label(key) or None
-        )
-        axis.scatter(rows[x.column] * x.scale, rows[y.column] * y.scale, s=12, alpha=0.4, color=line.get_color())
-    axis.set(xlabel=x.title, ylabel=y.title, xscale=_scale(table, x), yscale=_scale(table, y))
-    axis.grid(alpha=0.3)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize="small")
+    figure, axis = plt.subplots(figsize=(8.5, height), constrained_layout=True)
+    yield axis
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=130)
     plt.close(figure)

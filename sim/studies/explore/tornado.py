@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from sim.errors import SimError
-from sim.output import write_atomically
 from sim.studies.explore.choice import Objective, varied
+from sim.studies.explore.picture import picture
 
 # An input with more values than this is cut into as many ranges of equally many rows.
 LEVELS = 4
@@ -63,36 +62,27 @@ def effects(table: pd.DataFrame, objective: Objective) -> list[Effect]:
 
 
 def _levels(column: pd.Series[Any]) -> pd.Series[str]:
-    """Values as text; many numbers as ranges."""
+    """Values as text, many numbers as ranges; what was left out is a level of its own."""
     if column.nunique() > 2 * LEVELS and pd.api.types.is_numeric_dtype(column):
         cut = pd.qcut(column.astype(float), LEVELS, duplicates="drop")
-        return cut.map(lambda part: f"{part.left:.4g} to {part.right:.4g}").astype(str)
+        ranges = cut.map(lambda part: f"{part.left:.4g} to {part.right:.4g}", na_action="ignore").astype(object)
+        if ranges.nunique(dropna=False) > 1:  # one range holds all where most rows have one value
+            return ranges.fillna("default")
     return column.map(lambda v: "default" if v is None or v != v else f"{v:g}" if isinstance(v, float) else str(v))
 
 
 def write_plot(found: Sequence[Effect], objective: Objective, path: Path) -> None:
     """Bars from the least to the greatest mean factor, strongest on top (PNG or SVG by the file's ending)."""
-    if path.suffix not in (".png", ".svg"):
-        raise SimError(f"'{path}': a picture is written as .png or .svg")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8.5, 1.2 + 0.45 * len(found)), constrained_layout=True)
-    for row, effect in enumerate(reversed(found)):
-        axis.barh(row, effect.high - effect.low, left=effect.low, color="tab:blue")
-        axis.annotate(
-            effect.low_at, (effect.low, row), xytext=(-4, 0), textcoords="offset points", ha="right", va="center"
-        )
-        axis.annotate(effect.high_at, (effect.high, row), xytext=(4, 0), textcoords="offset points", va="center")
-    axis.set_yticks(range(len(found)), [effect.field for effect in reversed(found)])
-    axis.set_xscale("log")
-    axis.axvline(1.0, color="black", linewidth=0.8)
-    axis.use_sticky_edges = False  # room for the labels of the longest bar
-    axis.margins(x=0.25)
-    axis.set_xlabel(f"factor on the mean of: {objective.title}")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=130)
-    plt.close(figure)
-    write_atomically(path, buffer.getvalue())
+    with picture(path, height=1.2 + 0.45 * len(found)) as axis:
+        for row, effect in enumerate(reversed(found)):
+            axis.barh(row, effect.high - effect.low, left=effect.low, color="tab:blue")
+            axis.annotate(
+                effect.low_at, (effect.low, row), xytext=(-4, 0), textcoords="offset points", ha="right", va="center"
+            )
+            axis.annotate(effect.high_at, (effect.high, row), xytext=(4, 0), textcoords="offset points", va="center")
+        axis.set_yticks(range(len(found)), [effect.field for effect in reversed(found)])
+        axis.set_xscale("log")
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.use_sticky_edges = False  # room for the labels of the longest bar
+        axis.margins(x=0.25)
+        axis.set_xlabel(f"factor on the mean of: {objective.title}")
