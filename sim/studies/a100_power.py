@@ -33,6 +33,7 @@ _NAME = re.compile(r"(\w+?model_[\w-]+?)_p(bf16|fp32)_b(\d+)(?:_s(\d+))?(?:_mode
 IMAGE_TOKENS = 197  # 14 x 14 patches and the class token
 # What draws power: products in 16 bit and in fp32, bytes through the cores, HBM, and SMs that are at it.
 PARTS = ("bf16 products", "fp32 products", "elementwise", "HBM", "active SMs")
+_HBM, _ACTIVE = PARTS.index("HBM"), PARTS.index("active SMs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +144,8 @@ def estimate(job: Job, clock_hz: float) -> Estimate:
 
         nothing = replace(terms, core_energy_j=0.0, hbm_energy_j=0.0, sm_power_w=0.0)
         joules[core] += times * seconds * watts(replace(nothing, core_energy_j=terms.core_energy_j))
-        joules[3] += times * seconds * watts(replace(nothing, hbm_energy_j=terms.hbm_energy_j))
-        joules[4] += times * seconds * watts(replace(nothing, sm_power_w=terms.sm_power_w))
+        joules[_HBM] += times * seconds * watts(replace(nothing, hbm_energy_j=terms.hbm_energy_j))
+        joules[_ACTIVE] += times * seconds * watts(replace(nothing, sm_power_w=terms.sm_power_w))
         busy_s += times * (seconds + launch.eager_gap_s)
         count += times
     total_s = max(busy_s, count * launch.host_issue_s)
