@@ -58,6 +58,8 @@ def test_a_scenario_becomes_the_row_that_its_record_answers() -> None:
         ({"sm_clock_mhz": 1410}, "sm_clock_mhz = 1410.0: the suite measures with sm_clock_mhz = None only"),
         ({"regime": "cold"}, "regime = 'cold': the suite measures with regime = 'steady' only"),
         ({"dtype": "fp16"}, "dtype = 'fp16': the suite measures bf16 and fp8_e4m3"),
+        ({"phase": "train"}, "phase = 'train': the suite measures prefill, decode, generate"),
+        ({"model": "llava-1.5-7b", "images": 1}, "images = 1: the suite measures with images = 0 only"),
         ({"cp": 2, "tp": 2}, "cp = 2 with tp = 2: the suite measures it with tp = 1 only"),
         ({"cp": 2}, "cp = 2 with lm_head = True: the suite measures it with lm_head = False only"),
         ({"dp": 2, "batch": 2}, "dp = 2: the suite measures with dp = 1 only"),

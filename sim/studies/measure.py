@@ -18,6 +18,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "sm_clock_mhz": None,
     "regime": "steady",
     "stack": "reference-torch",
+    "images": 0,
     "tokens_per_ep_rank": None,
     "dp": 1,
     "all_reduce": "library",
@@ -27,6 +28,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "expert_replicas": None,
 }
 _DTYPES = ("bf16", "fp8_e4m3")
+_PHASES = ("prefill", "decode", "generate")
 
 
 def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
@@ -40,6 +42,8 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
         value = getattr(scenario, name)
         if value != neutral:
             raise ScenarioError(f"{name} = {value!r}: the suite measures with {name} = {neutral!r} only")
+    if scenario.phase not in _PHASES:
+        raise ScenarioError(f"phase = '{scenario.phase}': the suite measures {', '.join(_PHASES)}")
     if scenario.dtype not in _DTYPES:
         raise ScenarioError(f"dtype = '{scenario.dtype}': the suite measures {' and '.join(_DTYPES)}")
     if scenario.ep_mode == "all_to_all":
