@@ -35,7 +35,7 @@ from hardware.calibrate.fit_families import (
     prefill_terms_of,
 )
 from hardware.calibrate.fit_gemm import base_terms, duty_anchors, features_of, fit_bf16, fit_fp8
-from hardware.calibrate.fit_kit import Family, Row, Setting
+from hardware.calibrate.fit_kit import Family, Row, Setting, settled_half
 from hardware.calibrate.fit_power import chip_of, fit_power, setting_of, work_hbm_bytes
 from hardware.catalog import load_gpu
 from hardware.laws.collective import UNFITTED, collective_base_terms
@@ -187,9 +187,8 @@ def duty_errors(rows: Sequence[Row], setting: Setting, bf16: Any, prefill: Any) 
     Time errors are of the ratio (without pauses over with pauses of 60 ms); power errors of each row when the
     rows with its burst and pause were left out of the power fit.
     """
-    duty = [row for row in rows if row["kind"] == "duty"]
+    duty = [row for row in rows if row["kind"] == "duty" and "kernel" not in row]
     ratios = []
-    duty = [row for row in duty if "kernel" not in row]
     for work, chip in sorted({(row["work"], chip_of(row)) for row in duty}):
         own = [row for row in duty if (row["work"], chip_of(row)) == (work, chip)]
         slow, fast = ([row for row in own if row["idle_s"] == pause] for pause in (0, 0.06))
@@ -198,8 +197,8 @@ def duty_errors(rows: Sequence[Row], setting: Setting, bf16: Any, prefill: Any) 
         terms = _terms_of_work(work, setting, bf16, prefill)
         measured, predicted = [], []
         for group in (slow, fast):
-            times = np.concatenate([_settled_half(row, "iter_s") for row in group])
-            clocks = np.concatenate([_settled_half(row, "clock_mhz") for row in group]) * 1e6
+            times = np.concatenate([settled_half(row, "iter_s") for row in group])
+            clocks = np.concatenate([settled_half(row, "clock_mhz") for row in group]) * 1e6
             measured.append(float(np.median(times)))
             point = point_at(
                 terms, setting.curve, sms=setting.gpu.sms, gpu_sms=setting.gpu.sms, sm_clock_hz=float(np.median(clocks))
@@ -212,11 +211,6 @@ def duty_errors(rows: Sequence[Row], setting: Setting, bf16: Any, prefill: Any) 
         fit = fit_power([*others, *rest], setting.gpu)
         power.extend(fit.mean_power_w(row) / row["power_w"][0] - 1.0 for row in out)
     return Held(family="duty*", left_out="burst, pause", latency=tuple(ratios), energy=tuple(power))
-
-
-def _settled_half(row: Row, column: str) -> Any:
-    values = row[column]
-    return np.asarray(values if row["idle_s"] > 0 else values[len(values) // 2 :])
 
 
 def _terms_of_work(work: str, setting: Setting, bf16: Any, prefill: Any) -> KernelTerms:

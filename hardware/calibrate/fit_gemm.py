@@ -7,7 +7,15 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from hardware.calibrate.fit_kit import Family, Row, Setting, fit_coefficients, fit_family, learn_corrections
+from hardware.calibrate.fit_kit import (
+    Family,
+    Row,
+    Setting,
+    fit_coefficients,
+    fit_family,
+    learn_corrections,
+    settled_half,
+)
 from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms, gemm_features
 from hardware.laws.terms import KernelTerms
@@ -93,10 +101,8 @@ def duty_anchors(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     groups: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for row in rows:
         if row["kind"] == "duty" and row["work"].startswith("gemm_") and row["idle_s"] in (0, 0.06):
-            half = len(row["iter_s"]) // 2 if row["idle_s"] == 0 else 0
-            groups.setdefault((row["work"], row["idle_s"] == 0), []).append(
-                (float(np.median(row["iter_s"][half:])), float(np.median(row["clock_mhz"][half:])) * 1e6)
-            )
+            seconds, mhz = (float(np.median(settled_half(row, column))) for column in ("iter_s", "clock_mhz"))
+            groups.setdefault((row["work"], row["idle_s"] == 0), []).append((seconds, mhz * 1e6))
 
     def anchor(work: str, slow: bool) -> Row:
         m, n, k = (int(part) for part in work.removeprefix("gemm_").split("x"))

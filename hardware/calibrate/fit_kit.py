@@ -110,6 +110,12 @@ class Setting:
         return not clocks or clocks[0] * 1e6 < CAPPED_CLOCK * self.gpu.max_clock_hz
 
 
+def settled_half(row: Row, column: str) -> Floats:
+    """Samples of a duty row: all, or where it never pauses the second half (the first iterations still run faster)."""
+    values = np.asarray(row[column])
+    return values if row["idle_s"] > 0 else values[len(values) // 2 :]
+
+
 def settled_limit(setting: Setting, rows: Sequence[Row]) -> Setting:
     """``setting`` with the limit that the capped ones of ``rows`` settled at (their median power).
 

@@ -1,4 +1,4 @@
-"""Voltage curve, idle power, chip spread and the fast limit, from duty and idle records.
+"""Voltage curve, idle power and how much each chip draws, from duty and idle records.
 
 Bursts of one kernel at true on-chip clocks, with pauses: mean power over burst and pause separates what an
 iteration costs at its clock from what the warm, idle GPU draws.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hardware.calibrate.fit_kit import Setting, standard_errors
+from hardware.calibrate.fit_kit import Setting, settled_half, standard_errors
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 from hardware.profile import Matrix
@@ -56,7 +56,8 @@ class PowerFit:
 
     def mean_power_w(self, row: Row) -> float:
         """Mean power of a duty row over bursts and pauses, from its iteration time, clock and temperature."""
-        clock_hz, time_s = _settled(row, "clock_mhz") * 1e6, _settled(row, "iter_s")
+        clock_mhz, time_s = (float(np.median(settled_half(row, column))) for column in ("clock_mhz", "iter_s"))
+        clock_hz = clock_mhz * 1e6
         count, period_s, curve = row["n_per_burst"], row["period_s"], self.curve.at(row["temperature_c"][0])
         iteration_j = curve.voltage_scale(clock_hz) * self.core_j[row["work"]]
         iteration_j += self.hbm_byte_energy_j * work_hbm_bytes(row)
@@ -168,9 +169,3 @@ def operating_temperature_c(rows: Sequence[Row]) -> float:
         and r["power_w"][0] < BELOW_CAP_W
     ]
     return float(np.median(warm))
-
-
-def _settled(row: Row, key: str) -> float:
-    """The middle of a burst's second half: without pauses the first iterations still run faster."""
-    values = row[key]
-    return float(np.median(values if row["idle_s"] > 0 else values[len(values) // 2 :]))
