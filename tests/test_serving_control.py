@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -75,8 +77,23 @@ def test_requests_that_come_while_the_router_is_down_start_when_it_is_back() -> 
     came = run.requests[(run.requests["arrival_s"] > 1.0) & (run.requests["arrival_s"] < 2.5)]
     assert len(came) > 5
     assert came["started_s"].min() >= 2.5
-    with pytest.raises(ScenarioError, match="outages: from 2 s to 1 s: give two times, the earlier first"):
-        serve(outages=[(2.0, 1.0)], **LOAD)
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ({"outages": [(2.0, 1.0)]}, "outages: from 2 s to 1 s: give two times, the earlier first"),
+        ({"outages": [(1.0, math.inf)]}, "outages: from 1 s to inf s"),
+        ({"window": (2.0, 1.0)}, "window: from 2 s to 1 s: give two times, the earlier first"),
+        ({"window": (math.nan, 1.0)}, "window: from nan s to 1 s"),
+        ({"kills": [(-1.0, 0)]}, "kills: replica 0 at -1 s: give a time of 0 s or later"),
+        ({"kills": [(math.nan, 0)]}, "kills: replica 0 at nan s"),
+        ({"kills": [(1.0, 1)]}, "kills: there is no replica 1, the last is 0"),
+    ],
+)
+def test_events_at_impossible_times_are_refused(events: dict[str, Any], says: str) -> None:
+    with pytest.raises(ScenarioError, match=says):
+        serve(**events, **LOAD)
 
 
 def test_replicas_come_with_a_wave_of_requests_and_go_after_it(tmp_path: Path) -> None:

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 
 class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """Two numbers with a colon between them."""
+    """Two numbers with a colon between them, the second of type ``second``."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, second: type[float] | type[int] = float) -> None:
         self.name = name
+        self.second = second
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
         """The numbers of ``value``."""
         first, _, second = str(value).partition(":")
         try:
-            return float(first), float(second)
+            return float(first), self.second(second)
         except ValueError:
             self.fail(f"'{value}' is not {self.name}: give two numbers, like 1.5:2", param, ctx)
 
@@ -41,7 +42,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 @click.option("--timeline", type=click.Path(path_type=Path), help="write steps and requests (.json.gz, .pftrace)")
 @click.option("--report", type=click.Path(path_type=Path), help="write the run as one HTML page that needs no network")
 @click.option("--kernels", type=_Pair("FROM:TO"), help="seconds between which --timeline shows every step's kernels")
-@click.option("--kill", type=_Pair("SECOND:REPLICA"), multiple=True, help="a replica dies; repeatable")
+@click.option("--kill", type=_Pair("SECOND:REPLICA", int), multiple=True, help="a replica dies; repeatable")
 @click.option("--router-down", type=_Pair("FROM:TO"), multiple=True, help="requests wait from then to then; repeatable")
 @click.option("--plan", is_flag=True, help="find the fewest GPUs and the lowest energy under the SLO")
 @click.option("--max-gpus", type=click.IntRange(1, 4096), default=8, show_default=True, help="GPUs of a plan at most")
@@ -64,7 +65,7 @@ def command(
     timeline: Path | None,
     report: Path | None,
     kernels: tuple[float, float] | None,
-    kill: tuple[tuple[float, float], ...],
+    kill: tuple[tuple[float, int], ...],
     router_down: tuple[tuple[float, float], ...],
     plan: bool,
     max_gpus: int,
@@ -101,9 +102,7 @@ def command(
             spec, plan=plan, max_gpus=max_gpus, within=within, changes=compare, pool=pool, as_json=as_json, quiet=quiet
         )
         return
-    events: dict[str, Any] = {
-        "kills": [(second, int(replica)) for second, replica in kill], "outages": router_down, "window": kernels,
-    }  # fmt: skip
+    events: dict[str, Any] = {"kills": kill, "outages": router_down, "window": kernels}
     if quiet or not sys.stderr.isatty():
         run = serve(spec, **events)
     else:

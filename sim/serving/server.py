@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,8 @@ def serve(
     """
     if spec is None:
         spec = ServeSpec.of(**fields)
+    if window is not None and not window[0] < window[1]:
+        raise ScenarioError(f"window: from {window[0]:g} s to {window[1]:g} s: give two times, the earlier first")
     log = Log(window=window)
     server = _Server(spec=spec, traffic=spec.traffic(), log=log, progress=progress or (lambda *_: None))
     return server.run(kills, outages)
@@ -87,9 +90,11 @@ class _Server:
                 raise ScenarioError(
                     f"kills: there is no replica {number}, the last is {len(self.front) + len(self.back) - 1}"
                 )
+            if not 0 <= at_s < math.inf:
+                raise ScenarioError(f"kills: replica {number} at {at_s:g} s: give a time of 0 s or later")
             self.env.process(self._killer(at_s, number))
         for from_s, to_s in outages:
-            if not 0 <= from_s <= to_s:
+            if not 0 <= from_s <= to_s < math.inf:
                 raise ScenarioError(f"outages: from {from_s:g} s to {to_s:g} s: give two times, the earlier first")
             self.env.process(self._outage(from_s, to_s))
         if spec.autoscale is not None:
