@@ -25,8 +25,9 @@ CATCH_UP_STEPS = 32
 
 
 def clocks_mhz(gpu: GpuSpec) -> list[float]:
-    """Clocks to try on ``gpu``, rising, on its 15 MHz grid."""
-    return [round(share * gpu.max_clock_hz / 15e6) * 15.0 for share in CLOCK_SHARES]
+    """Clocks to try on ``gpu``, rising, on its grid."""
+    step_hz = gpu.clock_step_hz
+    return [round(share * gpu.max_clock_hz / step_hz) * step_hz / 1e6 for share in CLOCK_SHARES]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
