@@ -55,9 +55,8 @@ def replicas_of(
         preemption="recompute" if prefill else spec.preemption,
         prefill_only=prefill,
     )
-    prices = StepPrices(
-        scenario=group, machine=target, sampling=spec.sampling
-    )  # replicas are equal: they share what is known
+    # Replicas are equal: they share what is known.
+    prices = StepPrices(scenario=group, machine=target, sampling=spec.sampling)
     rungs = _rungs(spec, target, prefill=prefill)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
     return [

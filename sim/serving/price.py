@@ -2,15 +2,15 @@
 
 A step's kernels follow one another on one stream, so that its cost is the sum over its parts: what is done to all
 tokens at once, the attention of each group of sequences, the vocabulary head. Each part is run by the engine at a
-few sizes and power targets (:class:`StepPrices`); between them cost is linear. ``tests/test_serving_price.py`` holds
-whole steps of random batches within 1 % of the engine.
+few sizes and power targets (:class:`StepPrices`); between them cost is linear. ``tests/test_serving.py`` holds whole
+steps of random batches within 1 % of the engine.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
@@ -82,12 +82,8 @@ class StepPrices:
         decoding = NOTHING
         if batch.decoding:
             mean = batch.cached / batch.decoding
-            low, high = context_ends(mean)
-            first = self._part("decode", batch.decoding, low, target)
-            decoding = (
-                first
-                if low == high
-                else first.toward(self._part("decode", batch.decoding, high, target), (mean - low) / (high - low))
+            decoding = _between(
+                context_ends(mean), mean, lambda context: self._part("decode", batch.decoding, context, target)
             )
         return StepCost(
             shared=self._rows("shared", tokens, 0, target),
@@ -98,19 +94,13 @@ class StepPrices:
 
     def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
         """A part's cost between the numbers of rows at which it is run."""
-        low, high = token_knots(rows)
-        first = self._part(part, low, context, target)
-        if rows == low:
-            return first
-        return first.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+        return _between(token_knots(rows), rows, lambda knot: self._part(part, knot, context, target))
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
-        low, high = context_ends(before)
-        first = self._rows("chunk", chunk.tokens, low, target)
-        if before == low:
-            return first
-        return first.toward(self._rows("chunk", chunk.tokens, high, target), (before - low) / (high - low))
+        return _between(
+            context_ends(before), before, lambda context: self._rows("chunk", chunk.tokens, context, target)
+        )
 
     def whole_step(self, batch: Batch) -> Plan:
         """The kernels of ``batch``, all in one run."""
@@ -227,6 +217,13 @@ def _cycles(records: Recorder, members: Sequence[int]) -> float:
         since[gpu] = time_ps, records.states[state].clock_hz
     cycles += sum(members[gpu] * clock_hz * (records.end_ps - begun_ps) for gpu, (begun_ps, clock_hz) in since.items())
     return cycles * 1e-12 / sum(members)
+
+
+def _between(ends: tuple[int, int], size: float, cost_of: Callable[[int], Cost]) -> Cost:
+    """The cost at ``size``, linear between those at the two ``ends``."""
+    low, high = ends
+    first = cost_of(low)
+    return first if size <= low else first.toward(cost_of(high), (size - low) / (high - low))
 
 
 def _chunk_group(tokens: int, context: int) -> Group:

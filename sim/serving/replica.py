@@ -31,7 +31,9 @@ class PhaseCaps:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Replica:
-    """GPUs that serve together. ``handover`` gets sequences that have their first token, where others go on."""
+    """GPUs that serve together. ``handover`` gets sequences that have their first token, where others go on; ``done``
+    hears of each that has its last.
+    """
 
     number: int
     env: simpy.Environment
@@ -45,7 +47,7 @@ class Replica:
     clock: SloClock | None = None
     caps: PhaseCaps | None = None
     handover: Callable[[Sequence], None] | None = None
-    done: Callable[[Sequence], None] = lambda _: None
+    done: Callable[[], None] = lambda: None
     outstanding_tokens: int = 0
     alive: bool = True
     serving: bool = True  # takes requests
@@ -273,7 +275,7 @@ class Replica:
             record.hit_tokens += sequence.hit_tokens
             record.preemptions = sequence.preemptions
             self._forget(sequence)
-            self.done(sequence)
+            self.done()
 
     def _forget(self, sequence: Sequence) -> None:
         self.outstanding_tokens -= sequence.request.input_tokens + sequence.request.output_tokens

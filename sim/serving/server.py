@@ -185,7 +185,7 @@ class _Server:
         scaler.begin()
         return scaler
 
-    def _done(self, sequence: InFlight) -> None:  # noqa: ARG002 - one callback for all who count
+    def _done(self) -> None:
         self.finished += 1
         self.progress(self.finished, len(self.traffic))
         if self._queue:

@@ -45,10 +45,7 @@ def to_trace(run: ServeResult) -> Trace:
     for row in run.log.stretches:
         if row.end_s <= row.start_s:
             continue
-        what = (
-            "idle" if not row.steps else "prefill" if not row.decoding else "mixed" if row.prompt_tokens else "decode"
-        )
-        key = (what, row.steps, row.decoding, row.prompt_tokens)
+        key = (_what(row), row.steps, row.decoding, row.prompt_tokens)
         lane.append(lane_of[row.replica])
         kind.append(kinds.setdefault(key, len(kinds)))
         start.append(row.start_s)
