@@ -28,20 +28,11 @@ from sim.engine.running import GpuModel
 from sim.errors import SimError
 from sim.lower import lower
 from workloads.families.ring import Ring, RingLayout, ring_kernels, tile_scores
+from workloads.model import load_model
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
 
-VOCABULARY = 32_000
 FREE_S = 1e-12  # the engine's grain: a transfer that costs nothing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaSize:
-    """Width, feed-forward width (two matrices are counted, as there) and layers."""
-
-    d_model: int
-    d_ff: int
-    layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +45,7 @@ class Device:
 
 
 # arXiv 2311.09431: models of its experiments; tiles, and attention in TF32 beside bf16 on the A100.
-SIZES = {
-    "1B": LlamaSize(d_model=2048, d_ff=5504, layers=22),
-    "3B": LlamaSize(d_model=3200, d_ff=8640, layers=26),
-    "7B": LlamaSize(d_model=4096, d_ff=11008, layers=32),
-}
+MODELS = {"1B": "llama-1b", "3B": "llama-3b", "7B": "llama-7b"}
 DEVICES = {
     "A100-SXM-80GB": Device(figures="a100-sxm-80gb", tile=(2048, 4096), score_cost=2.0),
     "TPUv3": Device(figures="tpu-v3-32gb", tile=(2048, 2048), score_cost=1.0),
@@ -105,7 +92,7 @@ def read_published(path: Path) -> list[Published]:
 
 
 def _row(line: dict[str, str | None], where: str) -> Published:
-    for name, known in (("device", DEVICES), ("model", SIZES)):
+    for name, known in (("device", DEVICES), ("model", MODELS)):
         if line.get(name) not in known:
             raise SimError(f"{where}: {name} = {line.get(name)!r}: known are {', '.join(known)}")
     try:
@@ -151,15 +138,15 @@ def speedup(row: Published, *, skipped_cost: float | None) -> float:
 @lru_cache(maxsize=4096)
 def step_s(row: Published, layout: RingLayout, *, skipped_cost: float | None) -> float:
     """Seconds of a forward pass, all layers and the head."""
-    device, size = DEVICES[row.device], SIZES[row.model]
+    device, model = DEVICES[row.device], load_model(MODELS[row.model])
     tokens = row.seq_len // row.ring
     ring = Ring(
-        layout=layout, ranks=tuple(range(row.ring)), block=tokens, q_heads=1, kv_heads=1, head_dim=size.d_model
+        layout=layout, ranks=tuple(range(row.ring)), block=tokens, q_heads=1, kv_heads=1, head_dim=model.d_model
     )  # fmt: skip
-    layer = size.d_model * (8 * size.d_model + 4 * size.d_ff)
+    layer = model.d_model * (8 * model.d_model + 4 * model.d_ff)  # two feed-forward matrices are counted, as there
     products = Kernel(
         name="products",
-        work=GemmWork(m=tokens, n=size.d_model, k=layer // (2 * size.d_model)),
+        work=GemmWork(m=tokens, n=model.d_model, k=layer // (2 * model.d_model)),
         flops=float(tokens * layer),
         bytes_moved=0.0,
     )
@@ -170,7 +157,7 @@ def step_s(row: Published, layout: RingLayout, *, skipped_cost: float | None) ->
 
     layer_s = seconds(Program(ranks=tuple(rank(place) for place in ring.ranks)), prices(device, skipped_cost))
     peak = load_figures(device.figures).tensor_flops_per_s["bf16"]
-    return size.layers * layer_s + 2.0 * tokens * VOCABULARY * size.d_model / peak
+    return model.layers * layer_s + 2.0 * tokens * model.vocab * model.d_model / peak
 
 
 def prices(device: Device, skipped_cost: float | None) -> Callable[[Kernel], KernelClass]:
