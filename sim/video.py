@@ -6,12 +6,11 @@ from typing import Any
 
 import workloads
 from hardware.gpu import GpuSpec
-from sim.errors import MemoryShortError, ScenarioError
+from sim.errors import MemoryShortError
 from sim.scenario import Scenario
 from workloads.diffusion import (
     DitSpec,
     dit_memory_bytes,
-    list_dits,
     load_dit,
     parse_video,
     reuse_cache_bytes,
@@ -29,8 +28,6 @@ def model_of(scenario: Scenario) -> Model:
     """The model of ``scenario``: a language model, or a diffusion transformer in phase ``denoise``."""
     if scenario.phase == "denoise":
         return load_dit(scenario.model)
-    if scenario.model in list_dits():
-        raise ScenarioError(f"model = '{scenario.model}' is a diffusion transformer: use phase = 'denoise'")
     return workloads.load_model(scenario.model)
 
 
