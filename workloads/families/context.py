@@ -66,17 +66,20 @@ def _ulysses(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[K
     """
     layout, model = shape.layout, shape.model
     cp = layout.cp
-    whole = replace(shape, new_tokens=shape.new_tokens * cp) if phase == "prefill" else None
-    whole = whole or replace(shape, batch=shape.batch * cp)
+    whole = (
+        replace(shape, new_tokens=shape.new_tokens * cp)
+        if phase == "prefill"
+        else replace(shape, batch=shape.batch * cp)
+    )
     inside = replace(whole, layout=Layout(tp=layout.tp * cp))
     out_width = shape.q_heads * model.head_dim
     sent_width = cp * (inside.q_heads + 2 * inside.kv_heads) * model.head_dim
     return [
-        _copy("permute_qkv", shape.tokens, sent_width, Elementwise.PERMUTE_COPY),
+        _permute("permute_qkv", shape.tokens, sent_width),
         _exchange("all_to_all_qkv", shape, sent_width),
         *_local(node, inside, phase, stack),
         _exchange("all_to_all_out", shape, out_width),
-        _copy("permute_out", shape.tokens, out_width, Elementwise.PERMUTE_COPY),
+        _permute("permute_out", shape.tokens, out_width),
     ]
 
 
@@ -96,8 +99,8 @@ def _ring(shape: Shape, layout: RingLayout) -> list[Kernel]:
     return ring_kernels(ring, shape.context_slice, first=(-1,))
 
 
-def _copy(name: str, rows: int, width: int, op: Elementwise = Elementwise.COPY) -> Kernel:
-    return elementwise_kernel(name, op, rows, width, 2 * rows * width * DType.BF16.bytes)
+def _permute(name: str, rows: int, width: int) -> Kernel:
+    return elementwise_kernel(name, Elementwise.PERMUTE_COPY, rows, width, 2 * rows * width * DType.BF16.bytes)
 
 
 def _exchange(name: str, shape: Shape, width: int) -> Kernel:

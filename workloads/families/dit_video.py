@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid
@@ -130,9 +130,7 @@ def _computed(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
 
 def _reused(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
     """A step that adds the last residual: the first block of one branch is computed, to judge by."""
-    one = Branch(
-        spec=branch.spec, tokens=branch.tokens, batch=run.videos, ulysses=branch.ulysses, ring=branch.ring
-    )  # fmt: skip
+    one = replace(branch, batch=run.videos)
     head = (_pointwise("add_residual", branch.own, run.spec.d_model, 3), *_head(run, branch))
     return (
         Segment(name="embed", kernels=_embed(branch)),
