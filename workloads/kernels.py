@@ -77,6 +77,16 @@ def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, t
     )
 
 
+def product_kernel(name: str, m: int, n: int, k: int, *, count: int = 1, dtype: DType = DType.BF16) -> Kernel:
+    """``count`` products ``m x k`` by ``k x n`` in one kernel, their inputs and results of ``dtype``."""
+    return Kernel(
+        name=name,
+        work=GemmWork(m=m, n=n, k=k, count=count, dtype=dtype, out_dtype=dtype),
+        flops=2.0 * count * m * n * k,
+        bytes_moved=float(dtype.bytes * count * (m * k + n * k + m * n)),
+    )
+
+
 def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     """The flash kernel of scores and values: FLOPs of both einsums (unmasked), bytes of Q, K, V and output."""
     sizes = shape.local_sizes("K")

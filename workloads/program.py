@@ -6,7 +6,8 @@ stages can tile, fold and replay without finding the structure again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from workloads.work import Work
 
@@ -28,6 +29,15 @@ class Kernel:
     stream: int = 0
     priority: int = 0
     after: tuple[int, ...] = ()
+
+
+def in_turn(*parts: Iterable[Kernel]) -> list[Kernel]:
+    """Kernels one part after the other, each part's ``after`` counted from its own first: -1 is the one before it."""
+    kernels: list[Kernel] = []
+    for part in parts:
+        base = len(kernels)
+        kernels += [replace(k, after=tuple(base + i for i in k.after)) if k.after else k for k in part]
+    return kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

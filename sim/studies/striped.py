@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from sim.errors import SimError
 from sim.lower import lower
 from workloads.families.ring import Ring, RingLayout, ring_kernels, tile_scores
 from workloads.model import load_model
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
 
 FREE_S = 1e-12  # the engine's grain: a transfer that costs nothing
@@ -152,7 +152,7 @@ def step_s(row: Published, layout: RingLayout, *, skipped_cost: float | None) ->
     )
 
     def rank(place: int) -> RankProgram:
-        kernels = (products, *_behind(ring_kernels(ring, place, first=(-1,))))
+        kernels = tuple(in_turn((products,), ring_kernels(ring, place, first=(-1,))))
         return RankProgram(phases=(Phase(name="forward", segments=(Segment(name="layer", kernels=kernels),)),))
 
     layer_s = seconds(Program(ranks=tuple(rank(place) for place in ring.ranks)), prices(device, skipped_cost))
@@ -177,12 +177,6 @@ def prices(device: Device, skipped_cost: float | None) -> Callable[[Kernel], Ker
         return _class(kernel, flops / chip.tensor_flops_per_s["bf16"])
 
     return price
-
-
-def _behind(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
-    """The ring's kernels behind the products, the one kernel before them."""
-    for kernel in kernels:
-        yield replace(kernel, after=tuple(index + 1 for index in kernel.after))
 
 
 def _class(kernel: Kernel, seconds: float) -> KernelClass:

@@ -6,15 +6,14 @@ those pass keys and values round a ring (the two together: arXiv 2405.07719).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workloads.diffusion import DitSpec
 from workloads.errors import WorkloadError
 from workloads.families.ring import Ring, ring_kernels
-from workloads.kernels import elementwise_kernel
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, Elementwise, GemmWork
+from workloads.kernels import elementwise_kernel, product_kernel
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
+from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, Elementwise
 
 ELEMENT = DType.BF16.bytes
 
@@ -93,20 +92,20 @@ def cross_block(branch: Branch) -> list[Kernel]:
     GEMM, attention, output GEMM); add + RMSNorm, GEMM, GELU, GEMM.
     """
     spec, own, width = branch.spec, branch.own, branch.spec.d_model
-    return _in_turn(
+    return in_turn(
         [
             _norm("add_rmsnorm_attn", own, width),
-            gemm("qkv_gemm", own, 3 * width, width),
+            product_kernel("qkv_gemm", own, 3 * width, width),
             _rope(own, spec),
         ],
         _attention(branch),
         [
-            gemm("o_gemm", own, width, width),
+            product_kernel("o_gemm", own, width, width),
             _norm("add_rmsnorm_text", own, width),
-            gemm("q_text_gemm", own, width, width),
-            gemm("kv_text_gemm", branch.batch * spec.text_tokens, 2 * width, width),
+            product_kernel("q_text_gemm", own, width, width),
+            product_kernel("kv_text_gemm", branch.batch * spec.text_tokens, 2 * width, width),
             flash("cross_attention", own // branch.batch, spec.text_tokens, spec.heads, spec.head_dim, branch.batch),
-            gemm("o_text_gemm", own, width, width),
+            product_kernel("o_text_gemm", own, width, width),
             _norm("add_rmsnorm_ff", own, width),
             *_feed(own, spec),
         ],
@@ -119,34 +118,34 @@ def double_block(branch: Branch) -> list[Kernel]:
     before, after = [], []
     for name, rows in (("image", branch.own), ("text", branch.own_text)):
         before += [
-            gemm(f"modulation_{name}_gemm", branch.batch, 6 * width, width),
+            product_kernel(f"modulation_{name}_gemm", branch.batch, 6 * width, width),
             _norm(f"add_norm_{name}", rows, width),
-            gemm(f"qkv_{name}_gemm", rows, 3 * width, width),
+            product_kernel(f"qkv_{name}_gemm", rows, 3 * width, width),
             _rope(rows, spec),
         ]
         after += [
-            gemm(f"o_{name}_gemm", rows, width, width),
+            product_kernel(f"o_{name}_gemm", rows, width, width),
             _norm(f"add_norm_ff_{name}", rows, width),
             *_feed(rows, spec),
         ]
-    return _in_turn(before, _attention(branch), after)
+    return in_turn(before, _attention(branch), after)
 
 
 def single_block(branch: Branch) -> list[Kernel]:
     """Attention and feed-forward side by side on image and text, one GEMM into both and one out of both."""
     spec, width = branch.spec, branch.spec.d_model
     rows = branch.own + branch.own_text
-    return _in_turn(
+    return in_turn(
         [
-            gemm("modulation_gemm", branch.batch, 3 * width, width),
+            product_kernel("modulation_gemm", branch.batch, 3 * width, width),
             _norm("add_norm", rows, width),
-            gemm("qkv_up_gemm", rows, 3 * width + spec.d_ff, width),
+            product_kernel("qkv_up_gemm", rows, 3 * width + spec.d_ff, width),
             _rope(rows, spec),
         ],
         _attention(branch),
         [
             elementwise_kernel("gelu", Elementwise.GELU, rows, spec.d_ff, 2 * rows * spec.d_ff * ELEMENT),
-            gemm("o_down_gemm", rows, width, width + spec.d_ff),
+            product_kernel("o_down_gemm", rows, width, width + spec.d_ff),
         ],
     )
 
@@ -174,27 +173,18 @@ def _attention(branch: Branch) -> list[Kernel]:
     if ulysses == 1:
         return inside
     width = spec.d_model
-    return _in_turn(
+    return in_turn(
         [_copy("permute_qkv", rows, 3 * width), exchange("all_to_all_qkv", branch.ulysses, 3 * rows * width)],
         inside,
         [exchange("all_to_all_out", branch.ulysses, rows * width), _copy("permute_out", rows, width)],
     )
 
 
-def _in_turn(*parts: Iterable[Kernel]) -> list[Kernel]:
-    """Kernels one part after the other, each part's ``after`` counted from its own first kernel."""
-    kernels: list[Kernel] = []
-    for part in parts:
-        base = len(kernels)
-        kernels += [replace(k, after=tuple(base + i for i in k.after)) if k.after else k for k in part]
-    return kernels
-
-
 def _feed(rows: int, spec: DitSpec) -> list[Kernel]:
     return [
-        gemm("up_gemm", rows, spec.d_ff, spec.d_model),
+        product_kernel("up_gemm", rows, spec.d_ff, spec.d_model),
         elementwise_kernel("gelu", Elementwise.GELU, rows, spec.d_ff, 2 * rows * spec.d_ff * ELEMENT),
-        gemm("down_gemm", rows, spec.d_model, spec.d_ff),
+        product_kernel("down_gemm", rows, spec.d_model, spec.d_ff),
     ]
 
 
@@ -210,13 +200,6 @@ def _norm(name: str, rows: int, width: int) -> Kernel:
 
 def _copy(name: str, rows: int, width: int) -> Kernel:
     return elementwise_kernel(name, Elementwise.PERMUTE_COPY, rows, width, 2 * rows * width * ELEMENT)
-
-
-def gemm(name: str, m: int, n: int, k: int, *, count: int = 1) -> Kernel:
-    """One product, or ``count`` equal ones in one kernel."""
-    moved = ELEMENT * count * (m * k + n * k + m * n)
-    work = GemmWork(m=m, n=n, k=k, count=count)
-    return Kernel(name=name, work=work, flops=2.0 * count * m * n * k, bytes_moved=float(moved))
 
 
 def flash(name: str, queries: int, keys: int, heads: int, head_dim: int, batch: int = 1) -> Kernel:

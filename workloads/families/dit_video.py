@@ -13,8 +13,8 @@ from typing import Literal, assert_never
 
 from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid
 from workloads.errors import WorkloadError
-from workloads.families.dit import ELEMENT, Branch, check_branch, exchange, flash, gemm, layer_segments
-from workloads.kernels import elementwise_kernel
+from workloads.families.dit import ELEMENT, Branch, check_branch, exchange, flash, layer_segments
+from workloads.kernels import elementwise_kernel, product_kernel
 from workloads.placement import bind
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AllReduce, CollectiveOp, Elementwise
@@ -145,11 +145,11 @@ def _embed(branch: Branch) -> tuple[Kernel, ...]:
     spec, width = branch.spec, branch.spec.d_model
     text = branch.own_text or branch.batch * spec.text_tokens
     return (
-        gemm("time_gemm", branch.batch, width, TIME_WIDTH),
-        gemm("time_vectors_gemm", branch.batch, TIME_VECTORS * width, width),
-        gemm("text_gemm", text, width, spec.text_width),
-        gemm("text_out_gemm", text, width, width),
-        gemm("patch_gemm", branch.own, width, spec.patch_width),
+        product_kernel("time_gemm", branch.batch, width, TIME_WIDTH),
+        product_kernel("time_vectors_gemm", branch.batch, TIME_VECTORS * width, width),
+        product_kernel("text_gemm", text, width, spec.text_width),
+        product_kernel("text_out_gemm", text, width, width),
+        product_kernel("patch_gemm", branch.own, width, spec.patch_width),
     )
 
 
@@ -157,7 +157,7 @@ def _head(run: VideoRun, branch: Branch) -> tuple[Kernel, ...]:
     spec = run.spec
     kernels = [
         _pointwise("norm_out", branch.own, spec.d_model, 2),
-        gemm("head_gemm", branch.own, spec.patch_width, spec.d_model),
+        product_kernel("head_gemm", branch.own, spec.patch_width, spec.d_model),
     ]
     if run.group > 1:
         everything = branch.own * run.group * spec.patch_width
@@ -193,13 +193,13 @@ def _text(run: VideoRun) -> Segment:
     rows = prompts * spec.text_tokens
     kernels = (
         _pointwise("norm_attn", rows, width, 4),
-        gemm("qkv_gemm", rows, 3 * width, width),
+        product_kernel("qkv_gemm", rows, 3 * width, width),
         flash("attention", spec.text_tokens, spec.text_tokens, width // TEXT_HEAD_DIM, TEXT_HEAD_DIM, prompts),
-        gemm("o_gemm", rows, width, width),
+        product_kernel("o_gemm", rows, width, width),
         _pointwise("norm_ff", rows, width, 4),
-        gemm("gate_up_gemm", rows, 2 * spec.text_d_ff, width),
+        product_kernel("gate_up_gemm", rows, 2 * spec.text_d_ff, width),
         _pointwise("gelu_mul", rows, spec.text_d_ff, 3),
-        gemm("down_gemm", rows, width, spec.text_d_ff),
+        product_kernel("down_gemm", rows, width, spec.text_d_ff),
     )
     return Segment(name="text layer", kernels=kernels, repeat=spec.text_layers)
 
@@ -217,10 +217,10 @@ def _decode(run: VideoRun, video: Video) -> Segment:
         in_time = 1 + (frames - 1) * 2 ** min(stage, doublings)
         rows = run.videos * in_time * cells * 4**stage
         norm = _pointwise("norm_silu", rows, width, 2)
-        kernels += [gemm("conv_in", rows, width, (9 if stage else taps) * before), norm]
-        kernels += [gemm("conv", rows, width, taps * width), norm] * (2 * DECODER_BLOCKS)
+        kernels += [product_kernel("conv_in", rows, width, (9 if stage else taps) * before), norm]
+        kernels += [product_kernel("conv", rows, width, taps * width), norm] * (2 * DECODER_BLOCKS)
         before = width
-    return Segment(name="decoder", kernels=(*kernels, gemm("conv_out", rows, 3, taps * before)))
+    return Segment(name="decoder", kernels=(*kernels, product_kernel("conv_out", rows, 3, taps * before)))
 
 
 def _pointwise(name: str, rows: int, width: int, tensors: int) -> Kernel:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from workloads.kernels import Shape, elementwise_kernel
+from workloads.kernels import Shape, elementwise_kernel, product_kernel
 from workloads.ops import Attention, EagerPass, Pointwise
 from workloads.program import Kernel
-from workloads.work import DType, Elementwise, GemmWork
+from workloads.work import DType, Elementwise
 
 # Bytes moved an element and kernel, in elements of the model's type (m) and of fp32 (4): what is read, then written.
 # A mask is broadcast, so its kernel works out addresses as a copy that sorts heads does.
@@ -107,18 +107,9 @@ def _attention(node: Attention, shape: Shape, dtype: DType) -> list[Kernel]:
         kernels.append(moved("copy_q", shape.tokens, width))
     if shape.batch > 1 or heads != shape.kv_heads:
         kernels += [moved(f"copy_{which}", context, width, kv_width) for which in "kv"]
-    kernels.append(_product("scores", products, shape.new_tokens, shape.context, size, dtype))
+    kernels.append(product_kernel("scores", shape.new_tokens, shape.context, size, count=products, dtype=dtype))
     for name in node.eager:
         kernels += _chain(name, _SCORES[name], products * shape.new_tokens, shape.context, dtype)
-    kernels.append(_product("values", products, shape.new_tokens, size, shape.context, dtype))
+    kernels.append(product_kernel("values", shape.new_tokens, size, shape.context, count=products, dtype=dtype))
     kernels.append(moved("copy_out", shape.tokens, width))
     return kernels
-
-
-def _product(name: str, count: int, m: int, n: int, k: int, dtype: DType) -> Kernel:
-    return Kernel(
-        name=name,
-        work=GemmWork(m=m, n=n, k=k, count=count, dtype=dtype, out_dtype=dtype),
-        flops=2.0 * count * m * n * k,
-        bytes_moved=float(dtype.bytes * count * (m * k + n * k + m * n)),
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from workloads.errors import WorkloadError
-from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
+from workloads.kernels import Shape, elementwise_kernel, gemm_kernel, product_kernel
 from workloads.ops import LatentAttention, Op
 from workloads.program import Kernel
 from workloads.stack import Stack
-from workloads.work import AttentionWork, DType, Elementwise, GemmWork
+from workloads.work import AttentionWork, DType, Elementwise
 
 
 def latent_kernels(
@@ -58,15 +58,11 @@ def latent_kernels(
 
 def _product_per_head(name: str, one: Op, shape: Shape) -> Kernel:
     """Tokens by head: queries (latent from their size) or outputs (values from the latent), one product a head."""
-    sizes = shape.local_sizes(one.parallel)
     assert shape.model.latent is not None
     into, out = shape.model.latent.nope_dim, shape.model.latent.kv_rank  # K up, read backwards
     if one.einsum.output[-1] == "h":
         into, out = shape.model.latent.kv_rank, shape.model.head_dim
-    heads, tokens = sizes["H"], shape.tokens
-    work = GemmWork(m=tokens, n=out, k=into, count=heads)
-    moved = DType.BF16.bytes * heads * (tokens * (into + out) + into * out)
-    return Kernel(name=name, work=work, flops=2.0 * tokens * heads * into * out, bytes_moved=float(moved))
+    return product_kernel(name, shape.tokens, out, into, count=shape.local_sizes(one.parallel)["H"])
 
 
 def _absorbed_attention(name: str, shape: Shape) -> Kernel:

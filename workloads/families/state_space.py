@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from workloads.kernels import Shape, elementwise_kernel
+from workloads.kernels import Shape, elementwise_kernel, product_kernel
 from workloads.ops import StateSpace
 from workloads.program import Kernel
-from workloads.work import DType, Elementwise, GemmWork
+from workloads.work import DType, Elementwise
 
 # States are kept in fp32: the public configurations of hybrids ask for it (mamba_ssm_cache_dtype).
 STATE = DType.FP32
@@ -35,22 +35,13 @@ def state_space_kernels(node: StateSpace, shape: Shape, phase: Literal["prefill"
         chunk = min(sizes.chunk, shape.new_tokens)
         chunks = shape.batch * -(-shape.new_tokens // chunk)
         kernels += [
-            _products("chunk_scores", chunks * groups, chunk, chunk, sizes.state),
-            _products("chunk_states", chunks * heads, sizes.head_dim, sizes.state, chunk),
+            product_kernel("chunk_scores", chunk, chunk, sizes.state, count=chunks * groups),
+            product_kernel("chunk_states", sizes.head_dim, sizes.state, chunk, count=chunks * heads),
             elementwise_kernel(
                 "pass_states", Elementwise.COPY, chunks * heads, states // heads, 2 * chunks * states * STATE.bytes
             ),
-            _products("chunk_values", chunks * heads, chunk, sizes.head_dim, chunk),
-            _products("read_states", chunks * heads, chunk, sizes.head_dim, sizes.state),
+            product_kernel("chunk_values", chunk, sizes.head_dim, chunk, count=chunks * heads),
+            product_kernel("read_states", chunk, sizes.head_dim, sizes.state, count=chunks * heads),
         ]
     kernels.append(elementwise_kernel("gated_norm", Elementwise.RMSNORM, tokens, inner, 3 * tokens * inner * element))
     return kernels
-
-
-def _products(name: str, count: int, m: int, n: int, k: int) -> Kernel:
-    return Kernel(
-        name=name,
-        work=GemmWork(m=m, n=n, k=k, count=count),
-        flops=2.0 * count * m * n * k,
-        bytes_moved=float(DType.BF16.bytes * count * (m * k + n * k + m * n)),
-    )

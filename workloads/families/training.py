@@ -16,13 +16,13 @@ from workloads.errors import WorkloadError
 from workloads.families.options import Options
 from workloads.families.ring import COMM_STREAM, Ring, ring_kernels
 from workloads.families.transformer import build_program
-from workloads.kernels import elementwise_kernel
+from workloads.kernels import elementwise_kernel, product_kernel
 from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Gemm, Pointwise
 from workloads.parallel import Layout
 from workloads.placement import groups_of, place_of
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -159,9 +159,8 @@ class _Rank:
                 if isinstance(one.work, GemmWork):
                     weights += one.work.n * one.work.k
             elif ring is not None:
-                base = len(kernels)
-                made = ring_kernels(ring, place_of(self.layout, self.number).context, first=(-1,))
-                kernels += [replace(k, after=tuple(base + before for before in k.after)) for k in made]
+                rounds_back = ring_kernels(ring, place_of(self.layout, self.number).context, first=(-1,))
+                kernels = in_turn(kernels, rounds_back)
                 ring, home = None, (len(kernels) - 1,)
             if one.name == "gate_up_gemm":
                 kernels += self._sum(weights, (len(kernels) - 1,))
@@ -188,11 +187,7 @@ class _Rank:
         """Every token is scored; the loss reads the logits twice and turns them into gradients."""
         rows, width = self.sequences * self.seq_len // self.layout.cp, self.model.d_model
         vocab = -(-self.model.vocab // self.layout.tp)
-        moved = DType.BF16.bytes * (rows * width + vocab * width + rows * vocab)
-        head = Kernel(
-            name="lm_head", work=GemmWork(m=rows, n=vocab, k=width), flops=2.0 * rows * vocab * width,
-            bytes_moved=float(moved),
-        )  # fmt: skip
+        head = product_kernel("lm_head", rows, vocab, width)
         loss = elementwise_kernel("loss", Elementwise.COPY, rows, vocab, 3 * rows * vocab * DType.BF16.bytes)
         kernels = [*_gradients(head)]
         if self.tensor_ranks:

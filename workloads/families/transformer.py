@@ -20,7 +20,7 @@ from workloads.model import ModelSpec
 from workloads.ops import Block, Experts, Gemm, op
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.routing import ExpertLoad, expert_loads
 from workloads.stack import Stack, load_stack
 from workloads.work import CollectiveOp, CollectiveWork, DType
@@ -203,12 +203,7 @@ def _layer_kernels(
         return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
     if shape.layout.sequence_parallel:
         return overlapped_layer(shape, _schedule(shape, options))
-    kernels = []
-    for node in block.nodes:
-        made, base = node_kernels(node, shape, phase, load, stack, options), len(kernels)
-        kernels += [
-            replace(one, after=tuple(base + before for before in one.after)) if one.after else one for one in made
-        ]
+    kernels = in_turn(*(node_kernels(node, shape, phase, load, stack, options) for node in block.nodes))
     if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
         return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
     schedule = _schedule(shape, options)
