@@ -124,6 +124,11 @@ def test_kernels_are_a_table(ending: str, tmp_path: Path) -> None:
         (["--counter-ms", "1"], "--counter-ms 1 is for --trace: give a file"),
         (["--kernels", "k.txt"], "'k.txt': a table is written as .parquet or .csv"),
         (["--report", "r.pdf"], "--report 'r.pdf': a report is written as .html"),
+        (["--report", "no/r.html"], "cannot write 'no/r.html': no folder 'no'"),
+        (
+            ["--trace", "ranks", "--trace-layout", "hta", "--kernels", "no/k.csv"],
+            "cannot write 'no/k.csv': no folder 'no'",
+        ),
         (["--trace", "t.json", "--window", "99999:"], "no kernel in the window from 99999 ms on: the trace ends at"),
     ],
 )

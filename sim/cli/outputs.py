@@ -71,10 +71,11 @@ class Outputs:
         from sim.studies.report.page import check_report
         from traces.write.by_name import check_ending
 
-        if self.trace is not None and self.trace_layout == "one":
-            check_ending(self.trace)
-        for path in (self.trace, self.kernels, self.report):
-            if path is not None and not path.absolute().parent.is_dir() and self.trace_layout == "one":
+        trace_file = self.trace if self.trace_layout == "one" else None  # else a folder, which is made
+        if trace_file is not None:
+            check_ending(trace_file)
+        for path in (trace_file, self.kernels, self.report):
+            if path is not None and not path.absolute().parent.is_dir():
                 raise SimError(f"cannot write '{path}': no folder '{path.parent}'")
         if self.report is not None:
             check_report(self.report)
