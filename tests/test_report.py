@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 
 from sim import simulate
 from sim.cli import app, main
+from sim.errors import SimError
 from sim.serving import serve
 from sim.serving.result import ServeResult
 from sim.studies.report import page as page_module
@@ -105,14 +108,31 @@ def test_page_says_what_the_run_says(run: Timeline) -> None:
     assert {row[1].split(" ")[0] for row in top.rows} <= set(run.kernels["kernel"])
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"power_cap_w": 500.0}, r"cap 500 W; the limiters settled at {clock:.0f} MHz"),
+        ({"sm_clock_mhz": 1200.0}, r"cap 700 W; the limiters settled at 1200 MHz"),
+        ({"uncapped": True}, r"cap off; the limiters settled at 1980 MHz"),
+        ({"power_cap_w": 500.0, "regime": "cold"}, r"cap 500 W; at the end clocks yielded to {power:.0f} W"),
+        ({"uncapped": True, "regime": "cold"}, r"cap off; clocks yield to no power"),
+    ],
+)
+def test_page_says_where_the_limiters_stood(fields: dict[str, Any], told: str) -> None:
+    run = simulate(model="llama3-70b", layers=4, tp=2, seq_len=4096, **fields)
+    basis = next(section.table for section in run_page(run).sections if section.title == "What these numbers rest on")
+    assert basis is not None
+    assert dict(basis.rows)["power"] == told.format(clock=run.clock_limit_hz[0] / 1e6, power=run.power_limit_w[0])
+
+
 def test_the_page_is_one_file_that_names_its_sources(tmp_path: Path) -> None:
     run = simulate(**RUNS["chunks"])
     write_report(run, tmp_path / "run.html")
-    text = (tmp_path / "run.html").read_text()
+    text = html.unescape((tmp_path / "run.html").read_text())
     assert "wattline simulate --model llama3-70b --layers 2 --tp 4 --overlap-chunks 4 --report run.html" in text
     assert run.machine.profile.provenance.command in text
     assert all(name in text for name in run.machine.profile.provenance.files)
-    assert all(source in text for source in run.machine.gpu.sources.values() if source.isalnum())
+    assert all(source in text for source in run.machine.gpu.sources.values())
     assert not re.search(r"(src|href)=", text)  # nothing is fetched
     figures = json.loads(text.split('id="figures" type="application/json">')[1].split("</script>")[0])
     assert len(figures) == 5
@@ -151,7 +171,7 @@ def test_serve_writes_one_too(tmp_path: Path) -> None:
 
 def test_it_says_which_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "find_spec", lambda _: None)
-    with pytest.raises(Exception, match=r"needs plotly and jinja2: pip install 'wattline\[report\]'"):
+    with pytest.raises(SimError, match=r"needs plotly and jinja2: pip install 'wattline\[report\]'"):
         page_module.check_report(Path("run.html"))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sim.engine.running import Held
 from sim.output import write_atomically
 from sim.report import duration, extent, generation, headline, simulated, status_text
 from sim.studies.explore.choice import command_of
@@ -163,7 +164,6 @@ def _basis(run: Timeline) -> Grid:
     machine, outcome = run.machine, run.outcome
     outside = sorted({cls.name for cls in outcome.classes() if cls.terms.extrapolated})
     cap_w = machine.limits.cap_w
-    targets = extent(run.power_limit_w, 1.0, "W") if max(run.power_limit_w) < 1e9 else "none"
     steady = (
         "the work is repeated until the power cap has settled"
         if run.scenario.regime == "steady"
@@ -173,10 +173,7 @@ def _basis(run: Timeline) -> Grid:
     rows = [
         ["status", status_text(run)],
         *basis.profile_rows(machine.profile),
-        [
-            "power",
-            f"cap {f'{cap_w:g} W' if np.isfinite(cap_w) else 'off'}, settled target of the clock governor {targets}",
-        ],
+        ["power", f"cap {f'{cap_w:g} W' if np.isfinite(cap_w) else 'off'}; {_limited(run)}"],
         ["regime", f"{run.scenario.regime}: {steady}"],
         [
             "chips",
@@ -188,3 +185,12 @@ def _basis(run: Timeline) -> Grid:
     if outcome.knots:
         rows.append(["decode steps", f"on {outcome.knots} contexts, off by {outcome.knot_error:.2%} at most"])
     return Grid(head=[], rows=rows, words=(0, 1))
+
+
+def _limited(run: Timeline) -> str:
+    """Where the limiters settled or stood at the end."""
+    if any(isinstance(target, Held) for target in run.targets):
+        return f"the limiters settled at {extent(run.clock_limit_hz, 1e6, 'MHz')}"
+    if not np.isfinite(run.power_limit_w).all():
+        return "clocks yield to no power"
+    return f"at the end clocks yielded to {extent(run.power_limit_w, 1.0, 'W')}"
