@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
@@ -17,22 +16,14 @@ from traces.records import Floats, Ints
 COINCIDENCE = 0.8  # the most that times alone can say
 
 
-class EdgeKind(IntEnum):
-    """Where an edge comes from."""
-
-    STREAM = 0  # the order of launches on one stream
-    LAUNCH = 1  # from the host's call to its work
-    WAIT = 2  # a recorded wait of a stream for an event
-    INFERRED = 3  # a wait whose event the trace does not name
-    COLLECTIVE = 4  # the last rank to arrive starts the others' part
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dag:
     """Rows of GPU work in the order of each stream (``queues``), and waits across streams (``before`` -> ``after``).
 
-    ``collective`` numbers the rows that several ranks run together, -1 for others. ``counts`` are edges by kind:
-    number and mean confidence (1: recorded).
+    ``collective`` numbers the rows that several ranks run together, -1 for others. ``counts`` are edges by kind, number
+    and mean confidence (1: recorded): ``stream``, the order of launches on one stream; ``launch``, from the host's call
+    to its work; ``wait``, a recorded wait of a stream for an event; ``inferred``, a wait whose event the trace does not
+    name; ``collective``, the last rank to arrive starts the others' part.
     """
 
     queues: list[Ints]

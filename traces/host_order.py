@@ -168,7 +168,7 @@ def _events(capture: Capture, rank: int) -> tuple[list[_Event], dict[int, tuple[
         inside = _inside_library(events, [e.kind == "launch" and library[work.name[e.row]] for e in events], records)
         dropped |= {events[place].call for place in inside}
         _aim([event for place, event in enumerate(events) if place not in inside])
-    call_of = {(int(calls.correlation[call])): call for call in mine.tolist() if calls.correlation[call] != NONE}
+    call_of = {int(calls.correlation[call]): call for call in mine.tolist() if calls.correlation[call] != NONE}
     recorded = {
         call_of[wait]: (stream, source, call_of.get(record, NONE))
         for wait, stream, source, record, owner in zip(
