@@ -1,7 +1,7 @@
 """Ten thousand scenarios through the command: ``python benchmarks/sweep.py [--out benchmarks/results.md]``.
 
-Runs ``wattline sweep benchmarks/ten_thousand.toml`` on all cores into a temporary table; needs the extra ``sweep``.
-CPU seconds (of all processes) over two say what two free cores would need where other work shares the machine.
+Runs ``wattline sweep benchmarks/ten_thousand.toml`` on all cores into a temporary table. CPU seconds (of
+all processes) over two say what two free cores would need where other work shares the machine.
 """
 
 from __future__ import annotations
