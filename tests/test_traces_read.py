@@ -16,12 +16,13 @@ from sim.cli import main
 from sim.scenario import Scenario
 from tests.perfetto_kit import losses, perfetto
 from tests.traces_kit import OURS, PUBLIC, REAL, kernel, launch, needs_real, plain, write
-from traces.capture import Category
+from traces.capture import Category, MatrixProduct
 from traces.classify import COMMUNICATION, class_of, classify, load_rules
 from traces.edges import edges_of
 from traces.errors import TraceError
 from traces.lint_file import lint_file
 from traces.read.load import Window, read_trace
+from traces.rounds import rounds_of
 from traces.summary import summarise
 
 
@@ -272,3 +273,26 @@ def test_inspect_prints_tables_lint_and_a_difference(tmp_path: Path, capsys: pyt
         main(["inspect", str(one), "--window", "3"])
     assert stop.value.code == 2
     assert "window = '3': give START:END in milliseconds" in capsys.readouterr().err
+
+
+def test_products_are_those_of_the_operator_and_give_the_tiles_of_a_persistent_kernel(tmp_path: Path) -> None:
+    def operator(name: str, dims: list[list[int]], **args: int) -> dict[str, object]:
+        about = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 9, "tid": 9, "ts": 1, "dur": 1}
+        return about | {"args": {"Input Dims": dims} | args}
+
+    name = "nvjet_tst_128x256_64x4_1x2_h_bz_TNT"
+    events = [
+        operator("aten::mm", [[3000, 64], [64, 10000]], **{"External id": 5}),
+        operator("aten::addmm", [[1000], [256, 64], [64, 129], []], **{"External id": 6}),
+        operator("aten::mm", [[7, 7], [7, 7]]),  # no id: of no kernel, not of all without one
+        operator("aten::mm", [[7, 7, 7]], **{"External id": 7}),
+        *(kernel(name, 10 * i, 5, grid=[132, 1, 1], **{"External id": i}) for i in (5, 6, 7)),
+        kernel(name, 90, 5, grid=[132, 1, 1]),
+    ]
+    capture = read_trace(write(tmp_path / "t.json", events))
+    found = [capture.matrices[one] if one >= 0 else None for one in capture.work.matrix.tolist()]
+    assert found == [MatrixProduct(m=3000, k=64, n=10000), MatrixProduct(m=256, k=64, n=129), None, None]
+    blocks, tiles = rounds_of(capture, classify(capture), 132)
+    assert blocks.tolist() == [132] * 4
+    # 79 columns x 12 rows of tiles; 2 x 1 are fewer than the blocks; unknown: as many as the blocks.
+    assert tiles.tolist() == [79 * 12, 132, 132, 132]

@@ -191,13 +191,13 @@ def _take_products(events: list[Event], category: str, rows: Rows, reading: Read
     """Host operators that multiply two matrices whose shapes were recorded."""
     for event in events:
         first = PRODUCTS.get(event.name) if type(event.name) is str else None
-        if first is None or type(event.args) is not Args:
-            continue
+        if first is None or type(event.args) is not Args or (operator := _whole(event.args.external_id)) == NONE:
+            continue  # without an id it would be that of all work without one
         try:
             (m, k), (_, n) = msgspec.json.decode(event.args.input_dims, type=list[list[int]])[first : first + 2]
         except (msgspec.MsgspecError, ValueError):
             continue  # shapes not recorded, or not of two matrices
-        rows.products[_whole(event.args.external_id)] = MatrixProduct(m=m, k=k, n=n)
+        rows.products[operator] = MatrixProduct(m=m, k=k, n=n)
 
 
 def _args(events: list[Event]) -> list[Args]:
