@@ -105,6 +105,11 @@ def test_a_trace_of_ours_without_host_calls_replays_too(tmp_path: Path) -> None:
     assert result.simulated.ranks[0].span_us == pytest.approx(run.latency_s * 1e6, rel=0.02)
 
 
+def test_a_trace_of_ours_names_any_gpu_of_the_catalog(tmp_path: Path) -> None:
+    run = simulate(model="llama3-8b", layers=1, seq_len=256, gpu="mi300x-192gb")  # which NVML does not know
+    assert replay_trace([write_timeline(run, tmp_path / "ours.json.gz")]).gpu == "mi300x-192gb"
+
+
 def test_stages_of_a_pipeline_of_ours_wait_for_one_another_and_for_nobody_else(tmp_path: Path) -> None:
     fields = {"model": "llama3-8b", "layers": 8, "tp": 2, "pp": 2, "batch": 4, "seq_len": 1024, "regime": "cold"}
     run, slow = simulate(**fields), simulate(**fields, sm_clock_mhz=1005.0)

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from hardware.catalog import list_gpus
 from hardware.laws.terms import KernelTerms
 from hardware.nvml import CATALOG_IDS
 from hardware.power import OperatingPoint, steady_point
@@ -45,7 +46,7 @@ def gpu_id_of(capture: Capture) -> str | None:
     """The catalog's id of the GPU that the trace names; None if it names none that the catalog holds."""
     for known in capture.metadata.values():
         own = known.get("wattline")  # a simulated run
-        if isinstance(own, dict) and own.get("gpu") in CATALOG_IDS.values():
+        if isinstance(own, dict) and own.get("gpu") in list_gpus():
             return str(own["gpu"])
         for device in known.get("deviceProperties") or []:
             name = device.get("name") if isinstance(device, dict) else None
