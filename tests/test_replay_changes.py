@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,8 +75,8 @@ def test_a_graph_has_no_launch_gaps(step: Path) -> None:
 
 @pytest.mark.parametrize("gpu", ["h100", "a100-sxm-80gb"])
 def test_laws_of_a_gpu_answer_clock_cap_and_another_gpu(step: Path, gpu: str) -> None:
-    def under(**changes: object) -> Replayed:
-        return replay_trace([step], Changes(**changes), trace_gpu=gpu)  # type: ignore[arg-type]
+    def under(**changes: Any) -> Replayed:
+        return replay_trace([step], Changes(**changes), trace_gpu=gpu)
 
     clocks = [under(sm_clock_mhz=mhz) for mhz in (700.0, 1000.0, 1300.0)]
     spans = [_span_us(result.simulated) for result in clocks]
@@ -125,13 +126,17 @@ def _dur_of(outcome: Outcome, name: str) -> int:
         ({"ctas": 200}, "ctas = 200: h100-sxm-80gb has 132 SMs: give at most as many"),
     ],
 )
-def test_wishes_that_cannot_be_met_are_named(step: Path, changes: dict[str, object], message: str) -> None:
+def test_wishes_that_cannot_be_met_are_named(step: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ReplayError) as error:
-        replay_trace([step], Changes(**changes))  # type: ignore[arg-type]
+        replay_trace([step], Changes(**changes))
     assert str(error.value) == message
 
 
 def test_json_and_timeline_of_the_command(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:  # before anything is read
+        main(["replay", str(tmp_path / "absent.json"), "--trace", "again.txt"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith("name it .json, .json.gz, .pftrace or .pftrace.gz\n")
     out = tmp_path / "again.json.gz"
     main(["replay", str(step), "--communication-faster", "2", "--json", "--trace", str(out)])
     document = json.loads(capsys.readouterr().out)

@@ -25,7 +25,9 @@ def _factors(_: click.Context, parameter: click.Parameter, values: tuple[str, ..
 @click.command("replay")
 @click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
-@click.option("--trace", "out", type=click.Path(path_type=Path), help="write the simulated timeline (.json, .json.gz)")
+@click.option(
+    "--trace", "out", type=click.Path(path_type=Path), help="write the simulated timeline (.json, .json.gz, .pftrace)"
+)
 @click.option("--rank", "ranks", type=int, multiple=True, help="only this rank (repeatable)")
 @click.option("--window", help="milliseconds after the first GPU work, as START:END; either may be left out")
 @click.option("--rules", type=click.Path(path_type=Path), help="own kernel classes (.toml), asked before the built-in")
@@ -63,7 +65,10 @@ def command(
     from sim.studies.replay_changes import Changes
     from sim.studies.replay_report import as_document, print_replay
     from sim.studies.replay_trace import write_replay
+    from traces.write.by_name import check_ending
 
+    if out is not None:
+        check_ending(out)
     if communication_faster is not None:
         faster["communication"] = communication_faster
     result = replay_trace(

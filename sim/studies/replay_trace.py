@@ -9,11 +9,11 @@ import numpy as np
 from sim.studies.replay import Outcome
 from traces.classify import COMMUNICATION
 from traces.records import Lane, SpanKind, Spans, Trace
-from traces.write.chrome import write_chrome
+from traces.write.by_name import write_trace
 
 
 def write_replay(outcome: Outcome, path: Path) -> Path:
-    """Write ``outcome`` as Chrome trace: a process a rank, a lane a stream; joules beyond idle where they are known.
+    """Write ``outcome``, in the format that the name asks for: a process a rank, a lane a stream, joules beyond idle.
 
     Raises :class:`TraceError` where ``path`` cannot be written.
     """
@@ -43,4 +43,4 @@ def write_replay(outcome: Outcome, path: Path) -> Path:
         ),
         metadata={"schemaVersion": 1, "traceName": "wattline replay"},
     )
-    return write_chrome(trace, path)
+    return write_trace(trace, path)
