@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from traces.dag import Dag, dag_of
 from traces.read.load import Window, read_trace
 from traces.records import Floats, Ints
 from traces.summary import RankTimes, summarise
+
+Column = TypeVar("Column", Ints, Floats)
 
 LIMIT_STEP_W = 1.0
 BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what runs beside what
@@ -83,7 +86,8 @@ def replay_capture(
     changes = changes or Changes()
     dag = dag_of(capture, classes)
     load = load_of(capture, classes)
-    load = replace(load, dur_ns=cost_of_collectives(load.dur_ns, dag.collective))
+    # A collective takes its least time over the ranks: the others waited for the last one.
+    load = replace(load, dur_ns=over_ranks(load.dur_ns, dag.collective, np.minimum))
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
     gpu_id = trace_gpu or gpu_id_of(capture)
@@ -170,11 +174,13 @@ class _Setting:
         pause_ns = round(profile_for(gpu).launch.graph_gap_s * 1e9)
         dag, load, waits = changed(changes, self.classes, self.dag, load, self.waits, graph_pause_ns=pause_ns)
         times = replay(dag, load, waits)
-        for _ in range(BESIDE_ROUNDS if prices is not None else 0):
-            assert prices is not None
+        if prices is None:
+            return self.outcome(load, times, target, prices)
+        for _ in range(BESIDE_ROUNDS):
             now = beside_products(load, times.start_ns, times.end_ns)
             stretch = (1.0 + (prices.beside - 1.0) * now) / (1.0 + (prices.beside - 1.0) * beside)
-            load = replace(load, dur_ns=np.rint(load.dur_ns * shared_by(stretch, dag.collective)).astype(np.int64))
+            stretch = over_ranks(stretch, dag.collective, np.maximum)
+            load = replace(load, dur_ns=np.rint(load.dur_ns * stretch).astype(np.int64))
             times, beside = replay(dag, load, waits), now
         return self.outcome(load, times, target, prices)
 
@@ -189,31 +195,19 @@ class _Setting:
         return Outcome(capture=capture, classes=classes, ranks=summarise(capture, classes).ranks, energy_j=whole_j)
 
 
-def cost_of_collectives(dur_ns: Ints, collective: Ints) -> Ints:
-    """Durations in which a collective takes its least time over the ranks: the others waited for the last one.
+def over_ranks(values: Column, collective: Ints, pick: np.ufunc) -> Column:
+    """``values`` of each row; in a collective the one that ``pick`` leaves of its ranks.
 
-    >>> cost_of_collectives(np.array([5, 9, 7]), np.array([0, 0, -1])).tolist()
+    >>> over_ranks(np.array([5, 9, 7]), np.array([0, 0, -1]), np.minimum).tolist()
     [5, 5, 7]
     """
-    members = np.flatnonzero(collective != NONE)
-    if not len(members):
-        return dur_ns
-    least = np.full(int(collective.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(least, collective[members], dur_ns[members])
-    cost_ns = dur_ns.copy()
-    cost_ns[members] = least[collective[members]]
-    return cost_ns
-
-
-def shared_by(factor: Floats, collective: Ints) -> Floats:
-    """``factor`` of each row, in a collective the largest of its ranks."""
-    members = np.flatnonzero(collective != NONE)
-    if not len(members):
-        return factor
-    most = np.zeros(int(collective.max()) + 1)
-    np.maximum.at(most, collective[members], factor[members])
-    found = factor.copy()
-    found[members] = most[collective[members]]
+    members = collective != NONE
+    number = collective[members]
+    common = np.empty(int(number.max(initial=NONE)) + 1, dtype=values.dtype)
+    common[number] = values[members]
+    pick.at(common, number, values[members])
+    found = values.copy()
+    found[members] = common[number]
     return found
 
 

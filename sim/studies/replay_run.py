@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from simpy.core import Environment
 from simpy.events import Event, Timeout
-from simpy.resources.base import BaseResource
 
 from sim.errors import DeadlockError
 from traces.capture import NONE
@@ -78,21 +77,21 @@ class _Holder:
         return self.sms if now_ns < self.tail_ns else self.last_sms if now_ns < self.end_ns else 0
 
 
-class SmPool(BaseResource):  # type: ignore[misc]
+class SmPool:
     """The SMs of one GPU: who holds how many until when; collectives wait here for theirs."""
 
     def __init__(self, env: Environment, sms: int) -> None:
-        super().__init__(env, max(sms, 1))
+        self.env, self.sms = env, sms
         self.holders: dict[int, _Holder] = {}
 
     def free(self) -> int:
         """SMs that nobody holds now."""
-        now_ns = self._env.now
-        return int(self.capacity) - sum(holder.at(now_ns) for holder in self.holders.values())
+        now_ns = self.env.now
+        return self.sms - sum(holder.at(now_ns) for holder in self.holders.values())
 
     def room_for(self, sms: int) -> Generator[Event, None, None]:
         """Wait until ``sms`` SMs are free, or nobody holds any."""
-        env = self._env
+        env = self.env
         while sms > self.free():
             changes = [moment for holder in self.holders.values() for moment in (holder.tail_ns, holder.end_ns)]
             if (moment := min((moment for moment in changes if moment > env.now), default=None)) is None:
@@ -109,18 +108,13 @@ class SmPool(BaseResource):  # type: ignore[misc]
         if not (rounds := self.rounds(blocks, tiles)):
             return
         sms = min(blocks, self.free())
-        begin_ns = self._env.now
+        begin_ns = self.env.now
         self.holders[row] = _Holder(
             sms=sms,
             last_sms=tiles - sms * (rounds - 1),
             tail_ns=begin_ns + dur_ns * (rounds - 1) // rounds,
             end_ns=begin_ns + dur_ns,
         )
-
-    def _do_put(self, _: object) -> bool:
-        raise AssertionError("SMs of a replay are waited for and taken, not put and got")
-
-    _do_get = _do_put
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
