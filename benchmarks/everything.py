@@ -1,4 +1,4 @@
-"""Every benchmark, one after another: ``python benchmarks/everything.py [--out benchmarks/results.md]``.
+"""Every benchmark of wattline alone, one after another: ``python benchmarks/everything.py [--out FILE]``.
 
 About ten minutes on two free cores. Each one owns its section of the page and says there how to run it alone.
 """

@@ -1,12 +1,13 @@
 """Processor time to write a trace: ``python benchmarks/trace_write.py [--slices N] [--out benchmarks/results.md]``.
 
 The trace is made up: 8 processes with one lane and one counter each, slices of 10 kinds end to end, every slice with
-its joules. It goes to a temporary folder, in every format.
+its joules. It goes to a temporary folder, in every format, each in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import resource
 import tempfile
 import time
@@ -16,8 +17,7 @@ import numpy as np
 from results import machine, put, section
 
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
-from traces.write.chrome import write_chrome
-from traces.write.perfetto import write_perfetto
+from traces.write.by_name import write_trace
 
 GPUS, KINDS = 8, 10
 SLICE_PS = 25_000_000
@@ -60,32 +60,29 @@ def made_up(slices: int) -> Trace:
     )
 
 
+def measure(ending: str, slices: int) -> tuple[str, ...]:
+    """Write one file in this process: slices, values of counters, seconds of processor, MB of file and of memory."""
+    trace = made_up(slices)
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.process_time()
+        path = write_trace(trace, Path(folder) / f"trace{ending}")
+        seconds = time.process_time() - begin
+        file_mb = path.stat().st_size / 1e6
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    values = sum(len(counter.value) for counter in trace.counters)
+    return f"{len(trace.spans.start_ps):,}", f"{values:,}", f"{seconds:.1f}", f"{file_mb:.1f}", f"{peak_mb:,.0f}"
+
+
 def main() -> None:
     """Command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slices", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path, help="put the section into this Markdown file")
     arguments = parser.parse_args()
-    where = machine()
-    trace = made_up(arguments.slices)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("trace.json.gz", "trace.json", "trace.pftrace", "trace.pftrace.gz"):
-            begin = time.process_time()
-            write = write_perfetto if ".pftrace" in name else write_chrome
-            path = write(trace, Path(folder) / name)
-            seconds = time.process_time() - begin
-            peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-            rows.append(
-                (
-                    name.removeprefix("trace"),
-                    f"{len(trace.spans.start_ps):,}",
-                    f"{sum(len(counter.value) for counter in trace.counters):,}",
-                    f"{seconds:.1f}",
-                    f"{path.stat().st_size / 1e6:.1f}",
-                    f"{peak_mb:,.0f}",
-                )
-            )
+    where, rows = machine(), []
+    for ending in (".json.gz", ".json", ".pftrace", ".pftrace.gz"):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            rows.append((ending, *pool.apply(measure, (ending, arguments.slices))))
     head = ("format", "slices", "counter values", "processor s", "file MB", "memory MB")
     text = section("Writing a trace", "python benchmarks/trace_write.py", where, head, rows)
     print(text)
