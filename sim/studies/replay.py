@@ -25,7 +25,7 @@ from traces.summary import RankTimes, summarise
 
 Column = TypeVar("Column", Ints, Floats)
 
-LIMIT_STEP_W = 1.0
+CLOCK_STEP_HZ = 2e6
 BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what runs beside what
 
 
@@ -125,14 +125,14 @@ class _Setting:
         self.capture, self.classes, self.dag, self.load, self.waits = capture, classes, dag, load, waits
         self.target, self.jobs = target, jobs
         # A trace is short: its kernels run at the clock that the fast limiter allows.
-        self.base = None if target is None or jobs is None else priced(jobs, target, target.limits.fast_limit_w)
+        self.base = None if target is None or jobs is None else priced(jobs, target, target.model.max_clock_hz)
 
         group = np.array([args.group_size for args in capture.collectives] + [NONE])[capture.work.collective]
         self.beside = np.zeros(len(capture.work))
         self.lonely = group > len(capture.ranks)  # collectives with ranks that were not captured
 
     def under(self, changes: Changes) -> Outcome:
-        """Run under ``changes``; where power settles, at the highest limit that keeps the mean within the cap."""
+        """Run under ``changes``; where power settles, at the highest clock that keeps the mean within the cap."""
         if not changes.by_law:
             return self._run(changes, self.target, self.base)
         if self.target is None or self.jobs is None:
@@ -145,20 +145,21 @@ class _Setting:
             raise ReplayError(f"ctas = {changes.ctas}: {target.gpu.id} has {target.gpu.sms} SMs: give at most as many")
         jobs = self.jobs if changes.ctas is None else with_ctas(self.jobs, changes.ctas)
 
-        def at(limit_w: float) -> Outcome:
-            return self._run(changes, target, priced(jobs, target, limit_w))
+        def at(clock_hz: float) -> Outcome:
+            return self._run(changes, target, priced(jobs, target, clock_hz))
 
-        low_w, high_w = target.gpu.idle_w, target.limits.fast_limit_w
-        outcome = at(high_w)
+        low_hz, high_hz = target.model.min_clock_hz, target.model.max_clock_hz
+        outcome = at(high_hz)
         if not changes.steady or (outcome.power_w or 0.0) <= target.limits.slow_limit_w:
             return outcome
-        while high_w - low_w > LIMIT_STEP_W:
-            middle_w = 0.5 * (low_w + high_w)
-            tried = at(middle_w)
+        outcome = at(low_hz)
+        while high_hz - low_hz > CLOCK_STEP_HZ:
+            middle_hz = 0.5 * (low_hz + high_hz)
+            tried = at(middle_hz)
             if (tried.power_w or 0.0) <= target.limits.slow_limit_w:
-                low_w, outcome = middle_w, tried
+                low_hz, outcome = middle_hz, tried
             else:
-                high_w = middle_w
+                high_hz = middle_hz
         return outcome
 
     def _run(self, changes: Changes, target: Machine | None, prices: Priced | None) -> Outcome:

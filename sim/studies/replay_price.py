@@ -153,7 +153,7 @@ class _StandIns:
         while high - low > 0.02:
             middle = 0.5 * (low + high)
             made = make(max(least, round(2.0**middle)))
-            at = point_of(self.pricer.terms(made), self.target, self.target.limits.fast_limit_w)
+            at = point_of(self.pricer.terms(made), self.target, self.target.model.max_clock_hz)
             low, high = (middle, high) if at.latency_s < wanted_s else (low, middle)
         return make(max(least, round(2.0**low)))
 
@@ -168,11 +168,11 @@ def pricer_of(target: Machine) -> Pricer:
     return Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0)
 
 
-def point_of(terms: KernelTerms, target: Machine, limit_w: float) -> OperatingPoint:
-    """Clock, time and power of one kernel with instantaneous power held at ``limit_w``."""
+def point_of(terms: KernelTerms, target: Machine, clock_hz: float) -> OperatingPoint:
+    """Clock, time and power of one kernel: at ``clock_hz``, but no higher than the fast limiter allows it."""
     return steady_point(
-        terms, target.curve, gpu_sms=target.gpu.sms, limit_w=limit_w,
-        min_clock_hz=target.model.min_clock_hz, max_clock_hz=target.model.max_clock_hz,
+        terms, target.curve, gpu_sms=target.gpu.sms, limit_w=target.limits.fast_limit_w,
+        min_clock_hz=target.model.min_clock_hz, max_clock_hz=clock_hz,
     )  # fmt: skip
 
 
@@ -190,14 +190,14 @@ class Priced:
     beside: Floats
 
 
-def priced(jobs: Jobs, target: Machine, limit_w: float) -> Priced:
-    """``jobs`` on ``target`` where no kernel may draw more than ``limit_w``."""
+def priced(jobs: Jobs, target: Machine, clock_hz: float) -> Priced:
+    """``jobs`` on ``target`` at ``clock_hz``, as settled limiters hold it, within the fast limiter's power."""
     pricer = pricer_of(target)
     highest_hz = target.model.max_clock_hz
     table = np.full((len(jobs.works) + 1, 5), (math.nan, 0.0, 0.0, target.curve.idle_w(highest_hz), 1.0))
     for number, work in enumerate(jobs.works):
         terms = pricer.terms(work)
-        at = point_of(terms, target, limit_w)
+        at = point_of(terms, target, clock_hz)
         idle_w = target.curve.idle_w(at.sm_clock_hz)
         table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w, terms.beside_slowdown
     time_s, dynamic_w, waiting_w, idle_w, beside = table[jobs.job].T
