@@ -8,7 +8,7 @@ import logging
 import sys
 import warnings
 
-from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found, unused-ignore]
+from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found, unused-ignore]  # an extra of its own
 
 warnings.filterwarnings("ignore")
 logging.disable(logging.CRITICAL)
