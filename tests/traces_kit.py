@@ -5,17 +5,69 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from traces.read.load import read_trace
+
+RECORDED = Path(__file__).parents[1] / "records"
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[2] / "shared"))
 PUBLIC, OURS = SHARED / "public" / "traces", SHARED / "measurements" / "kineto"
 REAL = sorted([*PUBLIC.rglob("*.json.gz"), *OURS.glob("*.json.gz")])
 needs_real = pytest.mark.skipif(not REAL, reason=f"no traces under {SHARED}: set WATTLINE_SHARED")
 
 Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A kernel of a recorded trace; times in microseconds of its file's clock."""
+
+    name: str
+    stream: int
+    blocks: int
+    start: float
+    end: float
+
+    @property
+    def us(self) -> float:
+        """How long it ran."""
+        return self.end - self.start
+
+    def beside(self, other: Ran) -> bool:
+        """Whether both ran at some time."""
+        return self.start < other.end and other.start < self.end
+
+
+def recorded(gpu: str, name: str, rank: int = 0) -> list[Ran]:
+    """Kernels of one rank of a committed trace, by start."""
+    return ran(RECORDED / gpu / "traces" / f"{name}.rank{rank}.json.gz")
+
+
+def ran(path: Path) -> list[Ran]:
+    """Kernels of a trace, by start."""
+    capture = read_trace(path)
+    work, origin = capture.work, capture.work.start_ns.min()
+    return [
+        Ran(
+            name=capture.names[work.name[row]],
+            stream=int(work.stream[row]),
+            blocks=int(work.blocks[row]),
+            start=int(work.start_ns[row] - origin) / 1e3,
+            end=int(work.end_ns[row] - origin) / 1e3,
+        )
+        for row in capture.kernels[np.argsort(work.start_ns[capture.kernels], kind="stable")]
+    ]
+
+
+def recorded_rows(path: str, **fields: Any) -> list[dict[str, Any]]:
+    """Rows of a committed file of records that have these fields."""
+    rows: list[dict[str, Any]] = [json.loads(line) for line in (RECORDED / path).read_text().splitlines()]
+    return [row for row in rows if all(row.get(key) == value for key, value in fields.items())]
 
 
 def kernel(

@@ -10,7 +10,8 @@ from functools import lru_cache
 import numpy as np
 
 # Blocks that NCCL takes by itself on these machines: rings 24 (profiler traces), exchanges between pairs 32 (collective
-# rows: an all-to-all takes the same time with 32 blocks as with none asked for, 504 and 506 us at 256 MiB).
+# rows: an all-to-all takes the same time with 32 blocks as with none asked for, 504 and 506 us at 256 MiB; in the one
+# trace of a pipeline, on two H200s, a transfer of 32 MiB took 17).
 DEFAULT_CTAS, DEFAULT_PAIR_CTAS = 24, 32
 # Blocks whose pace no link holds back, where a collective has no table of its own.
 FEW_CTAS = 2
@@ -87,8 +88,9 @@ def seconds_within(
 def moving_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int, in_graph: bool) -> float:
     """Seconds that ``ctas`` blocks need at the maximum clock, at the pace of few, which no link holds back.
 
-    Loops run at that clock. In steps under the power cap the same blocks take longer in proportion: 361 us for 299 at
-    about 1640 MHz (4 blocks gathering 32 MiB on two GPUs, a profiler trace), while 32 blocks take no longer there.
+    Loops run at that clock. In steps under the power cap the same blocks take longer in proportion: 351 us for 299 at
+    1628 MHz (4 blocks gathering 32 MiB on two GPUs, alone within a step, by its profiler trace and the driver's clock
+    in its record), while 32 blocks take no longer there.
     """
     table = _table(c, op, world)
     few = min(_curves(table)) if table is not None else FEW_CTAS

@@ -62,8 +62,8 @@ class KernelTerms:
 def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
     """SMs that the kernel asks for: one for each block, at most all.
 
-    Grids in our profiler traces are 132 blocks wherever there are more tiles, whatever their number: 280 and 512 tiles
-    of chunked products, the last round of which leaves most of them idle, 1440 too.
+    Grids in our profiler traces are 132 blocks wherever there are more tiles, whatever their number: 256, 512, 896
+    and 1440 tiles of chunked products, the last round of some of which leaves most of them idle.
 
     >>> from hardware.laws.terms import KernelTerms
     >>> wanted_sms(KernelTerms(floor_s=0.0, blocks=512, cycles_per_block=1e4), 132.0)

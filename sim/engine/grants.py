@@ -14,7 +14,7 @@ def late_part(entry: Entry, terms: KernelTerms, whole: float, clock_hz: float) -
     """Blocks that found no SM: they start when one is free. Until then those that run take on their tiles too.
 
     Blocks fetch tiles one after the other (in profiler traces a product of 11 rounds, 32 blocks of which started 0.8
-    rounds late, took 0.8 rounds longer, and one with 4 blocks 3.4 rounds late only 0.6). A quantity of 1 that a flow
+    rounds late, took 0.8 rounds longer, and one with 4 blocks 3.7 rounds late only 0.7). A quantity of 1 that a flow
     has left is the rounds that the whole kernel would take. Where memory sets the pace, tiles of a last, thin
     round take the time of their arithmetic alone (28 us after 86 in a product of 128 rows, waiting.jsonl).
     """

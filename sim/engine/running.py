@@ -40,8 +40,8 @@ class Held(NamedTuple):
     """Where settled limiters hold a GPU: at one clock, whatever runs, but never above the fast limit's power.
 
     In a profiler trace of a capped step (records/h100-sxm-80gb/traces, Llama-3-70B, 3000 tokens) kernels that draw
-    little are slow with the others: RoPE takes 146 us, 131 by its law at the maximum clock, and attention 350, 318 if
-    each kernel had a clock of its own under one instantaneous power; products take 7 % less than they would then.
+    little are slow with the others: RoPE takes 145 us, 131 by its law at the maximum clock, and attention 349, 319 if
+    each kernel had a clock of its own under the slow limit; products take 7 % less than they would then.
     """
 
     clock_hz: float
