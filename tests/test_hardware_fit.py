@@ -20,6 +20,7 @@ from hardware.calibrate.fit_families import (
     decode_features_of,
     decode_terms_of,
     fit_decode,
+    on_chip_clocks,
 )
 from hardware.calibrate.fit_gemm import LENGTHS, base_terms, duty_anchors, features_of
 from hardware.calibrate.fit_kit import Setting, fit_coefficients, learn_corrections, settled_limit
@@ -75,6 +76,39 @@ def test_every_standard_error_is_finite() -> None:
     errors = PROFILE.provenance.standard_errors
     assert {"gemm.bf16.log.efficiency", "decode.log.hbm_bytes_per_s", "power.leakage_w_per_c"} <= set(errors)
     assert all(np.isfinite(error) and error >= 0.0 for error in errors.values())
+
+
+# -- two clocks ---------------------------------------------------------------------------------------------
+
+ATTENTION = {"causal": True, "batch": 2, "seq_len": 4096, "q_heads": 32, "kv_heads": 8}
+STAMPED = {"work": "attention_causal_b2_s4096_h32_kv8", "idle_s": 0}
+
+
+def attention_at(mhz: float, **fields: Any) -> dict[str, Any]:
+    return ATTENTION | {"sm_clock_mhz": [mhz]} | fields
+
+
+def test_capped_rows_get_the_clock_that_stamps_saw_and_others_keep_the_drivers() -> None:
+    rows = [attention_at(1700.0), attention_at(1500.0, seq_len=16384, causal=False), attention_at(1980.0, seq_len=512)]
+    duty = [
+        STAMPED | {"clock_mhz": [1500.0, 1530.0, 1700.0]},  # its median: 0.9 of the driver's
+        STAMPED | {"clock_mhz": [1700.0], "idle_s": 0.02},  # with pauses: below the cap
+        STAMPED | {"clock_mhz": [1980.0], "work": "gemm_4096x4096x4096"},
+        STAMPED | {"clock_mhz": [1980.0], "work": "attention_causal_b1_s4096_h32_kv8"},  # no row of that shape
+    ]
+    assert [row["sm_clock_mhz"][0] for row in on_chip_clocks(rows, duty, SETTING)] == [1530.0, 1350.0, 1980.0]
+    assert on_chip_clocks(rows, duty[1:], SETTING) == rows
+    assert rows[0]["sm_clock_mhz"] == [1700.0]
+
+
+def test_the_shipped_records_put_attentions_own_clock_at_91_per_cent_of_the_drivers() -> None:
+    first = Path(__file__).parents[1] / "records" / GPU.id / "calibration" / "first"
+    prefill = [row for row in read_fit_records([first / "attention.jsonl"]) if row["phase"] == "prefill"]
+    moved = on_chip_clocks(prefill, read_fit_records([first / "duty.jsonl"]), SETTING)
+    pairs = [(old["sm_clock_mhz"][0], new["sm_clock_mhz"][0]) for old, new in zip(prefill, moved, strict=True)]
+    assert {round(new / old, 3) for old, new in pairs if old < 1920} == {0.913}
+    assert {new / old for old, new in pairs if old >= 1965} == {1.0}
+    assert (1725, 1574) in [(old, round(new)) for old, new in pairs]
 
 
 # -- a fit finds what made the data -------------------------------------------------------------------------

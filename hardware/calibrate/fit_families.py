@@ -207,8 +207,8 @@ def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting)
 def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -> list[Row]:
     """Capped prefill rows with their clocks brought from the driver's to the chip's own.
 
-    The driver says 1725 MHz of a shape that stamps on the SMs see at 1577 MHz, under the cap like it: its samples of a
-    clock that moves in steps do not say the mean. The ratio of the shapes that both saw holds for all.
+    The driver says 1725 MHz of a shape that stamps on the SMs see at 1574 MHz (four cards), under the cap like it:
+    its samples of a clock that moves in steps do not say the mean. The ratio of the shapes that both saw holds for all.
     """
     ratios = []
     for one in duty:
