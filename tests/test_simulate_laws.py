@@ -61,6 +61,30 @@ def test_mean_power_keeps_within_every_cap_and_a_higher_cap_is_never_slower(phas
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"phase": "prefill", "seq_len": 4096},
+        {"phase": "prefill", "seq_len": 4096, "tp": 2},
+        {"phase": "prefill", "seq_len": 4096, "power_cap_w": 400.0},
+        {"phase": "decode", "batch": 64, "seq_len": 2048, "power_cap_w": 350.0},
+    ],
+)
+def test_all_kernels_of_a_settled_capped_step_run_at_one_clock(fields: dict[str, Any]) -> None:
+    """Products at the cap, and norms, copies and collectives that by themselves would not meet it."""
+    run = simulate(**BASE, **fields, regime="steady")
+    clocks_hz = set(run.power["sm_clock_hz"])
+    assert len(clocks_hz) == 1 and clocks_hz == set(run.clock_limit_hz)
+    assert max(clocks_hz) < 0.9 * run.machine.gpu.max_clock_hz
+    assert {"gemm", "attention", "elementwise"} <= set(run.kernels["family"])
+    assert run.power["power_w"].max() > 1.3 * run.power["power_w"].min()
+
+
+def test_a_capped_run_in_time_has_many_clocks() -> None:
+    run = simulate(**BASE, seq_len=4096, batch=64, regime="cold")
+    assert run.power["sm_clock_hz"].nunique() > 10
+
+
+@pytest.mark.parametrize(
     ("less", "more"),
     [
         ({"seq_len": 512}, {"seq_len": 1024}),
