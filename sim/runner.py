@@ -68,9 +68,8 @@ def simulate(
     for detail, plan, layout in _ways(scenario, model, target, refused, knots=long):
         if detail == "full":
             kernels = plan.work.kernels
-            fixed = scenario.regime == "steady" and scenario.phase != "generate"
-            pace = SUMMED_PER_S if fixed and layout.sequence[0].piece.serial is not None else SCHEDULED_PER_S
-            say(f"{FULL_DETAIL}: {kernels:,} kernels, about {max(1, round(kernels / pace))} s a repetition")
+            seconds = max(1, round(kernels / kernels_per_s(scenario, layout)))
+            say(f"{FULL_DETAIL}: {kernels:,} kernels, about {seconds} s a repetition")
         try:
             parts, targets = _run(plan, layout, target, scenario, say)
         except FoldError as error:
@@ -93,6 +92,17 @@ def simulate(
             tokens=plan.work.tokens,
         )
     raise AssertionError("full detail is never refused")
+
+
+def kernels_per_s(scenario: Scenario, layout: Layout) -> int:
+    """Kernels that full detail gets through in a second: runs that the limiters may follow in time are scheduled."""
+    fixed = scenario.regime == "steady" and not _uneven(scenario)
+    return SUMMED_PER_S if fixed and all(one.piece.serial is not None for one in layout.sequence) else SCHEDULED_PER_S
+
+
+def _uneven(scenario: Scenario) -> bool:
+    """Whether stretches of a settled run differ so much in power that the limiters may have to be followed in time."""
+    return scenario.phase == "generate" or scenario.pp > 1
 
 
 def _ways(
@@ -130,8 +140,7 @@ def _run(
         say("running")
         return governed(layout.sequence, target.limits, gpus, repetitions=1)
     say("finding the settled clock")
-    uneven = scenario.phase == "generate" or scenario.pp > 1
-    targets, length_s = _settled(plan, layout, target, uneven=uneven)
+    targets, length_s = _settled(plan, layout, target, uneven=_uneven(scenario))
     say("running")
     if length_s is not None:
         return in_time(layout.sequence, target.limits, gpus, length_s=length_s)

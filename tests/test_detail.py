@@ -16,7 +16,7 @@ from sim.knots import context_knots
 from sim.machine import machine_of
 from sim.plan import classifier
 from sim.report import summary
-from sim.runner import build
+from sim.runner import SCHEDULED_PER_S, SUMMED_PER_S, build, kernels_per_s
 from sim.runner import plan_of as plan_of_model
 from sim.scenario import Scenario
 from sim.settle import settled_clocks
@@ -124,6 +124,31 @@ def test_what_cannot_be_replayed_or_folded_is_refused_by_name() -> None:
         simulate(**CASES["pipeline"], detail="segment")
     with pytest.raises(FoldError, match="no two of the 4 ranks run equal programs"):
         simulate(**CASES["uneven experts"], detail="folded")
+
+
+@pytest.mark.parametrize(
+    ("name", "summed"),
+    [
+        ("prefill at 400 W", True),
+        ("decode", True),
+        ("overlap", False),
+        ("eager", False),
+        ("limiters in time", False),
+        ("generate", False),
+        ("pipeline", False),
+    ],
+)
+def test_the_cost_of_full_detail_is_that_of_sums_only_where_nothing_has_to_be_scheduled(
+    name: str, summed: bool
+) -> None:
+    scenario = Scenario.of(**CASES[name])
+    layout = plan_of(scenario).full
+    assert kernels_per_s(scenario, layout) == (SUMMED_PER_S if summed else SCHEDULED_PER_S)
+    # What the limiters follow is scheduled whatever its programs look like.
+    serial = plan_of(Scenario.of(**CASES["decode"])).full
+    assert kernels_per_s(scenario, serial) == (
+        SUMMED_PER_S if summed or name in ("overlap", "eager") else SCHEDULED_PER_S
+    )
 
 
 # -- context knots ---------------------------------------------------------------------------------------------
