@@ -7,7 +7,8 @@ Four things are drawn, each from a normal distribution on its logarithm unless t
   up for one another, apart they would not. A profile without correlations has no such draw.
 * *Families*: a law is wrong by more than its coefficients are. How far 68 of 100 rows lay off when they were left out
   of the fit (``left_out.toml``) moves time and power of a whole family, by one factor each.
-* *Chips and sessions*: power of a chip (the profile's own spread), and the mean power that the slow limiter holds.
+* *Chips and sessions*: power of a chip (the profile's own spread, unless it was measured), and the mean power that the
+  slow limiter holds.
 * *What was never measured*: forecast and uncalibrated profiles are widened to what they say of themselves.
 """
 
@@ -70,31 +71,33 @@ def left_out(gpu: str) -> Mapping[str, FamilyError]:
     return {name: FamilyError(**row) for name, row in table.get(gpu, table[BASE_GPU]).items()}
 
 
-_DRAWN: dict[tuple[int, int, int, int], tuple[Profile, tuple[Profile, ...]]] = {}
+_DRAWN: dict[tuple[int, int, int, int, bool], tuple[Profile, tuple[Profile, ...]]] = {}
 
 
-def drawn(profile: Profile, *, gpus: int, count: int, seed: int) -> tuple[Profile, ...]:
+def drawn(profile: Profile, *, gpus: int, count: int, seed: int, known_chips: bool = False) -> tuple[Profile, ...]:
     """``count`` profiles that the records of ``profile`` allow, for runs on ``gpus`` GPUs; the same every time.
 
+    ``known_chips`` leaves out how chips differ in power: theirs was measured.
     A Latin hypercube: each drawn figure covers its distribution evenly. Equal requests share their profiles.
     """
-    key = (id(profile), gpus, count, seed)  # the kept profile holds its identity
+    key = (id(profile), gpus, count, seed, known_chips)  # the kept profile holds its identity
     known = _DRAWN.get(key)
     if known is None:
         if len(_DRAWN) >= 32:
             _DRAWN.clear()
         normal = ndtri(qmc.LatinHypercube(d=DIMENSIONS, rng=np.random.default_rng(seed)).random(count))
-        known = _DRAWN[key] = (profile, tuple(_draw(profile, gpus, row) for row in normal))
+        known = _DRAWN[key] = (profile, tuple(_draw(profile, gpus, row, known_chips) for row in normal))
     return known[1]
 
 
-def _draw(profile: Profile, gpus: int, normal: Floats) -> Profile:
+def _draw(profile: Profile, gpus: int, normal: Floats, known_chips: bool) -> Profile:
     """One profile; ``normal`` holds standard normal numbers, taken in order."""
     take: Next = iter(normal.tolist()).__next__
     errors = left_out(profile.gpu)
     unmeasured = STATUS_LOG_ERROR[profile.status]
     whole_time, whole_power = (math.exp(unmeasured * take()) for _ in range(2))
-    whole_power *= math.exp(profile.spread.power / math.sqrt(gpus) * take())
+    chips = profile.spread.power / math.sqrt(gpus) * take()
+    whole_power *= 1.0 if known_chips else math.exp(chips)
     curve = _curve(profile, take)
     # Energies were fitted at the clocks of the cap: a steeper voltage curve turns about the knee, not about the top.
     knee = profile.curve.knee_hz

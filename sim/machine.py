@@ -38,12 +38,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Under what the GPUs run: power limit, clock, temperature; None is the card's own, or typical."""
+    """Under what the GPUs run: power limit, clock, temperature, chips; None is the card's own, or typical."""
 
     power_cap_w: float | None = None
     uncapped: bool = False
     sm_clock_mhz: float | None = None
     chip_temperature_c: float | None = None
+    chip_power_factor: float | None = None
     stepped: bool = False  # the clock stays on its 15 MHz grid
 
 
@@ -91,6 +92,7 @@ def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, poli
         hbm_bytes_per_s=profile.hbm_bytes_per_s(gpu),
         link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
         mixed_hbm_share=profile.sharing.mixed_hbm_share,
+        chip_power_factor=1.0 if policy.chip_power_factor is None else policy.chip_power_factor,
         idle_w=curve.idle_w,
         voltage_scale=curve.voltage_scale,
     )
@@ -110,5 +112,6 @@ def policy_of(scenario: Scenario, *, stepped: bool = False) -> Policy:
         uncapped=scenario.uncapped,
         sm_clock_mhz=scenario.sm_clock_mhz,
         chip_temperature_c=scenario.chip_temperature_c,
+        chip_power_factor=scenario.chip_power_factor,
         stepped=stepped,
     )

@@ -30,7 +30,16 @@ SCHEDULED_PER_S, SUMMED_PER_S = 58_000, 1_000_000
 FULL_DETAIL = "full detail"
 # Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
 POLICY = frozenset(
-    {"power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "regime", "detail", "ignore_memory"}
+    {
+        "power_cap_w",
+        "uncapped",
+        "sm_clock_mhz",
+        "chip_temperature_c",
+        "chip_power_factor",
+        "regime",
+        "detail",
+        "ignore_memory",
+    }
 )
 
 Progress = Callable[[str], None]

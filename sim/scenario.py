@@ -138,6 +138,9 @@ class Scenario(Table):
     chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
         None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
     )
+    chip_power_factor: Annotated[float, Field(ge=0.7, le=1.3)] | None = Field(
+        None, description="power above idle of these chips over the profile's (wattline calibrate) [default: 1]"
+    )
     regime: Literal["steady", "cold"] = "steady"
     detail: Literal["auto", "full", "folded", "segment"] = Field(
         "auto", description="what is simulated: every rank and layer, equal ranks once, equal layers once too"

@@ -35,7 +35,7 @@ FLOOR_HZ = 0.8e9
 # controller; duty rows separate it weakly from core energy).
 _HBM_PRIOR_J_PER_BYTE = (80e-12, 25e-12)
 # Chips differ in idle power by about this (idle.jsonl: residual about a line in temperature).
-_IDLE_SIGMA_W = 4.0
+IDLE_SIGMA_W = 4.0
 # Noise of a duty row's mean power (5 to 6 ticks of the energy counter), relative.
 _DUTY_SIGMA = 0.02
 
@@ -126,7 +126,7 @@ def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
     def residual(x: Floats) -> Floats:
         fit = built(x, {})
         at_duty = (np.array([fit.mean_power_w(row) for row in duty]) / power - 1.0) / _DUTY_SIGMA
-        at_idle = [(fit.curve.at(c).idle_w(f) - watts) / _IDLE_SIGMA_W for watts, f, c in idle]
+        at_idle = [(fit.curve.at(c).idle_w(f) - watts) / IDLE_SIGMA_W for watts, f, c in idle]
         prior = (fit.hbm_byte_energy_j - _HBM_PRIOR_J_PER_BYTE[0]) / _HBM_PRIOR_J_PER_BYTE[1]
         return np.concatenate([at_duty, at_idle, [prior]])
 

@@ -36,15 +36,18 @@ def command(
 ) -> None:
     """Measure this machine's GPUs with microbenchmarks (five minutes for one GPU) and fit a profile.
 
+    Beside the profile goes a file of chips: how much more power each draws than the profile's, and the shipped one's.
+
     Use the profile with --profile FILE in simulate, sweep and the other commands. Needs PyTorch
     (wattline[measure]) unless --from names records that exist.
     """
     from hardware.calibrate.fit import fit_records, record_files
     from hardware.catalog import load_gpu
-    from hardware.profile import dump_profile
+    from hardware.profile import dump_profile, load_profile
     from sim.cli.console import wide_console
     from sim.output import write_atomically
     from sim.studies.calibrate import measure_here
+    from sim.studies.chips import chip_powers, dump_chips, print_chips
     from sim.studies.validate import error_table, validate
     from sim.studies.validate_report import print_groups
 
@@ -59,6 +62,15 @@ def command(
     path = out or Path(f"{spec.id}.json")
     write_atomically(path, dump_profile(profile).encode())
     rows = validate(record_files(sources), profile=path)
-    print_groups(error_table(rows), wide_console())
+    console = wide_console()
+    print_groups(error_table(rows), console)
     click.echo(f"errors on the fitted records themselves; others: wattline validate FILE --profile {path}")
+    judged = {"this profile": (chip_powers(rows, profile, spec), profile)}
+    if (shipped := load_profile(spec.id)) is not None:
+        judged["the shipped profile"] = (chip_powers(validate(record_files(sources)), shipped, spec), shipped)
+    for name, (chips, over) in judged.items():
+        print_chips(chips, over, name, console)
+    of_chips = path.with_suffix(".chips.json")
+    write_atomically(of_chips, dump_chips(spec.id, {name: chips for name, (chips, _) in judged.items()}).encode())
+    click.echo(f"chips: {of_chips}  (use one: wattline simulate --chip-power-factor FACTOR ...)")
     click.echo(f"profile: {path}  (use it: wattline simulate --gpu {gpu or spec.id} --profile {path} ...)")

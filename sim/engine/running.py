@@ -32,6 +32,7 @@ class GpuModel:
     hbm_bytes_per_s: float
     link_bytes_per_s: float
     mixed_hbm_share: float = 1.0  # of the HBM rate, once several kernels share it
+    chip_power_factor: float = 1.0  # power above idle over what the laws say: chips differ
     idle_w: Callable[[float], float]
     voltage_scale: Callable[[float], float]
 
@@ -185,6 +186,7 @@ class RunningSet:
                     voltage_scale=voltage,
                     clock_fraction=fraction,
                 )
+            dynamic_w *= gpu.chip_power_factor
             powers.append(dynamic_w + idle_w * (member.hold / self._held if self._held else 1.0 / len(members)))
         return GpuState(
             index=-1,

@@ -31,8 +31,10 @@ class Prediction:
 
 
 def machine_for(inputs: Mapping[str, Any], world: int) -> Machine:
-    """The machine of a row's ``gpu``, under the profile and the temperature of the chips that are to be predicted."""
-    policy = Policy(chip_temperature_c=inputs.get("chip_temperature_c"))
+    """The machine of a row's ``gpu``: its profile, and temperature and power of the chips that are to be predicted."""
+    policy = Policy(
+        chip_temperature_c=inputs.get("chip_temperature_c"), chip_power_factor=inputs.get("chip_power_factor")
+    )
     return machine(str(inputs["gpu"]), world, policy, profile=inputs.get("profile"))
 
 

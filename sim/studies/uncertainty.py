@@ -58,12 +58,12 @@ def intervals(run: Timeline, *, draws: int = DRAWS, seed: int = SEED) -> Interva
     >>> 0.0 < low < run.energy_j < high < 2 * low
     True
     """
-    parts = _parts(run.scenario)
+    parts, known = _parts(run.scenario), run.scenario.chip_power_factor is not None
     latency_s, energy_j = _sums(parts, None)
     logs = np.array(
         [
             np.log(np.array(_sums(parts, profile)) / (latency_s, energy_j))
-            for profile in drawn(run.machine.profile, gpus=run.gpus, count=draws, seed=seed)
+            for profile in drawn(run.machine.profile, gpus=run.gpus, count=draws, seed=seed, known_chips=known)
         ]
     )
     middle, reach = logs.mean(axis=0), REACH * logs.std(axis=0, ddof=1)

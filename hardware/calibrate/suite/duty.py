@@ -156,15 +156,17 @@ def measure_idle(bench: Bench, row: Row) -> dict[str, Any]:
 
 
 def measure_host(bench: Bench) -> dict[str, Any]:
-    """Card, driver and library versions."""
+    """Cards by UUID (in the order of ranks), driver and library versions."""
     facts, torch = bench.meter.facts, bench.torch
     nccl = torch.cuda.nccl.version() if not bench.dry else ()
+    cards = [] if bench.dry else [torch.cuda.get_device_properties(rank) for rank in range(bench.comm.world)]
     return {
         "name": facts.name,
         "limit_w": facts.limit_w,
         "max_sm": facts.max_sm_mhz,
         "max_mem": facts.max_memory_mhz,
         "driver": facts.driver,
+        "uuids": [str(getattr(card, "uuid", "")) for card in cards],
         "torch": str(torch.__version__),
         "nccl": ".".join(str(part) for part in nccl),
     }

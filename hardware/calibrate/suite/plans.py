@@ -276,6 +276,8 @@ def calibrate_multi(world: int) -> list[PlannedRow]:
     rows += [together("gemm", b, fields, 128 * MIB) for b in ("rs2", "rs8", "rs32", "ar8")]
     moved = {"copy_bytes_moved": 256 * MIB}
     rows.append({"kind": "alone", "what": "copy", **moved})
+    # Below the cap, like the copy: what each chip draws.
+    rows += [{"kind": "alone", "what": "gemm", "gemm_mnk": list(mnk)} for mnk in ((1, 8192, 8192), (16, 28672, 8192))]
     return rows + [together("copy", b, moved, 128 * MIB) for b in ("rs2", "rs8", "rs32", "ar8")]
 
 

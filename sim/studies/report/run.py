@@ -177,7 +177,7 @@ def _basis(run: Timeline) -> Grid:
         ["regime", f"{run.scenario.regime}: {steady}"],
         [
             "chips",
-            "the mean chip; on several GPUs matrix products and attention go at the expected pace of the slowest",
+            f"{_chips(run)}; on several GPUs matrix products and attention go at the expected pace of the slowest",
         ],
         ["detail", f"{outcome.detail}: {simulated(run)}{why}"],
         ["outside the measured range", ", ".join(outside) or "no kernel"],
@@ -185,6 +185,11 @@ def _basis(run: Timeline) -> Grid:
     if outcome.knots:
         rows.append(["decode steps", f"on {outcome.knots} contexts, off by {outcome.knot_error:.2%} at most"])
     return Grid(head=[], rows=rows, words=(0, 1))
+
+
+def _chips(run: Timeline) -> str:
+    factor = run.scenario.chip_power_factor
+    return "the mean chip" if factor is None else f"power above idle {factor:g} times the profile's"
 
 
 def _limited(run: Timeline) -> str:
