@@ -15,9 +15,9 @@ import pytest
 from hardware.calibrate.suite import run
 from hardware.calibrate.suite.cases import build
 from hardware.calibrate.suite.cases_pair import collective_of
-from hardware.calibrate.suite.comm import part_bytes
-from hardware.calibrate.suite.duty import work_row
-from hardware.calibrate.suite.meter import Tick, slope_w
+from hardware.calibrate.suite.comm import QuietComm, part_bytes
+from hardware.calibrate.suite.duty import measure_host, work_row
+from hardware.calibrate.suite.meter import DryMeter, Tick, slope_w
 from hardware.calibrate.suite.plan import done_already, estimated_s, least_world, planned
 from hardware.calibrate.suite.plans import PLANS
 from hardware.calibrate.suite.routing import route
@@ -37,7 +37,7 @@ COUNTED = {
     "bursts",
     "tokens_per_ep_rank",
 }
-HOST_FACTS = {"name", "limit_w", "max_sm", "max_mem", "driver", "torch", "nccl"}
+HOST_FACTS = {"name", "limit_w", "max_sm", "max_mem", "driver", "torch", "nccl", "uuids"}
 # What planned rows say beyond the fields of earlier records of their kind.
 MORE = {
     "gemm": {"values", "fast_accumulation"},
@@ -159,6 +159,19 @@ def test_names() -> None:
     assert block_counts(planned("pair", world=2)) == [None, 2, 4, 8, 16, 32]
     kernel = {"kind": "grouped_gemm", "tokens": 8}
     assert work_row({"kind": "duty", "work": "grouped_gate_up_128x8", "kernel": kernel}) == kernel
+
+
+def test_a_host_row_names_the_cards_in_the_order_of_ranks() -> None:
+    cuda = SimpleNamespace(
+        nccl=SimpleNamespace(version=lambda: (2, 28, 9)),
+        get_device_properties=lambda rank: SimpleNamespace(uuid=f"card-{rank}"),
+    )
+    bench: Any = SimpleNamespace(
+        meter=DryMeter(), torch=SimpleNamespace(cuda=cuda, __version__="2.11.0"), comm=QuietComm(world=2), dry=False
+    )
+    row = measure_host(bench)
+    assert row.keys() == HOST_FACTS
+    assert (row["uuids"], row["nccl"]) == (["card-0", "card-1"], "2.28.9")
 
 
 def test_measuring_without_torch_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

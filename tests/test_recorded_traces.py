@@ -85,6 +85,13 @@ def test_the_all_gather_of_four_blocks_takes_351_us_in_the_step_and_299_in_a_loo
     assert (round(1e6 * mean(in_step_s)), round(1e6 * loop["latency_s"])) == (351, 299)
 
 
+@pytest.mark.parametrize(("chunks", "ctas"), [(4, 4), (4, 32), (8, 4)])
+def test_a_collective_is_a_grid_of_the_blocks_asked_for(chunks: int, ctas: int) -> None:
+    """Where the SMs that a block takes come from: ``sms_per_cta`` of the profile."""
+    assert {kernel.blocks for kernel in named(chunked(chunks, ctas), "nccl")} == {ctas}
+    assert PROFILE.sharing.sms_per_cta == 1.0
+
+
 def test_rings_take_24_blocks_and_an_exchange_of_two_as_many_as_32() -> None:
     for name in (STEP, "llama3-70b-prefill-1x4096-tp2", "llama3-70b-decode-32x2048-tp2"):
         assert {kernel.blocks for kernel in named(recorded(H200, name), "nccl")} == {24}

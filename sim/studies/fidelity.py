@@ -60,8 +60,9 @@ weaker evidence for them:
   out 8 % too slow at 187 rows an expert and 8 % too fast at 128; the law was then fitted on kernel rows around
   that change (experts.jsonl).
 - That a settled step runs at one clock, that few blocks of a collective follow the clock, that late blocks of a product
-  fetch whole tiles, and that a reduce-scatter wins the SMs from the next product, was read off profiler traces of two
-  H200s whose steps had come out 3 to 7 % too fast; the on-chip clock of attention comes from duty.jsonl.
+  fetch whole tiles, and that a reduce-scatter wins the SMs from the next product (in steps of 4 chunks; in those of 8
+  it loses them, which is not modelled), was read off profiler traces of two H200s whose steps had come out 3 to 7 % too
+  fast; the on-chip clock of attention comes from duty.jsonl.
 - Rows are predicted at the temperature that they recorded, a condition of the room like the power cap: nothing here
   predicts cooling. `wattline validate --typical-temperature` leaves it out; that costs 0.1 to 0.4 points, and 2 points
   in energy where four cool chips (50 C) ran experts.
