@@ -84,8 +84,8 @@ def dump_chips(gpu_id: str, over: Mapping[str, Sequence[ChipPower]]) -> str:
 def print_chips(chips: Sequence[ChipPower], profile: Profile, name: str, console: Console) -> None:
     """A table, and the factor of each session's GPUs together; ``name`` says which profile it is."""
     table = Table(title=f"Power above idle over {name}", title_justify="left")
-    for name in ("records", "GPU", "UUID", "kernels", "factor", "+-"):
-        table.add_column(name, justify="left" if name in ("records", "UUID") else "right")
+    for head in ("records", "GPU", "UUID", "kernels", "factor", "+-"):
+        table.add_column(head, justify="left" if head in ("records", "UUID") else "right")
     sessions: dict[str, list[ChipPower]] = {}
     for chip in chips:
         sessions.setdefault(chip.session, []).append(chip)
