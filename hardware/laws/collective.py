@@ -22,6 +22,9 @@ from hardware.laws.terms import KernelTerms
 
 # What the engine takes for SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
+# Blocks of a collective start in clusters of four, on two whole pairs of SMs; fewer start alone and leave the other SM
+# of their pair to kernels without clusters only (records/h200-sxm-141gb/placement).
+CLUSTER_BLOCKS = 4
 # A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
 # 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl).
 BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
@@ -173,6 +176,8 @@ def collective_base_terms(
     if op == "send":
         blocks = send_blocks(buffer_bytes) if ctas is None else ctas
         waiting_w = c.waiting_power_w * blocks / DEFAULT_CTAS
+    if blocks < CLUSTER_BLOCKS:
+        per_block *= 2.0
     held = min(blocks * per_block, float(sms))
     return KernelTerms(
         floor_s=floor_s,

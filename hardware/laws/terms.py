@@ -27,6 +27,7 @@ class KernelTerms:
     A collective takes the longer of ``floor_s``, at the pace of its links, and ``moving_cycles``, what its blocks need
     to move the data at any clock; compute beside it stretches the cycles by ``beside_slowdown`` (caches and crossbar,
     not HBM).
+    ``cluster`` blocks start together, on SMs of one pair.
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
     """
@@ -37,6 +38,7 @@ class KernelTerms:
     tail_cycles: float = 0.0
     quantised: bool = True
     sms_per_block: float = 1.0
+    cluster: int = 1
     sms_cap: float = math.inf
     hbm_bytes: float = 0.0
     hbm_bytes_per_s: float = math.inf

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from hardware.laws.terms import wanted_sms
 from sim.engine.fluid import FluidModel
-from sim.engine.grants import deadlock_message, displace, join, last_round, late_part
+from sim.engine.grants import deadlock_message, displace, first_sms, last_round, more_sms, share_out, split_off
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuState, Target
-from sim.engine.state import Driver, Entry, Flow, Gpu, Split
+from sim.engine.state import Driver, Entry, Flow, Gpu
 from sim.engine.ties import common_paces, tied_together
 from sim.errors import DeadlockError, LivelockError
 
@@ -46,7 +46,6 @@ class Core:
         self._dirty: set[int] = set()
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
         self._wanted = [wanted_sms(c.terms, float(models[0].gpu.sms)) for c in graph.classes]
-        self._split: dict[int, Split] = {}  # kernels whose blocks did not all start at once
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._settled_ps = -1
@@ -135,55 +134,57 @@ class Core:
     def _grant(self, gpu: Gpu, now_ps: int) -> None:
         """Hand free SMs to waiting kernels by (priority, ready time, kernel); then let running ones grow."""
         waiting = gpu.waiting
-        if len(waiting) == 1 and waiting[0].wanted <= gpu.free and not waiting[0].held:
+        if len(waiting) == 1 and waiting[0].wanted <= gpu.free and not gpu.scattered:
             entry = waiting.pop()
-            entry.held = entry.wanted
-            gpu.free -= entry.wanted
-            self._begin(entry, now_ps)
+            self._give(entry, entry.wanted, now_ps)
         elif waiting:
             for entry in [entry for entry in waiting if not entry.wanted]:
                 waiting.remove(entry)  # copy engines need no SM and wait for none
                 self._begin(entry, now_ps)
             if len(waiting) > 1:
                 waiting.sort(key=_by_key)
+            self._grow([one for one in gpu.running if one.flow.collective >= 0 and one.held < one.wanted])
             for entry in list(waiting):
                 terms = self.graph.classes[entry.class_id].terms
-                collective = entry.flow.collective >= 0
-                want = entry.wanted - entry.held
-                if want > gpu.free:
+                if entry.wanted > gpu.free:
                     self._integrate(gpu, now_ps)
-                    displace(gpu, entry, want, self.graph.classes)
-                give = min(want, gpu.free)
-                if not collective:
-                    give -= give % terms.sms_per_block if give < want else 0.0
-                if give > 0.0:
-                    gpu.free -= give
-                    entry.held += give
-                if entry.held <= 0.0 or (collective and entry.held < entry.wanted):
+                    displace(gpu, entry, entry.wanted, self.graph.classes)
+                give = first_sms(entry, terms)
+                if give <= 0.0:
                     break  # first come, first served within the GPU: nobody overtakes
                 waiting.remove(entry)
-                if entry.held < entry.wanted and not collective and terms.quantised:
-                    waiting.append(late_part(entry, terms, self._wanted[entry.class_id], gpu.clock_cap_hz))
-                    self._split.setdefault(entry.op, Split()).parts += 1
-                self._begin(entry, now_ps)
+                if give < entry.wanted and entry.flow.collective < 0 and terms.quantised:
+                    whole = self._wanted[entry.class_id]
+                    waiting.append(split_off(entry, terms, give, whole, gpu.clock_cap_hz))
+                self._give(entry, give, now_ps)
         if gpu.free > 0.0:
-            running = gpu.running
-            for entry in sorted(running, key=_by_key) if len(running) > 1 else running:
-                if entry.held >= entry.wanted:
-                    continue
-                grow = min(entry.wanted - entry.held, gpu.free)
-                if grow > 0.0 and entry.held == entry.sms:
-                    gpu.free -= grow
-                    entry.held += grow
-                    entry.sms = entry.held
+            self._grow([one for one in gpu.running if one.held < one.wanted])
+
+    def _give(self, entry: Entry, sms: float, now_ps: int) -> None:
+        entry.gpu.free -= sms
+        entry.held = sms
+        self._begin(entry, now_ps)
+
+    def _grow(self, entries: list[Entry]) -> None:
+        """Blocks that have waited for SMs, of kernels that run, get those that are free."""
+        for entry in sorted(entries, key=_by_key) if len(entries) > 1 else entries:
+            grow = more_sms(entry, self.graph.classes[entry.class_id].terms)
+            if grow > 0.0 and entry.held == entry.sms:
+                entry.gpu.free -= grow
+                entry.held += grow
+                entry.sms = entry.held
 
     def _begin(self, entry: Entry, now_ps: int) -> None:
         flow = entry.flow
         self._integrate(entry.gpu, now_ps)
         entry.sms = entry.held
-        join(entry, self.graph.classes[entry.class_id].terms, now_ps)
         entry.start_ps = now_ps
         entry.gpu.running.append(entry)
+        if self.graph.classes[entry.class_id].terms.cluster > 1:
+            entry.gpu.scattered = entry.gpu.free
+        if entry.split is not None:
+            entry.split.begun.append(entry)
+            share_out(entry.split, self.graph.classes[entry.class_id].terms, now_ps)
         flow.entries.append(entry)
         flow.missing -= 1
         flow.updated_ps = now_ps
@@ -197,7 +198,7 @@ class Core:
             flow, terms = entry.flow, self.graph.classes[entry.class_id].terms
             if flow.collective >= 0 or not terms.quantised or flow.rate == 0.0 or entry.held < entry.sms:
                 continue
-            rounds, tail = last_round(terms, entry.sms, self._wanted[entry.class_id])
+            rounds, tail = last_round(entry, terms, self._wanted[entry.class_id])
             if tail >= entry.held:
                 continue
             left = flow.left - flow.rate * (now_ps - flow.updated_ps) - 1.0 / rounds
@@ -209,7 +210,7 @@ class Core:
 
     def _release_tail(self, entry: Entry) -> None:
         terms = self.graph.classes[entry.class_id].terms
-        _, needed = last_round(terms, entry.sms, self._wanted[entry.class_id])
+        _, needed = last_round(entry, terms, self._wanted[entry.class_id])
         entry.gpu.free += entry.held - needed
         entry.held = needed
 
@@ -292,13 +293,10 @@ class Core:
                 self._integrate(gpu, now_ps)
             gpu.running.remove(entry)
             gpu.free += entry.held
-            if entry.op in self._split:
-                for late in [one for one in gpu.waiting if one.earlier is entry]:
-                    gpu.waiting.remove(late)  # no tile is left for it
-                    self._split[entry.op].parts -= 1
-                if not self._split[entry.op].ended(entry):
-                    self._touch(gpu.index)
-                    continue
+            gpu.scattered = 0.0
+            if entry.split is not None and not entry.split.ended(entry):
+                self._touch(gpu.index)
+                continue
             start_ps = entry.start_ps + self._gap_ps[entry.class_id]
             recorder.span_op.append(entry.op)
             recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)

@@ -4,53 +4,106 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 
 from hardware.laws.terms import KernelTerms, time_s
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.state import Entry, Flow, Gpu
+from sim.engine.state import Entry, Flow, Gpu, Split
+
+# Tiles that a block takes by its number, before it fetches any. Products beside held SMs take the rounds that follow
+# from it, 42 of 42 (records/h200-sxm-141gb/placement).
+OWN_TILES = 2
+# SMs that must be free before a collective's clusters of four blocks start: two neighbouring pairs of one GPC, of which
+# two free pairs of 66 are none, three are (the same records). Smaller collectives need no cluster.
+CLUSTER_BLOCKS, CLUSTER_SMS = 4, 6
 
 
-def late_part(entry: Entry, terms: KernelTerms, whole: float, clock_hz: float) -> Entry:
-    """Blocks that found no SM: they start when one is free. Until then those that run take on their tiles too.
+def first_sms(entry: Entry, terms: KernelTerms) -> float:
+    """SMs that a waiting kernel begins with now: all it wants, else what whole clusters of its blocks can use."""
+    free = entry.gpu.free
+    if entry.flow.collective >= 0:
+        return more_sms(entry, terms)
+    if entry.wanted <= free:
+        return entry.wanted
+    return free - free % (terms.sms_per_block * terms.cluster)
 
-    Blocks fetch tiles one after the other (in profiler traces a product of 11 rounds, 32 blocks of which started 0.8
-    rounds late, took 0.8 rounds longer, and one with 4 blocks 3.7 rounds late only 0.7). A quantity of 1 that a flow
-    has left is the rounds that the whole kernel would take. Where memory sets the pace, tiles of a last, thin
-    round take the time of their arithmetic alone (28 us after 86 in a product of 128 rows, waiting.jsonl).
+
+def more_sms(entry: Entry, terms: KernelTerms) -> float:
+    """SMs that further blocks of a kernel can start on; those of a collective run one after the other where few are free.
+
+    A collective of 32 blocks ended beside a kernel that left it 6 SMs.
     """
-    rounds = math.ceil(terms.blocks * terms.sms_per_block / whole - 1e-9)
-    slots = (entry.wanted / terms.sms_per_block, entry.held / terms.sms_per_block)
-    late = Entry(entry.op, entry.class_id, entry.gpu, Flow(-1, 1), entry.wanted - entry.held, 0)
+    free, want = entry.gpu.free, entry.wanted - entry.held
+    if entry.flow.collective < 0:
+        return min(want, free)
+    if terms.blocks % CLUSTER_BLOCKS:
+        return min(want, free - free % terms.sms_per_block)
+    if free < CLUSTER_SMS:
+        free -= entry.gpu.scattered
+        return want if want <= free else 0.0
+    if want <= free:
+        return want
+    cluster = CLUSTER_BLOCKS * terms.sms_per_block
+    return max(0.0, cluster * math.floor((free - CLUSTER_SMS) / cluster + 1.0))
+
+
+def split_off(entry: Entry, terms: KernelTerms, sms: float, whole: float, clock_hz: float) -> Entry:
+    """The blocks of ``entry`` beyond ``sms``: they start when more are free, with tiles of their own.
+
+    ``whole`` is what all blocks ask for. Where memory sets the pace, tiles of a last, thin round take the time of their
+    arithmetic alone (28 us after 86 in a product of 128 rows, waiting.jsonl).
+    """
+    split = entry.split
+    if split is None:
+        slots = whole / terms.sms_per_block
+        rounds = math.ceil(terms.blocks / slots - 1e-9)
+        round_s = (time_s(terms, sms=whole, sm_clock_hz=clock_hz) - terms.floor_s) / rounds
+        own = min(OWN_TILES, rounds)
+        split = entry.split = Split(
+            rounds=rounds,
+            own=own,
+            fetched=max(0.0, terms.blocks - own * slots),
+            full=min(1.0, terms.blocks / slots - (own - 1)),
+            thin=min(1.0, terms.cycles_per_block / clock_hz / round_s),
+        )
+    late = Entry(entry.op, entry.class_id, entry.gpu, Flow(-1, 1), entry.wanted - sms, 0)
     late.key = entry.key
-    late.earlier = entry
-    late.tiles = round(terms.blocks * entry.wanted / whole * min(entry.flow.left, 1.0))
-    late.rounds = rounds
-    even = late.tiles / slots[1]
-    round_s = (time_s(terms, sms=whole, sm_clock_hz=clock_hz) - terms.floor_s) / rounds
-    arithmetic = min(1.0, terms.cycles_per_block / clock_hz / round_s)
-    entry.flow.left = late.alone = min(math.ceil(even - 1e-9), even + arithmetic) / rounds
-    late.flow.left = 0.0  # unless tiles are left when they start
-    entry.wanted = entry.held
+    late.split = split
+    split.parts += 1
+    entry.wanted = sms
     return late
 
 
-def join(entry: Entry, terms: KernelTerms, now_ps: int) -> None:
-    """Late blocks begin: they and those that run fetch what tiles are left, whole ones, until there are none."""
-    earlier = entry.earlier
-    if earlier is None or earlier not in entry.gpu.running:
-        return
-    flow = earlier.flow
-    flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
-    flow.updated_ps = now_ps
-    early, late = earlier.sms / terms.sms_per_block, entry.held / terms.sms_per_block
-    gone = (entry.alone - flow.left) * entry.rounds  # rounds since the first blocks began
-    # The first moment at which whole tiles of both are enough, from that at which fractions would be.
-    end = (entry.tiles + late * gone) / (early + late)
-    while early * math.floor(end + 1e-9) + late * math.floor(end - gone + 1e-9) < entry.tiles:
-        end = min(math.floor(end + 1e-9) + 1.0, gone + math.floor(end - gone + 1e-9) + 1.0)
-    flow.left = max(math.floor(end + 1e-9) - gone, math.ceil(gone - 1e-9) - gone) / entry.rounds
-    entry.flow.left = math.floor(end - gone + 1e-9) / entry.rounds
-    flow.due_ps = -1  # its end is another now
+def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
+    """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
+
+    What a flow has left is in units of the rounds that the whole kernel takes, all its blocks at once.
+    """
+    pool = split.fetched
+    turns: list[tuple[float, int, Entry]] = []
+    for order, part in enumerate(split.begun):
+        flow = part.flow
+        flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
+        flow.updated_ps = now_ps
+        part.gone = max(0.0, part.rounds - flow.left * split.rounds)
+        slots, begun = part.sms / terms.sms_per_block, math.floor(part.gone + 1e-6) + 1
+        part.fetched = slots * max(0, begun - split.own)
+        pool -= part.fetched
+        part.rounds = float(max(split.own, begun))
+        part.last = slots * (split.full if part.rounds == split.own else 1.0)
+        heappush(turns, (part.rounds - part.gone, order, part))
+    while pool > 1e-6:
+        ready, order, part = heappop(turns)
+        slots = part.sms / terms.sms_per_block
+        part.last = min(slots, pool)
+        part.fetched += part.last
+        pool -= part.last
+        took = 1.0 if part.last == slots else max(split.thin, part.last / slots)
+        part.rounds += took
+        heappush(turns, (ready + took, order, part))
+    for part in split.begun:
+        part.flow.left = (part.rounds - part.gone) / split.rounds
+        part.flow.due_ps = -1  # its end is another now
 
 
 def displace(gpu: Gpu, entry: Entry, want: float, classes: Sequence[KernelClass]) -> None:
@@ -65,9 +118,11 @@ def displace(gpu: Gpu, entry: Entry, want: float, classes: Sequence[KernelClass]
                 gpu.free += take
 
 
-def last_round(terms: KernelTerms, sms: float, wanted: float) -> tuple[int, float]:
-    """Rounds of tiles that those blocks of a kernel go through that hold ``sms``, and SMs the last round needs."""
-    blocks, slots = terms.blocks * sms / wanted, sms / terms.sms_per_block
+def last_round(entry: Entry, terms: KernelTerms, wanted: float) -> tuple[int, float]:
+    """Rounds of tiles that the whole of a kernel goes through, and SMs that this entry's last round needs."""
+    if entry.split is not None:
+        return entry.split.rounds, entry.last * terms.sms_per_block
+    blocks, slots = terms.blocks * entry.sms / wanted, entry.sms / terms.sms_per_block
     rounds = math.ceil(blocks / slots - 1e-9)
     return rounds, (blocks - (rounds - 1) * slots) * terms.sms_per_block
 

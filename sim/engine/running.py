@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
+from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s, wanted_sms
 from sim.engine.graph import KernelClass
 
 PS_PER_S = 1e12
@@ -144,9 +144,12 @@ class RunningSet:
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps = gpu, members, caps
         self._held = math.fsum([m.hold for m in members])
-        # Cycles in which a collective's blocks move its data while compute runs beside them.
+        # Cycles in which a collective's blocks move its data while compute runs beside them, few of them one after another.
         self._moving = [
-            m.terms.moving_cycles * m.terms.beside_slowdown if m.cls.collective and computes else 0.0 for m in members
+            m.terms.moving_cycles * m.terms.beside_slowdown * wanted_sms(m.terms, float(gpu.sms)) / m.hold
+            if m.cls.collective and computes and m.hold
+            else 0.0
+            for m in members
         ]
         self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
 

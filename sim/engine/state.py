@@ -41,16 +41,16 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "alone", "class_id", "earlier", "energy_j", "flow", "gpu", "held", "key", "op", "power_w", "rounds", "sms",
-        "start_ps", "tiles", "wanted",
+        "class_id", "energy_j", "fetched", "flow", "gone", "gpu", "held", "key", "last", "op", "power_w", "rounds", "sms", "split",
+        "start_ps", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
         self.op = op
         self.class_id = class_id
-        self.earlier: Entry | None = None  # blocks of the same kernel that started before these
-        self.tiles, self.rounds = 0, 0  # of both together, where there are earlier ones
-        self.alone = 0.0  # what the earlier ones would have to do by themselves
+        self.split: Split | None = None  # what the parts of the same kernel share
+        self.rounds, self.gone = 0.0, 0.0  # of a part: all, and those behind it
+        self.fetched, self.last = 0.0, 0.0  # tiles it fetches, and blocks that are busy in its last round
         self.gpu = gpu
         self.flow = flow
         self.wanted = wanted
@@ -63,18 +63,26 @@ class Entry:
 
 
 class Split:
-    """A kernel whose blocks started at different times: ended when its last part has."""
+    """A kernel whose blocks started at different times: ended when its last part has.
 
-    __slots__ = ("energy_j", "parts", "start_ps")
+    The whole has ``rounds`` of tiles; each block has ``own`` by its number, the last of which ``full`` of the blocks
+    have at all; ``fetched`` tiles go to whoever is free. A last, thin round takes ``thin`` of a round's time at least.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("begun", "energy_j", "fetched", "full", "own", "parts", "rounds", "start_ps", "thin")
+
+    def __init__(self, *, rounds: int, own: int, fetched: float, full: float, thin: float) -> None:
+        self.rounds, self.own, self.fetched, self.full, self.thin = rounds, own, fetched, full, thin
         self.parts = 1
+        self.begun: list[Entry] = []
         self.energy_j = 0.0
         self.start_ps = -1
 
     def ended(self, entry: Entry) -> bool:
         """Take in a part that has ended; the last one answers for all of them."""
         self.parts -= 1
+        self.begun.remove(entry)
+        self.fetched -= entry.fetched
         self.energy_j += entry.energy_j
         self.start_ps = entry.start_ps if self.start_ps < 0 else min(self.start_ps, entry.start_ps)
         if not self.parts:
@@ -94,6 +102,7 @@ class Gpu:
         "limit_w",
         "model",
         "running",
+        "scattered",
         "state",
         "waiting",
     )
@@ -102,6 +111,7 @@ class Gpu:
         self.index = index
         self.model = model
         self.free = pool_sms
+        self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
         self.limit_w, self.clock_cap_hz = bounds(target, model.gpu.max_clock_hz)
         self.running: list[Entry] = []
         self.waiting: list[Entry] = []
