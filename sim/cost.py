@@ -24,6 +24,7 @@ from hardware.laws.price import (
 )
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile
+from sim.engine.grants import OWN_TILES
 from sim.engine.graph import KernelClass
 from workloads.program import Kernel
 from workloads.work import (
@@ -36,17 +37,13 @@ from workloads.work import (
     Work,
 )
 
-# An all-gather on a second stream starts later than a GEMM that the all-gather before it releases too, so that the GEMM
-# gets the SMs first: 3.2 against 2.3 us, 11 times of 12 in our profiler traces of chunked overlap launched kernel by
-# kernel on two GPUs, and in graphs of 4 chunks 92 times of 96 beside attention's products. A reduce-scatter that a
-# product releases comes with the next product or before it there (120 times of 139 where it did not queue behind
-# another): its priority wins, since the library clears memory before the product. In graphs of 8 chunks it clears none
-# and the product won 61 times of 61, which is not modelled. Added to a stream's gap (s).
+# A collective on a second stream starts later than a product that the same kernel releases, so that the product gets the
+# SMs first: 3.2 against 2.3 us, 11 times of 12 in our profiler traces of chunked overlap launched kernel by kernel on
+# two GPUs; in graphs 92 times of 96 beside attention's products, 61 times of 61 in steps of 8 chunks. But products of
+# more tiles than two a block first clear the counter that blocks fetch tiles from, a kernel of its own, and there the
+# collective wins, 120 times of 139. Seconds added to a stream's gap; of the clearing kernel with its own gap.
 SIDE_STREAM_LEAD_S = 2.2e-6
-
-
-def _scatters(work: Work) -> bool:
-    return isinstance(work, CollectiveWork) and work.op is CollectiveOp.REDUCE_SCATTER
+CLEARING_S = 2.7e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +69,15 @@ class Pricer:
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
+        terms = self._part(work, self._of_group(work, self.terms(work)))
+        fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > OWN_TILES * self.gpu.sms
         return KernelClass(
             name=kernel.name,
             family=family(work),
-            terms=self._part(work, self._of_group(work, self.terms(work))),
+            terms=terms,
             gap_s=0.0 if side or goes_on else self.gap_s,
-            lead_s=SIDE_STREAM_LEAD_S if side and not _scatters(work) else 0.0,
+            lead_s=SIDE_STREAM_LEAD_S if side else 0.0,
+            clearing_s=min(CLEARING_S, terms.floor_s) if fetches else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": kernel.flops} | sizes(work),

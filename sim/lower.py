@@ -117,7 +117,7 @@ def lower(
         issue_ps = [round((i + 1) * issue_s * 1e12) for size in sizes for i in range(size)]
     return KernelGraph(
         gpus=len(columns),
-        classes=tuple(tables.classes),
+        classes=tuple(tables.classes if len(queue_gpu) == len(columns) else map(_beside, tables.classes)),
         op_class=np.concatenate([c.kernel_class for c in columns]).tolist(),
         op_gpu=np.repeat(np.arange(len(columns)), sizes).tolist(),
         op_queue=op_queue.tolist(),
@@ -133,6 +133,14 @@ def lower(
         asynchronous_segments=frozenset(tables.asynchronous),
         issue_ps=issue_ps,
     )
+
+
+def _beside(kernel: KernelClass) -> KernelClass:
+    """``kernel`` where other streams may take its SMs before it does."""
+    if not kernel.clearing_s:
+        return kernel
+    floor_s = kernel.terms.floor_s - kernel.clearing_s
+    return replace(kernel, lead_s=kernel.clearing_s, terms=replace(kernel.terms, floor_s=floor_s))
 
 
 def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:

@@ -29,9 +29,9 @@ def first_sms(entry: Entry, terms: KernelTerms) -> float:
 
 
 def more_sms(entry: Entry, terms: KernelTerms) -> float:
-    """SMs that further blocks of a kernel can start on; those of a collective run one after the other where few are free.
+    """SMs that further blocks of a kernel can start on.
 
-    A collective of 32 blocks ended beside a kernel that left it 6 SMs.
+    Where few are free, blocks of a collective run one after the other: 32 ended beside a kernel that left them 6 SMs.
     """
     free, want = entry.gpu.free, entry.wanted - entry.held
     if entry.flow.collective < 0:

@@ -18,7 +18,8 @@ class KernelClass:
 
     ``gap_s`` is the pause between the end of its predecessor on the stream and its own start; the engine
     bills it at idle power and the recorder leaves it blank. ``lead_s`` passes before the kernel even asks for
-    SMs, so that others may take them first. ``describe`` is shown in traces.
+    SMs, so that others may take them first. ``clearing_s`` of a kernel's own time (its floor) passes before its blocks
+    start: where other streams run, they may take the SMs first. ``describe`` is shown in traces.
     """
 
     name: str
@@ -26,6 +27,7 @@ class KernelClass:
     terms: KernelTerms
     gap_s: float = 0.0
     lead_s: float = 0.0
+    clearing_s: float = 0.0
     priority: int = 0
     collective: bool = False
     describe: Mapping[str, object] = field(default_factory=dict, compare=False)

@@ -144,7 +144,7 @@ class RunningSet:
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps = gpu, members, caps
         self._held = math.fsum([m.hold for m in members])
-        # Cycles in which a collective's blocks move its data while compute runs beside them, few of them one after another.
+        # Cycles in which a collective's blocks move its data beside compute, one after another where they hold few SMs.
         self._moving = [
             m.terms.moving_cycles * m.terms.beside_slowdown * wanted_sms(m.terms, float(gpu.sms)) / m.hold
             if m.cls.collective and computes and m.hold

@@ -41,8 +41,8 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "class_id", "energy_j", "fetched", "flow", "gone", "gpu", "held", "key", "last", "op", "power_w", "rounds", "sms", "split",
-        "start_ps", "wanted",
+        "class_id", "energy_j", "fetched", "flow", "gone", "gpu", "held", "key", "last", "op", "power_w", "rounds",
+        "sms", "split", "start_ps", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
