@@ -40,6 +40,10 @@ class PowerCurve:
         """The same chip at another temperature (degrees C)."""
         return replace(self, temperature_c=temperature_c)
 
+    def plus(self, static_w: float) -> PowerCurve:
+        """The same with ``static_w`` more, at any clock."""
+        return replace(self, static_w=self.static_w + static_w)
+
     def voltage_scale(self, clock_hz: float) -> float:
         """(V(f)/V(f0))^2, never falling with the clock."""
         clock_hz = max(clock_hz, self.floor_hz)

@@ -229,6 +229,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     per_sm = hbm * base_gpu.sms / gpu.sms
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
     slower_link = base_gpu.link_bytes_per_s / link
+    links = gpu.link_bytes_per_s / base_gpu.link_bytes_per_s  # none where ranks meet over PCIe
 
     def gemm(c: GemmCoefficients) -> GemmCoefficients:
         return replace(
@@ -301,6 +302,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             else base.collective.tables,
             step_power_w=base.collective.step_power_w * power,
             waiting_power_w=base.collective.waiting_power_w * power,
+            links_awake_w=base.collective.links_awake_w * links,
         ),
         peak_hbm_bytes_per_s=base.peak_hbm_bytes_per_s * hbm,
     )

@@ -29,7 +29,6 @@ from sim.engine.graph import KernelClass
 from workloads.program import Kernel
 from workloads.work import (
     AttentionWork,
-    CollectiveOp,
     CollectiveWork,
     ElementwiseWork,
     GemmWork,
@@ -84,13 +83,11 @@ class Pricer:
         )
 
     def _of_group(self, work: Work, terms: KernelTerms) -> KernelTerms:
-        """``terms`` on a group of chips: the mean chip's power, and tensor time of the slowest one.
+        """``terms`` on any chips: the mean chip's power, and on several of them tensor time of the slowest one.
 
         Chips differ; ranks that meet in collectives go at the pace of the slowest, whose expected lag is its
         normal order statistic times the spread. Every rank gets that pace, so that ranks stay equal.
         """
-        if self.world == 1:
-            return terms
         if isinstance(work, CollectiveWork) and self.cluster is not None and self.cluster.same_node(work.ranks):
             # Tables were measured on the GPU's own switched links: cards on a mesh or on PCIe move bytes slower.
             terms = replace(

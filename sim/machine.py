@@ -46,6 +46,7 @@ class Policy:
     chip_temperature_c: float | None = None
     chip_power_factor: float | None = None
     stepped: bool = False  # the clock stays on its 15 MHz grid
+    links_asleep: bool = False  # several GPUs that exchange nothing
 
 
 @lru_cache(maxsize=256)
@@ -72,6 +73,8 @@ def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, poli
     curve = profile.power_curve(gpu)
     if policy.chip_temperature_c is not None:
         curve = curve.at(policy.chip_temperature_c)
+    if world > 1 and not policy.links_asleep:
+        curve = curve.plus(profile.collective.links_awake_w)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if policy.uncapped else power_cap_w)
     clock_hz = gpu.max_clock_hz
     if sm_clock_mhz is not None:
@@ -114,4 +117,5 @@ def policy_of(scenario: Scenario, *, stepped: bool = False) -> Policy:
         chip_temperature_c=scenario.chip_temperature_c,
         chip_power_factor=scenario.chip_power_factor,
         stepped=stepped,
+        links_asleep=scenario.world == scenario.dp,
     )

@@ -51,6 +51,31 @@ def to_one_card(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve) -> tuple[l
     return [_scaled(row, factors.get(row["session"], 1.0), curve) for row in rows], factors
 
 
+def mean_chip(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve) -> float:
+    """Watts above idle of the mean card over those of the card that the laws are fitted on.
+
+    Each card counts once, by the median over the kernels that it has in common with that one, the card itself too.
+    """
+    reference = reference_session(rows)
+    known: dict[object, list[float]] = {}
+    own: dict[tuple[str, int], list[tuple[object, float]]] = {}
+    for row in rows:
+        index = row.get("gpu_index")
+        bare = {key: value for key, value in row.items() if key != "gpu_index"}
+        if not _comparable(bare, gpu):
+            continue
+        if index is None and row["session"] == reference:
+            known.setdefault(_inputs(bare), []).append(_above_idle_w(row, gpu, curve))
+        else:
+            own.setdefault((row["session"], index or 0), []).append((_inputs(bare), _above_idle_w(row, gpu, curve)))
+    medians = [1.0]
+    for seen in own.values():
+        ratios = [watts / float(np.mean(known[inputs])) for inputs, watts in seen if inputs in known]
+        if len(ratios) >= LEAST_ROWS:
+            medians.append(float(np.median(ratios)))
+    return float(np.mean(medians))
+
+
 def reference_session(rows: Sequence[Row]) -> str:
     """The session with the most one-GPU rows: what is fitted is its card."""
     return Counter(str(row["session"]) for row in rows if row["world"] == 1).most_common(1)[0][0]

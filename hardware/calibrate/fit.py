@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.calibrate.cards import of_one_kind, reference_session, to_one_card
+from hardware.calibrate.cards import mean_chip, of_one_kind, to_one_card
 from hardware.calibrate.fit_collective import fit_collectives
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
@@ -219,12 +219,7 @@ def _graph_gap_s(rows: Sequence[Row]) -> float:
 
 
 def _spread(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> ChipSpread:
-    """Chip-to-chip deviations from the same kernels on several GPUs, and the mean chip's power.
-
-    The one-GPU rows that the laws are fitted on come from one card. Large copies were run on that card,
-    on each of four others and on the GPUs of two more hosts: the ratio of watts above idle, averaged over
-    cards, says how the mean chip differs from it.
-    """
+    """Chip-to-chip deviations from the same kernels on several GPUs, and the mean chip's power."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if "gpu_index" in row and row["kind"] in ("gemm", "copy"):
@@ -241,36 +236,8 @@ def _spread(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> ChipSpread:
     return ChipSpread(
         throttled_time=float(np.mean(throttled)),
         power=float(np.mean(power)),
-        mean_power_factor=_mean_power_factor(rows, curve, gpu),
+        mean_power_factor=mean_chip(rows, gpu, curve),
     )
-
-
-def _mean_power_factor(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> float:
-    """Watts above idle of copies on other cards over those on the card that the laws are fitted on."""
-
-    def above_idle_w(row: Row) -> list[float]:
-        return [
-            watts - curve.at(celsius).idle_w(gpu.max_clock_hz)
-            for watts, celsius in zip(row["power_w"], row["temperature_c"], strict=True)
-        ]
-
-    reference = reference_session(rows)
-    own = {
-        r["bytes_moved"]: above_idle_w(r)[0]
-        for r in rows
-        if r["kind"] == "copy"
-        and r["bytes_moved"] > gpu.l2_bytes
-        and "gpu_index" not in r
-        and r["session"] == reference
-    }
-    ratios: list[float] = []
-    for row in rows:
-        other = "gpu_index" in row or row["session"] != reference
-        of_group = row["kind"] == "alone" or (row["kind"] == "copy" and other)
-        size = row.get("bytes_moved") or row.get("copy_bytes_moved")
-        if of_group and size in own:
-            ratios.extend(watts / own[size] for watts in above_idle_w(row))
-    return float(np.mean(ratios)) if ratios else 1.0
 
 
 def _digest(row: Row) -> str:

@@ -16,16 +16,15 @@ LONG_BYTES = 64 * 2**20
 
 def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> CollectiveCoefficients:
     """Tables per operation and world; step energies by non-negative least squares."""
-    idle_w = setting.curve.idle_w(setting.gpu.max_clock_hz)
+    power_w, bus_j, call_j, links_w = _step_energy(rows, setting, gap_s)
     tables: dict[tuple[str, int], dict[tuple[int, int], list[tuple[float, float]]]] = {}
     for row in rows:
         if row["kind"] == "collective" and "launch" not in row:
             watts = [p for p in row["power_w"] if p is not None]
-            above = float(np.mean(watts)) - idle_w if watts else 0.0
+            above = float(np.mean(watts)) - _idle_w(row, setting) - links_w if watts else 0.0
             tables.setdefault((row["op"], row["world"]), {}).setdefault((blocks_of(row), row["bytes"]), []).append(
                 (row["latency_s"], above)
             )
-    power_w, bus_j, call_j = _step_energy(rows, idle_w, gap_s)
     return CollectiveCoefficients(
         tables=tuple(
             CollectiveTable(
@@ -42,6 +41,7 @@ def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> Coll
         bus_byte_energy_j=bus_j,
         call_energy_j=call_j,
         waiting_power_w=power_w,
+        links_awake_w=links_w,
     )
 
 
@@ -50,13 +50,15 @@ def blocks_of(row: Row) -> int:
     return int(row["ctas"] or default_ctas(row["op"]))
 
 
-def _step_energy(rows: Sequence[Row], idle_w: float, gap_s: float) -> tuple[float, float, float]:
-    """Watts above idle while a collective runs inside a step, J per bus byte, J per call.
+def _step_energy(rows: Sequence[Row], setting: Setting, gap_s: float) -> tuple[float, float, float, float]:
+    """Watts above idle while a collective runs inside a step, J per bus byte, J per call; watts of awake links.
 
-    Each in_context row's energy less that of the same GEMM alone, less idle over the added time, is the
-    collective's. Rows whose GEMM nears the power cap (m of 128 and more) are left out: their clock changes
-    with the collective beside it. Long transfers cost the same in a loop, so loop rows of 64 MiB and more
-    with the library's own number of blocks fix the energy per byte.
+    Each in_context row's energy above idle less that of the same GEMM alone is the collective's, and that of links
+    which stay awake for the whole step. (With no such constant the rows of two GPUs, in which collectives take a
+    quarter of the time, come out 10 W too low and those of four, where they take half, 5 W too high.) Rows whose GEMM
+    nears the power cap (m of 128 and more) are left out: their clock changes with the collective beside it. Long
+    transfers cost the same in a loop, so loop rows of 64 MiB and more with the library's own number of blocks fix the
+    energy per byte.
     """
     steps = [r for r in rows if r["kind"] == "in_context" and r["gemm_mnk"][0] < 128]
     alone = {_beside(r): r for r in steps if r["collective"] == "none"}
@@ -65,19 +67,29 @@ def _step_energy(rows: Sequence[Row], idle_w: float, gap_s: float) -> tuple[floa
         if row["collective"] == "none":
             continue
         base = alone[_beside(row)]
-        added_s = row["latency_s"] - base["latency_s"]
         moved = bus_bytes(row["collective"], row["world"], row["bytes"])
-        features.append([added_s - gap_s, moved * 1e-9, 1e-3])
-        energies.append((row["energy_j"] - base["energy_j"]) / row["world"] - idle_w * added_s)
+        added_s = row["latency_s"] - base["latency_s"] - gap_s
+        features.append([added_s, moved * 1e-9, 1e-3, row["latency_s"]])
+        energies.append(_above_idle_j(row, setting) - _above_idle_j(base, setting))
     for row in rows:
         if row["kind"] == "collective" and row["ctas"] is None and row["bytes"] >= LONG_BYTES and row["energy_j"]:
             moved = bus_bytes(row["op"], row["world"], row["bytes"])
-            features.append([row["latency_s"], moved * 1e-9, 1e-3])
-            energies.append(row["energy_j"] / row["world"] - idle_w * row["latency_s"])
+            features.append([row["latency_s"], moved * 1e-9, 1e-3, row["latency_s"]])
+            energies.append(_above_idle_j(row, setting))
     weights = [1.0 / (joules + 2e-4) for joules in energies]
     w = np.asarray(weights)
     solution, _ = nnls(np.asarray(features) * w[:, None], np.asarray(energies) * w)
-    return float(solution[0]), float(solution[1]) * 1e-9, float(solution[2]) * 1e-3
+    return float(solution[0]), float(solution[1]) * 1e-9, float(solution[2]) * 1e-3, float(solution[3])
+
+
+def _idle_w(row: Row, setting: Setting) -> float:
+    """Mean idle watts of chips as warm as in ``row``, at the maximum clock."""
+    top_hz = setting.gpu.max_clock_hz
+    return float(np.mean([setting.curve.at(celsius).idle_w(top_hz) for celsius in row["temperature_c"]]))
+
+
+def _above_idle_j(row: Row, setting: Setting) -> float:
+    return float(row["energy_j"] / row["world"] - _idle_w(row, setting) * row["latency_s"])
 
 
 def _beside(row: Row) -> object:

@@ -70,9 +70,9 @@ def chip_powers(rows: Sequence[Row], profile: Profile, gpu: GpuSpec) -> list[Chi
     return [_chip(chip, uuids.get(chip, ""), ratios) for chip, ratios in sorted(found.items(), key=lambda one: one[0])]
 
 
-def group_factor(chips: Sequence[ChipPower], profile: Profile) -> float:
-    """The factor of runs on all of ``chips``: several GPUs are predicted as mean chips, not as the profile's."""
-    return statistics.fmean(chip.power_factor for chip in chips) / profile.spread.mean_power_factor
+def group_factor(chips: Sequence[ChipPower]) -> float:
+    """The factor of runs on all of ``chips``."""
+    return statistics.fmean(chip.power_factor for chip in chips)
 
 
 def dump_chips(gpu_id: str, over: Mapping[str, Sequence[ChipPower]]) -> str:
@@ -94,7 +94,7 @@ def print_chips(chips: Sequence[ChipPower], profile: Profile, name: str, console
     console.print(table)
     for session, own in sessions.items():
         if len(own) > 1:
-            factor = group_factor(own, profile)
+            factor = group_factor(own)
             console.print(f"runs on the {len(own)} GPUs of {session}: --chip-power-factor {factor:.3f}", markup=False)
 
 
@@ -111,8 +111,7 @@ def _ratios(row: Row, profile: Profile, gpu: GpuSpec) -> Iterator[tuple[int, _Ra
     world = int(inputs.get("world", 1))
     top_hz = gpu.max_clock_hz
     law_idle_w = profile.curve.at(statistics.fmean(warmth)).idle_w(top_hz)
-    # Kernels on several GPUs are predicted as the mean chip's.
-    above_idle_w = (predicted.power_w[0] - law_idle_w) / (profile.spread.mean_power_factor if world > 1 else 1.0)
+    above_idle_w = predicted.power_w[0] - law_idle_w
     if predicted.sm_clock_mhz[0] * 1e6 < CAPPED_CLOCK * top_hz:
         return
     for place, (watts, clock_mhz, celsius) in enumerate(zip(power_w, clocks_mhz, warmth, strict=True)):

@@ -99,7 +99,7 @@ def _model_step(inputs: Inputs) -> Prediction:
 def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = False) -> Prediction:
     """Kernels back to back on ``world`` GPUs until the power cap has settled."""
     world = int(inputs["world"])
-    target = machine_for(inputs, world)
+    target = machine_for(inputs, world, apart=not any(isinstance(work, CollectiveWork) for work in works))
     return seen(*run_works(target, works, in_graph=in_graph, gap=gap))
 
 

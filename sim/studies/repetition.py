@@ -30,10 +30,15 @@ class Prediction:
     beside_s: float | None = None  # of a collective that ran beside the computation that latency_s times
 
 
-def machine_for(inputs: Mapping[str, Any], world: int) -> Machine:
-    """The machine of a row's ``gpu``: its profile, and temperature and power of the chips that are to be predicted."""
+def machine_for(inputs: Mapping[str, Any], world: int, *, apart: bool = False) -> Machine:
+    """The machine of a row's ``gpu``: its profile, and temperature and power of the chips that are to be predicted.
+
+    ``apart``: the GPUs exchange nothing.
+    """
     policy = Policy(
-        chip_temperature_c=inputs.get("chip_temperature_c"), chip_power_factor=inputs.get("chip_power_factor")
+        chip_temperature_c=inputs.get("chip_temperature_c"),
+        chip_power_factor=inputs.get("chip_power_factor"),
+        links_asleep=apart,
     )
     return machine(str(inputs["gpu"]), world, policy, profile=inputs.get("profile"))
 
