@@ -41,6 +41,9 @@ class ServeSpec(Table):
         None, description="power limit while a step holds prompts; of prefill replicas, if any [default: power_cap_w]"
     )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
+    chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
+        None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
+    )
     clock_policy: Literal["fixed", "slo"] = Field(
         "fixed", description="slo: before each step, the lowest clock that keeps slo_tpot_s (and slo_ttft_s)"
     )
@@ -135,8 +138,11 @@ class ServeSpec(Table):
             cap_w = max(cap_w, prefill_w)
         shared: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch")
-        }
+            for name in (
+                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch",
+                "chip_temperature_c",
+            )
+        }  # fmt: skip
         clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
         return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
 
