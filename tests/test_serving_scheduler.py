@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from sim.serving.inflight import Limits, Sequence
 from sim.serving.kv import BlockPool
 from sim.serving.requests import Request
-from sim.serving.scheduler import Limits, Scheduler, Sequence
+from sim.serving.scheduler import Scheduler
 
 
 def request(number: int, inputs: int, outputs: int, **more: object) -> Sequence:

@@ -9,63 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from sim.serving.cost import Batch, Chunk
+from sim.serving.inflight import Limits, Sequence, Step
 from sim.serving.kv import BlockPool
-from sim.serving.requests import Request
-
-Preemption = Literal["recompute", "swap"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a replica's scheduler keeps to. ``prefill_only``: sequences leave with their first token, for others to
-    go on with.
-    """
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    prefix_caching: bool = True
-    preemption: Preemption = "recompute"
-    prefill_only: bool = False
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
-    """A request inside a replica. ``target`` tokens must be in memory before it can yield its next one."""
-
-    request: Request
-    target: int
-    generated: int = 0
-    computed: int = 0
-    blocks: int = 0  # private ones
-    pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
-    hit_tokens: int = 0
-    joined: int = -1  # the step since which it yields a token each; -1: it does not
-    preemptions: int = 0
-    kept: Literal["nowhere", "host", "here"] = "nowhere"  # while it waits: where what it has computed lies
-    last_token_s: float = -1.0  # when it lost its seat, -1 while it has one
-    decode_share_j: float = 0.0  # the running joules a sequence at the time it joined
-
-    @property
-    def order(self) -> tuple[int, float, int]:
-        """First come, first served within a priority."""
-        return (-self.request.priority, self.request.arrival_s, self.request.number)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step as planned: its batch, the pieces by sequence, and tokens that move to or from host memory before it."""
-
-    batch: Batch
-    pieces: tuple[tuple[Sequence, int], ...]
-    swapped_tokens: int
-
-    @property
-    def sequences(self) -> int:
-        """Those that it computes anything of."""
-        return self.batch.decoding + len(self.pieces)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -83,6 +30,7 @@ class Scheduler:
     preempted: int = 0
     _waiting: list[tuple[tuple[int, float, int], Sequence]] = field(default_factory=list)
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step after which it is done, ...)
+    _long: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step less tokens cached, ...), least first
     _grow: list[int] = field(default_factory=list)  # running sequences that need a block, by step modulo block size
     _swapped_tokens: int = 0
 
@@ -137,6 +85,7 @@ class Scheduler:
         batch = Batch(
             decoding=len(self.running),
             cached=self.cached_tokens,
+            longest=self._longest(),
             chunks=tuple(Chunk(tokens=tokens, context=s.computed + tokens) for s, tokens in pieces),
             ending=sum(s.computed + tokens == s.target for s, tokens in pieces),
         )
@@ -181,6 +130,15 @@ class Scheduler:
             else:
                 self._start(sequence)
         return first, done
+
+    def _longest(self) -> int:
+        """Tokens cached of the running sequence that has most; all grow alike, so that their order stays."""
+        while self._long:
+            ahead, number, sequence = self._long[0]
+            if self.running.get(number) is sequence and sequence.joined - sequence.computed == ahead:
+                return self.step - ahead
+            heapq.heappop(self._long)
+        return 0
 
     def _end_of(self, sequence: Sequence) -> int:
         return sequence.joined + sequence.request.output_tokens - sequence.generated
@@ -266,6 +224,7 @@ class Scheduler:
         self.running[sequence.request.number] = sequence
         self.cached_tokens += sequence.computed
         heapq.heappush(self._ends, (self._end_of(sequence), sequence.request.number, sequence))
+        heapq.heappush(self._long, (sequence.joined - sequence.computed, sequence.request.number, sequence))
         self._grow[(self.step - sequence.computed) % self.pool.block_tokens] += 1
         if grown:  # counted when it stops, like every block that running took
             sequence.blocks -= sequence.computed % self.pool.block_tokens == 0
