@@ -106,7 +106,20 @@ def test_forgotten_prompts_make_room() -> None:
     one.add(request(1, 12, 1))
     assert story(one, 1) == ["0 over 0 + [1:12] done 1 used 0"]
     assert one.pool.matched((7, 8)) == 0
-    assert one.pool.free == 3
+    assert one.pool.available == 3
+
+
+def test_memory_is_taken_in_the_order_in_which_it_was_let_go_a_prompts_end_first() -> None:
+    """Two blocks of a prompt, then four that nobody can use again: the prompt goes first, from its end."""
+    one = scheduler(6, max_num_batched_tokens=20)
+    one.add(request(0, 8, 1, prefix=(7, 8), block_tokens=4))
+    story(one, 1)
+    one.add(request(1, 16, 1))
+    story(one, 1)
+    found = []
+    while one.pool.take(1):
+        found.append((one.pool.matched((7, 8)), one.pool.available))
+    assert found == [(1, 5), (0, 4), (0, 3), (0, 2), (0, 1), (0, 0)]
 
 
 def test_many_equal_steps_end_as_the_same_steps_one_by_one() -> None:

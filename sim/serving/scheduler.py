@@ -245,8 +245,8 @@ class Scheduler:
         self.left(sequence)
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.give(sequence.blocks)
-        for piece in sequence.pieces:
+        self.pool.give(sequence.blocks)  # the end first: a prompt is of use from its beginning on
+        for piece in reversed(sequence.pieces):
             self.pool.release(piece, self._piece_blocks(sequence))
         sequence.blocks, sequence.pieces = 0, []
 
