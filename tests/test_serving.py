@@ -126,6 +126,7 @@ def conserved(run: ServeResult) -> None:
     autoscale=st.sampled_from([None, "requests", "kv", "busy"]),
     preemption=st.sampled_from(["recompute", "swap"]),
     router=st.sampled_from(["round_robin", "least_loaded", "prefix_aware"]),
+    attention=st.sampled_from(["balanced", "per_sequence"]),
     seed=st.integers(0, 100),
 )
 def test_no_request_is_lost_or_served_twice(
@@ -139,6 +140,7 @@ def test_no_request_is_lost_or_served_twice(
     autoscale: str | None,
     preemption: str,
     router: str,
+    attention: str,
     seed: int,
 ) -> None:
     at = arrivals("poisson", rate_per_s=100.0, count=len(lengths), seed=seed)
@@ -148,7 +150,7 @@ def test_no_request_is_lost_or_served_twice(
     finished: list[int] = []
     spec = ServeSpec.of(
         model="llama3-8b", trace=file, kv_blocks=blocks, replicas=replicas, prefill_replicas=prompts,
-        preemption=preemption, router=router, max_num_seqs=8, max_num_batched_tokens=64,
+        preemption=preemption, router=router, attention=attention, max_num_seqs=8, max_num_batched_tokens=64,
         autoscale=None if prompts else autoscale, autoscale_look_s=0.05, autoscale_calm_s=0.1, start_up_s=0.1,
     )  # fmt: skip
     outages = [(down[0], down[0] + down[1])]

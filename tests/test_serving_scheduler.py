@@ -98,6 +98,16 @@ def test_an_equal_beginning_is_computed_once() -> None:
     assert one.pool.matched((7, 8)) == 2
 
 
+def test_an_equal_beginning_is_shared_in_the_very_step_that_computes_it() -> None:
+    one = scheduler(20, max_num_batched_tokens=20)
+    one.add(request(0, 10, 2, prefix=(7, 8), block_tokens=4))
+    one.add(request(1, 11, 2, prefix=(7, 8), block_tokens=4))
+    assert story(one, 2) == [
+        "0 over 0 + [0:10 1:3] used 4",  # two blocks together, one each for the rest
+        "2 over 21 + [] done 0 done 1 used 0",
+    ]
+
+
 def test_forgotten_prompts_make_room() -> None:
     one = scheduler(3, max_num_batched_tokens=20)
     one.add(request(0, 8, 1, prefix=(7, 8), block_tokens=4))

@@ -68,6 +68,7 @@ class Scheduler:
         pieces: list[tuple[Sequence, int]] = []
         for sequence in list(self.prefilling):
             if (tokens := self._piece(sequence, budget)) > 0:
+                self._publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
         while self._waiting and budget > 0 and self._seats() > 0:
@@ -76,6 +77,7 @@ class Scheduler:
                 break
             sequence, tokens = admitted
             if tokens:
+                self._publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
             budget -= max(tokens, 1)
         if not pieces and not self.running and self.prefilling:  # prompts that hold each other's blocks
@@ -118,7 +120,6 @@ class Scheduler:
         first = []
         for sequence, tokens in plan.pieces:
             sequence.computed += tokens
-            self._publish(sequence)
             if sequence.computed < sequence.target:
                 continue
             self.prefilling.remove(sequence)
@@ -203,12 +204,15 @@ class Scheduler:
             sequence.pieces.append(piece)
         sequence.computed = len(sequence.pieces) * request.block_tokens
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Whole pieces that are now computed may be used by others; its own blocks hold them."""
+    def _publish(self, sequence: Sequence, computed: int) -> None:
+        """Whole pieces of the first ``computed`` tokens may be used by others; its own blocks hold them.
+
+        Already by others in the step that computes them, as in vLLM: each layer writes all keys before it reads any.
+        """
         if not self.limits.prefix_caching:
             return
         request, size = sequence.request, self._piece_blocks(sequence)
-        whole = min(sequence.computed, request.input_tokens) // request.block_tokens
+        whole = min(computed, request.input_tokens) // request.block_tokens
         for piece in request.prefix[len(sequence.pieces) : whole]:
             if self.pool.publish(piece):
                 sequence.blocks -= size
