@@ -13,6 +13,7 @@ import pytest
 from sim.cli import main
 from sim.errors import ScenarioError
 from sim.serving import serve
+from sim.serving.memory import transfer_cost
 from tests.test_serving import conserved
 
 LOAD = {"model": "llama3-8b", "requests": 40, "rate_per_s": 9.0, "output_tokens": 60, "seed": 5}
@@ -41,6 +42,15 @@ def test_the_tighter_the_objective_the_higher_the_clock_and_the_bill() -> None:
     for run in runs:
         assert run.summary["slo_share"] >= 0.99
         assert run.summary["tpot_s"]["p99"] < run.spec.slo_tpot_s
+
+
+def test_warmer_chips_burn_more_in_every_part_but_what_moving_bytes_costs_above_idle() -> None:
+    cool, warm = (serve(prefill_replicas=1, chip_temperature_c=celsius, **LOAD) for celsius in (30.0, 80.0))
+    for part in ("prefill", "decode", "idle"):
+        assert warm.summary["energy_j_by_part"][part] > cool.summary["energy_j_by_part"][part]
+    moved_j = [transfer_cost(run.spec, 4096).energy_j for run in (cool, warm)]
+    assert moved_j[0] > 0
+    assert moved_j[0] == pytest.approx(moved_j[1], rel=1e-9)
 
 
 def test_a_clock_policy_without_an_objective_is_refused() -> None:

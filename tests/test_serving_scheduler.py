@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from sim.serving.inflight import Limits, Sequence
 from sim.serving.kv import BlockPool
 from sim.serving.requests import Request
-from sim.serving.scheduler import Limits, Scheduler, Sequence
+from sim.serving.scheduler import Scheduler
 
 
 def request(number: int, inputs: int, outputs: int, **more: object) -> Sequence:
@@ -97,6 +98,16 @@ def test_an_equal_beginning_is_computed_once() -> None:
     assert one.pool.matched((7, 8)) == 2
 
 
+def test_an_equal_beginning_is_shared_in_the_very_step_that_computes_it() -> None:
+    one = scheduler(20, max_num_batched_tokens=20)
+    one.add(request(0, 10, 2, prefix=(7, 8), block_tokens=4))
+    one.add(request(1, 11, 2, prefix=(7, 8), block_tokens=4))
+    assert story(one, 2) == [
+        "0 over 0 + [0:10 1:3] used 4",  # two blocks together, one each for the rest
+        "2 over 21 + [] done 0 done 1 used 0",
+    ]
+
+
 def test_forgotten_prompts_make_room() -> None:
     one = scheduler(3, max_num_batched_tokens=20)
     one.add(request(0, 8, 1, prefix=(7, 8), block_tokens=4))
@@ -105,7 +116,20 @@ def test_forgotten_prompts_make_room() -> None:
     one.add(request(1, 12, 1))
     assert story(one, 1) == ["0 over 0 + [1:12] done 1 used 0"]
     assert one.pool.matched((7, 8)) == 0
-    assert one.pool.free == 3
+    assert one.pool.available == 3
+
+
+def test_memory_is_taken_in_the_order_in_which_it_was_let_go_a_prompts_end_first() -> None:
+    """Two blocks of a prompt, then four that nobody can use again: the prompt goes first, from its end."""
+    one = scheduler(6, max_num_batched_tokens=20)
+    one.add(request(0, 8, 1, prefix=(7, 8), block_tokens=4))
+    story(one, 1)
+    one.add(request(1, 16, 1))
+    story(one, 1)
+    found = []
+    while one.pool.take(1):
+        found.append((one.pool.matched((7, 8)), one.pool.available))
+    assert found == [(1, 5), (0, 4), (0, 3), (0, 2), (0, 1), (0, 0)]
 
 
 def test_many_equal_steps_end_as_the_same_steps_one_by_one() -> None:

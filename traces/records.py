@@ -15,12 +15,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One row of the timeline: a thread ``tid`` of process ``pid`` (a GPU); ``order`` sorts rows."""
+    """One row of the timeline: a thread ``tid`` of process ``pid`` (a GPU); ``order`` sorts rows.
+
+    An ``asynchronous`` one is no thread but the life of one of many things at once (a request), told apart by
+    ``tid``: its spans nest, and Perfetto packs all those of one name into as few rows as they need.
+    """
 
     pid: int
     tid: int
     name: str
     order: int
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

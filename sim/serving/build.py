@@ -10,6 +10,7 @@ from sim.errors import ScenarioError
 from sim.machine import Machine, machine_of
 from sim.serving.clock import SloClock, clocks_mhz
 from sim.serving.host import host_time
+from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.memory import kv_blocks, memory_of
 from sim.serving.power import Governor
@@ -17,7 +18,7 @@ from sim.serving.price import StepPrices
 from sim.serving.records import Log, Served
 from sim.serving.replica import PhaseCaps, Replica
 from sim.serving.requests import Request
-from sim.serving.scheduler import Limits, Scheduler
+from sim.serving.scheduler import Scheduler
 from sim.serving.spec import ServeSpec
 
 
@@ -56,7 +57,7 @@ def replicas_of(
         prefill_only=prefill,
     )
     # Replicas are equal: they share what is known.
-    prices = StepPrices(scenario=group, machine=target, sampling=spec.sampling)
+    prices = StepPrices(scenario=group, machine=target, sampling=spec.sampling, attention=spec.attention)
     rungs = _rungs(spec, target, prefill=prefill)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
     return [
@@ -82,7 +83,10 @@ def _rungs(spec: ServeSpec, target: Machine, *, prefill: bool) -> tuple[StepPric
     if spec.clock_policy == "fixed":
         return ()
     groups = [spec.group(prefill=prefill, sm_clock_mhz=mhz) for mhz in clocks_mhz(target.gpu)]
-    return tuple(StepPrices(scenario=group, machine=machine_of(group), sampling=spec.sampling) for group in groups)
+    return tuple(
+        StepPrices(scenario=group, machine=machine_of(group), sampling=spec.sampling, attention=spec.attention)
+        for group in groups
+    )
 
 
 def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from hardware.gpu import GpuSpec
 from sim.serving.host import HostTime
+from sim.serving.inflight import Sequence, Step
 from sim.serving.price import StepPrices
-from sim.serving.scheduler import Scheduler, Sequence, Step
+from sim.serving.scheduler import Scheduler
 
 # Locked clocks that are tried, as shares of the highest.
 CLOCK_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, and pieces of prompts.
+    """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, ``longest`` of them in one (0: all
+    are alike), and pieces of prompts.
 
     ``ending`` of the pieces are their prompt's last, whose head yields a first token.
     """
 
     decoding: int = 0
     cached: int = 0
+    longest: int = 0
     chunks: tuple[Chunk, ...] = ()
     ending: int = 0
 
@@ -61,6 +63,11 @@ class Batch:
     def prompt_tokens(self) -> int:
         """New tokens of prompts."""
         return sum(chunk.tokens for chunk in self.chunks)
+
+    def later(self, steps: int) -> Batch:
+        """The same sequences, each ``steps`` tokens on."""
+        longest = self.longest + steps if self.longest else 0
+        return replace(self, cached=self.cached + steps * self.decoding, longest=longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,9 +39,10 @@ def _run(step: RunStep) -> list[Kernel]:
         layout = plan.full
     (part,) = play(layout.sequence, (limit_w,) * len(layout.folding.classes))
     graph, records, drawing = part.piece.graph, part.played.records, step.prices.drawing(step.batch)
+    tail = step.prices.tail(step.batch, step.target_w)
     op = np.frombuffer(records.span_op, dtype=np.int64)
     mine = np.asarray(graph.op_gpu)[op] == 0
-    scale = (step.time_s - drawing.time_s) / records.end_ps
+    scale = (step.time_s - drawing.time_s - tail.time_s) / records.end_ps
     start_s = step.start_s + scale * np.frombuffer(records.span_start_ps, dtype=np.int64)[mine]
     end_s = step.start_s + scale * np.frombuffer(records.span_end_ps, dtype=np.int64)[mine]
     kinds = [
@@ -64,8 +65,11 @@ def _run(step: RunStep) -> list[Kernel]:
             strict=True,
         )
     ]
+    world, end = step.prices.scenario.world, step.start_s + step.time_s - drawing.time_s
+    if tail.time_s:  # of all layers together
+        kind = SpanKind(name="attention_longest", category="kernel", timed=True)
+        found.append((0, kind, end - tail.time_s, end, tail.energy_j / world))
     if drawing.time_s:
         kind = SpanKind(name=f"sample_{step.prices.sampling}", category="kernel", timed=True)
-        end = step.start_s + step.time_s
-        found.append((0, kind, end - drawing.time_s, end, drawing.energy_j / step.prices.scenario.world))
+        found.append((0, kind, end, step.start_s + step.time_s, drawing.energy_j / world))
     return found

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class BlockPool:
-    """``blocks`` of ``block_tokens`` tokens. Hashed pieces of prompts stay until their room is needed (least recently
-    used goes first); sequences that begin alike hold them together.
+    """``blocks`` of ``block_tokens`` tokens. Hashed pieces of prompts stay until their room is needed; sequences that
+    begin alike hold them together.
+
+    Blocks are taken in the order in which they were let go, whatever was in them, as vLLM's queue of free blocks does
+    (its design page on prefix caching): what was generated keeps prompts from staying as long as they could.
 
     >>> pool = BlockPool(blocks=10, block_tokens=16)
     >>> pool.take(6), pool.available, pool.take(5)
@@ -20,8 +23,10 @@ class BlockPool:
     block_tokens: int
     free: int = field(init=False)
     _held: dict[int, int] = field(default_factory=dict)  # hash -> sequences that use it
-    _idle: OrderedDict[int, int] = field(default_factory=OrderedDict)  # hash -> blocks, used by nobody
+    # Hash -> blocks that nobody uses, the longest unused first; under a tuple, blocks of which nothing can be used.
+    _idle: OrderedDict[int | tuple[int], int] = field(default_factory=OrderedDict)
     _idle_blocks: int = 0
+    _given: int = 0
 
     def __post_init__(self) -> None:
         self.free = self.blocks
@@ -52,8 +57,11 @@ class BlockPool:
         return True
 
     def give(self, count: int) -> None:
-        """Give ``count`` private blocks back."""
-        self.free += count
+        """Let ``count`` private blocks go."""
+        if count:
+            self._given += 1
+            self._idle[(self._given,)] = count
+            self._idle_blocks += count
 
     def knows(self, piece: int) -> bool:
         """True when the hashed piece of a prompt is in memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import workloads
 from sim.errors import ScenarioError
 from sim.layout import layout_of
-from sim.machine import Machine, Policy, machine
+from sim.machine import Machine, machine, policy_of
 from sim.scenario import Scenario
 from sim.serving.cost import Cost
 from sim.serving.price import StepPrices
@@ -48,8 +48,7 @@ def transfer_cost(spec: ServeSpec, tokens: int) -> Cost:
     """
     group = spec.group()
     world = group.world * (spec.replicas + spec.prefill_replicas)
-    policy = Policy(power_cap_w=spec.power_cap_w, sm_clock_mhz=group.sm_clock_mhz)
-    target = machine(group.gpu, world, policy, node=group.node, profile=group.profile)
+    target = machine(group.gpu, world, policy_of(group), node=group.node, profile=group.profile)
     kv_bytes = memory_of(spec, group, context=tokens).kv_bytes
     prices = StepPrices(scenario=group, machine=target)
     cost = prices.send(round(kv_bytes), ranks=(0, world - group.world))

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 import workloads
+from hardware.laws.uneven import longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.engine.record import Recorder
 from sim.engine.replay import Part as PlayedPart
 from sim.engine.replay import play
-from sim.errors import FoldError
+from sim.errors import FoldError, ScenarioError
 from sim.layout import layout_of
 from sim.machine import Machine
 from sim.plan import Layout, Plan, Work, classifier
@@ -28,12 +29,14 @@ from sim.scenario import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
 from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import CollectiveOp, CollectiveWork
+from workloads.work import AttentionWork, CollectiveOp, CollectiveWork
 
 # Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
 TARGET_STEP = 0.03
 TARGET_STEPS = 26
 Part = Literal["shared", "head", "decode", "chunk"]
+# Whether a step's attention cuts long sequences up, so that the mean context stands for all, or waits for the longest.
+Schedule = Literal["balanced", "per_sequence"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,8 +46,10 @@ class StepPrices:
     scenario: Scenario
     machine: Machine
     sampling: Sampling | None = None  # how each rank draws tokens from the logits
+    attention: Schedule = "balanced"
     _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
     _drawn: dict[int, Cost] = field(default_factory=dict)
+    _heads: tuple[int, int, int] | None = None
     _last: Batch | None = None
     _last_costs: dict[int, tuple[StepCost, Cost]] = field(default_factory=dict)
 
@@ -85,6 +90,7 @@ class StepPrices:
             decoding = _between(
                 context_ends(mean), mean, lambda context: self._part("decode", batch.decoding, context, target)
             )
+            decoding += self._tail(batch, decoding)
         return StepCost(
             shared=self._rows("shared", tokens, 0, target),
             prompts=tuple(self._chunk(chunk, target) for chunk in batch.chunks),
@@ -112,7 +118,30 @@ class StepPrices:
 
     def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The engine's cost of the whole step in one run; nothing is interpolated."""
-        return self._run(self.whole_step(batch), target_w) + self.drawing(batch)
+        return self._run(self.whole_step(batch), target_w) + self.tail(batch, target_w) + self.drawing(batch)
+
+    def tail(self, batch: Batch, target_w: float = math.inf) -> Cost:
+        """What the longest context adds to the attention of a step whose sequences are taken for equal otherwise."""
+        even = replace(batch, longest=0)
+        return self._tail(batch, self.step(even, target_w).decoding) if batch.decoding else NOTHING
+
+    def _tail(self, batch: Batch, even: Cost) -> Cost:
+        """The GPUs are taken to idle while the last blocks run: their bytes are in the ``even`` cost."""
+        if self.attention == "balanced" or not batch.longest:
+            return NOTHING
+        layers, kv_heads, token_bytes = self._heads = self._heads or self._attention_heads()
+        time_s = layers * longest_tail_s(
+            even_s=even.time_s / layers,
+            batch=batch.decoding,
+            mean=batch.cached / batch.decoding,
+            longest=batch.longest,
+            kv_heads=kv_heads,
+            token_bytes=token_bytes,
+            sms=self.machine.gpu.sms,
+        )
+        clock_hz = self.machine.model.max_clock_hz
+        energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.scenario.world
+        return Cost(time_s=time_s, energy_j=energy_j, cycles=time_s * clock_hz)
 
     def drawing(self, batch: Batch) -> Cost:
         """Drawing the tokens that ``batch`` yields: every rank holds all logits and draws by itself."""
@@ -127,6 +156,19 @@ class StepPrices:
             known = Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
             self._drawn[rows] = known
         return known
+
+    def _attention_heads(self) -> tuple[int, int, int]:
+        """Layers, KV heads of a rank, and bytes that a head reads of one token."""
+        segments = self._part_program("decode", 1, 1).ranks[0].phases[0].segments
+        works = [kernel.work for segment in segments for kernel in segment.kernels]
+        fused = [work for work in works if isinstance(work, AttentionWork) and not work.latent]
+        if not fused:
+            raise ScenarioError(
+                f"attention = {self.attention}: measured for fused attention over keys and values, which "
+                f"{self.scenario.model} on stack '{self.scenario.stack}' has not: leave it at balanced"
+            )
+        layers = sum(segment.repeat for segment in segments)
+        return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
     def send(self, count: int, *, ranks: tuple[int, int]) -> Cost:
         """Moving ``count`` bytes from one rank to another; joules of both."""

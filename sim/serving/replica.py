@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
@@ -12,10 +12,11 @@ from hardware.clock import ClockLimits
 from sim.serving.clock import CATCH_UP_STEPS, SloClock
 from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.host import HostTime
+from sim.serving.inflight import Sequence, Step
 from sim.serving.power import Governor
 from sim.serving.price import StepPrices, context_ends
 from sim.serving.records import Log, RunStep, Served, Stretch
-from sim.serving.scheduler import Scheduler, Sequence, Step
+from sim.serving.scheduler import Scheduler
 
 # Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
 MAX_STRETCH = 512
@@ -164,8 +165,7 @@ class Replica:
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
         first = self.prices.whole(batch, self.governor.target_w)
-        grown = Batch(decoding=batch.decoding, cached=batch.cached + (steps - 1) * batch.decoding)
-        last = self.prices.whole(grown, self.governor.target_w)
+        last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
         power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
         return (steps, first, last) if self.governor.calm(power_w) else None
 
@@ -204,8 +204,7 @@ class Replica:
         self._share_j += energy_j / step.batch.decoding
         for number in range(steps):
             if self.log.window is not None:
-                grown = replace(step.batch, cached=step.batch.cached + number * step.batch.decoding)
-                self._show(begin_s + after_s(number) + host_s, first.time_s + slope * number, grown)
+                self._show(begin_s + after_s(number) + host_s, first.time_s + slope * number, step.batch.later(number))
             self.log.gap(host_s + first.time_s + slope * number, step.batch.decoding)
         self._advance(step, steps)
 

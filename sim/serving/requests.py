@@ -68,12 +68,12 @@ def lengths(mean: int, *, count: int, spread: float, seed: int) -> list[int]:
     return [max(1, round(float(value))) for value in drawn]
 
 
-def read_requests(path: Path, *, limit: int | None = None) -> list[Request]:
-    """Requests of a file, in order of arrival, the first at 0 s: Azure 2023 CSV, Mooncake JSONL (.gz), or a CSV with
-    columns arrival_s, input_tokens, output_tokens and maybe priority.
+def read_requests(path: Path, *, limit: int | None = None, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[Request]:
+    """Requests of a file, in order of arrival, the first at 0 s: Azure 2023 CSV, Mooncake JSONL (.gz; each hash stands
+    for ``block_tokens`` of a prompt), or a CSV with columns arrival_s, input_tokens, output_tokens and maybe priority.
     """
     try:
-        found = _mooncake(path) if ".jsonl" in path.suffixes else _table(path)
+        found = _mooncake(path, block_tokens) if ".jsonl" in path.suffixes else _table(path)
     except OSError as error:
         raise ScenarioError(f"cannot read requests '{path}': {error.strerror or error}") from None
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
@@ -116,7 +116,7 @@ def _table(path: Path) -> list[Request]:
     ]
 
 
-def _mooncake(path: Path) -> list[Request]:
+def _mooncake(path: Path, block_tokens: int) -> list[Request]:
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     found = []
@@ -130,6 +130,7 @@ def _mooncake(path: Path) -> list[Request]:
                     input_tokens=max(1, int(row["input_length"])),
                     output_tokens=max(1, int(row["output_length"])),
                     prefix=tuple(row.get("hash_ids", ())),
+                    block_tokens=block_tokens,
                 )
             )
         except (ValueError, KeyError, TypeError) as error:

@@ -9,63 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from sim.serving.cost import Batch, Chunk
+from sim.serving.inflight import Limits, Sequence, Step
 from sim.serving.kv import BlockPool
-from sim.serving.requests import Request
-
-Preemption = Literal["recompute", "swap"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a replica's scheduler keeps to. ``prefill_only``: sequences leave with their first token, for others to
-    go on with.
-    """
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    prefix_caching: bool = True
-    preemption: Preemption = "recompute"
-    prefill_only: bool = False
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
-    """A request inside a replica. ``target`` tokens must be in memory before it can yield its next one."""
-
-    request: Request
-    target: int
-    generated: int = 0
-    computed: int = 0
-    blocks: int = 0  # private ones
-    pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
-    hit_tokens: int = 0
-    joined: int = -1  # the step since which it yields a token each; -1: it does not
-    preemptions: int = 0
-    kept: Literal["nowhere", "host", "here"] = "nowhere"  # while it waits: where what it has computed lies
-    last_token_s: float = -1.0  # when it lost its seat, -1 while it has one
-    decode_share_j: float = 0.0  # the running joules a sequence at the time it joined
-
-    @property
-    def order(self) -> tuple[int, float, int]:
-        """First come, first served within a priority."""
-        return (-self.request.priority, self.request.arrival_s, self.request.number)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step as planned: its batch, the pieces by sequence, and tokens that move to or from host memory before it."""
-
-    batch: Batch
-    pieces: tuple[tuple[Sequence, int], ...]
-    swapped_tokens: int
-
-    @property
-    def sequences(self) -> int:
-        """Those that it computes anything of."""
-        return self.batch.decoding + len(self.pieces)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -83,6 +30,7 @@ class Scheduler:
     preempted: int = 0
     _waiting: list[tuple[tuple[int, float, int], Sequence]] = field(default_factory=list)
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step after which it is done, ...)
+    _long: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step less tokens cached, ...), least first
     _grow: list[int] = field(default_factory=list)  # running sequences that need a block, by step modulo block size
     _swapped_tokens: int = 0
 
@@ -120,6 +68,7 @@ class Scheduler:
         pieces: list[tuple[Sequence, int]] = []
         for sequence in list(self.prefilling):
             if (tokens := self._piece(sequence, budget)) > 0:
+                self._publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
         while self._waiting and budget > 0 and self._seats() > 0:
@@ -128,6 +77,7 @@ class Scheduler:
                 break
             sequence, tokens = admitted
             if tokens:
+                self._publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
             budget -= max(tokens, 1)
         if not pieces and not self.running and self.prefilling:  # prompts that hold each other's blocks
@@ -137,6 +87,7 @@ class Scheduler:
         batch = Batch(
             decoding=len(self.running),
             cached=self.cached_tokens,
+            longest=self._longest(),
             chunks=tuple(Chunk(tokens=tokens, context=s.computed + tokens) for s, tokens in pieces),
             ending=sum(s.computed + tokens == s.target for s, tokens in pieces),
         )
@@ -169,7 +120,6 @@ class Scheduler:
         first = []
         for sequence, tokens in plan.pieces:
             sequence.computed += tokens
-            self._publish(sequence)
             if sequence.computed < sequence.target:
                 continue
             self.prefilling.remove(sequence)
@@ -181,6 +131,15 @@ class Scheduler:
             else:
                 self._start(sequence)
         return first, done
+
+    def _longest(self) -> int:
+        """Tokens cached of the running sequence that has most; all grow alike, so that their order stays."""
+        while self._long:
+            ahead, number, sequence = self._long[0]
+            if self.running.get(number) is sequence and sequence.joined - sequence.computed == ahead:
+                return self.step - ahead
+            heapq.heappop(self._long)
+        return 0
 
     def _end_of(self, sequence: Sequence) -> int:
         return sequence.joined + sequence.request.output_tokens - sequence.generated
@@ -245,12 +204,15 @@ class Scheduler:
             sequence.pieces.append(piece)
         sequence.computed = len(sequence.pieces) * request.block_tokens
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Whole pieces that are now computed may be used by others; its own blocks hold them."""
+    def _publish(self, sequence: Sequence, computed: int) -> None:
+        """Whole pieces of the first ``computed`` tokens may be used by others; its own blocks hold them.
+
+        Already by others in the step that computes them, as in vLLM: each layer writes all keys before it reads any.
+        """
         if not self.limits.prefix_caching:
             return
         request, size = sequence.request, self._piece_blocks(sequence)
-        whole = min(sequence.computed, request.input_tokens) // request.block_tokens
+        whole = min(computed, request.input_tokens) // request.block_tokens
         for piece in request.prefix[len(sequence.pieces) : whole]:
             if self.pool.publish(piece):
                 sequence.blocks -= size
@@ -266,6 +228,7 @@ class Scheduler:
         self.running[sequence.request.number] = sequence
         self.cached_tokens += sequence.computed
         heapq.heappush(self._ends, (self._end_of(sequence), sequence.request.number, sequence))
+        heapq.heappush(self._long, (sequence.joined - sequence.computed, sequence.request.number, sequence))
         self._grow[(self.step - sequence.computed) % self.pool.block_tokens] += 1
         if grown:  # counted when it stops, like every block that running took
             sequence.blocks -= sequence.computed % self.pool.block_tokens == 0
@@ -286,8 +249,8 @@ class Scheduler:
         self.left(sequence)
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.give(sequence.blocks)
-        for piece in sequence.pieces:
+        self.pool.give(sequence.blocks)  # the end first: a prompt is of use from its beginning on
+        for piece in reversed(sequence.pieces):
             self.pool.release(piece, self._piece_blocks(sequence))
         sequence.blocks, sequence.pieces = 0, []
 

@@ -13,6 +13,7 @@ from sim.errors import ScenarioError
 from sim.machine import Machine, machine_of
 from sim.serving.build import replicas_of
 from sim.serving.cost import Cost
+from sim.serving.inflight import Sequence as InFlight
 from sim.serving.memory import transfer_cost
 from sim.serving.records import Log, Served
 from sim.serving.replica import Replica
@@ -20,7 +21,6 @@ from sim.serving.requests import Request
 from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
 from sim.serving.scale import Autoscaler, Measure
-from sim.serving.scheduler import Sequence as InFlight
 from sim.serving.spec import ServeSpec
 
 # A replica that is killed: (second, number of the replica); a router that is down: (from second, to second).

@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 from hardware.sampling import Sampling
 from sim.scenario import Degree, Positive, Scenario, Table
 from sim.serving.host import Host
+from sim.serving.inflight import Preemption
+from sim.serving.price import Schedule
 from sim.serving.requests import Law, Request, arrivals, lengths, made, read_requests, scaled
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
-from sim.serving.scheduler import Preemption
 
 
 class ServeSpec(Table):
@@ -41,6 +42,9 @@ class ServeSpec(Table):
         None, description="power limit while a step holds prompts; of prefill replicas, if any [default: power_cap_w]"
     )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
+    chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
+        None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
+    )
     clock_policy: Literal["fixed", "slo"] = Field(
         "fixed", description="slo: before each step, the lowest clock that keeps slo_tpot_s (and slo_ttft_s)"
     )
@@ -48,11 +52,17 @@ class ServeSpec(Table):
         0.1, description="clock_policy slo: a clock falls so long after its last change at the earliest"
     )
     sampling: Sampling = Field("greedy", description="how tokens are drawn from the logits; top_p sorts them")
+    attention: Schedule = Field(
+        "balanced",
+        description="how decode attention spreads over SMs: long sequences cut up (flash-attention 3, FlashInfer), or "
+        "per_sequence, where a step waits for the longest context (flash-attention 2)",
+    )
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field("none", description="what the engine's host adds to each step; the GPUs idle meanwhile")
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
+    trace_block_tokens: Positive = Field(512, description="tokens that a hash in a JSONL trace stands for")
     arrivals: Law = Field("poisson", description="law of the times between requests")
     rate_per_s: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="requests a second")
     burstiness: Annotated[float, Field(gt=0, le=1e4)] = Field(
@@ -135,15 +145,18 @@ class ServeSpec(Table):
             cap_w = max(cap_w, prefill_w)
         shared: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch")
-        }
+            for name in (
+                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch",
+                "chip_temperature_c",
+            )
+        }  # fmt: skip
         clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
         return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
 
     def traffic(self) -> list[Request]:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
         if self.trace is not None:
-            found = read_requests(self.trace, limit=self.requests)
+            found = read_requests(self.trace, limit=self.requests, block_tokens=self.trace_block_tokens)
             return scaled(found, time=self.time_scale, length=self.length_scale)
         count = self.requests or 1000
         if self.concurrency is not None:

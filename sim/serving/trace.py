@@ -1,8 +1,7 @@
-"""A served run as a trace: a process a replica with its steps and counters, and the requests beside them."""
+"""A served run as a trace: a process a replica with its steps and counters, and beside them each request's life."""
 
 from __future__ import annotations
 
-import heapq
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,11 @@ COUNTERS = (
     ("requests waiting", "waiting"),
     ("KV blocks used", "blocks"),
 )
+# Of a request: the whole, and the stages inside it. Times are columns of a run's requests.
+WHOLE = ("request", "arrival_s", "done_s")
 STAGES = (("queue", "arrival_s", "started_s"), ("prefill", "started_s", "first_token_s"),
           ("decode", "first_token_s", "done_s"))  # fmt: skip
+ABOUT = ("request", "input_tokens", "output_tokens", "replica", "hit_tokens", "preemptions", "moves")
 
 
 def write_served(run: ServeResult, path: Path) -> Path:
@@ -32,14 +34,12 @@ def write_served(run: ServeResult, path: Path) -> Path:
 
 
 def to_trace(run: ServeResult) -> Trace:
-    """Steps and pauses of every replica, counters, and each request's stages on the first seat that is free."""
+    """Steps and pauses of every replica, counters, and each request with its stages on an asynchronous lane."""
     table = run.stretches
     replicas = sorted(table["replica"].unique().tolist())
-    seats, places = _seats(run)
     requests_pid = max(replicas) + 1
     lanes = [Lane(pid=replica, tid=1, name="steps", order=1) for replica in replicas]
     lane_of = {replica: number for number, replica in enumerate(replicas)}
-    lanes += [Lane(pid=requests_pid, tid=seat, name=f"seat {seat}", order=seat) for seat in range(1, seats + 1)]
     kinds: dict[tuple[str, int, int, int], int] = {}
     lane, kind, start, end, energy = [], [], [], [], []
     for row in run.log.stretches:
@@ -60,16 +60,21 @@ def to_trace(run: ServeResult) -> Trace:
         )
         for what, steps, decoding, prompt_tokens in kinds
     ]
-    for seat, (_, one) in zip(places, run.requests.iterrows(), strict=True):
-        for name, begin, finish in STAGES:
+    stages = {name: len(table_of_kinds) + number for number, (name, _, _) in enumerate(STAGES)}
+    table_of_kinds += [SpanKind(name=name, category="request", timed=name != "queue") for name in stages]
+    for one in run.requests.to_dict("records"):
+        number = len(lanes)
+        lanes.append(Lane(pid=requests_pid, tid=int(one["request"]), name=WHOLE[0], order=0, asynchronous=True))
+        stages[WHOLE[0]] = len(table_of_kinds)
+        about = {name: int(one[name]) for name in ABOUT}
+        table_of_kinds.append(SpanKind(name=WHOLE[0], category="request", args=about))
+        for name, begin, finish in (WHOLE, *STAGES):
             if one[finish] > one[begin]:
-                lane.append(len(replicas) + seat)
-                kind.append(len(table_of_kinds))
+                lane.append(number)
+                kind.append(stages[name])
                 start.append(float(one[begin]))
                 end.append(float(one[finish]))
-                energy.append(float(one[f"{name}_j"]) if name != "queue" else float("nan"))
-                args = {name: int(one[name]) for name in ("request", "input_tokens", "output_tokens", "replica")}
-                table_of_kinds.append(SpanKind(name=f"{name} {args['request']}", category="request", args=args))
+                energy.append(float(one[f"{name}_j"]) if name in ("prefill", "decode") else float("nan"))
     streams: dict[tuple[int, int], int] = {}
     for step, kernels in kernels_of(run.log.run_steps):
         known: dict[int, int] = {}
@@ -123,20 +128,3 @@ def _what(row: Stretch) -> str:
 
 def _ps(seconds: list[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.round(np.array(seconds) * 1e12).astype(np.int64)
-
-
-def _seats(run: ServeResult) -> tuple[int, list[int]]:
-    """How many requests are here at once at most, and each one's seat (from 0), the lowest that is free."""
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
-    taken, places = 0, []
-    for one in run.log.served:
-        while busy and busy[0][0] <= one.request.arrival_s:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        if not free:
-            heapq.heappush(free, taken)
-            taken += 1
-        seat = heapq.heappop(free)
-        places.append(seat)
-        heapq.heappush(busy, (one.done_s, seat))
-    return taken, places

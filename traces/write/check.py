@@ -43,6 +43,8 @@ def check_trace(trace: Trace) -> None:
     for pair in trace.flows:
         if not all(0 <= index < len(spans.lane) for index in pair):
             raise TraceError(f"flow {pair} names a span outside the {len(spans.lane)} of the trace")
+        if any(trace.lanes[int(spans.lane[index])].asynchronous for index in pair):
+            raise TraceError(f"flow {pair} names a span of an asynchronous lane: arrows lead from thread to thread")
 
 
 def _check_lanes(trace: Trace) -> None:

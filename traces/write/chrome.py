@@ -1,14 +1,15 @@
 """Chrome-trace JSON that Perfetto reads without loss.
 
-Rules (checked in the real engine): X events only, integer nanoseconds written as microseconds with three
-decimals, ends rounded and durations derived so that neighbours touch and never overlap, one lane a queue,
-counters on change, unique integer flow ids, no NaN, and nothing half-written.
+Rules (checked in the real engine): X events, and nested async ones for lanes that are no threads; integer
+nanoseconds written as microseconds with three decimals, ends rounded and durations derived so that neighbours touch
+and never overlap, one lane a queue, counters on change, unique integer flow ids, no NaN, and nothing half-written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import numpy as np
 
 from traces.errors import TraceError
 from traces.lint import to_ns
-from traces.records import Counter, Lane, Trace
+from traces.records import Counter, Ints, Lane, Spans, Trace
 from traces.write.check import changes, check_trace
 from traces.write.files import write_pieces
+from traces.write.nested import nested_text
+from traces.write.text import json_text, us_text
 
 CHUNK = 16384  # events formatted at a time
 HOST_PID = 1_000_000  # the host thread that launches on GPU n is shown as process HOST_PID + n
@@ -55,22 +58,21 @@ def write_chrome(trace: Trace, path: Path, *, launches: bool = False) -> Path:
     return write_pieces(path, (text.encode() for text in _pieces(trace, launches)))
 
 
-def _json(value: Any, what: str) -> str:
-    try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise TraceError(f"{what} cannot be written as JSON: {error}") from None
-
-
 def _pieces(trace: Trace, launches: bool) -> Iterator[str]:
     # distributedInfo first: readers take the first "rank" of the file, found by a regular expression that
     # wants a space after the colon, so this one object keeps json's default separators.
     rank = json.dumps(dict(trace.metadata.get("distributedInfo", {"rank": 0})), allow_nan=False)
     rest = {key: value for key, value in trace.metadata.items() if key != "distributedInfo"}
-    tail = _json(rest | {"displayTimeUnit": "ns"}, "metadata")[1:-1]
+    tail = json_text(rest | {"displayTimeUnit": "ns"}, "metadata")[1:-1]
     yield f'{{"distributedInfo": {rank},{tail},"traceEvents":[\n'
     yield ",\n".join(_names(trace, launches))
-    yield from _span_text(trace, launches)
+    threads = np.flatnonzero(~np.array([lane.asynchronous for lane in trace.lanes], dtype=bool)[trace.spans.lane])
+    if len(threads) == len(trace.spans.lane):
+        yield from _span_text(trace, launches, _correlations(trace) if launches else None)
+    else:
+        extra = _correlations(trace) if launches else None
+        yield from _span_text(_part(trace, threads), launches, extra and [extra[index] for index in threads.tolist()])
+        yield from nested_text(trace)
     if launches:
         yield from _launch_text(trace)
     yield from _flow_text(trace)
@@ -82,7 +84,7 @@ def _pieces(trace: Trace, launches: bool) -> Iterator[str]:
 def _names(trace: Trace, launches: bool) -> Iterator[str]:
     def meta(name: str, pid: int, tid: int | None, /, **args: Any) -> str:
         thread = {} if tid is None else {"tid": tid}
-        return _json({"ph": "M", "name": name, "pid": pid} | thread | {"args": args}, f"{name} of process {pid}")
+        return json_text({"ph": "M", "name": name, "pid": pid} | thread | {"args": args}, f"{name} of process {pid}")
 
     for order, (pid, name) in enumerate(trace.processes.items()):
         yield meta("process_name", pid, None, name=name)
@@ -90,24 +92,36 @@ def _names(trace: Trace, launches: bool) -> Iterator[str]:
         if launches:
             yield meta("process_name", HOST_PID + pid, None, name=f"host of {name}")
     for lane in trace.lanes:
+        if lane.asynchronous:  # the engine names its track after its first span
+            continue
         yield meta("thread_name", lane.pid, lane.tid, name=lane.name)
         yield meta("thread_sort_index", lane.pid, lane.tid, sort_index=lane.order)
 
 
-def _us(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"
+def _part(trace: Trace, chosen: Ints) -> Trace:
+    """``trace`` with the ``chosen`` of its spans only, and no lane and kind but theirs."""
+    spans = Spans(**{one.name: getattr(trace.spans, one.name)[chosen] for one in fields(Spans)})
+    lanes, lane = np.unique(spans.lane, return_inverse=True)
+    kinds, kind = np.unique(spans.kind, return_inverse=True)
+    return replace(
+        trace,
+        lanes=[trace.lanes[index] for index in lanes.tolist()],
+        kinds=[trace.kinds[index] for index in kinds.tolist()],
+        spans=replace(spans, lane=lane, kind=kind),
+    )
 
 
-def _span_text(trace: Trace, launches: bool) -> Iterator[str]:
+def _span_text(trace: Trace, launches: bool, extra: Sequence[str] | None) -> Iterator[str]:
+    """Spans of threads; ``extra`` arguments come last in each."""
     spans = trace.spans
     # Readers that pair launches know communication by the names of NCCL's kernels alone.
     names = [f"ncclDevKernel_{kind.name}" if launches and kind.communication else kind.name for kind in trace.kinds]
     heads = [
-        _json({"ph": "X", "name": name, "cat": kind.category}, "span name")[:-1]
+        json_text({"ph": "X", "name": name, "cat": kind.category}, "span name")[:-1]
         for name, kind in zip(names, trace.kinds, strict=True)
     ]
     where = [f',"pid":{lane.pid},"tid":{lane.tid},"ts":' for lane in trace.lanes]
-    args = [_json(dict(kind.args), f"arguments of '{kind.name}'")[1:-1] for kind in trace.kinds]
+    args = [json_text(dict(kind.args), f"arguments of '{kind.name}'")[1:-1] for kind in trace.kinds]
     # Text after the duration, without joules (even) and up to them (odd).
     tails: list[str] = []
     for text in args:
@@ -122,7 +136,6 @@ def _span_text(trace: Trace, launches: bool) -> Iterator[str]:
     start_code = spans.kind * len(trace.lanes) + spans.lane
     tail_code = spans.kind * 2 + has_energy
     energy_j = np.where(has_energy, spans.energy_j, 0.0)
-    extra = _correlations(trace) if launches else None
 
     def ending(tail: int, dur: int, joules: float) -> str:
         energy = f"{joules:.6g}" if tail & 1 else ""
@@ -175,8 +188,8 @@ def _launch_text(trace: Trace) -> Iterator[str]:
     yield "".join(
         [
             f',\n{{"ph":"X","name":"cudaLaunchKernel","cat":"cuda_runtime","pid":{HOST_PID + lanes[index].pid},'
-            f'"tid":{lanes[index].tid},"ts":{_us(issued[index])},"dur":{_us(min(1, start[index] - issued[index]))},'
-            f'"args":{{"correlation":{index + 1}}}}}'
+            f'"tid":{lanes[index].tid},"ts":{us_text(issued[index])},'
+            f'"dur":{us_text(min(1, start[index] - issued[index]))},"args":{{"correlation":{index + 1}}}}}'
             for index in kernels
         ]
     )
@@ -192,9 +205,9 @@ def _flow_text(trace: Trace) -> Iterator[str]:
         leave = max(int(start[before]), int(end[before]) - 1)
         common = f'"name":"depends","cat":"flow","id":{number}'
         parts.append(
-            f',\n{{"ph":"s",{common},"pid":{origin.pid},"tid":{origin.tid},"ts":{_us(leave)}}}'
+            f',\n{{"ph":"s",{common},"pid":{origin.pid},"tid":{origin.tid},"ts":{us_text(leave)}}}'
             f',\n{{"ph":"f","bp":"e",{common},"pid":{target.pid},"tid":{target.tid},'
-            f'"ts":{_us(int(start[after]))}}}'
+            f'"ts":{us_text(int(start[after]))}}}'
         )
     yield "".join(parts)
 
@@ -204,7 +217,7 @@ def _counter_text(counter: Counter) -> Iterator[str]:
         return
     time, value = changes(counter)
     name = f"{counter.name} {counter.unit}".rstrip()
-    head = _json({"ph": "C", "name": name, "pid": counter.pid}, "counter name")[:-1]
+    head = json_text({"ph": "C", "name": name, "pid": counter.pid}, "counter name")[:-1]
     for begin in range(0, len(time), CHUNK):
         yield "".join(
             [

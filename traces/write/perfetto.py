@@ -57,7 +57,7 @@ def _framed(packet: Any) -> bytes:
 
 
 class _Maker:
-    """Packets of one trace. Spans of one kind on one lane share a template, in which time and joules are set anew."""
+    """Packets of one trace. Spans of one kind share a template, in which track, time and joules are set anew."""
 
     def __init__(self, trace: Trace) -> None:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
@@ -80,8 +80,11 @@ class _Maker:
         self.lanes = []
         for lane in trace.lanes:
             track = self._track(process_of[lane.pid])
-            track.thread.pid, track.thread.tid, track.thread.thread_name = lane.pid, lane.tid, lane.name
-            track.thread.legacy_sort_index = lane.order
+            if lane.asynchronous:
+                track.name = lane.name
+            else:
+                track.thread.pid, track.thread.tid, track.thread.thread_name = lane.pid, lane.tid, lane.name
+                track.thread.legacy_sort_index = lane.order
             self.lanes.append(track.uuid)
         self.counters = []
         for counter in trace.counters:
@@ -90,13 +93,8 @@ class _Maker:
             track.counter.y_axis_share_key = counter.name
             self.counters.append(track.uuid)
         has_energy = ~np.isnan(trace.spans.energy_j)
-        used, code = np.unique(
-            np.stack([trace.spans.lane, trace.spans.kind, has_energy], axis=1), axis=0, return_inverse=True
-        )
-        self.code = code.reshape(-1)
-        self.begin = [
-            (self._begin(lane, trace.kinds[kind], timed > 0), timed > 0) for lane, kind, timed in used.tolist()
-        ]
+        used, self.code = np.unique(2 * trace.spans.kind + has_energy, return_inverse=True)
+        self.begin = [(self._begin(trace.kinds[code // 2], code % 2 > 0), code % 2 > 0) for code in used.tolist()]
 
     def _track(self, parent: int | None = None) -> Any:
         track = self.head.packet.add(trusted_packet_sequence_id=SEQUENCE).track_descriptor
@@ -105,15 +103,14 @@ class _Maker:
             track.parent_uuid = parent
         return track
 
-    def _event(self, track: int, kind: str) -> Any:
+    def _event(self, kind: str) -> Any:
         packet = self.pb.TracePacket(trusted_packet_sequence_id=SEQUENCE)
         packet.sequence_flags = self.pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-        packet.track_event.track_uuid = track
         packet.track_event.type = getattr(self.pb.TrackEvent, f"TYPE_{kind}")
         return packet
 
-    def _begin(self, lane: int, kind: SpanKind, timed: bool) -> Any:
-        packet = self._event(self.lanes[lane], "SLICE_BEGIN")
+    def _begin(self, kind: SpanKind, timed: bool) -> Any:
+        packet = self._event("SLICE_BEGIN")
         event = packet.track_event
         event.name_iid = self._iid("event_names", kind.name)
         event.category_iids.append(self._iid("event_categories", kind.category))
@@ -166,20 +163,20 @@ class _Maker:
         for number, (before, after) in enumerate(self.trace.flows, start=1):
             leaving[before].append(number)
             arriving[after].append(number)
-        ends = [self._event(track, "SLICE_END") for track in self.lanes]
+        ending = self._event("SLICE_END")
         for first in range(0, len(order), CHUNK):
             part = order[first : first + CHUNK]
             span = part % len(start)
             columns = (time[part], span, part < len(start), self.code[span], spans.lane[span], spans.energy_j[span])
             for time_ns, one, begins, code, lane, joules in zip(*(c.tolist() for c in columns), strict=True):
                 if not begins:
-                    packet = ends[lane]
-                    packet.timestamp = time_ns
-                    yield _framed(packet)
+                    ending.timestamp, ending.track_event.track_uuid = time_ns, self.lanes[lane]
+                    yield _framed(ending)
                     continue
                 packet, timed = self.begin[code]
                 packet.timestamp = time_ns
                 event = packet.track_event
+                event.track_uuid = self.lanes[lane]
                 if timed:
                     event.debug_annotations[-1].double_value = joules
                 if one in leaving or one in arriving:
@@ -192,7 +189,8 @@ class _Maker:
 
     def values(self, number: int) -> Iterator[bytes]:
         """The steps of one counter."""
-        packet = self._event(self.counters[number], "COUNTER")
+        packet = self._event("COUNTER")
+        packet.track_event.track_uuid = self.counters[number]
         if len(self.trace.counters[number].value):
             time, value = changes(self.trace.counters[number])
             for packet.timestamp, packet.track_event.double_counter_value in zip(
