@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from hardware.catalog import load_gpu
+from hardware.gpu import GpuSpec
 from hardware.profile import BASE_GPU, profile_for
 from sim.machine import Machine, Policy, machine
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
@@ -96,6 +97,8 @@ def replay_capture(
     jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)
     if jobs is not None:
         load = with_tiles(load, capture, jobs)
+    if target is not None and load.early.all():  # a trace of ours, or one of graphs whose launches are not in it
+        load = replace(load, pause_ns=graph_pause_ns(target.gpu))
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
     run = _Setting(capture, classes, dag, load, waits, target, jobs)
@@ -215,7 +218,7 @@ class _Setting:
             factor = np.nan_to_num(prices.time_s / self.base.time_s, nan=1.0)
             load = replace(load, dur_ns=np.rint(dur_ns * factor).astype(np.int64))
         gpu = target.gpu if target is not None else load_gpu(BASE_GPU)
-        pause_ns = round(profile_for(gpu).launch.graph_gap_s * 1e9)
+        pause_ns = graph_pause_ns(gpu)
         dag, load, waits = changed(changes, self.classes, self.dag, load, self.waits, graph_pause_ns=pause_ns)
         times = replay(dag, load, waits)
         if prices is None:
@@ -237,6 +240,11 @@ class _Setting:
             own_j, whole_j = energy_j(self.capture, prices, target, start_ns=start_ns, end_ns=end_ns, works_ns=works_ns)
         capture, classes = timed(self.capture, self.classes, start_ns, end_ns, own_j)
         return Outcome(capture=capture, classes=classes, ranks=summarise(capture, classes).ranks, energy_j=whole_j)
+
+
+def graph_pause_ns(gpu: GpuSpec) -> int:
+    """Between the kernels of a graph, as the GPU's profile has it."""
+    return round(profile_for(gpu).launch.graph_gap_s * 1e9)
 
 
 def over_ranks(values: Column, collective: Ints, pick: np.ufunc) -> Column:
