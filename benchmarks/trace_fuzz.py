@@ -1,4 +1,7 @@
-"""Mutated traces end in a result or one clean error: ``python benchmarks/trace_fuzz.py [COUNT] [SEED]``."""
+"""Mutated traces end in a result or one clean error: ``python benchmarks/trace_fuzz.py [COUNT] [SEED]``.
+
+Each is inspected, and replayed as it was.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from sim.errors import SimError
+from sim.studies import replay_report
 from sim.studies.inspect import inspect_trace
 from sim.studies.inspect_report import as_document
+from sim.studies.replay import replay_trace
 from traces.errors import TraceError
 
 LIMIT_S = 20  # no small trace may take longer
@@ -36,6 +42,10 @@ KEYS = [
     "grid",
     "bytes",
     "op",
+    "m",
+    "k",
+    "count",
+    "buffer_bytes",
 ]
 VALUES = [None, True, -1, 2**70, 1e300, "x", "", [], {}, [None], {"a": [1]}, "NaN", 0, -0.0, [[1]], "0x10", 2**33]
 
@@ -57,7 +67,7 @@ def seed_trace(rng: random.Random) -> str:
             [
                 ("kernel", {}), ("kernel", {"Collective name": "allreduce", "Group size": 8}),
                 ("gpu_memcpy", {"bytes": 8}),
-                ("kernel", {"energy_j": 0.5, "family": "gemm"}), ("user_annotation", {}),
+                ("kernel", {"energy_j": 0.5, "family": "gemm", "m": 8, "n": 8, "k": 8}), ("user_annotation", {}),
                 ("cuda_sync", {"cuda_sync_kind": "Stream Wait Event", "wait_on_stream": 7}),
             ]
         )  # fmt: skip
@@ -122,10 +132,16 @@ def run(count: int, seed: int, folder: Path) -> Counter[str]:
         try:
             json.dumps(as_document(inspect_trace((path,), lint=True)), allow_nan=False)
             ends["result"] += 1
+            json.dumps(replay_report.as_document(replay_trace((path,))), allow_nan=False)
+            ends["replayed"] += 1
         except TraceError as error:
             if "\n" in str(error) or str(path) not in str(error):
                 raise AssertionError(f"seed {seed}, trace {number}: no clean error: {error}") from error
             ends["clean error"] += 1
+        except SimError as error:
+            if "\n" in str(error):
+                raise AssertionError(f"seed {seed}, trace {number}: no clean error: {error}") from error
+            ends["replay refused"] += 1
         except Exception as error:
             error.add_note(f"seed {seed}, trace {number}")
             raise

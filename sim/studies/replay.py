@@ -10,17 +10,20 @@ from typing import TypeVar
 import numpy as np
 
 from hardware.catalog import load_gpu
+from hardware.gpu import GpuSpec
 from hardware.profile import BASE_GPU, profile_for
 from sim.machine import Machine, Policy, machine
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
-from sim.studies.replay_load import fitted, host_waits, load_of, with_lags
+from sim.studies.replay_chunks import chains_of, split, split_jobs, split_load
+from sim.studies.replay_load import fitted, host_waits, load_of, with_lags, with_tiles
 from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, with_ctas
 from sim.studies.replay_run import HostWait, Load, Times, replay
-from traces.capture import NONE, Capture, GpuWork
+from traces.capture import NONE, Capture, Category, GpuWork
 from traces.classify import Classes, classify, load_rules
 from traces.dag import Dag, dag_of
 from traces.read.load import Window, read_trace
 from traces.records import Floats, Ints
+from traces.rounds import sms_of
 from traces.summary import RankTimes, summarise
 
 Column = TypeVar("Column", Ints, Floats)
@@ -51,7 +54,7 @@ class Replayed:
     """A capture, its replay as it was (``unchanged``), and under the changes asked for (the same without any).
 
     ``gpu`` and ``status`` tell whose laws gave the energy (None: unknown GPU); ``by_shape`` kernels were priced by
-    recorded shapes, the others by their class and time.
+    recorded shapes, the others by their class and time. ``chunked_collectives`` were cut into parts.
     """
 
     capture: Capture
@@ -64,6 +67,7 @@ class Replayed:
     gpu: str | None
     status: str | None
     by_shape: int
+    chunked_collectives: int
 
 
 def replay_trace(
@@ -85,21 +89,27 @@ def replay_capture(
     """Replay ``capture``: its durations, host calls and edges, none of its starts."""
     changes = changes or Changes()
     dag = dag_of(capture, classes)
-    load = load_of(capture, classes)
-    # A collective takes its least time over the ranks: the others waited for the last one.
-    load = replace(load, dur_ns=over_ranks(load.dur_ns, dag.collective, np.minimum))
-    waits = host_waits(capture)
-    load = fitted(load, dag, waits)
     gpu_id = trace_gpu or gpu_id_of(capture)
     target = None if gpu_id is None else machine(gpu_id)
+    load = load_of(capture, classes, sms=sms_of(capture) or (0 if target is None else target.gpu.sms))
+    # A collective takes its least time over the ranks: the others waited for the last one.
+    load = replace(load, dur_ns=over_ranks(load.dur_ns, dag.collective, np.minimum))
     jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)
+    if jobs is not None:
+        load = with_tiles(load, capture, jobs)
+    if target is not None and load.early.all():  # a trace of ours, or one of graphs whose launches are not in it
+        load = replace(load, pause_ns=graph_pause_ns(target.gpu))
+    waits = host_waits(capture)
+    load = fitted(load, dag, waits)
     run = _Setting(capture, classes, dag, load, waits, target, jobs)
     times = replay(dag, load)
     unchanged = run.outcome(load, times, target, run.base)
-    simulated = unchanged
+    simulated, chunked = unchanged, 0
     if not changes.none:
         run.waits, run.load = with_lags(waits, times.end_ns), replace(load, rounds=times.rounds)
         run.beside = beside_products(load, times.start_ns, times.end_ns)
+        if changes.chunks is not None:
+            run, chunked = run.chunked(changes.chunks)
         simulated = run.under(changes)
     return Replayed(
         capture=capture,
@@ -112,6 +122,7 @@ def replay_capture(
         gpu=None if target is None else target.gpu.id,
         status=None if target is None else target.status,
         by_shape=0 if jobs is None else jobs.by_shape,
+        chunked_collectives=chunked,
     )
 
 
@@ -131,19 +142,54 @@ class _Setting:
         self.beside = np.zeros(len(capture.work))
         self.lonely = group > len(capture.ranks)  # collectives with ranks that were not captured
 
+    def chunked(self, chunks: int) -> tuple[_Setting, int]:
+        """The same with chains of product and collective in ``chunks`` parts; the number of collectives cut.
+
+        A part takes the row's measured time times the laws' ratio of the part to the whole.
+        """
+        target, jobs, base = self._known()
+        chains = chains_of(self.capture, self.classes, self.dag, beside=self.beside, chunks=chunks)
+        if not chains.collectives:
+            raise ReplayError(
+                f"chunks = {chunks}: nothing to cut: no reduce-scatter, all-reduce, all-gather or all-to-all of the "
+                "trace is exposed and directly before or after a matrix product: leave chunks out"
+            )
+        work = self.capture.work
+        parts = split(work, self.dag, chains, chunks)
+        jobs = split_jobs(jobs, parts, whole=(work.category != Category.KERNEL)[parts.origin])
+        factor = np.nan_to_num(
+            priced(jobs, target, target.model.max_clock_hz).time_s / base.time_s[parts.origin], nan=1.0
+        )
+        capture = self.capture.keep(parts.origin)
+        run = _Setting(
+            replace(capture, work=replace(capture.work, stream=parts.stream)),
+            replace(self.classes, index=self.classes.index[parts.origin]),
+            parts.dag,
+            split_load(self.load, parts, factor),
+            [replace(wait, rows=tuple(parts.last[list(wait.rows)].tolist())) for wait in self.waits],
+            target,
+            jobs,
+        )
+        run.beside = self.beside[parts.origin]
+        return run, parts.chunked
+
+    def _known(self) -> tuple[Machine, Jobs, Priced]:
+        if self.target is None or self.jobs is None or self.base is None:
+            raise ReplayError("trace_gpu is missing: the trace names no GPU of the catalog: give --trace-gpu ID")
+        return self.target, self.jobs, self.base
+
     def under(self, changes: Changes) -> Outcome:
         """Run under ``changes``; where power settles, at the highest clock that keeps the mean within the cap."""
         if not changes.by_law:
             return self._run(changes, self.target, self.base)
-        if self.target is None or self.jobs is None:
-            raise ReplayError("trace_gpu is missing: the trace names no GPU of the catalog: give --trace-gpu ID")
+        known, jobs, _ = self._known()
         target = machine(
-            changes.gpu or self.target.gpu.id,
+            changes.gpu or known.gpu.id,
             policy=Policy(power_cap_w=changes.power_cap_w, sm_clock_mhz=changes.sm_clock_mhz),
         )
         if changes.ctas is not None and changes.ctas > target.gpu.sms:
             raise ReplayError(f"ctas = {changes.ctas}: {target.gpu.id} has {target.gpu.sms} SMs: give at most as many")
-        jobs = self.jobs if changes.ctas is None else with_ctas(self.jobs, changes.ctas)
+        jobs = jobs if changes.ctas is None else with_ctas(jobs, changes.ctas)
 
         def at(clock_hz: float) -> Outcome:
             return self._run(changes, target, priced(jobs, target, clock_hz))
@@ -172,7 +218,7 @@ class _Setting:
             factor = np.nan_to_num(prices.time_s / self.base.time_s, nan=1.0)
             load = replace(load, dur_ns=np.rint(dur_ns * factor).astype(np.int64))
         gpu = target.gpu if target is not None else load_gpu(BASE_GPU)
-        pause_ns = round(profile_for(gpu).launch.graph_gap_s * 1e9)
+        pause_ns = graph_pause_ns(gpu)
         dag, load, waits = changed(changes, self.classes, self.dag, load, self.waits, graph_pause_ns=pause_ns)
         times = replay(dag, load, waits)
         if prices is None:
@@ -194,6 +240,11 @@ class _Setting:
             own_j, whole_j = energy_j(self.capture, prices, target, start_ns=start_ns, end_ns=end_ns, works_ns=works_ns)
         capture, classes = timed(self.capture, self.classes, start_ns, end_ns, own_j)
         return Outcome(capture=capture, classes=classes, ranks=summarise(capture, classes).ranks, energy_j=whole_j)
+
+
+def graph_pause_ns(gpu: GpuSpec) -> int:
+    """Between the kernels of a graph, as the GPU's profile has it."""
+    return round(profile_for(gpu).launch.graph_gap_s * 1e9)
 
 
 def over_ranks(values: Column, collective: Ints, pick: np.ufunc) -> Column:

@@ -29,10 +29,11 @@ class Changes:
     ``faster``: classes of kernels (as ``wattline inspect`` names them) and by which factor; communication is the
     class ``communication``. ``hide_communication`` gives it no time and no SMs. ``launch`` "graph": the host launches
     everything at once, and kernels pause as in a graph on that GPU. ``merge_streams``: one stream a rank, in the
-    order of launches. ``gpu``, ``sm_clock_mhz``, ``power_cap_w`` and ``ctas`` (blocks a collective) change durations as
-    the laws of the GPUs say. ``regime`` "steady": the work is repeated until the power cap has settled; "cold": each
-    kernel at the clock that the fast limiter allows, as in a short trace; left out, steady if and only if the launch
-    or the cap is changed.
+    order of launches. ``chunks``: products and the exposed collectives next to them in so many parts, a part's transfer
+    beside the next product (:mod:`sim.studies.replay_chunks`). ``gpu``, ``sm_clock_mhz``, ``power_cap_w``, ``ctas``
+    (blocks a collective) and ``chunks`` change durations as the laws of the GPUs say. ``regime`` "steady": the work is
+    repeated until the power cap has settled; "cold": each kernel at the clock that the fast limiter allows, as in a
+    short trace; left out, steady if and only if the launch or the cap is changed.
     """
 
     faster: Mapping[str, float] = field(default_factory=dict)
@@ -43,12 +44,17 @@ class Changes:
     sm_clock_mhz: float | None = None
     power_cap_w: float | None = None
     ctas: int | None = None
+    chunks: int | None = None
     regime: Literal["steady", "cold"] | None = None
 
     def __post_init__(self) -> None:
         for cls, factor in self.faster.items():
             if not (factor > 0.0 and math.isfinite(factor)):
                 raise ReplayError(f"faster = {cls}={factor:g}: give a factor above 0, like {cls}=2")
+        if self.chunks is not None and self.chunks < 2:
+            raise ReplayError(f"chunks = {self.chunks}: that cuts nothing: give 2 or more")
+        if self.chunks is not None and self.merge_streams:
+            raise ReplayError(f"chunks = {self.chunks} with merge_streams: parts run beside one another: leave one out")
 
     @property
     def steady(self) -> bool:
@@ -58,7 +64,7 @@ class Changes:
     @property
     def by_law(self) -> bool:
         """True where durations change as the laws of a GPU say."""
-        given = (self.gpu, self.sm_clock_mhz, self.power_cap_w, self.ctas)
+        given = (self.gpu, self.sm_clock_mhz, self.power_cap_w, self.ctas, self.chunks)
         return self.steady or any(value is not None for value in given)
 
     @property

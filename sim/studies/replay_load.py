@@ -9,28 +9,34 @@ from functools import cache
 import numpy as np
 from scipy.optimize import brentq
 
+from sim.studies.replay_price import Jobs
 from sim.studies.replay_run import HostWait, Load, replay
 from traces.capture import NONE, Capture, Category
 from traces.classify import COMMUNICATION, Classes
 from traces.dag import Dag
 from traces.records import Ints
-from traces.rounds import rounds_of, sms_of
+from traces.rounds import TILE, rounds_of, tiles_of
+from workloads.work import GemmWork
 
-# A kernel begins 1.5 us after the call that launched it returned, work of a graph or a copy 10 us after the call began,
-# and a blocking call returns 8 us after its work (medians over the public traces: 0.3 to 2.2, 8 to 14 and 4 to 21 us).
-AFTER_LAUNCH_NS, AFTER_CALL_NS, WAKE_UP_NS = 1_500, 10_000, 8_000
+# A kernel begins 1.5 us after the call that launched it returned, a copy or a HIP graph 10 us after the call began, and
+# a blocking call returns 8 us after its work (medians over the public traces: 0.3 to 2.2, 8 to 14 and 4 to 21 us). A
+# CUDA graph of 72 to 578 nodes begins 49 us after the call began (median of 20 under records/; 42 to 71, save two).
+AFTER_LAUNCH_NS, AFTER_CALL_NS, AFTER_GRAPH_NS, WAKE_UP_NS = 1_500, 10_000, 49_000, 8_000
 # Between kernels that queue: 0.8 to 1.5 us on V100, A100 and H100. Used where no blocking call tells.
 USUAL_PAUSE_NS, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 300, 4_000, 10
 # A collective asks for SMs later than the kernels that the same event released: by 1.5 us where SMs are free, but it
 # loses them to a GEMM that comes 3.1 us later behind a memset (kineto_llama3-70b_sp_chunks4_w2_rank0, 16 cases).
 COLLECTIVE_LEAD_NS = 3_500
+# In a graph a reduce-scatter comes with the next product or before it (120 of 174, sim.cost) and gets them first.
+SCATTER_LEAD_NS = -SHORTEST_PAUSE_NS
+SCATTER = re.compile("reduce_?scatter", re.IGNORECASE)
 # Only a call that blocked for so long surely found its work running.
 SURELY_BLOCKED_NS = 200_000
 BLOCKING = re.compile("Synchronize|MemcpyWithStream")
 
 
-def load_of(capture: Capture, classes: Classes) -> Load:
-    """Durations, launches, SMs and pauses of each row; no start of a kernel is used."""
+def load_of(capture: Capture, classes: Classes, *, sms: int) -> Load:
+    """Durations, launches, SMs and pauses of each row on GPUs of ``sms`` SMs; no start of a kernel is used."""
     work, calls = capture.work, capture.calls
     talks = classes.is_class(COMMUNICATION)
     issue_ns = np.zeros(len(work), dtype=np.int64)
@@ -39,10 +45,15 @@ def load_of(capture: Capture, classes: Classes) -> Load:
         issue_ns[work.rank == rank] = mine.min() if len(mine) else 0
     known = work.launch != NONE
     issue_ns[known] = calls.start_ns[work.launch[known]] + AFTER_CALL_NS
+    cuda_graph = np.array([name.startswith("cu") for name in capture.names], dtype=bool)
+    graph = np.flatnonzero(work.graph != NONE)
+    graph = graph[cuda_graph[calls.name[work.graph[graph]]]]
+    issue_ns[graph] += AFTER_GRAPH_NS - AFTER_CALL_NS
     alone = known & (work.graph == NONE) & (work.category == Category.KERNEL)
     issue_ns[alone] = (calls.start_ns + calls.dur_ns)[work.launch[alone]] + AFTER_LAUNCH_NS
-    sms = sms_of(capture)
     blocks, tiles = rounds_of(capture, classes, sms)
+    scatters = np.array([SCATTER.search(name) is not None for name in capture.names], dtype=bool)[work.name]
+    lead_ns = np.where(scatters & (~known | (work.graph != NONE)), SCATTER_LEAD_NS, COLLECTIVE_LEAD_NS)
     return Load(
         dur_ns=work.dur_ns,
         issue_ns=issue_ns,
@@ -50,11 +61,22 @@ def load_of(capture: Capture, classes: Classes) -> Load:
         blocks=blocks,
         tiles=tiles,
         needs_all=talks & (blocks > 0),
-        lead_ns=np.where(talks, COLLECTIVE_LEAD_NS, 0),
+        lead_ns=np.where(talks, lead_ns, 0),
         rank=work.rank,
         sms=sms,
         pause_ns=USUAL_PAUSE_NS,
     )
+
+
+def with_tiles(load: Load, capture: Capture, jobs: Jobs) -> Load:
+    """``load`` with the tiles of persistent products whose shapes were not recorded: those of their stand-ins."""
+    work, tiles = capture.work, load.tiles.copy()
+    tile_of = [TILE.search(name) for name in capture.names]
+    for row in np.flatnonzero((work.matrix == NONE) & (jobs.job != NONE) & (load.blocks > 0)).tolist():
+        tile, job = tile_of[work.name[row]], jobs.works[jobs.job[row]]
+        if tile is not None and isinstance(job, GemmWork):
+            tiles[row] = max(tiles[row], tiles_of(tile, m=job.m, n=job.n))
+    return replace(load, tiles=tiles)
 
 
 def host_waits(capture: Capture) -> list[HostWait]:

@@ -31,6 +31,7 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "gpu": result.gpu,
         "status": result.status,
         "kernels_priced_by_shape": result.by_shape,
+        "chunked_collectives": result.chunked_collectives,
         "ranks": [
             {"rank": a.rank} | {
                 kind: {name: getattr(times, name) for name in FIGURES}
@@ -71,6 +72,8 @@ def print_replay(result: Replayed, console: Console) -> None:
             f"{result.by_shape:,} kernels by recorded shape",
             highlight=False,
         )
+    if result.chunked_collectives:
+        console.print(f"collectives cut into parts: {result.chunked_collectives:,}", highlight=False)
     for row in result.capture.findings:
         console.print(f"{row.rule}: {row.count:,} (first: {row.first}): {row.remedy}", markup=False, highlight=False)
 

@@ -17,9 +17,10 @@ from simpy.core import Environment
 from simpy.events import Event, Timeout
 
 from sim.errors import DeadlockError
+from sim.studies.replay_sms import SmPool, finish_ns
 from traces.capture import NONE
 from traces.dag import Dag
-from traces.records import Ints
+from traces.records import Floats, Ints
 
 NEVER = -(1 << 62)  # the end of work that nothing waits for
 
@@ -45,7 +46,7 @@ class Load:
     rank: Ints
     sms: int
     pause_ns: int
-    rounds: Ints | None = None
+    rounds: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,67 +64,13 @@ class HostWait:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    """SMs that one row holds: ``sms`` until its last round of blocks begins, then ``last_sms`` to its end."""
-
-    sms: int
-    last_sms: int
-    tail_ns: int
-    end_ns: int
-
-    def at(self, now_ns: int) -> int:
-        """SMs held at ``now_ns``."""
-        return self.sms if now_ns < self.tail_ns else self.last_sms if now_ns < self.end_ns else 0
-
-
-class SmPool:
-    """The SMs of one GPU: who holds how many until when; collectives wait here for theirs."""
-
-    def __init__(self, env: Environment, sms: int) -> None:
-        self.env, self.sms = env, sms
-        self.holders: dict[int, _Holder] = {}
-
-    def free(self) -> int:
-        """SMs that nobody holds now."""
-        now_ns = self.env.now
-        return self.sms - sum(holder.at(now_ns) for holder in self.holders.values())
-
-    def room_for(self, sms: int) -> Generator[Event, None, None]:
-        """Wait until ``sms`` SMs are free, or nobody holds any."""
-        env = self.env
-        while sms > self.free():
-            changes = [moment for holder in self.holders.values() for moment in (holder.tail_ns, holder.end_ns)]
-            if (moment := min((moment for moment in changes if moment > env.now), default=None)) is None:
-                return
-            yield Timeout(env, moment - env.now)
-
-    def rounds(self, blocks: int, tiles: int) -> int:
-        """Rounds of ``tiles`` on what is free of ``blocks`` SMs; 0 if nothing is."""
-        sms = min(blocks, self.free())
-        return max(1, -(-tiles // sms)) if sms > 0 else 0
-
-    def take(self, row: int, blocks: int, tiles: int, dur_ns: int) -> None:
-        """Hold what is free of ``blocks`` SMs from now on, for ``dur_ns``, in equal rounds of ``tiles``."""
-        if not (rounds := self.rounds(blocks, tiles)):
-            return
-        sms = min(blocks, self.free())
-        begin_ns = self.env.now
-        self.holders[row] = _Holder(
-            sms=sms,
-            last_sms=tiles - sms * (rounds - 1),
-            tail_ns=begin_ns + dur_ns * (rounds - 1) // rounds,
-            end_ns=begin_ns + dur_ns,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Times:
     """What a replay gives each row: start and end in nanoseconds, rounds of blocks (0 where it held no SMs)."""
 
     start_ns: Ints
     end_ns: Ints
-    rounds: Ints
+    rounds: Floats
 
 
 class _Meeting:
@@ -153,8 +100,9 @@ class _Run:
         self.dur_ns, self.issue_ns, self.lead_ns = load.dur_ns.tolist(), load.issue_ns.tolist(), load.lead_ns.tolist()
         self.blocks, self.tiles, self.needs_all = load.blocks.tolist(), load.tiles.tolist(), load.needs_all.tolist()
         self.rank, self.collective = load.rank.tolist(), dag.collective.tolist()
-        self.start_ns, self.end_ns, self.rounds = ([empty] * len(self.rank) for empty in (NONE, NONE, 0))
-        self.usual_rounds = [0] * len(self.rank) if load.rounds is None else load.rounds.tolist()
+        self.start_ns, self.end_ns = ([NONE] * len(self.rank) for _ in range(2))
+        self.rounds = [0.0] * len(self.rank)
+        self.usual_rounds = [0.0] * len(self.rank) if load.rounds is None else load.rounds.tolist()
         self.wanted: dict[int, Event] = {}  # rows that somebody waits for
         self.before: dict[int, list[int]] = defaultdict(list)
         for before, after in zip(dag.before.tolist(), dag.after.tolist(), strict=True):
@@ -200,7 +148,7 @@ class _Run:
         return Times(
             start_ns=np.array(self.start_ns, dtype=np.int64),
             end_ns=np.array(self.end_ns, dtype=np.int64),
-            rounds=np.array(self.rounds, dtype=np.int64),
+            rounds=np.array(self.rounds, dtype=np.float64),
         )
 
     def _stream(self, rows: list[int]) -> Generator[Event, None, None]:
@@ -231,11 +179,12 @@ class _Run:
                 else:
                     meeting.together.succeed()
             dur_ns = self.dur_ns[row]
-            if self.blocks[row]:
-                rounds = self.rounds[row] = pool.rounds(self.blocks[row], self.tiles[row])
-                if rounds and (usual := self.usual_rounds[row]):
-                    dur_ns = dur_ns * rounds // usual
-                pool.take(row, self.blocks[row], self.tiles[row], dur_ns)
+            if self.blocks[row] and (groups := pool.groups(self.blocks[row])):
+                tiles, usual = self.tiles[row], self.usual_rounds[row]
+                self.rounds[row] = pool.rounds(groups, tiles, dur_ns)
+                if usual and dur_ns:
+                    dur_ns = finish_ns(groups, tiles, max(1, round(dur_ns / usual))) - int(env.now)
+                pool.take(row, groups[0][1], tiles, dur_ns)
             if dur_ns:
                 yield Timeout(env, dur_ns)
             pool.holders.pop(row, None)

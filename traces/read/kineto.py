@@ -54,6 +54,10 @@ class Args(msgspec.Struct, gc=False, rename={
     op: Loose = None
     own_ranks: Loose | list[Loose] = None
     buffer_bytes: Loose = None
+    m: Loose = None
+    n: Loose = None
+    k: Loose = None
+    count: Loose = None
     cuda_sync_kind: Loose = None
     input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
     wait_on_stream: Loose = None
@@ -146,7 +150,7 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
         _ints(blocks),
         np.array([_product(a.block) for a in args], dtype=np.int64),
         _names([a.family for a in args], rows) if any(a.family is not None for a in args) else np.full(len(args), NONE),
-        _ints([a.external_id for a in args]),
+        _ints([a.external_id if a.k is None else _own_product(a, rows) for a in args]),
     ]
     ghost = (start == 0) & (dur == 0)
     backwards = dur < 0
@@ -212,10 +216,19 @@ def _collective(a: Args, rows: Rows) -> int:
     size = len(a.own_ranks) if own and isinstance(a.own_ranks, list) else a.group_size
     args = CollectiveArgs(
         operation=str(operation), group=_text(a.group), group_size=_whole(size),
-        ranks=_text(a.own_ranks if own else a.ranks), dtype=_text(a.dtype), elements_in=_whole(a.elements_in),
-        elements_out=_whole(a.elements_out), sequence=_whole(a.sequence),
+        ranks=_text(a.own_ranks if own else a.ranks), dtype="byte" if own else _text(a.dtype),
+        elements_in=_whole(a.buffer_bytes if own else a.elements_in), elements_out=_whole(a.elements_out),
+        sequence=_whole(a.sequence),
     )  # fmt: skip
     return rows.collectives.setdefault(args, len(rows.collectives))
+
+
+def _own_product(a: Args, rows: Rows) -> int:
+    """The product of a kernel of ours, which states its sizes itself, as an operator that no host has."""
+    product = MatrixProduct(m=_whole(a.m), k=_whole(a.k), n=_whole(a.n))
+    if a.family != "gemm" or a.count not in (None, 1) or min(product.m, product.k, product.n) < 1:
+        return _whole(a.external_id)
+    return rows.own_product(product)
 
 
 def _names(texts: Sequence[Loose], rows: Rows) -> Ints:

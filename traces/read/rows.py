@@ -16,12 +16,14 @@ class Rows:
     ``work``: name, category, device, stream, start, duration, correlation, collective, moved bytes, blocks,
     threads, family, host operator. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device,
     stream, source stream, record's correlation, correlation, start, duration. ``annotations``: name, process, lane,
-    on GPU, start, duration. ``products``: what host operators multiply, by operator.
+    on GPU, start, duration. ``products``: what host operators multiply, by operator; ``own_products``: operators
+    (-2, -3, ...) of products that simulated kernels state themselves.
     """
 
     names: dict[str, int] = field(default_factory=dict)
     collectives: dict[CollectiveArgs, int] = field(default_factory=dict)
     products: dict[int, MatrixProduct] = field(default_factory=dict)
+    own_products: dict[MatrixProduct, int] = field(default_factory=dict)
     work: list[Ints] = field(default_factory=list)
     energy_j: list[Floats] = field(default_factory=list)
     calls: list[Ints] = field(default_factory=list)
@@ -31,6 +33,12 @@ class Rows:
     def name(self, text: object) -> int:
         """Index of a name."""
         return self.names.setdefault(str(text), len(self.names))
+
+    def own_product(self, product: MatrixProduct) -> int:
+        """The operator that stands for ``product``."""
+        operator = self.own_products.setdefault(product, -2 - len(self.own_products))
+        self.products[operator] = product
+        return operator
 
 
 @dataclass(slots=True)
