@@ -36,11 +36,11 @@ from workloads.work import (
     Work,
 )
 
-# A collective on a second stream starts later than a product that the same kernel releases, so that the product gets the
-# SMs first: 3.2 against 2.3 us, 11 times of 12 in our profiler traces of chunked overlap launched kernel by kernel on
-# two GPUs; in graphs 92 times of 96 beside attention's products, 61 times of 61 in steps of 8 chunks. But products of
-# more tiles than two a block first clear the counter that blocks fetch tiles from, a kernel of its own, and there the
-# collective wins, 120 times of 139. Seconds added to a stream's gap; of the clearing kernel with its own gap.
+# A collective on a second stream starts later than a product that the same kernel releases, so that the product gets
+# the SMs first: 3.2 against 2.3 us, 11 times of 12 in our profiler traces of chunked overlap launched kernel by kernel
+# on two GPUs; in graphs 92 times of 96 beside attention's products, 61 times of 61 in steps of 8 chunks. But products
+# of more tiles than two a block first clear the counter that blocks fetch tiles from, in a kernel of its own, and there
+# the collective wins, 120 times of 139. Seconds added to a stream's gap; of the clearing kernel with its own gap.
 SIDE_STREAM_LEAD_S = 2.2e-6
 CLEARING_S = 2.7e-6
 

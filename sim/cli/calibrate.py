@@ -65,12 +65,12 @@ def command(
     console = wide_console()
     print_groups(error_table(rows), console)
     click.echo(f"errors on the fitted records themselves; others: wattline validate FILE --profile {path}")
-    judged = {"this profile": (chip_powers(rows, profile, spec), profile)}
+    judged = {"this profile": chip_powers(rows, profile, spec)}
     if (shipped := load_profile(spec.id)) is not None:
-        judged["the shipped profile"] = (chip_powers(validate(record_files(sources)), shipped, spec), shipped)
-    for name, (chips, over) in judged.items():
-        print_chips(chips, over, name, console)
+        judged["the shipped profile"] = chip_powers(validate(record_files(sources)), shipped, spec)
+    for name, chips in judged.items():
+        print_chips(chips, name, console)
     of_chips = path.with_suffix(".chips.json")
-    write_atomically(of_chips, dump_chips(spec.id, {name: chips for name, (chips, _) in judged.items()}).encode())
+    write_atomically(of_chips, dump_chips(spec.id, judged).encode())
     click.echo(f"chips: {of_chips}  (use one: wattline simulate --chip-power-factor FACTOR ...)")
     click.echo(f"profile: {path}  (use it: wattline simulate --gpu {gpu or spec.id} --profile {path} ...)")

@@ -81,7 +81,7 @@ def dump_chips(gpu_id: str, over: Mapping[str, Sequence[ChipPower]]) -> str:
     return json.dumps({"gpu": gpu_id, "over": lists}, indent=1) + "\n"
 
 
-def print_chips(chips: Sequence[ChipPower], profile: Profile, name: str, console: Console) -> None:
+def print_chips(chips: Sequence[ChipPower], name: str, console: Console) -> None:
     """A table, and the factor of each session's GPUs together; ``name`` says which profile it is."""
     table = Table(title=f"Power above idle over {name}", title_justify="left")
     for head in ("records", "GPU", "UUID", "kernels", "factor", "+-"):
