@@ -28,7 +28,7 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
     """Signed relative errors of time and power of the loops of each operation, its own world's table left out."""
     gpu, profile = load_gpu(gpu_id), load_profile(gpu_id)
     assert profile is not None
-    idle_w = profile.curve.idle_w(gpu.max_clock_hz)
+    curve = profile.curve.plus(profile.collective.links_awake_w)
     loops = [row for row in rows if row["kind"] == "collective"]
     worlds = {op: sorted({row["world"] for row in loops if row["op"] == op}) for op in sorted({r["op"] for r in loops})}
     for op, measured in worlds.items():
@@ -42,6 +42,7 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
                 seconds = time_s(terms, sms=gpu.sms, sm_clock_hz=gpu.max_clock_hz)
                 latency.append(seconds / row["latency_s"] - 1.0)
                 watts = [w for w in row["power_w"] if w is not None]
+                idle_w = curve.at(float(np.mean(row["temperature_c"]))).idle_w(gpu.max_clock_hz)
                 predicted_w = idle_w + terms.link_energy_j / seconds
                 power.append(predicted_w / float(np.mean(watts)) - 1.0 if watts else float("nan"))
             yield Held(family=op, left_out=f"world {world}", latency=tuple(latency), energy=tuple(power))

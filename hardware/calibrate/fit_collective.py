@@ -21,7 +21,7 @@ def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> Coll
     for row in rows:
         if row["kind"] == "collective" and "launch" not in row:
             watts = [p for p in row["power_w"] if p is not None]
-            above = float(np.mean(watts)) - _idle_w(row, setting) - links_w if watts else 0.0
+            above = float(np.mean(watts)) - setting.idle_w(row) - links_w if watts else 0.0
             tables.setdefault((row["op"], row["world"]), {}).setdefault((blocks_of(row), row["bytes"]), []).append(
                 (row["latency_s"], above)
             )
@@ -82,14 +82,8 @@ def _step_energy(rows: Sequence[Row], setting: Setting, gap_s: float) -> tuple[f
     return float(solution[0]), float(solution[1]) * 1e-9, float(solution[2]) * 1e-3, float(solution[3])
 
 
-def _idle_w(row: Row, setting: Setting) -> float:
-    """Mean idle watts of chips as warm as in ``row``, at the maximum clock."""
-    top_hz = setting.gpu.max_clock_hz
-    return float(np.mean([setting.curve.at(celsius).idle_w(top_hz) for celsius in row["temperature_c"]]))
-
-
 def _above_idle_j(row: Row, setting: Setting) -> float:
-    return float(row["energy_j"] / row["world"] - _idle_w(row, setting) * row["latency_s"])
+    return float(row["energy_j"] / row["world"] - setting.idle_w(row) * row["latency_s"])
 
 
 def _beside(row: Row) -> object:

@@ -104,6 +104,10 @@ class Setting:
         celsius = row.get("temperature_c")
         return self.curve.at(float(np.mean(celsius))) if celsius else self.curve
 
+    def idle_w(self, row: Row) -> float:
+        """Idle watts of a chip as warm as in ``row``, at the maximum clock."""
+        return self.curve_at(row).idle_w(self.gpu.max_clock_hz)
+
     def capped(self, row: Row) -> bool:
         """True for a row whose median clock lay below the maximum, and for one that does not say."""
         clocks = row.get("sm_clock_mhz")

@@ -190,7 +190,7 @@ def collective_base_terms(
         link_energy_j=energy_j,
         sm_power_w=power_w * sms / held,
         waiting_power_w=waiting_w,
-        hbm_weight_per_sm=sharing.hbm_weight_per_sm,
+        hbm_weight_per_sm=sharing.hbm_weight_per_sm * sharing.sms_per_cta / per_block,
         beside_slowdown=sharing.beside_slowdown,
         moving_cycles=moved_s * max_clock_hz,
         extrapolated=not measured,
