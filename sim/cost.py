@@ -80,7 +80,7 @@ class Pricer:
             terms=self._contested(work, terms),
             gap_s=0.0 if side or goes_on else self.gap_s,
             lead_s=SIDE_STREAM_LEAD_S if side else 0.0,
-            clearing_s=min(CLEARING_S, terms.floor_s) if fetches else 0.0,
+            clearing_s=min(CLEARING_S, terms.scale * terms.floor_s) if fetches else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": kernel.flops} | sizes(work),

@@ -27,7 +27,7 @@ class KernelTerms:
     A collective takes the longer of ``floor_s``, at the pace of its links, and ``moving_cycles``, what its blocks need
     to move the data at any clock; compute beside it stretches the cycles by ``beside_slowdown`` (caches and crossbar,
     not HBM).
-    ``cluster`` blocks start together, on SMs of one pair.
+    ``cluster`` blocks start together, on neighbouring SMs.
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
     """

@@ -180,7 +180,7 @@ class Core:
         entry.sms = entry.held
         entry.start_ps = now_ps
         entry.gpu.running.append(entry)
-        if self.graph.classes[entry.class_id].terms.cluster > 1:
+        if flow.collective < 0 and self.graph.classes[entry.class_id].terms.cluster > 1:
             entry.gpu.scattered = entry.gpu.free
         if entry.split is not None:
             entry.split.begun.append(entry)

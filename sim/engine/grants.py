@@ -14,8 +14,8 @@ from sim.engine.state import Entry, Flow, Gpu, Split
 # from it, 42 of 42 (records/h200-sxm-141gb/placement).
 OWN_TILES = 2
 # SMs that must be free before a collective's clusters of four blocks start: two neighbouring pairs of one GPC, of which
-# two free pairs of 66 are none, three are (the same records). Smaller collectives need no cluster.
-CLUSTER_BLOCKS, CLUSTER_SMS = 4, 6
+# two free pairs of 66 are none, three are (the same records).
+CLUSTER_SMS = 6
 
 
 def first_sms(entry: Entry, terms: KernelTerms) -> float:
@@ -36,14 +36,14 @@ def more_sms(entry: Entry, terms: KernelTerms) -> float:
     free, want = entry.gpu.free, entry.wanted - entry.held
     if entry.flow.collective < 0:
         return min(want, free)
-    if terms.blocks % CLUSTER_BLOCKS:
+    if terms.cluster == 1:
         return min(want, free - free % terms.sms_per_block)
     if free < CLUSTER_SMS:
         free -= entry.gpu.scattered
         return want if want <= free else 0.0
     if want <= free:
         return want
-    cluster = CLUSTER_BLOCKS * terms.sms_per_block
+    cluster = terms.cluster * terms.sms_per_block
     return max(0.0, cluster * math.floor((free - CLUSTER_SMS) / cluster + 1.0))
 
 
