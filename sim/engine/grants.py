@@ -59,12 +59,14 @@ def split_off(entry: Entry, terms: KernelTerms, sms: float, whole: float, clock_
         rounds = math.ceil(terms.blocks / slots - 1e-9)
         round_s = (time_s(terms, sms=whole, sm_clock_hz=clock_hz) - terms.floor_s) / rounds
         own = min(OWN_TILES, rounds)
+        fetched = max(0.0, terms.blocks - own * slots)
         split = entry.split = Split(
             rounds=rounds,
             own=own,
-            fetched=max(0.0, terms.blocks - own * slots),
+            fetched=fetched,
             full=min(1.0, terms.blocks / slots - (own - 1)),
             thin=min(1.0, terms.cycles_per_block / clock_hz / round_s),
+            fill=rounds * slots / terms.blocks if fetched else 1.0,  # else every part goes through all rounds
         )
     late = Entry(entry.op, entry.class_id, entry.gpu, Flow(-1, 1), entry.wanted - sms, 0)
     late.key = entry.key
@@ -87,10 +89,12 @@ def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
         flow.updated_ps = now_ps
         part.gone = max(0.0, part.rounds - flow.left * split.rounds)
         slots, begun = part.sms / terms.sms_per_block, math.floor(part.gone + 1e-6) + 1
-        part.fetched = slots * max(0, begun - split.own)
+        if not 0.0 < part.rounds <= begun:  # else it is in its last round, which no other part changes
+            part.fetched = slots * max(0, begun - split.own)
+            part.rounds = float(max(split.own, begun))
+            part.last, part.lasts = slots * (split.full if part.rounds == split.own else 1.0), 1.0
+            part.fill = split.fill
         pool -= part.fetched
-        part.rounds = float(max(split.own, begun))
-        part.last = slots * (split.full if part.rounds == split.own else 1.0)
         heappush(turns, (part.rounds - part.gone, order, part))
     while pool > 1e-6:
         ready, order, part = heappop(turns)
@@ -98,9 +102,9 @@ def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
         part.last = min(slots, pool)
         part.fetched += part.last
         pool -= part.last
-        took = 1.0 if part.last == slots else max(split.thin, part.last / slots)
-        part.rounds += took
-        heappush(turns, (ready + took, order, part))
+        part.lasts = 1.0 if part.last == slots else max(split.thin, part.last / slots)
+        part.rounds += part.lasts
+        heappush(turns, (ready + part.lasts, order, part))
     for part in split.begun:
         part.flow.left = (part.rounds - part.gone) / split.rounds
         part.flow.due_ps = -1  # its end is another now
@@ -118,13 +122,13 @@ def displace(gpu: Gpu, entry: Entry, want: float, classes: Sequence[KernelClass]
                 gpu.free += take
 
 
-def last_round(entry: Entry, terms: KernelTerms, wanted: float) -> tuple[int, float]:
-    """Rounds of tiles that the whole of a kernel goes through, and SMs that this entry's last round needs."""
+def last_round(entry: Entry, terms: KernelTerms, wanted: float) -> tuple[float, float]:
+    """What an entry's last round is of its kernel's time, and the SMs that it needs."""
     if entry.split is not None:
-        return entry.split.rounds, entry.last * terms.sms_per_block
+        return entry.lasts / entry.split.rounds, entry.last * terms.sms_per_block
     blocks, slots = terms.blocks * entry.sms / wanted, entry.sms / terms.sms_per_block
     rounds = math.ceil(blocks / slots - 1e-9)
-    return rounds, (blocks - (rounds - 1) * slots) * terms.sms_per_block
+    return 1.0 / rounds, (blocks - (rounds - 1) * slots) * terms.sms_per_block
 
 
 def deadlock_message(graph: KernelGraph, flows: Mapping[int, Flow], gpus: Sequence[Gpu], left: int) -> str:
