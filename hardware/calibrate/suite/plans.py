@@ -33,7 +33,7 @@ from hardware.calibrate.suite.plan import (
     step,
     together,
 )
-from hardware.calibrate.suite.plans_validate import validate1, validate2, validate4
+from hardware.calibrate.suite.plans_validate import eight, validate1, validate2, validate4
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B_TP2 = ((5120, 8192), (8192, 4096), (28672, 8192), (8192, 14336))
@@ -296,4 +296,5 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "validate1": (1, validate1),
     "validate2": (2, validate2),
     "validate4": (4, validate4),
+    "eight": (8, eight),
 }
