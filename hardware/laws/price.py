@@ -149,7 +149,8 @@ def elementwise_terms(
         copy = elementwise_terms(
             profile, gpu, op="copy", rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks
         )
-        return permuting(copy, bytes_moved=bytes_moved, sms=gpu.sms)
+        plain = profile.elementwise["copy"]
+        return permuting(copy, plain, bytes_moved=bytes_moved, max_clock_hz=gpu.max_clock_hz, sms=gpu.sms)
     name = op
     while name not in profile.elementwise and name in _LIKE:
         name = _LIKE[name]

@@ -19,7 +19,8 @@ class KernelTerms:
     """What time and energy of one kernel depend on, apart from SMs, clock and granted bandwidth.
 
     Time:   ``scale * (floor_s + ((waves * cycles_per_block / clock)**p + transfer**p)**(1/p))`` with
-    ``transfer`` the slowest of HBM, L2 and link transfer. Only the compute and L2 parts follow the clock.
+    ``transfer`` the slowest of HBM, L2 and link transfer and of ``launch_s``, in which the GPU launches the blocks.
+    Only the compute and L2 parts follow the SM clock; the launcher has a clock of its own and serves all SMs.
     Energy: ``core_energy_j`` is at the reference voltage and scales with V(f)^2; HBM and link do not.
     ``sm_power_w`` is drawn by active SMs at the maximum clock when the whole GPU is held.
     ``sms_cap`` bounds the SMs that the kernel asks for (it leaves the others to a collective); no SMs at all
@@ -36,6 +37,7 @@ class KernelTerms:
     blocks: int
     cycles_per_block: float
     tail_cycles: float = 0.0
+    launch_s: float = 0.0
     quantised: bool = True
     sms_per_block: float = 1.0
     cluster: int = 1
@@ -85,6 +87,7 @@ def part(terms: KernelTerms, share: float, fill: float = 1.0) -> KernelTerms:
         terms,
         hbm_bytes_per_s_per_sm=math.inf,
         blocks=max(1, math.ceil(terms.blocks * share - 1e-9)),  # no round less than the whole kernel
+        launch_s=terms.launch_s * share,
         hbm_bytes=terms.hbm_bytes * share,
         l2_bytes=terms.l2_bytes * share,
         l2_bytes_per_cycle=terms.l2_bytes_per_cycle * share,
@@ -111,6 +114,7 @@ def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
         terms.hbm_bytes / hbm_rate,
         terms.l2_bytes / (terms.l2_bytes_per_cycle * sm_clock_hz),
         terms.link_bytes / terms.link_bytes_per_s,
+        terms.launch_s,
     )
     longer, shorter = max(compute_s, transfer_s), min(compute_s, transfer_s)
     if longer == 0.0 or math.isinf(terms.sharpness):
