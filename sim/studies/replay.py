@@ -29,6 +29,7 @@ from traces.summary import RankTimes, summarise
 Column = TypeVar("Column", Ints, Floats)
 
 CLOCK_STEP_HZ = 2e6
+CLUSTERED = ("hopper", "blackwell")  # where NCCL starts its blocks in clusters, from compute capability 9.0 on
 BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what runs beside what
 
 
@@ -91,7 +92,13 @@ def replay_capture(
     dag = dag_of(capture, classes)
     gpu_id = trace_gpu or gpu_id_of(capture)
     target = None if gpu_id is None else machine(gpu_id)
-    load = load_of(capture, classes, sms=sms_of(capture) or (0 if target is None else target.gpu.sms))
+    load = load_of(
+        capture,
+        classes,
+        dag,
+        sms=sms_of(capture) or (0 if target is None else target.gpu.sms),
+        clusters=target is not None and target.gpu.architecture in CLUSTERED,
+    )
     # A collective takes its least time over the ranks: the others waited for the last one.
     load = replace(load, dur_ns=over_ranks(load.dur_ns, dag.collective, np.minimum))
     jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)

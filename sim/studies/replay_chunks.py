@@ -251,7 +251,7 @@ def split_load(load: Load, parts: Split, factor: Floats) -> Load:
 
     A product's part has its share of the tiles, in the rounds that these need on a GPU that nobody else uses.
     """
-    origin, products = parts.origin, parts.cut & ~load.needs_all[parts.origin]
+    origin, products = parts.origin, parts.cut & ~load.talks[parts.origin]
     tiles, blocks = load.tiles[origin], load.blocks[origin]
     tiles = np.where(products, -(-tiles // parts.chunks), tiles)
     blocks = np.where(products, np.minimum(blocks, tiles), blocks)
@@ -266,8 +266,12 @@ def split_load(load: Load, parts: Split, factor: Floats) -> Load:
         early=load.early[origin],
         blocks=blocks,
         tiles=tiles,
-        needs_all=load.needs_all[origin],
+        cluster=load.cluster[origin],
+        own=load.own[origin],
+        talks=load.talks[origin],
         lead_ns=load.lead_ns[origin],
+        graph_lead_ns=load.graph_lead_ns[origin],
+        fetches=load.fetches[origin],
         rank=load.rank[origin],
         rounds=rounds,
     )
