@@ -172,7 +172,7 @@ class _Setting:
             replace(capture, work=replace(capture.work, stream=parts.stream)),
             replace(self.classes, index=self.classes.index[parts.origin]),
             parts.dag,
-            split_load(self.load, parts, factor),
+            split_load(self.load, parts, factor, chains.units),
             [replace(wait, rows=tuple(parts.last[list(wait.rows)].tolist())) for wait in self.waits],
             target,
             jobs,

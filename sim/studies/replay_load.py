@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from sim.cost import SIDE_STREAM_LEAD_S
+from hardware.laws.gemm import CLUSTER
+from sim.cost import CLEARING_S, SIDE_STREAM_LEAD_S
 from sim.engine.grants import OWN_TILES
 from sim.studies.replay_price import Jobs
 from sim.studies.replay_run import HostWait, Load, replay
@@ -61,7 +62,13 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     blocks, tiles = rounds_of(capture, classes, sms)
     persistent, cluster = products_of(capture)
     fetches = persistent & _behind_memset(capture, dag)
-    graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), np.where(fetches, CLEARED_LEAD_NS, 0))
+    clearing_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
+    if clusters and any("wattline" in known for known in capture.metadata.values()):  # ours name no kernels of cuBLAS
+        persistent = classes.is_class("gemm")
+        cluster = np.where(persistent, CLUSTER, cluster)
+        fetches = persistent & (tiles > OWN_TILES * blocks)
+        clearing_ns = np.where(fetches, round(CLEARING_S * 1e9), 0)
+    graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), clearing_ns)
     in_graph = ~known | (work.graph != NONE)
     return Load(
         dur_ns=work.dur_ns,
