@@ -66,7 +66,7 @@ def test_blocks_that_find_no_sm_start_late_with_all_their_tiles_before_them() ->
 # Rounds of 10 us on 132 SMs, by clusters of two blocks; 512 tiles are rounds of 132, 132, 132 and 116.
 HOPPER = replace(GPU, sms=132)
 PRODUCT = replace(with_terms(COMPUTE, blocks=512, cluster=2), name="product")
-FOUR = with_terms(REDUCE, blocks=4, sms_per_block=1.0)
+FOUR = with_terms(REDUCE, blocks=4, cluster=4, sms_per_block=1.0)
 
 
 def holding(sms: int, rounds: float, **changes: object) -> KernelClass:
@@ -109,7 +109,7 @@ def test_a_product_whose_blocks_start_late_burns_what_it_burns_alone(tiles: int,
 def test_a_collective_of_32_blocks_starts_on_8_sms_and_grows() -> None:
     # 12 SMs are free: two clusters of four. Moving its data takes 10 us on 32 SMs, 40 on 8: after 20 us, when the
     # product ends, half is left, and the other blocks start.
-    wide = with_terms(REDUCE, blocks=32, sms_per_block=1.0, link_bytes=0.0, moving_cycles=20_000.0)
+    wide = with_terms(REDUCE, blocks=32, cluster=4, sms_per_block=1.0, link_bytes=0.0, moving_cycles=20_000.0)
     late = replace(wide, lead_s=1e-6)
     g = graph((0, [holding(120, 2.1, cluster=2)]), (0, [(late, 0)]))
     records = run(g, gpu=HOPPER)

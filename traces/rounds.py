@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces.capture import NONE, Capture
 from traces.classify import COMMUNICATION, Classes
@@ -13,6 +14,16 @@ from traces.records import Ints
 # Kernels of these classes use up the shared memory of an SM: a block of them leaves no room for another.
 WHOLE_SM = ("gemm", "attention", COMMUNICATION)
 TILE = re.compile(r"nvjet_\w*?_(\d+)x(\d+)_")  # persistent GEMM of cuBLAS: columns x rows of a tile (column-major)
+
+CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")  # after tile and stages: blocks of a cluster
+
+
+def products_of(capture: Capture) -> tuple[NDArray[np.bool_], Ints]:
+    """Which rows are persistent products of cuBLAS, and the blocks of each row that start together (1: alone)."""
+    found = [TILE.search(name) is not None for name in capture.names]
+    of_name = [int(match[1]) * int(match[2]) if (match := CLUSTER.search(name)) else 1 for name in capture.names]
+    name = capture.work.name
+    return np.array(found, dtype=bool)[name], np.array(of_name, dtype=np.int64)[name]
 
 
 def rounds_of(capture: Capture, classes: Classes, sms: int) -> tuple[Ints, Ints]:

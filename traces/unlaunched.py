@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from traces.capture import NONE, Capture
+from traces.capture import NONE, Capture, Category
 from traces.records import Floats, Ints
 
 COINCIDENCE = 0.8  # the most that times alone can say
@@ -16,7 +17,8 @@ def unlaunched_waits(capture: Capture) -> tuple[Ints, Ints, Floats]:
 
     It was all launched at once, so that no host delays it: what begins later than the work before it on its stream
     ended has waited for something, and the last of other streams' such work to end by then is the best guess.
-    The longer the pause in between, the less sure.
+    The longer the pause in between, the less sure. Memsets clear what the next kernel of their stream counts with:
+    nobody else waits for one.
     """
     work, calls = capture.work, capture.calls
     silent = (work.launch == NONE) | (work.graph != NONE)
@@ -28,7 +30,10 @@ def unlaunched_waits(capture: Capture) -> tuple[Ints, Ints, Floats]:
     for rank in capture.ranks:
         rows = np.flatnonzero(silent & (work.rank == rank))
         if len(np.unique(work.stream[rows])) > 1:
-            found = _last_to_end(work.stream[rows], work.start_ns[rows], work.end_ns[rows], launched[rows])
+            found = _last_to_end(
+                work.stream[rows], work.start_ns[rows], work.end_ns[rows], launched[rows],
+                work.category[rows] != Category.MEMSET,
+            )  # fmt: skip
             before += rows[found[0]].tolist()
             after += rows[found[1]].tolist()
     first, second = np.array(before, dtype=np.int64), np.array(after, dtype=np.int64)
@@ -36,9 +41,15 @@ def unlaunched_waits(capture: Capture) -> tuple[Ints, Ints, Floats]:
     return first, second, np.minimum(HALF_SURE_NS / (HALF_SURE_NS + pause_ns), COINCIDENCE)
 
 
-def _last_to_end(stream: Ints, start_ns: Ints, end_ns: Ints, launched_ns: Ints) -> tuple[list[int], list[int]]:
-    """Pairs of places: the last work of another stream to end by the start of the second, which idled until then."""
+def _last_to_end(
+    stream: Ints, start_ns: Ints, end_ns: Ints, launched_ns: Ints, awaited: NDArray[np.bool_]
+) -> tuple[list[int], list[int]]:
+    """Pairs of places: the last work of another stream to end by the start of the second, which idled until then.
+
+    Only work that is ``awaited`` comes first in a pair.
+    """
     by_end = np.argsort(end_ns, kind="stable")
+    by_end = by_end[awaited[by_end]]
     until = np.searchsorted(end_ns[by_end], start_ns, side="right")
     streams, ends, order = stream.tolist(), end_ns.tolist(), by_end.tolist()
     free_ns: dict[int, int] = {}

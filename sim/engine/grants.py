@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 from hardware.laws.terms import KernelTerms, time_s
 from sim.engine.graph import KernelClass, KernelGraph
@@ -36,15 +37,23 @@ def more_sms(entry: Entry, terms: KernelTerms) -> float:
     free, want = entry.gpu.free, entry.wanted - entry.held
     if entry.flow.collective < 0:
         return min(want, free)
-    if terms.cluster == 1:
-        return min(want, free - free % terms.sms_per_block)
+    return room(want, free, scattered=entry.gpu.scattered, cluster=terms.cluster, sms_per_block=terms.sms_per_block)
+
+
+def room(want: float, free: float, *, scattered: float, cluster: int, sms_per_block: float = 1.0) -> float:
+    """SMs of ``free`` that a collective starts on, which wants ``want``; its blocks come ``cluster`` at a time.
+
+    ``scattered`` ones are no two pairs of one GPC.
+
+    >>> [room(12.0, free, scattered=free, cluster=4) for free in (4.0, 6.0, 10.0, 12.0)]
+    [0.0, 4.0, 8.0, 12.0]
+    """
+    if cluster == 1:
+        return min(want, free - free % sms_per_block)
+    size = cluster * sms_per_block
     if free < CLUSTER_SMS:
-        free -= entry.gpu.scattered
-        return want if want <= free else 0.0
-    if want <= free:
-        return want
-    cluster = terms.cluster * terms.sms_per_block
-    return max(0.0, cluster * math.floor((free - CLUSTER_SMS) / cluster + 1.0))
+        return want if want <= free - scattered else 0.0
+    return want if want <= free else size * ((free - CLUSTER_SMS) // size + 1.0)
 
 
 def split_off(entry: Entry, terms: KernelTerms, sms: float, whole: float, clock_hz: float) -> Entry:
@@ -76,14 +85,45 @@ def split_off(entry: Entry, terms: KernelTerms, sms: float, whole: float, clock_
     return late
 
 
+@dataclass(slots=True)
+class Turns:
+    """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last, of ``lasts``."""
+
+    ready: float
+    slots: float
+    fetched: float = 0.0
+    last: float = 0.0
+    lasts: float = 1.0
+
+
+def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
+    """Hand ``tiles`` to whichever of ``parts`` is ready first; a last round of few takes ``thin`` of one at least.
+
+    >>> parts = [Turns(ready=2.0, slots=100.0), Turns(ready=2.4, slots=32.0)]
+    >>> fetch(parts, 164)
+    >>> [(part.ready, part.fetched, part.last) for part in parts]
+    [(4.0, 132.0, 32.0), (3.4, 32.0, 32.0)]
+    """
+    ready = [(part.ready, order) for order, part in enumerate(parts)]
+    heapify(ready)
+    while tiles > 1e-6:
+        part = parts[ready[0][1]]
+        part.last = min(part.slots, tiles)
+        part.fetched += part.last
+        tiles -= part.last
+        part.lasts = 1.0 if part.last == part.slots else max(thin, part.last / part.slots)
+        part.ready += part.lasts
+        heapreplace(ready, (part.ready, ready[0][1]))
+
+
 def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
     """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
 
     What a flow has left is in units of the rounds that the whole kernel takes, all its blocks at once.
     """
     pool = split.fetched
-    turns: list[tuple[float, int, Entry]] = []
-    for order, part in enumerate(split.begun):
+    turns: list[Turns] = []
+    for part in split.begun:
         flow = part.flow
         flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
         flow.updated_ps = now_ps
@@ -95,18 +135,13 @@ def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
             part.last, part.lasts = slots * (split.full if part.rounds == split.own else 1.0), 1.0
             part.fill = split.fill
         pool -= part.fetched
-        heappush(turns, (part.rounds - part.gone, order, part))
-    while pool > 1e-6:
-        ready, order, part = heappop(turns)
-        slots = part.sms / terms.sms_per_block
-        part.last = min(slots, pool)
-        part.fetched += part.last
-        pool -= part.last
-        part.lasts = 1.0 if part.last == slots else max(split.thin, part.last / slots)
-        part.rounds += part.lasts
-        heappush(turns, (ready + part.lasts, order, part))
-    for part in split.begun:
-        part.flow.left = (part.rounds - part.gone) / split.rounds
+        turns.append(Turns(ready=part.rounds - part.gone, slots=slots))
+    fetch(turns, pool, split.thin)
+    for turn, part in zip(turns, split.begun, strict=True):
+        if turn.fetched:
+            part.fetched += turn.fetched
+            part.rounds, part.last, part.lasts = part.gone + turn.ready, turn.last, turn.lasts
+        part.flow.left = turn.ready / split.rounds
         part.flow.due_ps = -1  # its end is another now
 
 

@@ -91,7 +91,13 @@ def replay_capture(
     dag = dag_of(capture, classes)
     gpu_id = trace_gpu or gpu_id_of(capture)
     target = None if gpu_id is None else machine(gpu_id)
-    load = load_of(capture, classes, sms=sms_of(capture) or (0 if target is None else target.gpu.sms))
+    load = load_of(
+        capture,
+        classes,
+        dag,
+        sms=sms_of(capture) or (0 if target is None else target.gpu.sms),
+        clusters=target is not None and target.gpu.clusters,
+    )
     # A collective takes its least time over the ranks: the others waited for the last one.
     load = replace(load, dur_ns=over_ranks(load.dur_ns, dag.collective, np.minimum))
     jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)
@@ -165,7 +171,7 @@ class _Setting:
             replace(capture, work=replace(capture.work, stream=parts.stream)),
             replace(self.classes, index=self.classes.index[parts.origin]),
             parts.dag,
-            split_load(self.load, parts, factor),
+            split_load(self.load, parts, factor, chains.units),
             [replace(wait, rows=tuple(parts.last[list(wait.rows)].tolist())) for wait in self.waits],
             target,
             jobs,

@@ -90,8 +90,10 @@ def changed(
         dur_ns[classes.is_class(cls)] /= factor
     load = replace(load, dur_ns=np.rint(dur_ns).astype(np.int64))
     if changes.ctas is not None:
-        blocks, tiles = (np.where(load.needs_all, changes.ctas, column) for column in (load.blocks, load.tiles))
+        blocks, tiles = (np.where(load.talks, changes.ctas, column) for column in (load.blocks, load.tiles))
         load = replace(load, blocks=blocks, tiles=tiles)
+    if changes.launch == "graph":
+        load = replace(load, lead_ns=load.graph_lead_ns)
     if changes.hide_communication:
         talks = classes.is_class(COMMUNICATION)
         load = replace(
@@ -99,7 +101,7 @@ def changed(
             dur_ns=np.where(talks, 0, load.dur_ns),
             lead_ns=np.where(talks, 0, load.lead_ns),
             blocks=np.where(talks, 0, load.blocks),
-            needs_all=load.needs_all & ~talks,
+            talks=load.talks & ~talks,
         )
     if changes.launch == "graph":
         at_once = replace(load, issue_ns=np.full_like(load.issue_ns, load.issue_ns.min()), pause_ns=graph_pause_ns)
@@ -112,8 +114,8 @@ def beside_products(load: Load, start_ns: Ints, end_ns: Ints) -> Floats:
     share = np.zeros(len(load.rank))
     for rank in np.unique(load.rank):
         mine = load.rank == rank
-        products = mine & (load.blocks > 0) & ~load.needs_all
-        talks = np.flatnonzero(mine & load.needs_all & (load.dur_ns > 0))
+        products = mine & (load.blocks > 0) & ~load.talks
+        talks = np.flatnonzero(mine & load.talks & (load.dur_ns > 0))
         begins, ends = union(start_ns[products], end_ns[products])
         if not len(begins):
             continue

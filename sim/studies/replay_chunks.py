@@ -25,6 +25,7 @@ CHUNKABLE = re.compile(
     re.IGNORECASE,
 )
 AWAITED = re.compile(r"all_?gather|all_?to_?all|dispatch", re.IGNORECASE)  # whose rows a product may take part by part
+AT_ONCE_NS = -(10**6)  # the lead of what follows its predecessor without a pause
 EXPOSED = 0.5  # a collective beside products for more of its time than this is overlapped already
 
 
@@ -246,28 +247,41 @@ def part_of(work: Work, chunks: int) -> Work:
     raise ReplayError(f"chunks = {chunks}: cannot cut a {type(work).__name__}")
 
 
-def split_load(load: Load, parts: Split, factor: Floats) -> Load:
+def split_load(load: Load, parts: Split, factor: Floats, units: Sequence[Unit]) -> Load:
     """``load`` of all parts; each takes ``factor`` times as long as the row that it is a part of.
 
-    A product's part has its share of the tiles, in the rounds that these need on a GPU that nobody else uses.
+    A product's part has its share of the tiles, in the rounds that these need on a GPU that nobody else uses. If no
+    block of it fetches any, nothing clears a counter before it.
     """
-    origin, products = parts.origin, parts.cut & ~load.needs_all[parts.origin]
+    origin, products = parts.origin, parts.cut & ~load.talks[parts.origin]
     tiles, blocks = load.tiles[origin], load.blocks[origin]
     tiles = np.where(products, -(-tiles // parts.chunks), tiles)
     blocks = np.where(products, np.minimum(blocks, tiles), blocks)
+    fetches = load.fetches[origin] & (~products | (tiles > load.own[origin] * blocks))
+    whole = set(origin[load.fetches[origin] & ~fetches].tolist())
+    needless = np.isin(origin, [before for unit in units for before, row in pairwise(unit.rows) if row in whole])
+    dur_ns = np.where(needless, 0, load.dur_ns[origin] * factor)
+
+    def lead(column: Ints) -> Ints:
+        return np.where(needless, AT_ONCE_NS, np.where(load.talks[origin] | fetches, column[origin], 0))
+
     rounds = None
     if load.rounds is not None:
         alone = -(-tiles // np.maximum(blocks, 1))
         rounds = np.where(products & (blocks > 0), alone, load.rounds[origin])
     return replace(
         load,
-        dur_ns=np.rint(load.dur_ns[origin] * factor).astype(np.int64),
+        dur_ns=np.rint(dur_ns).astype(np.int64),
         issue_ns=load.issue_ns[origin],
         early=load.early[origin],
         blocks=blocks,
         tiles=tiles,
-        needs_all=load.needs_all[origin],
-        lead_ns=load.lead_ns[origin],
+        cluster=load.cluster[origin],
+        own=load.own[origin],
+        talks=load.talks[origin],
+        lead_ns=lead(load.lead_ns),
+        graph_lead_ns=lead(load.graph_lead_ns),
+        fetches=fetches,
         rank=load.rank[origin],
         rounds=rounds,
     )

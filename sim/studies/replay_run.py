@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from simpy.core import Environment
 from simpy.events import Event, Timeout
 
+from hardware.laws.collective import CLUSTER_BLOCKS
 from sim.errors import DeadlockError
-from sim.studies.replay_sms import SmPool, finish_ns
+from sim.studies.replay_sms import Grid, SmPool, course
 from traces.capture import NONE
 from traces.dag import Dag
 from traces.records import Floats, Ints
@@ -30,10 +31,12 @@ class Load:
     """What a replay needs of each row of work, and of the machine; times in nanoseconds.
 
     ``issue_ns``: when the host has launched it (``early``: before the trace began). ``blocks`` SMs are held if they
-    are free, for as many rounds as ``tiles`` need on them (0: it keeps nobody out). ``needs_all``: it cannot start on
-    fewer. ``lead_ns`` passes after what it waited for, beyond ``pause_ns``. ``rounds``, where given, are those in which
-    the durations were measured: in more of them, because a collective holds SMs, or fewer, a row takes so much longer
-    or shorter.
+    are free, for as many rounds as ``tiles`` need on them (0: it keeps nobody out); blocks start ``cluster`` at a time
+    and have ``own`` tiles by their number; where ``fetches``, a memset clears the counter of further ones. ``talks``: a
+    collective, which cannot start where nothing is free; on a GPU with ``clusters`` in clusters of its own. ``lead_ns``
+    passes after what it waited for, beyond ``pause_ns``; ``graph_lead_ns`` in a graph. ``rounds``, where given, are
+    those in which the durations were measured: in more of them, because a collective holds SMs, or fewer, a row takes
+    so much longer or shorter.
     """
 
     dur_ns: Ints
@@ -41,10 +44,15 @@ class Load:
     early: NDArray[np.bool_]
     blocks: Ints
     tiles: Ints
-    needs_all: NDArray[np.bool_]
+    cluster: Ints
+    own: Ints
+    talks: NDArray[np.bool_]
     lead_ns: Ints
+    graph_lead_ns: Ints
+    fetches: NDArray[np.bool_]
     rank: Ints
     sms: int
+    clusters: bool
     pause_ns: int
     rounds: Floats | None = None
 
@@ -98,7 +106,11 @@ class _Run:
         self.env = env = Environment()
         self.dag, self.load = dag, load
         self.dur_ns, self.issue_ns, self.lead_ns = load.dur_ns.tolist(), load.issue_ns.tolist(), load.lead_ns.tolist()
-        self.blocks, self.tiles, self.needs_all = load.blocks.tolist(), load.tiles.tolist(), load.needs_all.tolist()
+        self.blocks, self.talks = load.blocks.tolist(), load.talks.tolist()
+        cluster = load.cluster.copy()
+        if load.clusters:
+            cluster[load.talks & (load.blocks % CLUSTER_BLOCKS == 0)] = CLUSTER_BLOCKS
+        self.shapes = list(zip(*(one.tolist() for one in (load.blocks, load.tiles, cluster, load.own)), strict=True))
         self.rank, self.collective = load.rank.tolist(), dag.collective.tolist()
         self.start_ns, self.end_ns = ([NONE] * len(self.rank) for _ in range(2))
         self.rounds = [0.0] * len(self.rank)
@@ -168,29 +180,48 @@ class _Run:
             begin_ns = max(self.issue_ns[row] + shift_ns[epoch], released_ns + pause_ns + self.lead_ns[row])
             if begin_ns > env.now:
                 yield Timeout(env, begin_ns - env.now)
-            if self.needs_all[row]:
-                yield from pool.room_for(self.blocks[row])
+            if talks := self.talks[row]:
+                yield from pool.room_for(Grid(*self.shapes[row]))
+                self._hold(row, pool, int(env.now) + self.dur_ns[row])
             self.start_ns[row] = env.now
             if (number := self.collective[row]) != NONE:
                 meeting = self.meetings[number]
                 meeting.missing -= 1
                 if meeting.missing:
                     yield meeting.together
+                    if talks:
+                        self._hold(row, pool, int(env.now) + self.dur_ns[row])
                 else:
                     meeting.together.succeed()
             dur_ns = self.dur_ns[row]
-            if self.blocks[row] and (groups := pool.groups(self.blocks[row])):
-                tiles, usual = self.tiles[row], self.usual_rounds[row]
-                self.rounds[row] = pool.rounds(groups, tiles, dur_ns)
-                if usual and dur_ns:
-                    dur_ns = finish_ns(groups, tiles, max(1, round(dur_ns / usual))) - int(env.now)
-                pool.take(row, groups[0][1], tiles, dur_ns)
+            if self.blocks[row] and not talks:
+                dur_ns = self._run_blocks(row, pool)
             if dur_ns:
                 yield Timeout(env, dur_ns)
-            pool.holders.pop(row, None)
+            pool.leave(row)
             end_ns[row] = free_ns = env.now
             if row in self.wanted:
                 self.wanted.pop(row).succeed()
+
+    def _hold(self, row: int, pool: SmPool, end_ns: int) -> None:
+        """Blocks of a collective hold SMs until it ends; those that find none follow when others leave."""
+        grid = Grid(*self.shapes[row])
+        pool.leave(row)
+        openings = pool.openings(grid, first=pool.room(grid) or grid.blocks)
+        pool.take(row, [*openings, (end_ns, -sum(sms for _, sms in openings))], clustered=False)
+
+    def _run_blocks(self, row: int, pool: SmPool) -> int:
+        """Nanoseconds of work whose blocks start on the SMs that are free, and hold them from now on."""
+        grid, dur_ns, usual = Grid(*self.shapes[row]), int(self.dur_ns[row]), self.usual_rounds[row]
+        if not (openings := pool.openings(grid)):
+            return dur_ns
+        self.rounds[row] = rounds = pool.rounds(grid, openings, dur_ns)
+        if not dur_ns:
+            return dur_ns
+        run = course(grid, openings, max(1, round(dur_ns / (usual or rounds))))
+        end_ns = run.end_ns if usual else int(self.env.now) + dur_ns
+        pool.take(row, [(min(at_ns, end_ns), sms) for at_ns, sms in run.changes], clustered=grid.cluster > 1)
+        return end_ns - int(self.env.now)
 
     def _host(self, rank: int) -> Generator[Event, None, None]:
         """The blocking calls of one rank: each returns after its work, and shifts what the host does next."""

@@ -1,49 +1,119 @@
-"""The SMs of a GPU in a replay: which blocks find room, and how long the others make a kernel last."""
+"""The SMs of a GPU in a replay: which blocks find room when, and how long the others make a kernel last.
+
+Who gets which SMs, and what a block fetches, are the engine's rules (:mod:`sim.engine.grants`). Here all ends are
+known beforehand, so that a kernel's whole course is worked out as it starts.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from simpy.core import Environment
 from simpy.events import Event, Timeout
 
-Group = tuple[int, int]  # since when (ns) how many SMs
+from sim.engine.grants import Turns, fetch, room
+
+Change = tuple[int, int]  # at which moment (ns) so many SMs more, or fewer, are free or held
+NEVER_NS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class _Holder:
-    """SMs that one row holds: ``sms`` until its last round of blocks begins, then ``last_sms`` to its end."""
+class Grid:
+    """``tiles`` of a kernel on at most ``blocks`` SMs, ``cluster`` blocks at a time; each has ``own`` by its number.
 
-    sms: int
-    last_sms: int
-    tail_ns: int
-    end_ns: int
-
-    def at(self, now_ns: int) -> int:
-        """SMs held at ``now_ns``."""
-        return self.sms if now_ns < self.tail_ns else self.last_sms if now_ns < self.end_ns else 0
-
-
-def done_by(now_ns: int, groups: Sequence[Group], round_ns: int) -> int:
-    """Tiles that are done at ``now_ns`` on ``groups`` of SMs, one after another on each."""
-    return sum(sms * max(0, (now_ns - since_ns) // round_ns) for since_ns, sms in groups)
-
-
-def finish_ns(groups: Sequence[Group], tiles: int, round_ns: int) -> int:
-    """When the last of ``tiles`` is done, each of ``round_ns``, on SMs that come one group after another.
-
-    >>> finish_ns([(0, 100)], 132, 10), finish_ns([(0, 100), (4, 32)], 132, 10)
-    (20, 14)
+    ``own`` is 0 where tiles are blocks themselves: they go to whichever SM is free.
     """
 
-    def after(since_ns: int) -> int:
-        rounds = range(1, tiles + 1)
-        place = bisect_left(rounds, tiles, key=lambda k: done_by(since_ns + k * round_ns, groups, round_ns))
-        return since_ns + round_ns * rounds[place]
+    blocks: int
+    tiles: int
+    cluster: int = 1
+    own: int = 0
 
-    return min(after(since_ns) for since_ns, _ in groups)
+    @property
+    def rounds(self) -> int:
+        """Rounds of tiles on a GPU that nobody else uses."""
+        return max(1, -(-self.tiles // max(1, self.blocks)))
+
+    def own_rounds(self, block: int) -> int:
+        """Tiles that block number ``block`` has by its number."""
+        return sum(block + turn * self.blocks < self.tiles for turn in range(self.own))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A kernel's end, and how many SMs it takes (or gives back) when."""
+
+    end_ns: int
+    changes: tuple[Change, ...]
+
+
+def course(grid: Grid, openings: Sequence[Change], round_ns: int) -> Course:
+    """The course of ``grid``, rounds of ``round_ns``, on SMs that open one after another; the first of them now.
+
+    Blocks that have found no SM take what opens, or what blocks of the same kernel leave: with ``own`` tiles the
+    kernel lasts until they have done those.
+
+    >>> product = Grid(blocks=132, tiles=512, cluster=2, own=2)
+    >>> [course(product, [(0, free)], 10).end_ns for free in (132, 128, 124)]
+    [40, 50, 60]
+    >>> course(product, [(0, 124), (22, 8)], 10).end_ns
+    42
+    """
+    now_ns, (since, open_) = openings[0][0], zip(*openings, strict=True)
+    admitted = 1
+    while True:
+        parts, firsts = [], []
+        first = 0
+        for since_ns, slots in zip(since[:admitted], open_[:admitted], strict=True):
+            parts.append(Turns(ready=(since_ns - now_ns) / round_ns + grid.own_rounds(first), slots=slots))
+            firsts.append(first)
+            first += slots
+        fetched = grid.tiles - min(grid.tiles, grid.own * grid.blocks)
+        fetch(parts, fetched)
+        ends = [now_ns + round(part.ready * round_ns) for part in parts]
+        exits = _exits(grid, parts, ends, firsts, round_ns)
+        if admitted == len(openings) or since[admitted] >= exits[0][0]:
+            break
+        admitted += 1
+    changes = [(since_ns, slots) for since_ns, slots in openings[:admitted]]
+    changes += [(moment, -slots) for moment, slots in exits]
+    end_ns = max(moment for moment, _ in exits)
+    if not grid.own or first >= grid.blocks:
+        return Course(end_ns, tuple(changes))
+    free = [*exits, *openings[admitted:]]
+    heapify(free)
+    found = 0
+    while first < grid.blocks and free:
+        moment, slots = heappop(free)
+        found += slots
+        starts = min(grid.blocks - first, found - found % grid.cluster)
+        if starts:
+            ends_ns = moment + round_ns * grid.own_rounds(first)
+            changes += [(moment, starts), (ends_ns, -starts)]
+            heappush(free, (ends_ns, starts))
+            end_ns = max(end_ns, ends_ns)
+            found -= starts
+            first += starts
+    return Course(end_ns, tuple(changes))
+
+
+def _exits(
+    grid: Grid, parts: Sequence[Turns], ends: Sequence[int], firsts: Sequence[int], round_ns: int
+) -> list[Change]:
+    """SMs that each part leaves, when: a round before its end those without a tile in its last round."""
+    exits: list[Change] = []
+    for part, end_ns, first in zip(parts, ends, firsts, strict=True):
+        slots = int(part.slots)
+        busy = int(part.last)
+        if not part.fetched and (turns := grid.own_rounds(first)):
+            busy = min(slots, grid.tiles - (turns - 1) * grid.blocks - first)
+        if 0 < busy < slots:
+            exits.append((end_ns - round_ns, slots - busy))
+        exits.append((end_ns, busy or slots))
+    return sorted(exits)
 
 
 class SmPool:
@@ -51,56 +121,76 @@ class SmPool:
 
     def __init__(self, env: Environment, sms: int) -> None:
         self.env, self.sms = env, sms
-        self.holders: dict[int, _Holder] = {}
+        self.scattered = 0  # free ones that a product's clusters left over: no two pairs of one GPC
+        self.holders: dict[int, Sequence[Change]] = {}
 
     def free(self) -> int:
         """SMs that nobody holds now."""
         now_ns = self.env.now
-        return self.sms - sum(holder.at(now_ns) for holder in self.holders.values())
+        return self.sms - sum(sms for changes in self.holders.values() for moment, sms in changes if moment <= now_ns)
 
-    def room_for(self, sms: int) -> Generator[Event, None, None]:
-        """Wait until ``sms`` SMs are free, or nobody holds any."""
+    def room(self, grid: Grid) -> int:
+        """SMs that a collective of ``grid`` can start on now."""
+        return int(room(grid.blocks, self.free(), scattered=self.scattered, cluster=grid.cluster))
+
+    def room_for(self, grid: Grid) -> Generator[Event, None, None]:
+        """Wait until a collective of ``grid`` can start, or nobody holds any SMs."""
         env = self.env
-        while sms > self.free():
-            changes = [moment for holder in self.holders.values() for moment in (holder.tail_ns, holder.end_ns)]
-            if (moment := min((moment for moment in changes if moment > env.now), default=None)) is None:
+        while self.holders and self.room(grid) <= 0:
+            moments = [moment for changes in self.holders.values() for moment, _ in changes if moment > env.now]
+            if not moments:
                 return
-            yield Timeout(env, moment - env.now)
+            yield Timeout(env, min(moments) - env.now)
 
-    def groups(self, blocks: int) -> tuple[Group, ...]:
-        """SMs of ``blocks`` that start now: what is free (no groups where nothing is), then what others leave."""
-        now_ns, free = int(self.env.now), self.free()
-        if free <= 0:
+    def openings(self, grid: Grid, first: int | None = None) -> tuple[Change, ...]:
+        """SMs of ``grid``, when: ``first``, or what is free, now (nothing where nothing is); then what others leave."""
+        now_ns = int(self.env.now)
+        if not self.holders:
+            return ((now_ns, min(grid.blocks, self.sms)),)
+        later: dict[int, int] = {}
+        free = self.sms
+        for changes in self.holders.values():
+            for moment, sms in changes:
+                if moment <= now_ns:
+                    free -= sms
+                else:
+                    later[moment] = later.get(moment, 0) - sms
+        taken = min(grid.blocks, free - free % grid.cluster) if first is None else min(first, grid.blocks)
+        if taken <= 0:
             return ()
-        found = [(now_ns, min(blocks, free))]
-        missing = blocks - found[0][1]
-        leaving = sorted((holder.end_ns, holder.at(now_ns)) for holder in self.holders.values()) if missing else ()
-        for end_ns, sms in leaving:
-            if taken := min(missing, sms):
-                found.append((end_ns, taken))
-                missing -= taken
+        found = [(now_ns, taken)]
+        if taken == grid.blocks:
+            return tuple(found)
+        moments = sorted(later)
+        levels = []
+        for moment in moments:
+            free += later[moment]
+            levels.append(free)
+        for place in range(len(levels) - 2, -1, -1):
+            levels[place] = min(levels[place], levels[place + 1])  # others have a claim on the rest
+        for moment, level in zip(moments, levels, strict=True):
+            if (more := min(grid.blocks, level - level % grid.cluster) - taken) > 0:
+                found.append((moment, more))
+                taken += more
         return tuple(found)
 
-    def rounds(self, groups: Sequence[Group], tiles: int, dur_ns: int) -> float:
-        """Rounds of ``tiles`` in which work of ``dur_ns`` on ``groups`` goes, to a nanosecond of a round."""
-        now_ns, sms = groups[0]
-        most = max(1, -(-tiles // sms))
-        if len(groups) == 1 or dur_ns < 2 * most:
+    def rounds(self, grid: Grid, openings: Sequence[Change], dur_ns: int) -> float:
+        """Rounds of tiles in which work of ``dur_ns`` goes, to a nanosecond of a round."""
+        now_ns, sms = openings[0]
+        most = max(1, -(-grid.tiles // sms))
+        if sms >= grid.blocks or dur_ns < 2 * most:
             return most
-        times_ns = range(dur_ns // most, dur_ns + 1)
-        at = bisect_left(times_ns, dur_ns, key=lambda round_ns: finish_ns(groups, tiles, round_ns) - now_ns)
+        times_ns = range(dur_ns // (most + grid.own), dur_ns + 1)
+        at = bisect_left(times_ns, dur_ns, key=lambda round_ns: course(grid, openings, round_ns).end_ns - now_ns)
         return dur_ns / times_ns[min(at, len(times_ns) - 1)]
 
-    def take(self, row: int, sms: int, tiles: int, dur_ns: int) -> None:
-        """Hold ``sms`` from now on, for ``dur_ns``, in equal rounds of ``tiles``.
+    def take(self, row: int, changes: Sequence[Change], *, clustered: bool) -> None:
+        """Hold SMs as ``changes`` say."""
+        self.holders[row] = changes
+        if clustered:
+            self.scattered = self.free()
 
-        Blocks that come later hold none here: a collective that waits gets what another leaves before they do.
-        """
-        rounds = max(1, -(-tiles // sms))
-        begin_ns = int(self.env.now)
-        self.holders[row] = _Holder(
-            sms=sms,
-            last_sms=tiles - sms * (rounds - 1),
-            tail_ns=begin_ns + dur_ns * (rounds - 1) // rounds,
-            end_ns=begin_ns + dur_ns,
-        )
+    def leave(self, row: int) -> None:
+        """Hold none any more."""
+        if self.holders.pop(row, None) is not None:
+            self.scattered = 0
