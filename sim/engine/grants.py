@@ -87,7 +87,7 @@ def split_off(entry: Entry, terms: KernelTerms, sms: float, whole: float, clock_
 
 @dataclass(slots=True)
 class Turns:
-    """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last, of ``lasts``."""
+    """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last (``lasts``)."""
 
     ready: float
     slots: float
