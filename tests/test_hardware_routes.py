@@ -159,10 +159,18 @@ def test_direct_access_ends_at_the_node() -> None:
 
 
 def test_a_receive_that_waits_takes_an_sm_a_block() -> None:
-    """Blocks as forced, or by size: what our send/receive rows of 4 MiB (16 blocks) and 64 MiB (32) show."""
-    for ctas, size, blocks in ((8, MIB, 8), (None, 4 * MIB, 16), (None, 64 * MIB, 32), (None, 8, 1)):
+    """Blocks as forced, or by size: what our send/receive rows of 4 MiB (16 blocks) and 64 MiB (32) show.
+
+    A lone block takes its SM's neighbour from kernels in clusters of two.
+    """
+    for ctas, size, blocks, sms in (
+        (8, MIB, 8, 1.0),
+        (None, 4 * MIB, 16, 1.0),
+        (None, 64 * MIB, 32, 1.0),
+        (None, 8, 1, 2.0),
+    ):
         send = terms("send", 2, size, ctas=ctas)
-        assert (send.blocks, send.sms_per_block) == (blocks, 1.0)
+        assert (send.blocks, send.sms_per_block) == (blocks, sms)
     assert terms("send", 2, 64 * MIB).waiting_power_w == pytest.approx(PROFILE.collective.waiting_power_w * 32 / 24)
 
 

@@ -111,7 +111,7 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     spread = (
         _spread(rows, power.curve, gpu)
         if any("gpu_index" in row and row["kind"] == "gemm" for row in rows)
-        else base.spread
+        else replace(base.spread, mean_power_factor=1.0)  # of one's own card, not of the mean one
     )
     rows, _ = to_one_card(of_one_kind(rows), gpu, power.curve)
     single = [row for row in rows if row["world"] == 1 and "gpu_index" not in row]
