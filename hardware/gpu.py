@@ -43,6 +43,11 @@ class GpuSpec:
     sources: Mapping[str, str]
     confidence: Mapping[str, Confidence]
 
+    @property
+    def clusters(self) -> bool:
+        """Whether blocks of a kernel can be launched as clusters on neighbouring SMs (Hopper and later)."""
+        return self.architecture in ("hopper", "blackwell")
+
     def tensor_flops_per_cycle_per_sm(self, dtype: str) -> float:
         """Dense multiply-add FLOPs one SM retires per clock cycle for ``dtype``."""
         return self.tensor_flops_per_s[dtype] / (self.reference_clock_hz * self.sms)

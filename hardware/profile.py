@@ -278,6 +278,8 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
                 l2_bytes_per_s=c.l2_bytes_per_s * cache,
                 hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
                 blocks_per_s=None if c.blocks_per_s is None else c.blocks_per_s * cache,
+                # The SMs' own work goes with their cycles, what it is held against with HBM.
+                follows_below=c.follows_below and c.follows_below * (hbm / cache if c.blocks_per_s is None else 1.0),
                 sm_power_w=c.sm_power_w * power,
             )
             for name, c in base.elementwise.items()

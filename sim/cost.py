@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import assert_never
@@ -22,7 +23,7 @@ from hardware.laws.price import (
     gemm_terms,
     grouped_gemm_terms,
 )
-from hardware.laws.terms import KernelTerms
+from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
 from sim.engine.grants import OWN_TILES
 from sim.engine.graph import KernelClass
@@ -41,6 +42,9 @@ from workloads.work import (
 # on two GPUs; in graphs 92 times of 96 beside attention's products, 61 times of 61 in steps of 8 chunks. But products
 # of more tiles than two a block first clear the counter that blocks fetch tiles from, in a kernel of its own, and there
 # the collective wins, 120 times of 139. Seconds added to a stream's gap; of the clearing kernel with its own gap.
+# Where ranks differ in who wins, the collective holds its SMs on some and waits for the last round of the product on
+# others (a product of 4 rounds then takes 6).
+COLLECTIVE_WINS = 120 / 139
 SIDE_STREAM_LEAD_S = 2.2e-6
 CLEARING_S = 2.7e-6
 
@@ -73,14 +77,27 @@ class Pricer:
         return KernelClass(
             name=kernel.name,
             family=family(work),
-            terms=terms,
+            terms=self._contested(work, terms),
             gap_s=0.0 if side or goes_on else self.gap_s,
             lead_s=SIDE_STREAM_LEAD_S if side else 0.0,
-            clearing_s=min(CLEARING_S, terms.floor_s) if fetches else 0.0,
+            clearing_s=min(CLEARING_S, terms.scale * terms.floor_s) if fetches else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": kernel.flops} | sizes(work),
         )
+
+    def _contested(self, work: Work, terms: KernelTerms) -> KernelTerms:
+        """``terms`` of a collective that on some rank waits for its rival's last round, in its turn among its like."""
+        if not isinstance(work, CollectiveWork) or work.rival is None:
+            return terms
+        rival = self.terms(work.rival)
+        if rival.blocks <= OWN_TILES * self.gpu.sms:
+            return terms  # no counter to clear: it wins on every rank
+        share = 1.0 - COLLECTIVE_WINS ** len(work.ranks)
+        if math.floor((work.turn + 1) * share + 0.5) == math.floor(work.turn * share + 0.5):
+            return terms
+        waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
+        return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
 
     def _of_group(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` on any chips: the mean chip's power, and on several of them tensor time of the slowest one.
@@ -216,7 +233,9 @@ def sizes(work: Work) -> dict[str, object]:
     return {
         field.name: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
         for field in fields(work)
-        if (value := getattr(work, field.name)) is not None and not (value is False and field.default is False)
+        if (value := getattr(work, field.name)) is not None
+        and not (value is False and field.default is False)
+        and field.name not in ("rival", "turn")
     }
 
 

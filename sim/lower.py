@@ -36,12 +36,13 @@ class _Tables:
 
     classify: Classify
     classes: list[KernelClass] = field(default_factory=list)
-    class_of: dict[Kernel, int] = field(default_factory=dict)
+    class_of: dict[tuple[Kernel, bool], int] = field(default_factory=dict)
     segments: list[tuple[str, str, int]] = field(default_factory=list)
     segment_of: dict[tuple[int, int, Segment], int] = field(default_factory=dict)
     asynchronous: set[int] = field(default_factory=set)
 
-    def kernel(self, kernel: Kernel) -> int:
+    def kernel(self, kernel: Kernel, *, beside: bool) -> int:
+        """The class of ``kernel`` in a segment of one stream, or of several."""
         # Where a kernel stands (stream, edges) does not change what it costs.
         bare = Kernel(
             name=kernel.name,
@@ -50,10 +51,11 @@ class _Tables:
             bytes_moved=kernel.bytes_moved,
             priority=kernel.priority,
         )
-        index = self.class_of.get(bare)
+        index = self.class_of.get((bare, beside))
         if index is None:
-            index = self.class_of[bare] = len(self.classes)
-            self.classes.append(self.classify(bare))
+            index = self.class_of[bare, beside] = len(self.classes)
+            priced = self.classify(bare)
+            self.classes.append(_clearing(priced) if beside else priced)
         return index
 
     def segment(self, phase_index: int, segment_index: int, phase: str, segment: Segment) -> int:
@@ -117,7 +119,7 @@ def lower(
         issue_ps = [round((i + 1) * issue_s * 1e12) for size in sizes for i in range(size)]
     return KernelGraph(
         gpus=len(columns),
-        classes=tuple(tables.classes if len(queue_gpu) == len(columns) else map(_beside, tables.classes)),
+        classes=tuple(tables.classes),
         op_class=np.concatenate([c.kernel_class for c in columns]).tolist(),
         op_gpu=np.repeat(np.arange(len(columns)), sizes).tolist(),
         op_queue=op_queue.tolist(),
@@ -135,11 +137,11 @@ def lower(
     )
 
 
-def _beside(kernel: KernelClass) -> KernelClass:
-    """``kernel`` where other streams may take its SMs before it does."""
+def _clearing(kernel: KernelClass) -> KernelClass:
+    """``kernel`` where other streams may take its SMs while it is not ready for them."""
     if not kernel.clearing_s:
         return kernel
-    floor_s = kernel.terms.floor_s - kernel.clearing_s
+    floor_s = kernel.terms.floor_s - kernel.clearing_s / kernel.terms.scale
     return replace(kernel, lead_s=kernel.clearing_s, terms=replace(kernel.terms, floor_s=floor_s))
 
 
@@ -157,8 +159,9 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
             kernels, repeat = segment.kernels, segment.repeat
             size = len(kernels)
             first = tables.segment(phase_index, segment_index, phase.name, segment)
-            classes.append(np.tile([tables.kernel(k) for k in kernels], repeat))
             lane = [k.stream for k in kernels]
+            beside = len(set(lane)) > 1
+            classes.append(np.tile([tables.kernel(k, beside=beside) for k in kernels], repeat))
             streams.append(np.tile(lane, repeat))
             segments.append(np.repeat(np.arange(first, first + repeat), size))
             in_segment: dict[tuple[int, ...], list[int]] = {}

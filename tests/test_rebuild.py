@@ -9,6 +9,7 @@ import pytest
 
 from hardware.calibrate.cards import of_one_kind, to_one_card
 from hardware.calibrate.fit import ELEMENTWISE, fit_records, read_fit_records, record_files
+from hardware.calibrate.fit_clocks import clock_pairs
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise
 from hardware.calibrate.fit_limits import fit_limits
 from hardware.calibrate.fit_power import fit_power, setting_of
@@ -36,7 +37,12 @@ def test_committed_records_give_the_shipped_coefficients() -> None:
     decode = fit_decode(
         [r for r in single if r["kind"] == "attention" and r["phase"] == "decode"], setting, power.hbm_byte_energy_j
     )
-    moved = fit_elementwise([r for r in single if r["kind"] in ELEMENTWISE], setting, power.hbm_byte_energy_j)
+    moved = fit_elementwise(
+        [r for r in single if r["kind"] in ELEMENTWISE],
+        setting,
+        power.hbm_byte_energy_j,
+        clock_pairs(single, l2_bytes=gpu.l2_bytes),
+    )
     found = {"curve": power.curve, "limits": fit_limits(rows, gpu, power.curve, setting.limit_w).limits}
     found |= {"decode": decode.coefficients} | {kind: family.coefficients for kind, family in moved.items()}
     expected = {"curve": shipped.curve, "limits": shipped.limits, "decode": shipped.decode} | dict(shipped.elementwise)
@@ -63,6 +69,7 @@ def test_a_user_with_one_gpu_gets_a_profile_from_the_calibration_plan() -> None:
     own = fit_records([RECORDS / "suite"], load_gpu("h100"))
     assert own.status == "calibrated" and own.collective == shipped.collective and own.spread == shipped.spread
     assert own.elementwise["gelu"] == shipped.elementwise["gelu"]  # not in the plan
+    assert own.elementwise["rope"].follows_below == shipped.elementwise["rope"].follows_below  # at one clock alone
     assert own.gemm["bf16"].efficiency == pytest.approx(shipped.gemm["bf16"].efficiency, rel=0.03)
     assert own.decode.hbm_bytes_per_s == pytest.approx(shipped.decode.hbm_bytes_per_s, rel=0.03)
     assert own.curve.idle_w(1.98e9) == pytest.approx(shipped.curve.idle_w(1.98e9), rel=0.1)

@@ -65,7 +65,7 @@ def test_a_serial_run_equals_its_closed_form() -> None:
     for class_id, count in Counter(run.graph.op_class).items():
         terms = run.graph.classes[class_id].terms
         sms = min(terms.blocks * terms.sms_per_block, 132.0)
-        state = model.solve(((class_id, sms, False),), run.power_limit_w[0], run.clock_limit_hz[0])
+        state = model.solve(((class_id, sms, False, 1.0),), run.power_limit_w[0], run.clock_limit_hz[0])
         seconds += count / state.rates[0] * 1e-12
         joules += count / state.rates[0] * 1e-12 * state.power_w
     assert run.latency_s == pytest.approx(seconds, rel=5e-8)

@@ -162,7 +162,8 @@ class CollectiveWork:
     the bytes one rank sends; ``send`` goes one way, from the first rank to the second. ``ctas`` None leaves
     the number of blocks to the library, 0 leaves the copying to copy engines (send/recv only).
     ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes`` are what this rank exchanges with all
-    others in an uneven all-to-all; None: an even one.
+    others in an uneven all-to-all; None: an even one. ``rival`` is a product that becomes ready with it, and
+    may get the SMs first on some ranks; ``turn`` counts such collectives.
     """
 
     op: CollectiveOp
@@ -172,6 +173,8 @@ class CollectiveWork:
     algorithm: AllReduce = AllReduce.LIBRARY
     sent_bytes: int | None = None
     received_bytes: int | None = None
+    rival: GemmWork | None = None
+    turn: int = 0
 
 
 Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | CollectiveWork

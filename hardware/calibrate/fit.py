@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hardware.calibrate.cards import mean_chip, of_one_kind, to_one_card
+from hardware.calibrate.fit_clocks import clock_pairs
 from hardware.calibrate.fit_collective import fit_collectives
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
@@ -23,6 +25,7 @@ from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.calibrate.suite.host_issue import LAUNCHES
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.power import PowerCurve
 from hardware.profile import ChipSpread, LaunchCosts, Profile, Provenance, profile_for
 
@@ -31,6 +34,7 @@ FIT_KINDS = frozenset(
         "idle", "gemm", "attention", "collective", "contention", "alone", "together", "duty", "grouped_gemm",
         "in_context", "small_kernels", "transient", "host", "host_issue", "copy", "add_rmsnorm", "silu_mul", "rope",
         "cast_fp8", "gather", "index_add", "topk_sum", "gelu", "permute_copy", "cat", "kv_write", "waiting",
+        "at_clock",
     }
 )  # fmt: skip
 # Without rows of these nothing can be fitted.
@@ -130,7 +134,8 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
         if grouped_rows
         else Family(coefficients=base.grouped, corrections=base.grouped_corrections, errors={})
     )
-    elementwise = fit_elementwise([row for row in single if row["kind"] in ELEMENTWISE], setting, hbm_j)
+    pairs = clock_pairs(single, l2_bytes=gpu.l2_bytes)
+    elementwise = fit_elementwise([row for row in single if row["kind"] in ELEMENTWISE], setting, hbm_j, pairs)
     families: dict[str, Family[Any]] = {
         **{f"gemm.{dtype}": family for dtype, family in gemm.items()},
         "prefill": prefill,
@@ -171,7 +176,15 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
         prefill_corrections=prefill.corrections,
         decode=decode.coefficients,
         decode_corrections=decode.corrections,
-        elementwise={**base.elementwise, **{kind: family.coefficients for kind, family in elementwise.items()}},
+        elementwise={
+            **base.elementwise,
+            **{
+                kind: family.coefficients
+                if kind in pairs
+                else _with_clock(family.coefficients, base.elementwise.get(kind))
+                for kind, family in elementwise.items()
+            },
+        },
         elementwise_corrections={
             **base.elementwise_corrections,
             **{kind: family.corrections for kind, family in elementwise.items()},
@@ -189,6 +202,11 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
 EAGER_GAP_S = 2.6e-6
 # Launches of a dense decode layer by operation, where no row times the whole layer.
 DECODE_LAYER = {"add_rmsnorm": 2, "linear": 4, "rope": 1, "attend_token": 1, "silu_mul": 1}
+
+
+def _with_clock(c: ElementwiseCoefficients, base: ElementwiseCoefficients | None) -> ElementwiseCoefficients:
+    """``c`` with what the base knows of the clock, for records without rows at two clocks."""
+    return c if base is None else replace(c, follows_below=base.follows_below)
 
 
 def _host_issue_s(rows: Sequence[Row], base: float) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair, follow_the_clock, moved_bytes
 from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
 from hardware.calibrate.suite.routing import tiles256_of
 from hardware.laws.attention import (
@@ -69,6 +70,8 @@ ELEMENTWISE_START = ElementwiseCoefficients(
 ROPE_BLOCKS_PER_S = 1.7e9
 # Distinct bytes over bytes moved: rope works in place; add + norm writes its sum back where it read the residual.
 FOOTPRINT = {"rope": 0.5, "add_rmsnorm": 0.75}
+# Where the search begins for kernels that follow the clock: all of them do below this share of its maximum.
+FOLLOWS_BELOW = 0.95
 # Length scales of the corrections in the units of each family's coordinates (octaves).
 PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
 DECODE_LENGTHS = (1.5, 1.5, 1.0)
@@ -172,18 +175,6 @@ def elementwise_features_of(row: Row) -> tuple[float, ...]:
     return elementwise_features(row["kind"], moved_bytes(row), rows_of(row))
 
 
-def moved_bytes(row: Row) -> float:
-    """Bytes of an elementwise row; the MoE helpers' rows give rows and width only.
-
-    gather reads and writes each row; index_add multiplies (read, write) and adds (two reads, one write);
-    topk_sum multiplies eight rows (read, write), sums them (read) and writes one.
-    """
-    if "bytes_moved" in row:
-        return float(row["bytes_moved"])
-    passes = {"gather": 2.0, "index_add": 5.0, "topk_sum": 3.0 + 1.0 / 8.0}[row["kind"]]
-    return float(passes * row["rows"] * row["width"] * 2.0)
-
-
 def rows_of(row: Row) -> int:
     """Rows of an elementwise row; a copy is one."""
     return int(row.get("tokens") or row.get("rows") or 1)
@@ -259,10 +250,11 @@ def fit_grouped(rows: Sequence[Row], setting: Setting, decode: DecodeCoefficient
 
 
 def fit_elementwise(
-    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float
+    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float, pairs: Mapping[str, Sequence[Pair]] | None = None
 ) -> dict[str, Family[ElementwiseCoefficients]]:
-    """One set of coefficients a kernel name."""
+    """One set of coefficients a kernel name; ``pairs`` of rows at two clocks say which of them follow the clock."""
     fitted = {}
+    pairs = pairs or {}
     for kind in sorted({row["kind"] for row in rows}):
         start = replace(
             ELEMENTWISE_START, footprint=FOOTPRINT.get(kind, 1.0), hbm_byte_energy_j=0.7 * hbm_byte_energy_j
@@ -273,9 +265,15 @@ def fit_elementwise(
             free = FREE_ROPE
         if kind == "index_add":
             start = replace(start, l2_bytes_per_s=1e12, hbm_bytes_per_s=1e12)
+        anchors = pairs.get(kind, ())
+        if follow_the_clock(anchors):
+            start, free = replace(start, follows_below=FOLLOWS_BELOW), (*free, "follows_below")
+        elif anchors:
+            start, anchors = replace(start, follows_below=0.0), ()
         fitted[kind] = fit_family(
             [row for row in rows if row["kind"] == kind], setting, start, free,
             lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of,
-            lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02), energy=(0.08, 0.03),
+            lengths=ELEMENTWISE_LENGTHS, anchors=anchors, ratio_sigma=BETWEEN_SIGMA, time=(0.08, 0.02),
+            energy=(0.08, 0.03),
         )  # fmt: skip
     return fitted

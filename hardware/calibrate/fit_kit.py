@@ -140,13 +140,14 @@ def fit_family(
     *,
     lengths: tuple[float, ...],
     anchors: Sequence[tuple[Row, Row]] = (),
+    ratio_sigma: float = RATIO_SIGMA,
     priors: Mapping[str, float] | None = None,
     time: tuple[float, float] = (0.06, 0.02),
     energy: tuple[float, float] = (0.08, 0.03),
 ) -> Family[Coefficients]:
     """Coefficients by least squares, then corrections of what is left."""
     coefficients, errors, correlation = fit_coefficients(
-        rows, setting, start, free, terms_of, anchors=anchors, priors=priors
+        rows, setting, start, free, terms_of, anchors=anchors, ratio_sigma=ratio_sigma, priors=priors
     )
     corrections = learn_corrections(
         rows,
@@ -168,14 +169,15 @@ def fit_coefficients(
     terms_of: Callable[[Coefficients, Row], KernelTerms],
     *,
     anchors: Sequence[tuple[Row, Row]] = (),
+    ratio_sigma: float = RATIO_SIGMA,
     priors: Mapping[str, float] | None = None,
 ) -> tuple[Coefficients, dict[str, float], Matrix]:
     """Least squares on log time and log energy of ``rows`` at their settled points.
 
-    ``anchors`` are pairs of rows of one shape at two true clocks (``clock_hz``): the ratio of their times says
-    what follows the clock, whatever the shape's own correction will be. ``priors`` are standard deviations of
-    logs about the start (1 where not given). Returns the coefficients and the standard errors of the logs of
-    the ``free`` ones.
+    ``anchors`` are pairs of rows of one shape at two true clocks (``clock_hz``): the ratio of their times (its log
+    known to ``ratio_sigma``) says what follows the clock, whatever the shape's own correction will be. ``priors`` are
+    standard deviations of logs about the start (1 where not given). Returns the coefficients and the standard errors
+    of the logs of the ``free`` ones.
     """
     widths = np.array([(priors or {}).get(name, 1.0) for name in free])
     gpu, curve = setting.gpu, setting.curve
@@ -203,7 +205,7 @@ def fit_coefficients(
                 )
                 for row in pair
             )
-            out.extend([(slow - fast) / RATIO_SIGMA, 0.5 * (slow + fast) / 0.03])
+            out.extend([(slow - fast) / ratio_sigma, 0.5 * (slow + fast) / 0.03])
         # A pull to the start keeps what the rows do not identify where the datasheet put it.
         out.extend((x - x0) / widths)
         return np.asarray(out)

@@ -247,7 +247,11 @@ def a100_profiles(vf: Path, folder: Path | None) -> tuple[list[Profile], dict[st
     basis = f"{h100.id} (energies) and kernel times of aiconfigurator-core {VERSION}"
     profiles = []
     for gpu, own in ((module, timed), (card, forecast_profile(card, timed, module))):
-        profiles.append(replace(own, curve=curves[gpu.id], status="forecast", basis=basis, provenance=provenance))
+        # The power of its own card is what the energies were scaled to.
+        spread = replace(own.spread, mean_power_factor=1.0)
+        profiles.append(
+            replace(own, curve=curves[gpu.id], spread=spread, status="forecast", basis=basis, provenance=provenance)
+        )
     return profiles, fits
 
 

@@ -123,11 +123,12 @@ def collective_base_terms(
     algorithm: str = "library",
     span: Span | None = None,
     link_bytes_per_s: float = math.inf,
+    clusters: bool = False,
 ) -> KernelTerms:
     """Terms of one collective: loop cost as measured, or its cost inside a step.
 
     ``algorithm`` chooses among the ways of an all-reduce. ``span`` says how the ranks lie on nodes; None: on one.
-    ``link_bytes_per_s`` is a GPU's own link rate, for reads of peers.
+    ``link_bytes_per_s`` is a GPU's own link rate, for reads of peers; ``clusters``: it launches clusters of blocks.
     """
     c = coefficients
     if world < 2:
@@ -176,7 +177,7 @@ def collective_base_terms(
     if op == "send":
         blocks = send_blocks(buffer_bytes) if ctas is None else ctas
         waiting_w = c.waiting_power_w * blocks / DEFAULT_CTAS
-    if blocks < CLUSTER_BLOCKS:
+    if clusters and blocks < CLUSTER_BLOCKS:
         per_block *= 2.0
     held = min(blocks * per_block, float(sms))
     return KernelTerms(
@@ -185,6 +186,7 @@ def collective_base_terms(
         cycles_per_block=0.0,
         quantised=False,
         sms_per_block=per_block,
+        cluster=CLUSTER_BLOCKS if clusters and blocks % CLUSTER_BLOCKS == 0 else 1,
         link_bytes=moved,
         hbm_bytes=sharing.traffic_scale * ring_traffic(op, world) * moved,
         link_energy_j=energy_j,

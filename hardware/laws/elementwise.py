@@ -22,6 +22,9 @@ class ElementwiseCoefficients:
 
     ``footprint`` is distinct bytes over bytes moved (below one where a kernel works in place): what decides
     whether its buffers stay in L2.
+    ``follows_below`` is the share of the maximum clock below which the time in HBM, or that of launching blocks,
+    grows as the SM clock falls, because the SMs' own work takes longer than that; above it the clock does not count.
+    None, not measured: launches follow the clock from the top, HBM never does.
     """
 
     footprint: float
@@ -32,6 +35,7 @@ class ElementwiseCoefficients:
     l2_byte_energy_j: float
     hbm_byte_energy_j: float
     sm_power_w: float
+    follows_below: float | None = None
 
 
 @lru_cache(maxsize=65536)
@@ -45,17 +49,23 @@ def elementwise_base_terms(
     max_clock_hz: float,
     sms: int,
 ) -> KernelTerms:
-    """Terms of one memory-bound kernel; the L2 and block-launch limits follow the clock, HBM does not."""
+    """Terms of one memory-bound kernel; L2 follows the clock, HBM and block launches below a clock of their own."""
     c = coefficients
     share = min(max((c.footprint * bytes_moved / l2_bytes - STAYS) / (STREAMS - STAYS), 0.0), 1.0)
     # Hits and misses take turns in every block: their times add up.
     seconds_per_byte = share / c.hbm_bytes_per_s + (1.0 - share) / c.l2_bytes_per_s
     blocks = max(1, min(launched_blocks, 8 * sms) if c.blocks_per_s is None else launched_blocks)
-    launch_cycles = 0.0 if c.blocks_per_s is None else sms * max_clock_hz / c.blocks_per_s
+    blocks = max(blocks, min(rows, sms))
+    if c.blocks_per_s is None:
+        launch_s, own_s, follows = 0.0, share * bytes_moved / c.hbm_bytes_per_s, c.follows_below or 0.0
+    else:
+        launch_s = own_s = blocks / c.blocks_per_s
+        follows = 1.0 if c.follows_below is None else c.follows_below
     return KernelTerms(
         floor_s=c.floor_s,
-        blocks=max(blocks, min(rows, sms)),
-        cycles_per_block=launch_cycles,
+        blocks=blocks,
+        cycles_per_block=follows * own_s * max_clock_hz * sms / blocks,
+        launch_s=launch_s,
         quantised=False,
         shrink="fluid",
         hbm_bytes=share * bytes_moved,
@@ -70,18 +80,28 @@ def elementwise_base_terms(
 
 # A copy that changes the order of runs of some KB keeps its SMs busy with addresses: bytes a cycle and SM from L2 and
 # from HBM, and watts beyond a plain copy's. Set on the three permute_copy rows of our own gaps.jsonl (H100), which they
-# meet within 2 % in time and 3 % in energy; no other kernel row checks them.
-PERMUTE_L2_BYTES, PERMUTE_HBM_BYTES, PERMUTE_SM_POWER_W = 7.52, 5.97, 170.0
+# meet within 2 % in time and 3 % in energy. From HBM time follows the clock below this share of its maximum alone:
+# 68 us at 1896 MHz, 82 at 1364 (clocks.jsonl).
+PERMUTE_L2_BYTES, PERMUTE_HBM_BYTES, PERMUTE_SM_POWER_W, PERMUTE_FOLLOWS_BELOW = 7.52, 5.97, 170.0, 0.835
 
 
-def permuting(copy: KernelTerms, *, bytes_moved: float, sms: int) -> KernelTerms:
-    """A copy's terms for one that sorts rows by rank: bound by the instructions that it issues."""
-    per_sm = PERMUTE_HBM_BYTES if copy.hbm_bytes > copy.l2_bytes else PERMUTE_L2_BYTES
+def permuting(
+    copy: KernelTerms, plain: ElementwiseCoefficients, *, bytes_moved: float, max_clock_hz: float, sms: int
+) -> KernelTerms:
+    """A copy's terms for one that sorts rows by rank: bound by the instructions that it issues.
+
+    It follows the clock at any clock where the ``plain`` copy was not measured at two clocks either.
+    """
+    per_cycle = PERMUTE_L2_BYTES * sms
+    if copy.hbm_bytes > copy.l2_bytes:
+        at_top = PERMUTE_HBM_BYTES * sms
+        per_cycle = at_top / (1.0 if plain.follows_below is None else PERMUTE_FOLLOWS_BELOW)
+        copy = replace(copy, hbm_bytes_per_s=copy.hbm_bytes / bytes_moved * at_top * max_clock_hz)
     return replace(
         copy,
         scale=1.0,
         l2_bytes=bytes_moved,
-        l2_bytes_per_cycle=per_sm * sms,
+        l2_bytes_per_cycle=per_cycle,
         sm_power_w=copy.sm_power_w + PERMUTE_SM_POWER_W,
     )
 

@@ -20,8 +20,6 @@ _A, _B, _S = (grid.ravel() for grid in np.meshgrid(_TILE_N, _TILE_M, _SPLITS, in
 # Registers bound a tile's accumulator: 128 x 256 and 256 x 128 are the largest that occur, narrow ones longer.
 _FITS = _A * _B <= 320 * 128
 _A, _B, _S = _A[_FITS], _B[_FITS], _S[_FITS]
-# Blocks that start together: cuBLAS's Hopper kernels say 1x2 or 2x1 in their names, 4x1 only where m is small.
-CLUSTER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,6 @@ def gemm_base_terms(
         floor_s=c.floor_s + float(reduce_s[best]),
         blocks=int(tiles[best]),
         cycles_per_block=float(cycles[best]),
-        cluster=CLUSTER,
         hbm_bytes=moved,
         hbm_bytes_per_s=float(c.hbm_bytes_per_s / imbalance[best]),
         hbm_bytes_per_s_per_sm=float(c.hbm_bytes_per_s_per_sm / imbalance[best]),

@@ -28,6 +28,9 @@ _LIKE = {
     "softmax": "add_rmsnorm", "add": "silu_mul", "scale": "copy",
 }  # fmt: skip
 
+# Blocks of a product that start together: cuBLAS's Hopper kernels say 1x2 or 2x1 in their names, 4x1 where m is small.
+GEMM_CLUSTER = 2
+
 
 def gemm_terms(
     profile: Profile, gpu: GpuSpec, *, m: int, n: int, k: int, dtype: str, out_bytes: int = 2, count: int = 1
@@ -56,6 +59,8 @@ def gemm_terms(
             hbm_bytes=terms.hbm_bytes + inputs,
             hbm_energy_j=terms.hbm_energy_j + inputs * profile.gemm[dtype].hbm_byte_energy_j,
         )
+    if gpu.clusters:
+        terms = replace(terms, cluster=GEMM_CLUSTER)
     learnt = profile.gemm_corrections[dtype]
     return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
 
@@ -144,7 +149,8 @@ def elementwise_terms(
         copy = elementwise_terms(
             profile, gpu, op="copy", rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks
         )
-        return permuting(copy, bytes_moved=bytes_moved, sms=gpu.sms)
+        plain = profile.elementwise["copy"]
+        return permuting(copy, plain, bytes_moved=bytes_moved, max_clock_hz=gpu.max_clock_hz, sms=gpu.sms)
     name = op
     while name not in profile.elementwise and name in _LIKE:
         name = _LIKE[name]
@@ -219,6 +225,7 @@ def collective_terms(
         algorithm=algorithm,
         span=span,
         link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
+        clusters=gpu.clusters,
     )
 
 

@@ -19,7 +19,8 @@ class KernelTerms:
     """What time and energy of one kernel depend on, apart from SMs, clock and granted bandwidth.
 
     Time:   ``scale * (floor_s + ((waves * cycles_per_block / clock)**p + transfer**p)**(1/p))`` with
-    ``transfer`` the slowest of HBM, L2 and link transfer. Only the compute and L2 parts follow the clock.
+    ``transfer`` the slowest of HBM, L2 and link transfer and of ``launch_s``, in which the GPU launches the blocks.
+    Only the compute and L2 parts follow the SM clock; the launcher has a clock of its own and serves all SMs.
     Energy: ``core_energy_j`` is at the reference voltage and scales with V(f)^2; HBM and link do not.
     ``sm_power_w`` is drawn by active SMs at the maximum clock when the whole GPU is held.
     ``sms_cap`` bounds the SMs that the kernel asks for (it leaves the others to a collective); no SMs at all
@@ -27,7 +28,7 @@ class KernelTerms:
     A collective takes the longer of ``floor_s``, at the pace of its links, and ``moving_cycles``, what its blocks need
     to move the data at any clock; compute beside it stretches the cycles by ``beside_slowdown`` (caches and crossbar,
     not HBM).
-    ``cluster`` blocks start together, on SMs of one pair.
+    ``cluster`` blocks start together, on neighbouring SMs.
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
     """
@@ -36,6 +37,7 @@ class KernelTerms:
     blocks: int
     cycles_per_block: float
     tail_cycles: float = 0.0
+    launch_s: float = 0.0
     quantised: bool = True
     sms_per_block: float = 1.0
     cluster: int = 1
@@ -74,21 +76,24 @@ def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
     return min(terms.blocks * terms.sms_per_block, terms.sms_cap, gpu_sms)
 
 
-def part(terms: KernelTerms, share: float) -> KernelTerms:
+def part(terms: KernelTerms, share: float, fill: float = 1.0) -> KernelTerms:
     """The part of a kernel that ``share`` of its blocks do: each has its tiles from the start.
 
+    ``fill``: tiles that a round of these blocks has over the mean of the kernel's rounds. Joules go by tiles.
     Few blocks by themselves are not held to the streaming rate of an SM in a full GPU: a GEMM of 128 rows whose last
     blocks come late takes 28 us more, the time of their arithmetic (waiting.jsonl).
     """
     return replace(
         terms,
         hbm_bytes_per_s_per_sm=math.inf,
-        blocks=max(1, round(terms.blocks * share)),
+        blocks=max(1, math.ceil(terms.blocks * share - 1e-9)),  # no round less than the whole kernel
+        launch_s=terms.launch_s * share,
         hbm_bytes=terms.hbm_bytes * share,
         l2_bytes=terms.l2_bytes * share,
         l2_bytes_per_cycle=terms.l2_bytes_per_cycle * share,
-        core_energy_j=terms.core_energy_j * share,
-        hbm_energy_j=terms.hbm_energy_j * share,
+        core_energy_j=terms.core_energy_j * share * fill,
+        hbm_energy_j=terms.hbm_energy_j * share * fill,
+        sm_power_w=terms.sm_power_w * fill,
     )
 
 
@@ -109,6 +114,7 @@ def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
         terms.hbm_bytes / hbm_rate,
         terms.l2_bytes / (terms.l2_bytes_per_cycle * sm_clock_hz),
         terms.link_bytes / terms.link_bytes_per_s,
+        terms.launch_s,
     )
     longer, shorter = max(compute_s, transfer_s), min(compute_s, transfer_s)
     if longer == 0.0 or math.isinf(terms.sharpness):

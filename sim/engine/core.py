@@ -111,7 +111,7 @@ class Core:
         self._dirty.clear()
         self._solve(group, now_ps)
         for index in group:
-            if self.gpus[index].waiting:
+            if self.gpus[index].waiting or self.gpus[index].parts:
                 self._arm_tails(self.gpus[index], now_ps)
         if not self.inflight and not self.scheduled and self.left:
             raise DeadlockError(deadlock_message(self.graph, self._flows, self.gpus, self.left))
@@ -180,10 +180,11 @@ class Core:
         entry.sms = entry.held
         entry.start_ps = now_ps
         entry.gpu.running.append(entry)
-        if self.graph.classes[entry.class_id].terms.cluster > 1:
+        if flow.collective < 0 and self.graph.classes[entry.class_id].terms.cluster > 1:
             entry.gpu.scattered = entry.gpu.free
         if entry.split is not None:
             entry.split.begun.append(entry)
+            entry.gpu.parts += 1
             share_out(entry.split, self.graph.classes[entry.class_id].terms, now_ps)
         flow.entries.append(entry)
         flow.missing -= 1
@@ -193,15 +194,17 @@ class Core:
                 self._dirty.add(member.gpu.index)
 
     def _arm_tails(self, gpu: Gpu, now_ps: int) -> None:
-        """Somebody waits for SMs: running kernels let go of those that their last wave does not need."""
+        """Running kernels let go of SMs that their last round does not need: for who waits, and where joules change."""
         for entry in gpu.running:
+            if not gpu.waiting and (entry.split is None or not entry.split.fetched):
+                continue
             flow, terms = entry.flow, self.graph.classes[entry.class_id].terms
             if flow.collective >= 0 or not terms.quantised or flow.rate == 0.0 or entry.held < entry.sms:
                 continue
-            rounds, tail = last_round(entry, terms, self._wanted[entry.class_id])
-            if tail >= entry.held:
+            last, needed = last_round(entry, terms, self._wanted[entry.class_id])
+            if needed >= entry.held:
                 continue
-            left = flow.left - flow.rate * (now_ps - flow.updated_ps) - 1.0 / rounds
+            left = flow.left - flow.rate * (now_ps - flow.updated_ps) - last
             due = now_ps + max(1, math.ceil(left / flow.rate))
             if due < flow.due_ps and due != flow.release_due_ps:
                 flow.release_due_ps = due
@@ -213,6 +216,8 @@ class Core:
         _, needed = last_round(entry, terms, self._wanted[entry.class_id])
         entry.gpu.free += entry.held - needed
         entry.held = needed
+        if entry.split is not None and entry.split.fetched:
+            entry.fill = entry.split.fill * needed / (entry.sms * entry.lasts)
 
     def _solve(self, group: list[int], now_ps: int) -> None:
         gpus = self.gpus
@@ -223,7 +228,7 @@ class Core:
             running = gpu.running
             if len(running) > 1:
                 running.sort(key=_canonical)
-            key = tuple([(e.class_id, e.sms, e.flow.missing > 0) for e in running])
+            key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
             state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
             solved.append((gpu, state))
             for entry in running:
@@ -294,9 +299,11 @@ class Core:
             gpu.running.remove(entry)
             gpu.free += entry.held
             gpu.scattered = 0.0
-            if entry.split is not None and not entry.split.ended(entry):
-                self._touch(gpu.index)
-                continue
+            if entry.split is not None:
+                gpu.parts -= 1
+                if not entry.split.ended(entry):
+                    self._touch(gpu.index)
+                    continue
             start_ps = entry.start_ps + self._gap_ps[entry.class_id]
             recorder.span_op.append(entry.op)
             recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)

@@ -1,6 +1,6 @@
 """The arithmetic of sharing one GPU: clock, rates and power of a running set. No driver, no time.
 
-A running set is a tuple of ``(class, SMs, waiting)``; its solution depends on nothing else but the power
+A running set is a tuple of ``(class, SMs, waiting, fill)``; its solution depends on nothing else but the power
 target, so it is memoised as one immutable :class:`GpuState`.
 """
 
@@ -20,7 +20,7 @@ CLOCK_TOLERANCE = 1e-12
 # States of one GPU type remembered over all runs of a process; beyond it they are solved again.
 MAX_STATES = 200_000
 _COSTS: dict[tuple[KernelTerms, float, bool], int] = {}
-Running = tuple[tuple[int, float, bool], ...]
+Running = tuple[tuple[int, float, bool, float], ...]
 
 
 @lru_cache(maxsize=32)
@@ -45,15 +45,15 @@ class FluidModel:
     _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
-    _parts: dict[tuple[int, float], tuple[KernelTerms, float]] = field(default_factory=dict)
+    _parts: dict[tuple[int, float, float], tuple[KernelTerms, float]] = field(default_factory=dict)
 
-    def terms_on(self, class_id: int, sms: float) -> tuple[KernelTerms, float]:
+    def terms_on(self, class_id: int, sms: float, fill: float) -> tuple[KernelTerms, float]:
         """Terms of a kernel, or of those of its blocks that hold ``sms`` SMs, and the SMs to price them on.
 
         A whole kernel is priced on the SMs of its law. Tiles of a quantised kernel belong to their block, so that
-        fewer blocks do only their own share.
+        fewer blocks do only their own share; ``fill`` is that of :func:`hardware.laws.terms.part`.
         """
-        found = self._parts.get((class_id, sms))
+        found = self._parts.get((class_id, sms, fill))
         if found is None:
             terms, cls = self.classes[class_id].terms, self.classes[class_id]
             whole = wanted_sms(terms, float(self.gpu.sms))
@@ -63,8 +63,8 @@ class FluidModel:
             elif sms >= whole:
                 found = terms, full
             else:
-                found = part(terms, sms / whole), full * sms / whole
-            self._parts[class_id, sms] = found
+                found = part(terms, sms / whole, fill), full * sms / whole
+            self._parts[class_id, sms, fill] = found
         return found
 
     def solve(
@@ -78,7 +78,7 @@ class FluidModel:
         state = self._memo.get(key)
         if state is None:
             known = _states_of(self.gpu)
-            everywhere = (tuple([(self._cost(c), sms, waits) for c, sms, waits in running]), *key[1:])
+            everywhere = (tuple([(self._cost(c), *rest) for c, *rest in running]), *key[1:])
             state = known.get(everywhere)
             if state is None:
                 if len(known) > MAX_STATES:
@@ -144,8 +144,8 @@ class FluidModel:
         found = self._sets.get((running, caps))
         if found is None:
             members = []
-            for class_id, hold, waiting in running:
-                terms, sms = self.terms_on(class_id, hold)
+            for class_id, hold, waiting, fill in running:
+                terms, sms = self.terms_on(class_id, hold, fill)
                 members.append(Member(cls=self.classes[class_id], terms=terms, sms=sms, hold=hold, waiting=waiting))
             found = self._sets[running, caps] = RunningSet(self.gpu, members, caps)
         return found

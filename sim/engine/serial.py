@@ -113,7 +113,7 @@ class _One:
     def state(self, gpu: int, cls: int, *, waits: bool = False, pace: float | None = None) -> GpuState:
         """The state of one kernel; it may spin, or be held to ``pace``."""
         caps = None if pace is None else (pace,)
-        running = ((cls, self.wanted[cls], waits),)
+        running = ((cls, self.wanted[cls], waits, 1.0),)
         return self.model.solve(running, *self.bounds[gpu], caps)
 
     def idle(self, gpu: int) -> GpuState:

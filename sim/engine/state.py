@@ -41,8 +41,8 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "class_id", "energy_j", "fetched", "flow", "gone", "gpu", "held", "key", "last", "op", "power_w", "rounds",
-        "sms", "split", "start_ps", "wanted",
+        "class_id", "energy_j", "fetched", "fill", "flow", "gone", "gpu", "held", "key", "last", "lasts", "op",
+        "power_w", "rounds", "sms", "split", "start_ps", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
@@ -50,7 +50,9 @@ class Entry:
         self.class_id = class_id
         self.split: Split | None = None  # what the parts of the same kernel share
         self.rounds, self.gone = 0.0, 0.0  # of a part: all, and those behind it
-        self.fetched, self.last = 0.0, 0.0  # tiles it fetches, and blocks that are busy in its last round
+        self.fetched = 0.0  # tiles it fetches
+        self.last, self.lasts = 0.0, 1.0  # blocks that are busy in its last round, and how many rounds that one takes
+        self.fill = 1.0  # tiles of the round it is in over the mean of the whole kernel's rounds
         self.gpu = gpu
         self.flow = flow
         self.wanted = wanted
@@ -67,12 +69,14 @@ class Split:
 
     The whole has ``rounds`` of tiles; each block has ``own`` by its number, the last of which ``full`` of the blocks
     have at all; ``fetched`` tiles go to whoever is free. A last, thin round takes ``thin`` of a round's time at least.
+    ``fill``: tiles of a full round over those of the mean round of the whole.
     """
 
-    __slots__ = ("begun", "energy_j", "fetched", "full", "own", "parts", "rounds", "start_ps", "thin")
+    __slots__ = ("begun", "energy_j", "fetched", "fill", "full", "own", "parts", "rounds", "start_ps", "thin")
 
-    def __init__(self, *, rounds: int, own: int, fetched: float, full: float, thin: float) -> None:
+    def __init__(self, *, rounds: int, own: int, fetched: float, full: float, thin: float, fill: float) -> None:
         self.rounds, self.own, self.fetched, self.full, self.thin = rounds, own, fetched, full, thin
+        self.fill = fill
         self.parts = 1
         self.begun: list[Entry] = []
         self.energy_j = 0.0
@@ -101,6 +105,7 @@ class Gpu:
         "integrated_ps",
         "limit_w",
         "model",
+        "parts",
         "running",
         "scattered",
         "state",
@@ -112,6 +117,7 @@ class Gpu:
         self.model = model
         self.free = pool_sms
         self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
+        self.parts = 0  # running ones of kernels whose blocks started at different times
         self.limit_w, self.clock_cap_hz = bounds(target, model.gpu.max_clock_hz)
         self.running: list[Entry] = []
         self.waiting: list[Entry] = []

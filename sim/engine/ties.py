@@ -43,7 +43,7 @@ def common_paces(solved: list[tuple[Gpu, GpuState]], tied: set[Flow]) -> dict[Fl
             return slowest
         bound = slowest
         for position, (gpu, _) in enumerate(solved):
-            key = tuple([(e.class_id, e.sms, e.flow.missing > 0) for e in gpu.running])
+            key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in gpu.running])
             caps = tuple([bound.get(e.flow, math.inf) for e in gpu.running])
             solved[position] = (gpu, gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz, caps))
     raise LivelockError(f"collectives {sorted(f.collective for f in tied)} find no common pace")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hardware.calibrate.fit_families import moved_bytes
+from hardware.calibrate.fit_clocks import moved_bytes
 from hardware.calibrate.suite.routing import tiles256_of
 from sim.runner import simulate
 from sim.scenario import Scenario
@@ -267,5 +267,9 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
 SKIPPED = {
     "host": "describes the machine, measures nothing",
     "idle": "an input of the fit: idle power is a coefficient",
+    "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
-}
+} | dict.fromkeys(
+    ("clusters", "beside_parked", "starts", "gemm_after", "gemm_beside", "gemm_running"),
+    "says where blocks land: held against the engine in tests/test_placement.py",
+)

@@ -20,7 +20,8 @@ MEASURED_FIELDS = frozenset(
     {
         "latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "a_alone_s", "b_alone_s",
         "a_together_s", "b_together_s", "gemm_s", "collective_s", "gemm_clock_mhz", "a_clock_mhz",
-        "iter_s", "clock_mhz", "log", "marks", "ttft_s", "tpot_s",
+        "iter_s", "clock_mhz", "log", "marks", "ttft_s", "tpot_s", "sm", "start_us", "resident", "missing", "end_ms",
+        "held_ms", "products", "latency_us", "kcycles",
     }
 )  # fmt: skip
 

@@ -29,7 +29,6 @@ from traces.summary import RankTimes, summarise
 Column = TypeVar("Column", Ints, Floats)
 
 CLOCK_STEP_HZ = 2e6
-CLUSTERED = ("hopper", "blackwell")  # where NCCL starts its blocks in clusters, from compute capability 9.0 on
 BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what runs beside what
 
 
@@ -97,7 +96,7 @@ def replay_capture(
         classes,
         dag,
         sms=sms_of(capture) or (0 if target is None else target.gpu.sms),
-        clusters=target is not None and target.gpu.architecture in CLUSTERED,
+        clusters=target is not None and target.gpu.clusters,
     )
     # A collective takes its least time over the ranks: the others waited for the last one.
     load = replace(load, dur_ns=over_ranks(load.dur_ns, dag.collective, np.minimum))

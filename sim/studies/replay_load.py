@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from hardware.laws.gemm import CLUSTER
+from hardware.laws.price import GEMM_CLUSTER
 from sim.cost import CLEARING_S, SIDE_STREAM_LEAD_S
 from sim.engine.grants import OWN_TILES
 from sim.studies.replay_price import Jobs
@@ -65,7 +65,7 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     clearing_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
     if clusters and any("wattline" in known for known in capture.metadata.values()):  # ours name no kernels of cuBLAS
         persistent = classes.is_class("gemm")
-        cluster = np.where(persistent, CLUSTER, cluster)
+        cluster = np.where(persistent, GEMM_CLUSTER, cluster)
         fetches = persistent & (tiles > OWN_TILES * blocks)
         clearing_ns = np.where(fetches, round(CLEARING_S * 1e9), 0)
     graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), clearing_ns)

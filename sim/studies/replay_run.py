@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from simpy.core import Environment
 from simpy.events import Event, Timeout
 
-from sim.engine.grants import CLUSTER_BLOCKS
+from hardware.laws.collective import CLUSTER_BLOCKS
 from sim.errors import DeadlockError
 from sim.studies.replay_sms import Grid, SmPool, course
 from traces.capture import NONE

@@ -66,13 +66,22 @@ class LayerBuilder:
             case "chunks" | "tile_signal":
                 last = -1
                 for i in range(self.schedule.pieces):
-                    made = self.add(self._piece(node, i))
+                    piece = self._piece(node, i)
+                    made = self.add(piece)
                     comm = self._collective(f"reduce_scatter_{name}", CollectiveOp.REDUCE_SCATTER)
+                    if self.schedule.kind == "chunks" and i + 1 < self.schedule.pieces:
+                        comm = self._contested(comm, piece)
                     last = self.add(comm, made)
                 return last
             case "ring_exchange":
                 return self._scattered_in_ring(name, node)
         assert_never(self.schedule.kind)
+
+    def _contested(self, comm: Kernel, product: Kernel) -> Kernel:
+        """``comm`` beside the next piece's product, which is like ``product``."""
+        assert isinstance(comm.work, CollectiveWork) and isinstance(product.work, GemmWork)
+        turn = sum(isinstance(k.work, CollectiveWork) and k.work.rival is not None for k in self.kernels)
+        return replace(comm, work=replace(comm.work, rival=product.work, turn=turn))
 
     @property
     def _rows(self) -> int:

@@ -73,6 +73,8 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return 3.0
         case "alternating":
             return _CAPPED_S + 0.3
+        case "at_clock":
+            return 1.6 if row["where"] == "capped" else 0.5
         case "transient":
             return 14.0
         case "gemm":
@@ -196,6 +198,12 @@ def duty(work: str, burst_s: float, idle_s: float, kernel: PlannedRow | None = N
     row: PlannedRow = {"kind": "duty", "world": 1, "gpu_index": 0, "work": work}
     row |= {"burst_s": burst_s, "idle_s": idle_s}
     return row if kernel is None else {**row, "kernel": kernel}
+
+
+def at_clock(kernel: PlannedRow, where: str) -> PlannedRow:
+    """``kernel`` at a true SM clock: ``alone``, near the maximum, or between products at the power cap (``capped``)."""
+    sizes = {key: value for key, value in kernel.items() if key not in ("kind", "world")}
+    return {"kind": "at_clock", "world": 1, "work": kernel["kind"], **sizes, "where": where}
 
 
 def small(part: str, m: int) -> PlannedRow:

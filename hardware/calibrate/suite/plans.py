@@ -14,6 +14,7 @@ from hardware.calibrate.suite.plan import (
     MIB,
     PlanMaker,
     PlannedRow,
+    at_clock,
     attention,
     cat,
     collective,
@@ -33,7 +34,8 @@ from hardware.calibrate.suite.plan import (
     step,
     together,
 )
-from hardware.calibrate.suite.plans_validate import validate1, validate2, validate4
+from hardware.calibrate.suite.plans_clocks import clocks
+from hardware.calibrate.suite.plans_validate import eight, validate1, validate2, validate4
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B_TP2 = ((5120, 8192), (8192, 4096), (28672, 8192), (8192, 14336))
@@ -65,6 +67,7 @@ def smoke(world: int) -> list[PlannedRow]:
         grouped("gate_up", 128, 128),
         small("mix", 64),
         duty("gemm_64x28672x8192", 0.004, 0.008),
+        at_clock(elementwise("gelu", 4096, 8960), "capped"),
         step("llama3-8b", 2, "decode", 4, 512),
         step("qwen3-30b-a3b", 2, "decode", 4, 512),
         dit("wan2.1-1.3b", 2, 4096, 1),
@@ -289,6 +292,7 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "experts": (1, experts),
     "values": (1, values),
     "alternating": (1, alternating),
+    "clocks": (1, clocks),
     "host_issue": (1, host_issue),
     "gaps": (1, gaps),
     "pair": (2, pair),
@@ -296,4 +300,5 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "validate1": (1, validate1),
     "validate2": (2, validate2),
     "validate4": (4, validate4),
+    "eight": (8, eight),
 }

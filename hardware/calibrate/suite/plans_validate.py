@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from hardware.calibrate.suite.plan import (
     HOST,
+    MIB,
     PlannedRow,
+    collective,
     dit,
     generate,
     overlap,
@@ -83,4 +85,32 @@ def validate4(world: int) -> list[PlannedRow]:
         dit("wan2.1-14b", 8, 16384, world),
         step("llama3-70b", 80, "prefill", 1, 3072, **tp),
         step("llama3-70b", 80, "decode", 16, 2048, **tp),
+    ]
+
+
+def eight(world: int) -> list[PlannedRow]:
+    """A node of eight GPUs: collectives by size and blocks, Llama-3-70B, Qwen3-30B-A3B both ways, overlap, rings.
+
+    Its predictions are committed before any such run (docs/predictions/eight.jsonl).
+    """
+    ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv_ring")
+    sizes = (16 * 1024, 256 * 1024, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
+    counts = (None, 2, 4, 8, 16, 32)
+    tp = {"tp": world}
+    expert = ({"tp": world, "ep": world, "ep_mode": "all_reduce"}, {"ep": world, "ep_mode": "all_to_all"})
+    prompts = ((1, 1024), (2, 4096))
+    return [
+        *HOST,
+        *(collective(op, size, ctas) for op in ops for size in sizes for ctas in counts),
+        *(collective(op, size, None, "loop") for op in ops for size in (16 * 1024, 4 * MIB, 64 * MIB)),
+        *(step("llama3-70b", n, "prefill", b, s, **tp) for n in (8, 80) for b, s in ((1, 1024), (1, 4096), (2, 4096))),
+        *(step("llama3-70b", n, "decode", b, 2048, **tp) for n in (8, 80) for b in (1, 8, 32, 128)),
+        *(step("qwen3-30b-a3b", 12, "prefill", b, s, **way) for way in expert for b, s in prompts),
+        *(step("qwen3-30b-a3b", 12, "decode", b, 2048, **way) for way in expert for b in (8, 32, 128)),
+        *(
+            step("llama3-70b", 4, "prefill", 2, 4096, **overlap(world, chunks, ctas))
+            for chunks in (1, 2, 4)
+            for ctas in (4, 8, 16, 32)
+        ),
+        *(ring(layout, tokens, 32, 8) for layout in ("contiguous", "striped") for tokens in (65536, 262144)),
     ]

@@ -94,7 +94,7 @@ def run_rows(
     options = Options(
         out=out,
         world=world,
-        port=_free_port(),
+        port=free_port(),
         gpu_id=gpu_id,
         dry=dry_run,
         budget_s=budget_s,
@@ -180,7 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

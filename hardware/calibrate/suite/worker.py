@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hardware.calibrate.suite.at_clock import measure_at_clock
 from hardware.calibrate.suite.cases import measure_kernel
 from hardware.calibrate.suite.cases_pair import (
     collective_of,
@@ -82,6 +83,8 @@ def measure(bench: Bench, row: Row) -> dict[str, Any]:
             return measure_duty(bench, row)
         case "alternating":
             return measure_alternating(bench, row)
+        case "at_clock":
+            return measure_at_clock(bench, row)
         case "transient":
             return measure_transient(bench, row)
         case "collective":
@@ -221,6 +224,8 @@ def brief(record: Row) -> str:
     watts = "/".join(f"{p:.0f}" for p in powers)
     if "latency_s" in record:
         return f"-> {1e6 * record['latency_s']:.1f} us {watts} W"
+    if "clock_mhz" in record and "seconds" in record:
+        return f"-> {1e6 * record['seconds']:.1f} us at {record['clock_mhz']:.0f} MHz"
     if "iter_s" in record:
         last = record["iter_s"][-1:], record["clock_mhz"][-1:]
         return f"-> iter {[round(1e6 * s, 1) for s in last[0]]} us clock {[round(c) for c in last[1]]} MHz {watts} W"
