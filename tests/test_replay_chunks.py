@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from simpy.core import Environment
 
+from sim import cost
 from sim.cli import main
 from sim.runner import simulate
 from sim.studies.replay import Outcome, Replayed, replay_trace
@@ -227,14 +228,21 @@ OWN = {"model": "llama3-70b", "layers": 2, "lm_head": False, "sequence_parallel"
     [
         ({"tp": 2, "batch": 2, "seq_len": 4096, "gpu": "h200"}, 2, 8, 0.03),
         ({"tp": 2, "batch": 2, "seq_len": 4096, "gpu": "h200"}, 4, 4, 0.03),
-        ({"tp": 4, "batch": 2, "seq_len": 4096}, 4, 8, 0.06),
-        ({"tp": 2, "seq_len": 2048}, 4, 8, 0.06),
+        ({"tp": 4, "batch": 2, "seq_len": 4096}, 4, 8, 0.03),
+        ({"tp": 2, "seq_len": 2048}, 4, 8, 0.04),
         ({"tp": 8, "batch": 2, "seq_len": 8192}, 4, None, 0.06),
     ],
 )
 def test_a_sequential_run_of_ours_replayed_in_chunks_meets_the_chunked_run(
-    tmp_path: Path, scenario: dict[str, Any], chunks: int, ctas: int | None, bar: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: dict[str, Any],
+    chunks: int,
+    ctas: int | None,
+    bar: float,
 ) -> None:
+    """Where collectives win every race for SMs: in a replay they do, in a simulation 120 of 139 (docs/replay.md)."""
+    monkeypatch.setattr(cost, "COLLECTIVE_WINS", 1.0)
     fields = OWN | {"regime": "cold"} | scenario
     path = write_timeline(simulate(**fields), tmp_path / "sequential.json.gz")
     blocks = {} if ctas is None else {"comm_ctas": ctas}
