@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sim.runner import simulate
+from sim.studies import replay as replay_module
 from sim.studies.replay import replay_capture, replay_trace
 from sim.studies.replay_changes import Changes
+from sim.studies.replay_load import load_of
+from sim.studies.replay_run import Load
 from sim.trace import write_timeline
 from tests.traces_kit import REAL, kernel, launch, needs_real, write
 from traces.capture import NONE, Capture
 from traces.classify import classify
 from traces.read.load import read_trace
 
-# In one of 27 files a collective of 8 blocks finds exactly 8 SMs free and takes them in two cases of three.
-OVERLAP_BAR = {"kineto_llama3-70b_sp_chunks4_w2_rank0.json.gz": 0.05}
+# Span and overlap. In one of 27 files a collective and a product without a counter are released together, and the
+# collective is 0.2 us earlier, which 16 such cases of 17 are not; it and two behind it then run at other times.
+BARS = {"kineto_llama3-70b_sp_chunks4_w4_rank0.json.gz": (0.011, 0.14)}
 
 
 @needs_real
@@ -26,9 +31,25 @@ OVERLAP_BAR = {"kineto_llama3-70b_sp_chunks4_w2_rank0.json.gz": 0.05}
 def test_replay_gives_the_span_within_1_percent_and_the_overlap_within_3(path: Path) -> None:
     result = replay_trace([path])
     for measured, simulated in zip(result.measured, result.simulated.ranks, strict=True):
-        assert simulated.span_us == pytest.approx(measured.span_us, rel=0.01)
-        bar = OVERLAP_BAR.get(path.name, 0.03)
-        assert simulated.overlap_us == pytest.approx(measured.overlap_us, rel=bar, abs=0.5)
+        span_bar, overlap_bar = BARS.get(path.name, (0.01, 0.03))
+        assert simulated.span_us == pytest.approx(measured.span_us, rel=span_bar)
+        assert simulated.overlap_us == pytest.approx(measured.overlap_us, rel=overlap_bar, abs=0.5)
+
+
+@needs_real
+def test_one_race_lost_explains_the_file_that_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = read_trace(next(path for path in REAL if path.name in BARS))
+    (measured,) = replay_capture(capture, classify(capture)).measured
+
+    def first(*args: Any, **given: Any) -> Load:
+        load = load_of(*args, **given)
+        load.lead_ns[161] = -500  # the reduce-scatter that came before the product
+        return load
+
+    monkeypatch.setattr(replay_module, "load_of", first)
+    (replayed,) = replay_capture(capture, classify(capture)).unchanged.ranks
+    assert replayed.span_us == pytest.approx(measured.span_us, rel=0.001)
+    assert replayed.overlap_us == pytest.approx(measured.overlap_us, rel=0.02)
 
 
 def _scrambled(capture: Capture, seed: int) -> Capture:
@@ -85,6 +106,27 @@ def test_a_collective_waits_for_the_last_round_of_a_product(tmp_path: Path) -> N
     path = write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "numSms": 132}])
     start_ns = replay_trace([path]).simulated.capture.work.start_ns
     assert (start_ns[1] - start_ns[0]) / 1e3 == 60.0
+
+
+@pytest.mark.parametrize(
+    ("product", "blocks", "start_us"),
+    [
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_TNT", 4, 103.5),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_TNT", 3, 61.5),
+        ("gemm", 4, 61.5),
+    ],
+)
+def test_a_cluster_of_four_blocks_does_not_start_on_what_a_clustered_product_leaves(
+    tmp_path: Path, product: str, blocks: int, start_us: float
+) -> None:
+    """128 blocks in pairs leave 4 SMs, but no two pairs of one GPC; a product without clusters may leave any."""
+    events = [
+        launch(0, 1), kernel(product, 10, 100, correlation=1, grid=[128, 1, 1], block=[384, 1, 1]),
+        launch(58, 2), kernel("ncclDevKernel_AllGather", 70, 50, stream=9, correlation=2, grid=[blocks, 1, 1]),
+    ]  # fmt: skip
+    h100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]
+    start_ns = replay_trace([write(tmp_path / "t.json", events, deviceProperties=h100)]).simulated.capture.work.start_ns
+    assert (start_ns / 1e3).tolist() == [3.5, start_us]
 
 
 def test_work_without_a_launch_keeps_its_place(tmp_path: Path) -> None:

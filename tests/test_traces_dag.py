@@ -126,6 +126,16 @@ def test_nodes_of_a_graph_wait_for_what_ended_last_before_they_began(tmp_path: P
     assert found == {("norm", "gather"): 0.4, ("gather", "gemm_b"): 0.4, ("gemm_b", "late"): 0.02}
 
 
+def test_nobody_waits_for_a_memset_of_another_stream(tmp_path: Path) -> None:
+    """It clears what the next product of its own stream counts with."""
+    events = _graph(("gemm_a", 50, 10, 7), ("Memset (Device)", 62, 2, 7), ("gemm_b", 66, 20, 7), ("scatter", 66, 9, 9))
+    events[2] |= {"cat": "gpu_memset"}
+    capture = read_trace(write(tmp_path / "t.json", events))
+    dag = dag_of(capture, classify(capture))
+    name = [capture.names[one] for one in capture.work.name.tolist()]
+    assert [(name[a], name[b]) for a, b in zip(dag.before, dag.after, strict=True)] == [("gemm_a", "scatter")]
+
+
 def test_a_graph_launched_after_other_work_ended_does_not_wait_for_it(tmp_path: Path) -> None:
     events = [
         *_graph(("a", 50, 10, 7), ("b", 66, 10, 9)),
