@@ -267,6 +267,7 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
 SKIPPED = {
     "host": "describes the machine, measures nothing",
     "idle": "an input of the fit: idle power is a coefficient",
+    "link_power": "says what awake links draw: docs/records.md",
     "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
 } | dict.fromkeys(
