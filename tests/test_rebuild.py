@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,8 @@ def test_a_user_with_one_gpu_gets_a_profile_from_the_calibration_plan() -> None:
     shipped = load_profile("h100-sxm-80gb")
     assert shipped is not None
     own = fit_records([RECORDS / "suite"], load_gpu("h100"))
-    assert own.status == "calibrated" and own.collective == shipped.collective and own.spread == shipped.spread
+    assert own.status == "calibrated" and own.collective == shipped.collective
+    assert own.spread == replace(shipped.spread, mean_power_factor=1.0)  # of that card
     assert own.elementwise["gelu"] == shipped.elementwise["gelu"]  # not in the plan
     assert own.elementwise["rope"].follows_below == shipped.elementwise["rope"].follows_below  # at one clock alone
     assert own.gemm["bf16"].efficiency == pytest.approx(shipped.gemm["bf16"].efficiency, rel=0.03)

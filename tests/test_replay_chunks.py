@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from simpy.core import Environment
 
-from sim import cost
+from sim import cost, plan
 from sim.cli import main
 from sim.runner import simulate
 from sim.studies.replay import Outcome, Replayed, replay_trace
@@ -243,6 +243,7 @@ def test_a_sequential_run_of_ours_replayed_in_chunks_meets_the_chunked_run(
 ) -> None:
     """Where collectives win every race for SMs: in a replay they do, in a simulation 120 of 139 (docs/replay.md)."""
     monkeypatch.setattr(cost, "COLLECTIVE_WINS", 1.0)
+    monkeypatch.setattr(plan, "_PRICES", {})  # of before
     fields = OWN | {"regime": "cold"} | scenario
     path = write_timeline(simulate(**fields), tmp_path / "sequential.json.gz")
     blocks = {} if ctas is None else {"comm_ctas": ctas}
