@@ -111,7 +111,7 @@ class Core:
         self._dirty.clear()
         self._solve(group, now_ps)
         for index in group:
-            if self.gpus[index].waiting or self.gpus[index].parts:
+            if self.gpus[index].waiting:
                 self._arm_tails(self.gpus[index], now_ps)
         if not self.inflight and not self.scheduled and self.left:
             raise DeadlockError(deadlock_message(self.graph, self._flows, self.gpus, self.left))
@@ -184,7 +184,6 @@ class Core:
             entry.gpu.scattered = entry.gpu.free
         if entry.split is not None:
             entry.split.begun.append(entry)
-            entry.gpu.parts += 1
             share_out(entry.split, self.graph.classes[entry.class_id].terms, now_ps)
         flow.entries.append(entry)
         flow.missing -= 1
@@ -194,10 +193,8 @@ class Core:
                 self._dirty.add(member.gpu.index)
 
     def _arm_tails(self, gpu: Gpu, now_ps: int) -> None:
-        """Running kernels let go of SMs that their last round does not need: for who waits, and where joules change."""
+        """Somebody waits for SMs: running kernels let go of those that their last round does not need."""
         for entry in gpu.running:
-            if not gpu.waiting and (entry.split is None or not entry.split.fetched):
-                continue
             flow, terms = entry.flow, self.graph.classes[entry.class_id].terms
             if flow.collective >= 0 or not terms.quantised or flow.rate == 0.0 or entry.held < entry.sms:
                 continue
@@ -216,8 +213,6 @@ class Core:
         _, needed = last_round(entry, terms, self._wanted[entry.class_id])
         entry.gpu.free += entry.held - needed
         entry.held = needed
-        if entry.split is not None and entry.split.fetched:
-            entry.fill = entry.split.fill * needed / (entry.sms * entry.lasts)
 
     def _solve(self, group: list[int], now_ps: int) -> None:
         gpus = self.gpus
@@ -299,11 +294,9 @@ class Core:
             gpu.running.remove(entry)
             gpu.free += entry.held
             gpu.scattered = 0.0
-            if entry.split is not None:
-                gpu.parts -= 1
-                if not entry.split.ended(entry):
-                    self._touch(gpu.index)
-                    continue
+            if entry.split is not None and not entry.split.ended(entry):
+                self._touch(gpu.index)
+                continue
             start_ps = entry.start_ps + self._gap_ps[entry.class_id]
             recorder.span_op.append(entry.op)
             recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)

@@ -119,7 +119,8 @@ def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
 def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
     """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
 
-    What a flow has left is in units of the rounds that the whole kernel takes, all its blocks at once.
+    What a flow has left is in units of the rounds that the whole kernel takes, all its blocks at once. Joules go by
+    tiles: each part is billed for those it has still to do, evenly over the rounds that it still goes through.
     """
     pool = split.fetched
     turns: list[Turns] = []
@@ -127,13 +128,14 @@ def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
         flow = part.flow
         flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
         flow.updated_ps = now_ps
+        slots, before = part.sms / terms.sms_per_block, part.gone
         part.gone = max(0.0, part.rounds - flow.left * split.rounds)
-        slots, begun = part.sms / terms.sms_per_block, math.floor(part.gone + 1e-6) + 1
+        begun = math.floor(part.gone + 1e-6) + 1
+        part.billed += part.fill / split.fill * slots * (part.gone - before)
         if not 0.0 < part.rounds <= begun:  # else it is in its last round, which no other part changes
             part.fetched = slots * max(0, begun - split.own)
             part.rounds = float(max(split.own, begun))
             part.last, part.lasts = slots * (split.full if part.rounds == split.own else 1.0), 1.0
-            part.fill = split.fill
         pool -= part.fetched
         turns.append(Turns(ready=part.rounds - part.gone, slots=slots))
     fetch(turns, pool, split.thin)
@@ -142,6 +144,9 @@ def share_out(split: Split, terms: KernelTerms, now_ps: int) -> None:
             part.fetched += turn.fetched
             part.rounds, part.last, part.lasts = part.gone + turn.ready, turn.last, turn.lasts
         part.flow.left = turn.ready / split.rounds
+        if split.rounds > split.own:
+            tiles = turn.slots * split.own + part.fetched - part.billed
+            part.fill = split.fill * tiles / (turn.slots * (part.rounds - part.gone))
         part.flow.due_ps = -1  # its end is another now
 
 

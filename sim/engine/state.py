@@ -41,8 +41,8 @@ class Entry:
     """One rank's part of a flow: the SMs it holds and the joules it has burnt."""
 
     __slots__ = (
-        "class_id", "energy_j", "fetched", "fill", "flow", "gone", "gpu", "held", "key", "last", "lasts", "op",
-        "power_w", "rounds", "sms", "split", "start_ps", "wanted",
+        "billed", "class_id", "energy_j", "fetched", "fill", "flow", "gone", "gpu", "held", "key", "last", "lasts",
+        "op", "power_w", "rounds", "sms", "split", "start_ps", "wanted",
     )  # fmt: skip
 
     def __init__(self, op: int, class_id: int, gpu: Gpu, flow: Flow, wanted: float, now_ps: int) -> None:
@@ -50,9 +50,9 @@ class Entry:
         self.class_id = class_id
         self.split: Split | None = None  # what the parts of the same kernel share
         self.rounds, self.gone = 0.0, 0.0  # of a part: all, and those behind it
-        self.fetched = 0.0  # tiles it fetches
+        self.fetched, self.billed = 0.0, 0.0  # tiles it fetches, and those whose joules are spent
         self.last, self.lasts = 0.0, 1.0  # blocks that are busy in its last round, and how many rounds that one takes
-        self.fill = 1.0  # tiles of the round it is in over the mean of the whole kernel's rounds
+        self.fill = 1.0  # tiles of a round it goes through over the mean of the whole kernel's rounds
         self.gpu = gpu
         self.flow = flow
         self.wanted = wanted
@@ -105,7 +105,6 @@ class Gpu:
         "integrated_ps",
         "limit_w",
         "model",
-        "parts",
         "running",
         "scattered",
         "state",
@@ -117,7 +116,6 @@ class Gpu:
         self.model = model
         self.free = pool_sms
         self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
-        self.parts = 0  # running ones of kernels whose blocks started at different times
         self.limit_w, self.clock_cap_hz = bounds(target, model.gpu.max_clock_hz)
         self.running: list[Entry] = []
         self.waiting: list[Entry] = []
