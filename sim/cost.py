@@ -68,7 +68,7 @@ class Pricer:
         return wave_part(terms, index=index, parts=parts, sms=min(terms.sms_cap, float(self.gpu.sms)))
 
     def price(self, kernel: Kernel) -> KernelClass:
-        """The engine's class for ``kernel``: its terms, its gap and how it queues."""
+        """The engine's class for a ``kernel`` that is :func:`drawn`: its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
@@ -87,15 +87,12 @@ class Pricer:
         )
 
     def _contested(self, work: Work, terms: KernelTerms) -> KernelTerms:
-        """``terms`` of a collective that on some rank waits for its rival's last round, in its turn among its like."""
+        """``terms`` of a collective that waits for its rival's last round on some rank."""
         if not isinstance(work, CollectiveWork) or work.rival is None:
             return terms
         rival = self.terms(work.rival)
         if rival.blocks <= OWN_TILES * self.gpu.sms:
             return terms  # no counter to clear: it wins on every rank
-        share = 1.0 - COLLECTIVE_WINS ** len(work.ranks)
-        if math.floor((work.turn + 1) * share + 0.5) == math.floor(work.turn * share + 0.5):
-            return terms
         waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
         return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
 
@@ -217,6 +214,16 @@ class Pricer:
                     span=self.cluster.span(work.ranks) if self.cluster is not None else None,
                 )
         assert_never(work)
+
+
+def drawn(kernel: Kernel) -> Kernel:
+    """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
+    work = kernel.work
+    if not isinstance(work, CollectiveWork) or work.rival is None:
+        return kernel
+    share = 1.0 - COLLECTIVE_WINS ** len(work.ranks)
+    loses = math.floor((work.turn + 1) * share + 0.5) > math.floor(work.turn * share + 0.5)
+    return replace(kernel, work=replace(work, rival=work.rival if loses else None, turn=0))
 
 
 def expected_maximum(count: int) -> float:

@@ -37,6 +37,7 @@ class _Tables:
     classify: Classify
     classes: list[KernelClass] = field(default_factory=list)
     class_of: dict[tuple[Kernel, bool], int] = field(default_factory=dict)
+    index_of: dict[KernelClass, int] = field(default_factory=dict)
     segments: list[tuple[str, str, int]] = field(default_factory=list)
     segment_of: dict[tuple[int, int, Segment], int] = field(default_factory=dict)
     asynchronous: set[int] = field(default_factory=set)
@@ -53,9 +54,12 @@ class _Tables:
         )
         index = self.class_of.get((bare, beside))
         if index is None:
-            index = self.class_of[bare, beside] = len(self.classes)
             priced = self.classify(bare)
-            self.classes.append(_clearing(priced) if beside else priced)
+            priced = _clearing(priced) if beside else priced
+            # Kernels that cost the same share a class, and with it what the engine knows of running sets.
+            index = self.class_of[bare, beside] = self.index_of.setdefault(priced, len(self.classes))
+            if index == len(self.classes):
+                self.classes.append(priced)
         return index
 
     def segment(self, phase_index: int, segment_index: int, phase: str, segment: Segment) -> int:

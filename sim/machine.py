@@ -70,11 +70,8 @@ def machine_with(scenario: Scenario, profile: Profile) -> Machine:
 def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, policy: Policy) -> Machine:
     power_cap_w, sm_clock_mhz = policy.power_cap_w, policy.sm_clock_mhz
     cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
-    curve = profile.power_curve(gpu)
-    if policy.chip_temperature_c is not None:
-        curve = curve.at(policy.chip_temperature_c)
-    if world > 1 and not policy.links_asleep:
-        curve = curve.plus(profile.collective.links_awake_w)
+    links_w = profile.collective.links_awake_w if world > 1 and not policy.links_asleep else 0.0
+    curve = _curve(profile.power_curve(gpu), policy.chip_temperature_c, links_w)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if policy.uncapped else power_cap_w)
     clock_hz = gpu.max_clock_hz
     if sm_clock_mhz is not None:
@@ -100,6 +97,12 @@ def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, poli
         voltage_scale=curve.voltage_scale,
     )
     return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world, cluster=cluster)
+
+
+@lru_cache(maxsize=256)
+def _curve(curve: PowerCurve, celsius: float | None, links_w: float) -> PowerCurve:
+    """``curve`` at a temperature and with links awake: one object for equal wishes, by which GPU models are equal."""
+    return (curve if celsius is None else curve.at(celsius)).plus(links_w)
 
 
 def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:

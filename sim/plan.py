@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost import Pricer
+from sim.cost import Pricer, drawn
 from sim.cut import Step, cut
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
@@ -219,6 +219,7 @@ class _Prices:
         self.known: dict[Kernel, KernelClass] = {}
 
     def price(self, kernel: Kernel) -> KernelClass:
+        kernel = drawn(kernel)
         known = self.known.get(kernel)
         if known is None:
             if len(self.known) > MAX_PRICES:

@@ -103,25 +103,48 @@ def waves(terms: KernelTerms, sms: float) -> float:
     return math.ceil(terms.blocks / slots - 1e-9) if terms.quantised else max(1.0, terms.blocks / slots)
 
 
-def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
-    """Seconds the kernel takes alone on ``sms`` SMs at ``sm_clock_hz`` with memory and links to itself."""
-    compute_s = (waves(terms, sms) * terms.cycles_per_block + terms.tail_cycles) / sm_clock_hz
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A kernel's time on the SMs that it has, by the clock alone: what :func:`time_s` works out of terms once."""
+
+    cycles: float
+    l2_cycles: float
+    transfer_s: float
+    moving_cycles: float
+    floor_s: float
+    scale: float
+    sharpness: float
+
+    def seconds(self, sm_clock_hz: float) -> float:
+        """Seconds alone at ``sm_clock_hz`` with memory and links to itself."""
+        compute_s = self.cycles / sm_clock_hz
+        transfer_s = max(self.transfer_s, self.l2_cycles / sm_clock_hz)
+        longer, shorter = (compute_s, transfer_s) if compute_s > transfer_s else (transfer_s, compute_s)
+        if longer and shorter and self.sharpness != math.inf:  # a p-norm written so that it cannot overflow
+            longer *= (1.0 + (shorter / longer) ** self.sharpness) ** (1.0 / self.sharpness)
+        return max(self.scale * (self.floor_s + longer), self.moving_cycles / sm_clock_hz)
+
+
+def pace(terms: KernelTerms, sms: float) -> Pace:
+    """The time of ``terms`` on ``sms`` SMs."""
     active_sms = min(sms, terms.blocks * terms.sms_per_block)
     hbm_rate = terms.hbm_bytes_per_s
     if active_sms:
         hbm_rate = min(hbm_rate, active_sms * terms.hbm_bytes_per_s_per_sm)
-    transfer_s = max(
-        terms.hbm_bytes / hbm_rate,
-        terms.l2_bytes / (terms.l2_bytes_per_cycle * sm_clock_hz),
-        terms.link_bytes / terms.link_bytes_per_s,
-        terms.launch_s,
+    return Pace(
+        cycles=waves(terms, sms) * terms.cycles_per_block + terms.tail_cycles,
+        l2_cycles=terms.l2_bytes / terms.l2_bytes_per_cycle,
+        transfer_s=max(terms.hbm_bytes / hbm_rate, terms.link_bytes / terms.link_bytes_per_s, terms.launch_s),
+        moving_cycles=terms.moving_cycles,
+        floor_s=terms.floor_s,
+        scale=terms.scale,
+        sharpness=terms.sharpness,
     )
-    longer, shorter = max(compute_s, transfer_s), min(compute_s, transfer_s)
-    if longer == 0.0 or math.isinf(terms.sharpness):
-        body_s = longer
-    else:  # p-norm written so that it cannot overflow
-        body_s = longer * float((1.0 + (shorter / longer) ** terms.sharpness) ** (1.0 / terms.sharpness))
-    return max(terms.scale * (terms.floor_s + body_s), terms.moving_cycles / sm_clock_hz)
+
+
+def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
+    """Seconds the kernel takes alone on ``sms`` SMs at ``sm_clock_hz`` with memory and links to itself."""
+    return pace(terms, sms).seconds(sm_clock_hz)
 
 
 def dynamic_power_w(

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hardware.laws.terms import KernelTerms, part, wanted_sms
+from hardware.laws.terms import KernelTerms, pace, part, wanted_sms
 from sim.engine.graph import KernelClass
 from sim.engine.running import GpuModel, GpuState, Member, RunningSet
 
@@ -46,6 +46,7 @@ class FluidModel:
     _costs: dict[int, int] = field(default_factory=dict)
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
     _parts: dict[tuple[int, float, float], tuple[KernelTerms, float]] = field(default_factory=dict)
+    _members: dict[tuple[int, float, bool, float], Member] = field(default_factory=dict)
 
     def terms_on(self, class_id: int, sms: float, fill: float) -> tuple[KernelTerms, float]:
         """Terms of a kernel, or of those of its blocks that hold ``sms`` SMs, and the SMs to price them on.
@@ -143,9 +144,16 @@ class FluidModel:
     def _set_of(self, running: Running, caps: tuple[float, ...] | None) -> RunningSet:
         found = self._sets.get((running, caps))
         if found is None:
-            members = []
-            for class_id, hold, waiting, fill in running:
-                terms, sms = self.terms_on(class_id, hold, fill)
-                members.append(Member(cls=self.classes[class_id], terms=terms, sms=sms, hold=hold, waiting=waiting))
+            members = [self._member(one) for one in running]
             found = self._sets[running, caps] = RunningSet(self.gpu, members, caps)
+        return found
+
+    def _member(self, one: tuple[int, float, bool, float]) -> Member:
+        found = self._members.get(one)
+        if found is None:
+            class_id, hold, waiting, fill = one
+            terms, sms = self.terms_on(class_id, hold, fill)
+            found = self._members[one] = Member(
+                cls=self.classes[class_id], terms=terms, sms=sms, hold=hold, waiting=waiting, pace=pace(terms, sms)
+            )
         return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s, wanted_sms
+from hardware.laws.terms import KernelTerms, Pace, dynamic_power_w, wanted_sms
 from sim.engine.graph import KernelClass
 
 PS_PER_S = 1e12
@@ -135,6 +135,7 @@ class Member:
     sms: float
     hold: float
     waiting: bool
+    pace: Pace
 
 
 class RunningSet:
@@ -163,7 +164,7 @@ class RunningSet:
                 pace.append(0.0)
                 busy_share.append(0.0)
                 continue
-            work_s, gap_s = time_s(member.terms, sms=member.sms, sm_clock_hz=clock_hz), member.cls.gap_s
+            work_s, gap_s = member.pace.seconds(clock_hz), member.cls.gap_s
             busy_share.append(work_s / (work_s + gap_s))
             pace.append(1.0 / (max(work_s, moving / clock_hz) + gap_s) / PS_PER_S)
         hbm = [m.terms.hbm_bytes * rate * PS_PER_S for m, rate in zip(members, pace, strict=True)]
