@@ -37,7 +37,7 @@ class _Tables:
     classify: Classify
     classes: list[KernelClass] = field(default_factory=list)
     class_of: dict[tuple[Kernel, bool], int] = field(default_factory=dict)
-    index_of: dict[KernelClass, int] = field(default_factory=dict)
+    index_of: dict[tuple[KernelClass, str], int] = field(default_factory=dict)
     segments: list[tuple[str, str, int]] = field(default_factory=list)
     segment_of: dict[tuple[int, int, Segment], int] = field(default_factory=dict)
     asynchronous: set[int] = field(default_factory=set)
@@ -56,8 +56,9 @@ class _Tables:
         if index is None:
             priced = self.classify(bare)
             priced = _clearing(priced) if beside else priced
-            # Kernels that cost the same share a class, and with it what the engine knows of running sets.
-            index = self.class_of[bare, beside] = self.index_of.setdefault(priced, len(self.classes))
+            # Kernels that cost and read the same share a class, and with it what the engine knows of running sets.
+            key = (priced, repr(priced.describe))
+            index = self.class_of[bare, beside] = self.index_of.setdefault(key, len(self.classes))
             if index == len(self.classes):
                 self.classes.append(priced)
         return index

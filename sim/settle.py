@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hardware.clock import ClockLimits
@@ -107,14 +107,15 @@ def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int)
         return _mean_w(parts, seconds_of(parts))
 
     found = [model.max_clock_hz] * gpus
-    top_w = mean_w(found)
-    if any(power > limits.slow_limit_w for power in top_w):
-        searches = [_Search(limits.slow_limit_w, model, power) for power in top_w]
+    searches = [_Search(limits.slow_limit_w, model) for _ in range(gpus)]
+    if math.isfinite(limits.slow_limit_w) and any(part.piece.serial is None for part in sequence):
+        _look(searches, mean_w)  # the top, where the fast limiter acts too, takes longest to work out
+    if any(search.low for search in searches) or not searches[0].seen:
+        for search, power in zip(searches, mean_w(found), strict=True):
+            search.high_w = power if search.high_w == math.inf else search.high_w
+    if any(search.high_w > limits.slow_limit_w for search in searches):
         while any(search.high - search.low > 1 for search in searches):
-            steps = [search.guess() for search in searches]
-            clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
-            for search, step, power in zip(searches, steps, mean_w(clocks_hz), strict=True):
-                search.learn(step, power)
+            _look(searches, mean_w)
         found = [search.clock_hz(search.low) for search in searches]
         for _ in range(MOST_TRIMS):
             over = [max(0.0, power / limits.slow_limit_w - 1.0 - POWER_SLACK) for power in mean_w(found)]
@@ -126,14 +127,22 @@ def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int)
     return [Held(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
+def _look(searches: Sequence[_Search], mean_w: Callable[[list[float]], list[float]]) -> None:
+    """One more point of each GPU's search."""
+    steps = [search.guess() for search in searches]
+    clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
+    for search, step, power in zip(searches, steps, mean_w(clocks_hz), strict=True):
+        search.learn(step, power)
+
+
 class _Search:
     """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position; halves
     where that does not help."""
 
-    def __init__(self, limit_w: float, gpu: GpuModel, top_w: float) -> None:
+    def __init__(self, limit_w: float, gpu: GpuModel) -> None:
         self.limit_w, self.gpu = limit_w, gpu
         self.low, self.low_w = 0, 0.0
-        self.high, self.high_w = math.ceil((gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ), top_w
+        self.high, self.high_w = math.ceil((gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ), math.inf
         # Near the top the fast limit holds power down, so that its fall says little.
         self.next = self._step(FIRST_SHARE * gpu.max_clock_hz)
         self.seen = 0
