@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simpy.core import Environment
 
 from sim import cost, plan
 from sim.cli import main
+from sim.engine.time import WholeTime
 from sim.runner import simulate
 from sim.studies.replay import Outcome, Replayed, replay_trace
 from sim.studies.replay_changes import Changes, ReplayError
@@ -214,7 +214,7 @@ def test_a_course_gives_back_what_it_takes_and_never_holds_more_than_its_blocks(
     ("blocks", "free", "starts"), [(4, 4, 0), (4, 6, 4), (32, 6, 4), (32, 12, 8), (2, 2, 2), (24, 24, 24)]
 )
 def test_a_collective_starts_in_clusters_beside_a_product(blocks: int, free: int, starts: int) -> None:
-    pool = SmPool(Environment(), 132)
+    pool = SmPool(WholeTime(), 132)
     pool.take(0, [(0, 132 - free), (100, free - 132)], clustered=True)
     cluster = 4 if blocks % 4 == 0 else 1
     assert pool.room(Grid(blocks=blocks, tiles=blocks, cluster=cluster)) == starts

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TRANSFORMS = ("chunks", "ring_exchange", "tile_signal", "two_batch", "bulk")
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
     """A comma-separated list of whole numbers, none below ``least``."""
 
     name = "numbers"
@@ -37,7 +37,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         return numbers
 
 
-class Transforms(click.ParamType):  # type: ignore[type-arg]
+class Transforms(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
     """A comma-separated list of overlap transforms."""
 
     name = "transforms"

@@ -6,23 +6,24 @@ import gc
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from simpy.core import EmptySchedule, Environment
-from simpy.events import NORMAL, Event
+from simpy.core import EmptySchedule
+from simpy.events import NORMAL, Event, EventPriority
 
 from sim.engine.core import Core
 from sim.engine.record import Recorder
 from sim.engine.resources import LinkPort, SmPool, Stream
 from sim.engine.state import Flow
+from sim.engine.time import WholeTime
 
 # SimPy orders events of one instant by priority. Completions come at NORMAL, then everything that follows
 # from them (streams moving on) at NORMAL too, then governors, then one settle.
-GOVERNOR, SETTLE = NORMAL + 1, NORMAL + 2
+GOVERNOR, SETTLE = EventPriority(NORMAL + 1), EventPriority(NORMAL + 2)
 
 
-class Due(Event):  # type: ignore[misc]
+class Due(Event):
     """An armed moment of some flows. Void ones stay in SimPy's queue and are ignored when they surface."""
 
-    def __init__(self, env: Environment, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
+    def __init__(self, env: WholeTime, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
         # What simpy.events.Timeout does in its constructor; private fields are touched only here.
         self.env = env
         self.callbacks = [callback]
@@ -32,10 +33,10 @@ class Due(Event):  # type: ignore[misc]
         env.schedule(self, NORMAL, delay)
 
 
-class Tick(Event):  # type: ignore[misc]
+class Tick(Event):
     """A governor's pause: wakes after everything else of its instant, before the settle."""
 
-    def __init__(self, env: Environment, delay: int) -> None:
+    def __init__(self, env: WholeTime, delay: int) -> None:
         self.env = env
         self.callbacks: list[Callable[[Any], None]] = []
         self._ok = True
@@ -55,7 +56,7 @@ class Engine:
 
     def __init__(self, core: Core, governor: Governor | None = None) -> None:
         self.core = core
-        self.env = Environment(initial_time=0)
+        self.env = WholeTime()
         graph = core.graph
         self.pools = [SmPool(self.env, int(gpu.free)) for gpu in core.gpus]
         self.ports = [LinkPort(self.env, gpu.model.gpu.link_bytes_per_s) for gpu in core.gpus]

@@ -10,34 +10,45 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from simpy.core import Environment
 from simpy.events import Event, Timeout
-from simpy.resources.base import BaseResource
+from simpy.resources.base import BaseResource, Get, Put
+
+from sim.engine.time import WholeTime
 
 if TYPE_CHECKING:
     from sim.engine.driver import Engine
 
 
-class Occupancy(Event):  # type: ignore[misc]
+class Occupancy(Event):
     """A kernel's stay on its GPU: asked for when it reaches the head of its stream, fires when it has ended."""
 
     __slots__ = ("op",)
 
-    def __init__(self, env: Environment, op: int) -> None:
+    def __init__(self, env: WholeTime, op: int) -> None:
         super().__init__(env)
         self.op = op
 
 
-class SmPool(BaseResource):  # type: ignore[misc]
+class _Granted(BaseResource[Put[Any], Get[Any]]):
+    """A resource that the core shares out: nothing is put or got event by event."""
+
+    def _do_put(self, event: Any) -> bool:
+        raise AssertionError(f"{event}: the core grants {type(self).__name__}")
+
+    _do_get = _do_put
+
+
+class SmPool(_Granted):
     """The SMs of one GPU: a priority pool with partial, block-level grants."""
 
-    def __init__(self, env: Environment, capacity: int) -> None:
+    def __init__(self, env: WholeTime, capacity: int) -> None:
         super().__init__(env, capacity)
+        self.env = env
         self.users: dict[int, Occupancy] = {}
 
     def occupy(self, op: int) -> Occupancy:
         """Ask for the SMs of ``op``; yield the answer to wait until the kernel has ended."""
-        stay = Occupancy(self._env, op)
+        stay = Occupancy(self.env, op)
         self.users[op] = stay
         return stay
 
@@ -45,26 +56,16 @@ class SmPool(BaseResource):  # type: ignore[misc]
         """The kernel has ended: its SMs are back in the pool and its stream goes on."""
         self.users.pop(op).succeed()
 
-    def _do_put(self, _: Any) -> bool:
-        raise AssertionError("SM pools are granted by the core, not event by event")
 
-    _do_get = _do_put
-
-
-class LinkPort(BaseResource):  # type: ignore[misc]
+class LinkPort(_Granted):
     """One GPU's NVLink port: collectives attach while they run, and share it max-min fairly."""
 
-    def __init__(self, env: Environment, capacity: float) -> None:
+    def __init__(self, env: WholeTime, capacity: float) -> None:
         super().__init__(env, capacity)
         self.users: set[int] = set()
 
-    def _do_put(self, _: Any) -> bool:
-        raise AssertionError("link ports are shared by the core, not event by event")
 
-    _do_get = _do_put
-
-
-class Stream(BaseResource):  # type: ignore[misc]
+class Stream(_Granted):
     """One in-order queue of one GPU: capacity one, served by :meth:`serve` as a process."""
 
     def __init__(self, engine: Engine, queue: int) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from simpy.core import Environment
 from simpy.events import Event, Timeout
 
 from hardware.laws.collective import CLUSTER_BLOCKS
+from sim.engine.time import WholeTime
 from sim.errors import DeadlockError
 from sim.studies.replay_sms import Grid, SmPool, course
 from traces.capture import NONE
@@ -86,7 +86,7 @@ class _Meeting:
 
     __slots__ = ("missing", "together")
 
-    def __init__(self, env: Environment) -> None:
+    def __init__(self, env: WholeTime) -> None:
         self.missing = 0
         self.together = Event(env)
 
@@ -103,7 +103,7 @@ class _Run:
     """State of one replay."""
 
     def __init__(self, dag: Dag, load: Load, host: Sequence[HostWait]) -> None:
-        self.env = env = Environment()
+        self.env = env = WholeTime()
         self.dag, self.load = dag, load
         self.dur_ns, self.issue_ns, self.lead_ns = load.dur_ns.tolist(), load.issue_ns.tolist(), load.lead_ns.tolist()
         self.blocks, self.talks = load.blocks.tolist(), load.talks.tolist()
@@ -182,7 +182,7 @@ class _Run:
                 yield Timeout(env, begin_ns - env.now)
             if talks := self.talks[row]:
                 yield from pool.room_for(Grid(*self.shapes[row]))
-                self._hold(row, pool, int(env.now) + self.dur_ns[row])
+                self._hold(row, pool, env.now + self.dur_ns[row])
             self.start_ns[row] = env.now
             if (number := self.collective[row]) != NONE:
                 meeting = self.meetings[number]
@@ -190,7 +190,7 @@ class _Run:
                 if meeting.missing:
                     yield meeting.together
                     if talks:
-                        self._hold(row, pool, int(env.now) + self.dur_ns[row])
+                        self._hold(row, pool, env.now + self.dur_ns[row])
                 else:
                     meeting.together.succeed()
             dur_ns = self.dur_ns[row]
@@ -219,9 +219,9 @@ class _Run:
         if not dur_ns:
             return dur_ns
         run = course(grid, openings, max(1, round(dur_ns / (usual or rounds))))
-        end_ns = run.end_ns if usual else int(self.env.now) + dur_ns
+        end_ns = run.end_ns if usual else self.env.now + dur_ns
         pool.take(row, [(min(at_ns, end_ns), sms) for at_ns, sms in run.changes], clustered=grid.cluster > 1)
-        return end_ns - int(self.env.now)
+        return end_ns - self.env.now
 
     def _host(self, rank: int) -> Generator[Event, None, None]:
         """The blocking calls of one rank: each returns after its work, and shifts what the host does next."""

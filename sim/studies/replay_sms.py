@@ -11,10 +11,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from simpy.core import Environment
 from simpy.events import Event, Timeout
 
 from sim.engine.grants import Turns, fetch, room
+from sim.engine.time import WholeTime
 
 Change = tuple[int, int]  # at which moment (ns) so many SMs more, or fewer, are free or held
 NEVER_NS = 1 << 62
@@ -119,7 +119,7 @@ def _exits(
 class SmPool:
     """The SMs of one GPU: who holds how many until when; collectives wait here for theirs."""
 
-    def __init__(self, env: Environment, sms: int) -> None:
+    def __init__(self, env: WholeTime, sms: int) -> None:
         self.env, self.sms = env, sms
         self.scattered = 0  # free ones that a product's clusters left over: no two pairs of one GPC
         self.holders: dict[int, Sequence[Change]] = {}
@@ -144,7 +144,7 @@ class SmPool:
 
     def openings(self, grid: Grid, first: int | None = None) -> tuple[Change, ...]:
         """SMs of ``grid``, when: ``first``, or what is free, now (nothing where nothing is); then what others leave."""
-        now_ns = int(self.env.now)
+        now_ns = self.env.now
         if not self.holders:
             return ((now_ns, min(grid.blocks, self.sms)),)
         later: dict[int, int] = {}
