@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sim.machine import machine
 from sim.runner import simulate
 from sim.studies.repetition import run_program, seen
-from workloads.families.ring import LAYOUTS, build_ring
+from workloads.families.ring import LAYOUTS, RingLayout, build_ring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,9 @@ class RingPoint:
     energy_j: float
     power_w_per_gpu: tuple[float, ...]
     speedup: float
+
+
+Outcome = tuple[float, float, tuple[float, ...]]  # seconds, joules of all GPUs, watts of each
 
 
 def ring_points(
@@ -36,50 +39,51 @@ def ring_points(
 ) -> Iterator[RingPoint]:
     """Attention alone, every layout at every length."""
     target = machine(gpu, world)
-    for seq_len in seq_lens:
-        contiguous_s = 0.0
-        for layout in LAYOUTS:
-            program = build_ring(
-                layout,
-                ranks=world,
-                seq_len=seq_len,
-                q_heads=q_heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                causal=causal,
-                backward=backward,
-            )
-            gap_s = target.profile.launch.eager_gap_s
-            found = seen(*run_program(target, program, in_graph=True, gap_s=gap_s))
-            assert found.latency_s is not None and found.energy_j is not None and found.power_w is not None
-            contiguous_s = contiguous_s or found.latency_s
-            yield RingPoint(
-                layout=layout,
-                seq_len=seq_len,
-                latency_s=found.latency_s,
-                energy_j=found.energy_j,
-                power_w_per_gpu=tuple(found.power_w),
-                speedup=contiguous_s / found.latency_s,
-            )
+
+    def outcome(layout: RingLayout, seq_len: int) -> Outcome:
+        program = build_ring(
+            layout,
+            ranks=world,
+            seq_len=seq_len,
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            causal=causal,
+            backward=backward,
+        )
+        found = seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
+        assert found.latency_s is not None and found.energy_j is not None and found.power_w is not None
+        return found.latency_s, found.energy_j, tuple(found.power_w)
+
+    return _points(seq_lens, outcome)
 
 
 def model_points(
     gpu: str, *, model: str, phase: str, world: int, seq_lens: Sequence[int], ignore_memory: bool = False
 ) -> Iterator[RingPoint]:
     """A prefill or training step of ``model`` with one sequence over the ring, every layout at every length."""
+
+    def outcome(layout: RingLayout, seq_len: int) -> Outcome:
+        mode = "ring" if layout == "contiguous" else layout
+        run = simulate(
+            model=model, phase=phase, gpu=gpu, cp=world, cp_mode=mode, seq_len=seq_len, ignore_memory=ignore_memory
+        )
+        return run.latency_s, run.energy_j, tuple(run.power_w_per_gpu)
+
+    return _points(seq_lens, outcome)
+
+
+def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], Outcome]) -> Iterator[RingPoint]:
     for seq_len in seq_lens:
         contiguous_s = 0.0
         for layout in LAYOUTS:
-            mode = "ring" if layout == "contiguous" else layout
-            run = simulate(
-                model=model, phase=phase, gpu=gpu, cp=world, cp_mode=mode, seq_len=seq_len, ignore_memory=ignore_memory
-            )
-            contiguous_s = contiguous_s or run.latency_s
+            latency_s, energy_j, power_w_per_gpu = outcome(layout, seq_len)
+            contiguous_s = contiguous_s or latency_s
             yield RingPoint(
                 layout=layout,
                 seq_len=seq_len,
-                latency_s=run.latency_s,
-                energy_j=run.energy_j,
-                power_w_per_gpu=tuple(run.power_w_per_gpu),
-                speedup=contiguous_s / run.latency_s,
+                latency_s=latency_s,
+                energy_j=energy_j,
+                power_w_per_gpu=power_w_per_gpu,
+                speedup=contiguous_s / latency_s,
             )
