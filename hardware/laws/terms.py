@@ -76,10 +76,9 @@ def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
     return min(terms.blocks * terms.sms_per_block, terms.sms_cap, gpu_sms)
 
 
-def part(terms: KernelTerms, share: float, fill: float = 1.0) -> KernelTerms:
+def part(terms: KernelTerms, share: float) -> KernelTerms:
     """The part of a kernel that ``share`` of its blocks do: each has its tiles from the start.
 
-    ``fill``: tiles that a round of these blocks has over the mean of the kernel's rounds. Joules go by tiles.
     Few blocks by themselves are not held to the streaming rate of an SM in a full GPU: a GEMM of 128 rows whose last
     blocks come late takes 28 us more, the time of their arithmetic (waiting.jsonl).
     """
@@ -91,9 +90,8 @@ def part(terms: KernelTerms, share: float, fill: float = 1.0) -> KernelTerms:
         hbm_bytes=terms.hbm_bytes * share,
         l2_bytes=terms.l2_bytes * share,
         l2_bytes_per_cycle=terms.l2_bytes_per_cycle * share,
-        core_energy_j=terms.core_energy_j * share * fill,
-        hbm_energy_j=terms.hbm_energy_j * share * fill,
-        sm_power_w=terms.sm_power_w * fill,
+        core_energy_j=terms.core_energy_j * share,
+        hbm_energy_j=terms.hbm_energy_j * share,
     )
 
 

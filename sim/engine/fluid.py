@@ -1,7 +1,8 @@
 """The arithmetic of sharing one GPU: clock, rates and power of a running set. No driver, no time.
 
 A running set is a tuple of ``(class, SMs, waiting, fill)``; its solution depends on nothing else but the power
-target, so it is memoised as one immutable :class:`GpuState`.
+target, so it is memoised as one immutable :class:`GpuState`. ``fill``: tiles that a round of a kernel's blocks has over
+the mean of the kernel's rounds, by which its power goes.
 """
 
 from __future__ import annotations
@@ -45,28 +46,7 @@ class FluidModel:
     _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
-    _parts: dict[tuple[int, float, float], tuple[KernelTerms, float]] = field(default_factory=dict)
-    _members: dict[tuple[int, float, bool, float], Member] = field(default_factory=dict)
-
-    def terms_on(self, class_id: int, sms: float, fill: float) -> tuple[KernelTerms, float]:
-        """Terms of a kernel, or of those of its blocks that hold ``sms`` SMs, and the SMs to price them on.
-
-        A whole kernel is priced on the SMs of its law. Tiles of a quantised kernel belong to their block, so that
-        fewer blocks do only their own share; ``fill`` is that of :func:`hardware.laws.terms.part`.
-        """
-        found = self._parts.get((class_id, sms, fill))
-        if found is None:
-            terms, cls = self.classes[class_id].terms, self.classes[class_id]
-            whole = wanted_sms(terms, float(self.gpu.sms))
-            full = min(terms.blocks * terms.sms_per_block, terms.sms_cap, float(self.gpu.sms))
-            if cls.collective or not terms.quantised:
-                found = terms, sms
-            elif sms >= whole:
-                found = terms, full
-            else:
-                found = part(terms, sms / whole, fill), full * sms / whole
-            self._parts[class_id, sms, fill] = found
-        return found
+    _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
 
     def solve(
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None = None
@@ -144,16 +124,25 @@ class FluidModel:
     def _set_of(self, running: Running, caps: tuple[float, ...] | None) -> RunningSet:
         found = self._sets.get((running, caps))
         if found is None:
-            members = [self._member(one) for one in running]
-            found = self._sets[running, caps] = RunningSet(self.gpu, members, caps)
+            members = [self._member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
+            found = self._sets[running, caps] = RunningSet(self.gpu, members, [fill for *_, fill in running], caps)
         return found
 
-    def _member(self, one: tuple[int, float, bool, float]) -> Member:
-        found = self._members.get(one)
+    def _member(self, class_id: int, hold: float, waiting: bool) -> Member:
+        """A kernel, or those of its blocks that hold ``hold`` SMs.
+
+        A whole kernel is priced on the SMs of its law. Tiles of a quantised kernel belong to their block, so that
+        fewer blocks do only their own share.
+        """
+        found = self._members.get((class_id, hold, waiting))
         if found is None:
-            class_id, hold, waiting, fill = one
-            terms, sms = self.terms_on(class_id, hold, fill)
-            found = self._members[one] = Member(
-                cls=self.classes[class_id], terms=terms, sms=sms, hold=hold, waiting=waiting, pace=pace(terms, sms)
+            cls = self.classes[class_id]
+            terms, sms = cls.terms, hold
+            if not cls.collective and terms.quantised:
+                whole = wanted_sms(terms, float(self.gpu.sms))
+                sms = min(hold, whole)
+                terms = part(terms, hold / whole) if hold < whole else terms
+            found = self._members[class_id, hold, waiting] = Member(
+                cls=cls, terms=terms, sms=sms, hold=hold, waiting=waiting, pace=pace(terms, sms)
             )
         return found

@@ -139,11 +139,14 @@ class Member:
 
 
 class RunningSet:
-    """Members on one GPU; ``caps`` bounds each one's rate (1/ps)."""
+    """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps)."""
 
-    def __init__(self, gpu: GpuModel, members: Sequence[Member], caps: tuple[float, ...] | None) -> None:
+    def __init__(
+        self, gpu: GpuModel, members: Sequence[Member], fills: Sequence[float], caps: tuple[float, ...] | None
+    ) -> None:
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps = gpu, members, caps
+        self._factors = [fill * gpu.chip_power_factor for fill in fills]
         self._held = math.fsum([m.hold for m in members])
         # Cycles in which a collective's blocks move its data beside compute, one after another where they hold few SMs.
         self._moving = [
@@ -178,7 +181,7 @@ class RunningSet:
         idle_w = gpu.idle_w(clock_hz)
         voltage, fraction = gpu.voltage_scale(clock_hz), clock_hz / gpu.reference_clock_hz
         powers: list[float] = []
-        for member, rate, busy in zip(members, pace, busy_share, strict=True):
+        for member, factor, rate, busy in zip(members, self._factors, pace, busy_share, strict=True):
             if member.waiting:
                 dynamic_w = member.terms.waiting_power_w
             else:
@@ -190,8 +193,9 @@ class RunningSet:
                     voltage_scale=voltage,
                     clock_fraction=fraction,
                 )
-            dynamic_w *= gpu.chip_power_factor
-            powers.append(dynamic_w + idle_w * (member.hold / self._held if self._held else 1.0 / len(members)))
+            powers.append(
+                dynamic_w * factor + idle_w * (member.hold / self._held if self._held else 1.0 / len(members))
+            )
         return GpuState(
             index=-1,
             clock_hz=clock_hz,
