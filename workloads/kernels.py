@@ -9,7 +9,15 @@ from workloads.model import ModelSpec
 from workloads.ops import Attention, Op
 from workloads.parallel import Layout
 from workloads.program import Kernel
-from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, GemmWork
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    DType,
+    Elementwise,
+    ElementwiseWork,
+    GemmWork,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,3 +136,17 @@ def elementwise_kernel(
         flops=float(rows * width),
         bytes_moved=float(bytes_moved),
     )
+
+
+def permute_kernel(name: str, rows: int, width: int) -> Kernel:
+    """A copy of 16-bit elements that sorts runs of rows by rank, before or after an all-to-all."""
+    return elementwise_kernel(name, Elementwise.PERMUTE_COPY, rows, width, 2 * rows * width * DType.BF16.bytes)
+
+
+def exchange_kernel(
+    name: str, ranks: tuple[int, ...], elements: int, op: CollectiveOp = CollectiveOp.ALL_TO_ALL
+) -> Kernel:
+    """A collective over a buffer of 16-bit ``elements``."""
+    buffer = elements * DType.BF16.bytes
+    work = CollectiveWork(op=op, ranks=ranks, buffer_bytes=buffer)
+    return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer))

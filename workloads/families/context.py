@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Literal, assert_never
 
 from workloads.families.ring import Ring, RingLayout, ring_kernels
-from workloads.kernels import Shape, attention_kernel, elementwise_kernel
+from workloads.kernels import Shape, attention_kernel, elementwise_kernel, exchange_kernel, permute_kernel
 from workloads.ops import Attention
 from workloads.parallel import Layout
 from workloads.program import Kernel
 from workloads.stack import Stack
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+from workloads.work import DType, Elementwise
 
 Pass = Literal["prefill", "decode"]
 
@@ -65,7 +65,7 @@ def _ulysses(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[K
     that shares them (DeepSpeed Ulysses, arXiv 2309.14509, and its use with grouped queries).
     """
     layout, model = shape.layout, shape.model
-    cp = layout.cp
+    cp, ranks = layout.cp, layout.context_ranks
     whole = (
         replace(shape, new_tokens=shape.new_tokens * cp)
         if phase == "prefill"
@@ -75,11 +75,11 @@ def _ulysses(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[K
     out_width = shape.q_heads * model.head_dim
     sent_width = cp * (inside.q_heads + 2 * inside.kv_heads) * model.head_dim
     return [
-        _permute("permute_qkv", shape.tokens, sent_width),
-        _exchange("all_to_all_qkv", shape, sent_width),
+        permute_kernel("permute_qkv", shape.tokens, sent_width),
+        exchange_kernel("all_to_all_qkv", ranks, shape.tokens * sent_width),
         *_local(node, inside, phase, stack),
-        _exchange("all_to_all_out", shape, out_width),
-        _permute("permute_out", shape.tokens, out_width),
+        exchange_kernel("all_to_all_out", ranks, shape.tokens * out_width),
+        permute_kernel("permute_out", shape.tokens, out_width),
     ]
 
 
@@ -97,17 +97,3 @@ def _ring(shape: Shape, layout: RingLayout) -> list[Kernel]:
         merges=True,
     )
     return ring_kernels(ring, shape.context_slice, first=(-1,))
-
-
-def _permute(name: str, rows: int, width: int) -> Kernel:
-    return elementwise_kernel(name, Elementwise.PERMUTE_COPY, rows, width, 2 * rows * width * DType.BF16.bytes)
-
-
-def _exchange(name: str, shape: Shape, width: int) -> Kernel:
-    buffer = shape.tokens * width * DType.BF16.bytes
-    return Kernel(
-        name=name,
-        work=CollectiveWork(op=CollectiveOp.ALL_TO_ALL, ranks=shape.layout.context_ranks, buffer_bytes=buffer),
-        flops=0.0,
-        bytes_moved=float(buffer),
-    )

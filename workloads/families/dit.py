@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from workloads.diffusion import DitSpec
 from workloads.errors import WorkloadError
 from workloads.families.ring import Ring, ring_kernels
-from workloads.kernels import elementwise_kernel, product_kernel
+from workloads.kernels import elementwise_kernel, exchange_kernel, permute_kernel, product_kernel
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, Elementwise
+from workloads.work import AttentionWork, DType, Elementwise
 
 ELEMENT = DType.BF16.bytes
 
@@ -174,9 +174,12 @@ def _attention(branch: Branch) -> list[Kernel]:
         return inside
     width = spec.d_model
     return in_turn(
-        [_copy("permute_qkv", rows, 3 * width), exchange("all_to_all_qkv", branch.ulysses, 3 * rows * width)],
+        [
+            permute_kernel("permute_qkv", rows, 3 * width),
+            exchange_kernel("all_to_all_qkv", branch.ulysses, 3 * rows * width),
+        ],
         inside,
-        [exchange("all_to_all_out", branch.ulysses, rows * width), _copy("permute_out", rows, width)],
+        [exchange_kernel("all_to_all_out", branch.ulysses, rows * width), permute_kernel("permute_out", rows, width)],
     )
 
 
@@ -198,10 +201,6 @@ def _norm(name: str, rows: int, width: int) -> Kernel:
     return elementwise_kernel(name, Elementwise.ADD_RMSNORM, rows, width, 4 * rows * width * ELEMENT)
 
 
-def _copy(name: str, rows: int, width: int) -> Kernel:
-    return elementwise_kernel(name, Elementwise.PERMUTE_COPY, rows, width, 2 * rows * width * ELEMENT)
-
-
 def flash(name: str, queries: int, keys: int, heads: int, head_dim: int, batch: int = 1) -> Kernel:
     """Attention without a mask."""
     work = AttentionWork(
@@ -210,10 +209,3 @@ def flash(name: str, queries: int, keys: int, heads: int, head_dim: int, batch: 
     moved = ELEMENT * batch * heads * head_dim * 2 * (queries + keys)
     flops = 4.0 * batch * queries * keys * heads * head_dim
     return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
-
-
-def exchange(name: str, ranks: tuple[int, ...], elements: int, op: CollectiveOp = CollectiveOp.ALL_TO_ALL) -> Kernel:
-    """A collective over a buffer of 16-bit ``elements``."""
-    buffer = elements * ELEMENT
-    work = CollectiveWork(op=op, ranks=ranks, buffer_bytes=buffer)
-    return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer))

@@ -13,8 +13,8 @@ from typing import Literal, assert_never
 
 from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid
 from workloads.errors import WorkloadError
-from workloads.families.dit import ELEMENT, Branch, check_branch, exchange, flash, layer_segments
-from workloads.kernels import elementwise_kernel, product_kernel
+from workloads.families.dit import ELEMENT, Branch, check_branch, flash, layer_segments
+from workloads.kernels import elementwise_kernel, exchange_kernel, product_kernel
 from workloads.placement import bind
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AllReduce, CollectiveOp, Elementwise
@@ -161,7 +161,7 @@ def _head(run: VideoRun, branch: Branch) -> tuple[Kernel, ...]:
     ]
     if run.group > 1:
         everything = branch.own * run.group * spec.patch_width
-        kernels.append(exchange("all_gather_latents", _groups(run, 0)[2], everything, CollectiveOp.ALL_GATHER))
+        kernels.append(exchange_kernel("all_gather_latents", _groups(run, 0)[2], everything, CollectiveOp.ALL_GATHER))
     return tuple(kernels)
 
 
@@ -169,9 +169,9 @@ def _judge(run: VideoRun, branch: Branch) -> tuple[Kernel, ...]:
     """The change of the first block's output since the last step, over all ranks."""
     kernels = [_pointwise("proxy_change", branch.own, run.spec.d_model, 2)]
     if run.group > 1:
-        kernels.append(exchange("all_reduce_proxy", _groups(run, 0)[2], 2, CollectiveOp.ALL_REDUCE))
+        kernels.append(exchange_kernel("all_reduce_proxy", _groups(run, 0)[2], 2, CollectiveOp.ALL_REDUCE))
     if run.guidance == "parallel":
-        kernels.append(exchange("all_reduce_branches", _groups(run, 0)[3], 2, CollectiveOp.ALL_REDUCE))
+        kernels.append(exchange_kernel("all_reduce_branches", _groups(run, 0)[3], 2, CollectiveOp.ALL_REDUCE))
     return tuple(kernels)
 
 
@@ -182,7 +182,7 @@ def _schedule(run: VideoRun) -> tuple[Kernel, ...]:
     solve = _pointwise("scheduler_step", latents, width, 2 + run.branches)
     if run.guidance != "parallel":
         return (solve,)
-    both = exchange("all_gather_branches", _groups(run, 0)[3], 2 * latents * width, CollectiveOp.ALL_GATHER)
+    both = exchange_kernel("all_gather_branches", _groups(run, 0)[3], 2 * latents * width, CollectiveOp.ALL_GATHER)
     return (both, solve)
 
 
