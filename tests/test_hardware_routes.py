@@ -90,6 +90,13 @@ def test_two_shots_move_what_a_ring_moves_and_one_shot_more() -> None:
         assert direct_bytes("one_shot", world, MIB) == (world - 1) * MIB
 
 
+def test_only_nccls_blocks_start_in_clusters() -> None:
+    assert terms("all_reduce", 4, 256 * KIB, algorithm="library").cluster == 4
+    for ctas in (None, 2):
+        direct = terms("all_reduce", 4, 256 * KIB, algorithm="two_shot", ctas=ctas)
+        assert (direct.cluster, direct.sms_per_block) == (1, 1.0)
+
+
 def test_small_messages_gain_from_direct_access_and_large_ones_do_not() -> None:
     small = [terms("all_reduce", 4, 64 * KIB, algorithm=a).floor_s for a in ("auto", "library")]
     assert small[0] < small[1]

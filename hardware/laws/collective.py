@@ -161,6 +161,7 @@ def collective_base_terms(
         floor_s = direct_s(algorithm, world, buffer_bytes, link_bytes_per_s)
         moved = direct_bytes(algorithm, world, buffer_bytes)
         blocks, measured = min(blocks, DIRECT_CTAS), False
+        clusters = False  # only NCCL's kernels were seen to start in clusters
     elif span is not None and not one_node:
         floor_s, measured = between_nodes_s(op, algorithm, span, buffer_bytes, inside), False
     elif algorithm == "tree":
