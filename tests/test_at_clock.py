@@ -114,7 +114,7 @@ def test_more_bandwidth_for_the_same_cycles_makes_a_kernel_follow_the_clock_soon
     )
 
 
-def test_pairs_lose_the_time_of_the_stamps_and_leave_out_what_l2_holds() -> None:
+def test_pairs_lose_the_time_of_the_stamps_and_leave_out_what_l2_holds_and_what_ran_at_one_clock() -> None:
     large, small = copy(1 << 28), copy(1 << 24)
     rows: list[dict[str, Any]] = [
         {**at_clock(large, "alone"), "seconds": 91e-6, "clock_mhz": 1980.0, "samples": 6, "session": "mine"},
@@ -122,6 +122,7 @@ def test_pairs_lose_the_time_of_the_stamps_and_leave_out_what_l2_holds() -> None
         {**at_clock(small, "alone"), "seconds": 4e-6, "clock_mhz": 1980.0, "samples": 6},
         {**at_clock(small, "capped"), "seconds": 8e-6, "clock_mhz": 1400.0, "samples": 6},
         {**at_clock(copy(1 << 29), "alone"), "seconds": 181e-6, "clock_mhz": 1980.0, "samples": 6},
+        {**at_clock(copy(1 << 29), "alone"), "seconds": 182e-6, "clock_mhz": 1965.0, "samples": 6, "session": "again"},
         {**at_clock({"kind": "nothing"}, "alone"), "seconds": 1e-6, "clock_mhz": 1980.0, "samples": 6},
     ]
     ((slow, fast),) = clock_pairs(rows, l2_bytes=5e7)["copy"]

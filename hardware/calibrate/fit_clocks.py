@@ -17,7 +17,9 @@ Pair = tuple[Row, Row]
 BETWEEN_SIGMA = FOLLOWS = 0.02
 # Buffers of a kernel alone stay in L2, between products they do not: only far larger ones compare.
 LEAST_L2_SIZES = 2.0
-_MEASURED = frozenset({"where", "seconds", "clock_mhz", "samples", "session"})
+# Repetitions of one setting differ by less in clock, the two settings by far more.
+APART = 0.95
+_MEASURED = frozenset({"seconds", "clock_mhz", "samples", "session"})
 
 
 def clock_pairs(rows: Sequence[Row], *, l2_bytes: float) -> dict[str, list[Pair]]:
@@ -38,7 +40,7 @@ def clock_pairs(rows: Sequence[Row], *, l2_bytes: float) -> dict[str, list[Pair]
     pairs: dict[str, list[Pair]] = {}
     for same in found.values():
         slow, fast = min(same, key=lambda row: row["clock_hz"]), max(same, key=lambda row: row["clock_hz"])
-        if slow is not fast:
+        if slow["clock_hz"] < APART * fast["clock_hz"]:
             pairs.setdefault(slow["kind"], []).append((slow, fast))
     return pairs
 
