@@ -304,7 +304,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             else base.collective.tables,
             step_power_w=base.collective.step_power_w * power,
             waiting_power_w=base.collective.waiting_power_w * power,
-            links_awake_w=base.collective.links_awake_w * links,
+            links_power_w=base.collective.links_power_w * links,
         ),
         peak_hbm_bytes_per_s=base.peak_hbm_bytes_per_s * hbm,
     )

@@ -70,7 +70,7 @@ def machine_with(scenario: Scenario, profile: Profile) -> Machine:
 def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, policy: Policy) -> Machine:
     power_cap_w, sm_clock_mhz = policy.power_cap_w, policy.sm_clock_mhz
     cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
-    links_w = profile.collective.links_awake_w if world > 1 and not policy.links_asleep else 0.0
+    links_w = profile.collective.links_power_w if world > 1 and not policy.links_asleep else 0.0
     curve = _curve(profile.power_curve(gpu), policy.chip_temperature_c, links_w)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if policy.uncapped else power_cap_w)
     clock_hz = gpu.max_clock_hz

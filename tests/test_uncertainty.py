@@ -90,6 +90,12 @@ def test_scaled_laws_take_longer_and_draw_more_as_told(h100: Profile) -> None:
     assert longer.energy_j == pytest.approx(1.1 * run.energy_j, rel=0.01)
 
 
+def test_links_are_as_uncertain_as_other_powers(h100: Profile) -> None:
+    links_w = h100.collective.links_power_w
+    assert scaled(h100.collective, time=1.0, power=1.5).links_power_w == pytest.approx(1.5 * links_w)
+    assert len({one.collective.links_power_w for one in drawn(h100, gpus=8, count=16, seed=1)}) > 1
+
+
 def test_intervals_repeat_hold_the_prediction_and_widen_where_nothing_was_measured() -> None:
     run = simulate(**SMALL)
     found = intervals(run, draws=16)

@@ -42,12 +42,8 @@ def to_one_card(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve) -> tuple[l
             known.setdefault(_inputs(row), []).append(_above_idle_w(row, gpu, curve))
     factors = {}
     for session in sessions:
-        ratios = [
-            _above_idle_w(row, gpu, curve) / float(np.mean(known[_inputs(row)]))
-            for row in own
-            if row["session"] == session and _inputs(row) in known
-        ]
-        factors[session] = float(np.median(ratios)) if len(ratios) >= LEAST_ROWS else 1.0
+        seen = [(_inputs(row), _above_idle_w(row, gpu, curve)) for row in own if row["session"] == session]
+        factors[session] = _ratio(seen, known) or 1.0
     return [_scaled(row, factors.get(row["session"], 1.0), curve) for row in rows], factors
 
 
@@ -58,7 +54,7 @@ def mean_chip(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve) -> float:
     """
     reference = reference_session(rows)
     known: dict[object, list[float]] = {}
-    own: dict[tuple[str, int], list[tuple[object, float]]] = {}
+    own: dict[tuple[str, int | None], list[tuple[object, float]]] = {}
     for row in rows:
         index = row.get("gpu_index")
         bare = {key: value for key, value in row.items() if key != "gpu_index"}
@@ -67,13 +63,14 @@ def mean_chip(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve) -> float:
         if index is None and row["session"] == reference:
             known.setdefault(_inputs(bare), []).append(_above_idle_w(row, gpu, curve))
         else:
-            own.setdefault((row["session"], index or 0), []).append((_inputs(bare), _above_idle_w(row, gpu, curve)))
-    medians = [1.0]
-    for seen in own.values():
-        ratios = [watts / float(np.mean(known[inputs])) for inputs, watts in seen if inputs in known]
-        if len(ratios) >= LEAST_ROWS:
-            medians.append(float(np.median(ratios)))
-    return float(np.mean(medians))
+            own.setdefault((row["session"], index), []).append((_inputs(bare), _above_idle_w(row, gpu, curve)))
+    return float(np.mean([1.0, *[ratio for seen in own.values() if (ratio := _ratio(seen, known)) is not None]]))
+
+
+def _ratio(seen: Sequence[tuple[object, float]], known: Mapping[object, Sequence[float]]) -> float | None:
+    """Watts of a card over ``known`` ones, the median of the inputs that both have; None where those are too few."""
+    ratios = [watts / float(np.mean(known[inputs])) for inputs, watts in seen if inputs in known]
+    return float(np.median(ratios)) if len(ratios) >= LEAST_ROWS else None
 
 
 def reference_session(rows: Sequence[Row]) -> str:

@@ -174,7 +174,7 @@ def collective_errors(rows: Sequence[Row], setting: Setting) -> Held:
                 seconds = time_s(terms, sms=setting.gpu.sms, sm_clock_hz=setting.gpu.max_clock_hz)
                 latency.append(seconds / row["latency_s"] - 1.0)
                 watts = [w for w in row["power_w"] if w is not None]
-                predicted_w = setting.idle_w(row) + fitted.links_awake_w + terms.link_energy_j / seconds
+                predicted_w = setting.idle_w(row) + fitted.links_power_w + terms.link_energy_j / seconds
                 power.append(predicted_w / float(np.mean(watts)) - 1.0 if watts else float("nan"))
     return Held(family="collective*", left_out="block count", latency=tuple(latency), energy=tuple(power))
 

@@ -28,7 +28,7 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
     """Signed relative errors of time and power of the loops of each operation, its own world's table left out."""
     gpu, profile = load_gpu(gpu_id), load_profile(gpu_id)
     assert profile is not None
-    curve = profile.curve.plus(profile.collective.links_awake_w)
+    curve = profile.curve.plus(profile.collective.links_power_w)
     loops = [row for row in rows if row["kind"] == "collective"]
     worlds = {op: sorted({row["world"] for row in loops if row["op"] == op}) for op in sorted({r["op"] for r in loops})}
     for op, measured in worlds.items():

@@ -41,7 +41,7 @@ def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> Coll
         bus_byte_energy_j=bus_j,
         call_energy_j=call_j,
         waiting_power_w=power_w,
-        links_awake_w=links_w,
+        links_power_w=links_w,
     )
 
 

@@ -200,6 +200,8 @@ def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -
 
     The driver says 1725 MHz of a shape that stamps on the SMs see at 1574 MHz (four cards), under the cap like it:
     its samples of a clock that moves in steps do not say the mean. The ratio of the shapes that both saw holds for all.
+    Medians are of whole bursts (40 iterations, 21 ms): there an iteration takes 532 us, in their second halves 522, and
+    539 in the row.
     """
     ratios = []
     for one in duty:

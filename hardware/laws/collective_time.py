@@ -36,7 +36,7 @@ class CollectiveCoefficients:
     """Tables and what in_context and contention rows add.
 
     Inside a step a collective draws ``step_power_w`` above idle while it runs, plus energies per bus byte; a rank that
-    waits draws ``waiting_power_w``. Links that exchange anything draw ``links_awake_w`` a GPU all the time.
+    waits draws ``waiting_power_w``. Links that exchange anything draw ``links_power_w`` a GPU all the time.
     """
 
     tables: tuple[CollectiveTable, ...]
@@ -44,7 +44,7 @@ class CollectiveCoefficients:
     bus_byte_energy_j: float
     call_energy_j: float
     waiting_power_w: float
-    links_awake_w: float = 0.0
+    links_power_w: float = 0.0
 
 
 def default_ctas(op: str) -> int:

@@ -21,6 +21,7 @@ from workloads.diffusion import load_dit, parse_video, reuse_cache_bytes, video_
 
 PUBLISHED = Path("public/striped_attention_speedups.csv")
 BOUND = 0.005  # half a unit of the last digit that arXiv 2311.09431 prints
+# How near the figures shall be: set when the project was planned, before any of them was predicted.
 WORST_TPUV3, WORST_TPUV4, MEAN_A100 = 0.06, 0.12, 0.10
 RING_LATENCY, RING_ENERGY, WAITING_POWER = 0.06, 0.08, 0.15
 STEP = 0.06

@@ -102,7 +102,7 @@ def _row(line: dict[str, str | None], where: str) -> Published:
             ring=int(line["ring_devices"] or ""),
             seq_len=int(line["seq_len"] or ""),
             speedup=float(line["measured_speedup"] or ""),
-            bound=float(line["theoretical_max_speedup"] or "") if "theoretical_max_speedup" in line else None,
+            bound=float(cell) if (cell := line.get("theoretical_max_speedup")) else None,
         )
     except (KeyError, ValueError) as error:
         raise SimError(f"{where}: {error}: give ring_devices, seq_len and measured_speedup as numbers") from None

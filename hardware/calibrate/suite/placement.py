@@ -21,11 +21,11 @@ from pathlib import Path
 
 from hardware.calibrate.suite.placement_probe import CTAS, WORLD, Probe
 from hardware.calibrate.suite.placement_products import gemm_after, gemm_beside, gemm_running
+from hardware.calibrate.suite.plan import MIB
 from hardware.calibrate.suite.run import free_port
 from hardware.calibrate.suite.worker import Options, make_bench
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "sendrecv_ring")
-MIB = 2**20
 HOLD_NS, LONG_HOLD_NS = 200_000, 2_000_000
 # Blocks that hold SMs while a collective asks for some, by size of their clusters.
 HELD_BLOCKS = {

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from hardware.calibrate.suite.placement_probe import CTAS, Probe
+from hardware.calibrate.suite.plan import MIB
 from hardware.calibrate.suite.timing import Bench, capture, new_slots, stamps_between
 
-MIB = 2**20
 AFTER = (
     (1024, 5120, 8192), (2048, 5120, 8192), (8192, 5120, 8192), (1024, 8192, 4096), (2048, 8192, 4096),
     (8192, 8192, 4096), (1024, 28672, 8192), (2048, 28672, 8192), (1024, 8192, 14336), (2048, 8192, 14336),
