@@ -65,6 +65,24 @@ def test_hidden_communication_costs_nothing_and_merged_streams_hide_nothing(step
     assert merged.simulated.ranks[0].communication_us == pytest.approx(40.0 / slowdown, rel=1e-3)
 
 
+@pytest.mark.parametrize(("launch_us", "alone_us"), [(20, 70.0), (200, 50.0), (990, 50.0), (1020, 70.0)])
+def test_blocks_that_wait_for_a_late_rank_hold_their_sms(tmp_path: Path, launch_us: int, alone_us: float) -> None:
+    """A product of 132 blocks takes two rounds beside 8 that spin for 1 ms, or move data for 50 us."""
+    paths = []
+    for rank, arrives_us in ((0, 5), (1, 1005)):
+        events = [
+            launch(arrives_us - 5, 1),
+            kernel("ncclDevKernel_AllReduce", arrives_us, 1055 - arrives_us, stream=9, correlation=1, grid=[8, 1, 1]),
+        ]
+        if rank == 0:
+            product = kernel("gemm", launch_us + 5, 100, correlation=2, grid=[132, 1, 1], block=[384, 1, 1])
+            events += [launch(launch_us, 2), product]
+        path = tmp_path / f"rank{rank}.json"
+        paths.append(write(path, events, deviceProperties=H100, distributedInfo={"rank": rank}))
+    result = replay_trace(paths, Changes(hide_communication=True))
+    assert _dur_of(result.simulated, "gemm") == 1000 * alone_us
+
+
 def test_a_graph_has_no_launch_gaps(step: Path) -> None:
     result = replay_trace([step], Changes(launch="graph"))
     work, pause_ns = result.simulated.capture.work, 878  # graph_gap_s of the H100 profile, 0.878 us

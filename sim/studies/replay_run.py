@@ -110,7 +110,8 @@ class _Run:
         cluster = load.cluster.copy()
         if load.clusters:
             cluster[load.talks & (load.blocks % CLUSTER_BLOCKS == 0)] = CLUSTER_BLOCKS
-        self.shapes = list(zip(*(one.tolist() for one in (load.blocks, load.tiles, cluster, load.own)), strict=True))
+        columns = (one.tolist() for one in (load.blocks, load.tiles, cluster, load.own))
+        self.grids = [Grid(*sizes) for sizes in zip(*columns, strict=True)]
         self.rank, self.collective = load.rank.tolist(), dag.collective.tolist()
         self.start_ns, self.end_ns = ([NONE] * len(self.rank) for _ in range(2))
         self.rounds = [0.0] * len(self.rank)
@@ -181,13 +182,15 @@ class _Run:
             if begin_ns > env.now:
                 yield Timeout(env, begin_ns - env.now)
             if talks := self.talks[row]:
-                yield from pool.room_for(Grid(*self.shapes[row]))
+                yield from pool.room_for(self.grids[row])
                 self._hold(row, pool, env.now + self.dur_ns[row])
             self.start_ns[row] = env.now
             if (number := self.collective[row]) != NONE:
                 meeting = self.meetings[number]
                 meeting.missing -= 1
                 if meeting.missing:
+                    if talks:
+                        pool.spin(row)
                     yield meeting.together
                     if talks:
                         self._hold(row, pool, env.now + self.dur_ns[row])
@@ -205,20 +208,18 @@ class _Run:
 
     def _hold(self, row: int, pool: SmPool, end_ns: int) -> None:
         """Blocks of a collective hold SMs until it ends; those that find none follow when others leave."""
-        grid = Grid(*self.shapes[row])
+        grid = self.grids[row]
         pool.leave(row)
         openings = pool.openings(grid, first=pool.room(grid) or grid.blocks)
         pool.take(row, [*openings, (end_ns, -sum(sms for _, sms in openings))], clustered=False)
 
     def _run_blocks(self, row: int, pool: SmPool) -> int:
         """Nanoseconds of work whose blocks start on the SMs that are free, and hold them from now on."""
-        grid, dur_ns, usual = Grid(*self.shapes[row]), int(self.dur_ns[row]), self.usual_rounds[row]
-        if not (openings := pool.openings(grid)):
+        grid, dur_ns, usual = self.grids[row], int(self.dur_ns[row]), self.usual_rounds[row]
+        if not dur_ns or not (openings := pool.openings(grid)):
             return dur_ns
-        self.rounds[row] = rounds = pool.rounds(grid, openings, dur_ns)
-        if not dur_ns:
-            return dur_ns
-        run = course(grid, openings, max(1, round(dur_ns / (usual or rounds))))
+        self.rounds[row] = rounds = usual or pool.rounds(grid, openings, dur_ns)
+        run = course(grid, openings, max(1, round(dur_ns / rounds)))
         end_ns = run.end_ns if usual else self.env.now + dur_ns
         pool.take(row, [(min(at_ns, end_ns), sms) for at_ns, sms in run.changes], clustered=grid.cluster > 1)
         return end_ns - self.env.now

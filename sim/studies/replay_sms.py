@@ -7,7 +7,7 @@ known beforehand, so that a kernel's whole course is worked out as it starts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -16,8 +16,8 @@ from simpy.events import Event, Timeout
 from sim.engine.grants import Turns, fetch, room
 from sim.engine.time import WholeTime
 
+MOST_NS = 1 << 60  # whoever has not come by then never will
 Change = tuple[int, int]  # at which moment (ns) so many SMs more, or fewer, are free or held
-NEVER_NS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,6 @@ class Grid:
     tiles: int
     cluster: int = 1
     own: int = 0
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of tiles on a GPU that nobody else uses."""
-        return max(1, -(-self.tiles // max(1, self.blocks)))
 
     def own_rounds(self, block: int) -> int:
         """Tiles that block number ``block`` has by its number."""
@@ -123,11 +118,26 @@ class SmPool:
         self.env, self.sms = env, sms
         self.scattered = 0  # free ones that a product's clusters left over: no two pairs of one GPC
         self.holders: dict[int, Sequence[Change]] = {}
+        self.spinning: dict[int, int] = {}  # rows that wait for other ranks, since when
+
+    def changes(self) -> Iterator[Change]:
+        """Who holds how many SMs from when, and gives them back when.
+
+        When a spinning one does nobody knows: not before it has lasted as its own row says, else as long again.
+        """
+        now_ns = self.env.now
+        for row, changes in self.holders.items():
+            if (began_ns := self.spinning.get(row)) is None:
+                yield from changes
+            else:
+                *taken, (end_ns, sms) = changes
+                yield from taken
+                yield max(end_ns, 2 * now_ns - began_ns, now_ns + 1), sms
 
     def free(self) -> int:
         """SMs that nobody holds now."""
         now_ns = self.env.now
-        return self.sms - sum(sms for changes in self.holders.values() for moment, sms in changes if moment <= now_ns)
+        return self.sms - sum(sms for moment, sms in self.changes() if moment <= now_ns)
 
     def room(self, grid: Grid) -> int:
         """SMs that a collective of ``grid`` can start on now."""
@@ -137,8 +147,8 @@ class SmPool:
         """Wait until a collective of ``grid`` can start, or nobody holds any SMs."""
         env = self.env
         while self.holders and self.room(grid) <= 0:
-            moments = [moment for changes in self.holders.values() for moment, _ in changes if moment > env.now]
-            if not moments:
+            moments = [moment for moment, _ in self.changes() if moment > env.now]
+            if not moments or env.now > MOST_NS:
                 return
             yield Timeout(env, min(moments) - env.now)
 
@@ -149,12 +159,11 @@ class SmPool:
             return ((now_ns, min(grid.blocks, self.sms)),)
         later: dict[int, int] = {}
         free = self.sms
-        for changes in self.holders.values():
-            for moment, sms in changes:
-                if moment <= now_ns:
-                    free -= sms
-                else:
-                    later[moment] = later.get(moment, 0) - sms
+        for moment, sms in self.changes():
+            if moment <= now_ns:
+                free -= sms
+            else:
+                later[moment] = later.get(moment, 0) - sms
         taken = min(grid.blocks, free - free % grid.cluster) if first is None else min(first, grid.blocks)
         if taken <= 0:
             return ()
@@ -190,7 +199,12 @@ class SmPool:
         if clustered:
             self.scattered = self.free()
 
+    def spin(self, row: int) -> None:
+        """Hold on until other ranks are there, which is when ``row`` takes or leaves its SMs anew."""
+        self.spinning[row] = self.env.now
+
     def leave(self, row: int) -> None:
         """Hold none any more."""
+        self.spinning.pop(row, None)
         if self.holders.pop(row, None) is not None:
             self.scattered = 0
