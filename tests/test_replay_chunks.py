@@ -22,7 +22,6 @@ from tests.traces_kit import Event, kernel, launch, write
 from traces.read.load import read_trace
 
 H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]
-BESIDE = "parts run beside one another: leave one out"
 PAIR = Path(__file__).parents[1] / "records" / "h200-sxm-141gb" / "traces"
 
 

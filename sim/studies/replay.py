@@ -28,7 +28,7 @@ from traces.summary import RankTimes, summarise
 
 Column = TypeVar("Column", Ints, Floats)
 
-CLOCK_STEP_HZ = 2e6
+CLOCK_TOLERANCE_HZ = 2e6  # how near a settled clock is found: far below the steps of the boards, 15 MHz
 BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what runs beside what
 
 
@@ -205,7 +205,7 @@ class _Setting:
         if not changes.steady or (outcome.power_w or 0.0) <= target.limits.slow_limit_w:
             return outcome
         outcome = at(low_hz)
-        while high_hz - low_hz > CLOCK_STEP_HZ:
+        while high_hz - low_hz > CLOCK_TOLERANCE_HZ:
             middle_hz = 0.5 * (low_hz + high_hz)
             tried = at(middle_hz)
             if (tried.power_w or 0.0) <= target.limits.slow_limit_w:

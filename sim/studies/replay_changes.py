@@ -93,7 +93,13 @@ def changed(
         blocks, tiles = (np.where(load.talks, changes.ctas, column) for column in (load.blocks, load.tiles))
         load = replace(load, blocks=blocks, tiles=tiles)
     if changes.launch == "graph":
-        load = replace(load, lead_ns=load.graph_lead_ns)
+        load = replace(
+            load,
+            lead_ns=load.graph_lead_ns,
+            issue_ns=np.full_like(load.issue_ns, load.issue_ns.min()),
+            pause_ns=graph_pause_ns,
+        )
+        waits = []
     if changes.hide_communication:
         talks = classes.is_class(COMMUNICATION)
         load = replace(
@@ -103,9 +109,6 @@ def changed(
             blocks=np.where(talks, 0, load.blocks),
             talks=load.talks & ~talks,
         )
-    if changes.launch == "graph":
-        at_once = replace(load, issue_ns=np.full_like(load.issue_ns, load.issue_ns.min()), pause_ns=graph_pause_ns)
-        return (merged(dag, load) if changes.merge_streams else dag), at_once, []
     return (merged(dag, load) if changes.merge_streams else dag), load, waits
 
 

@@ -177,15 +177,16 @@ def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
     for queue in dag.queues:
         lane = queue.tolist()
         here = set(lane)
-        moved = [row for row in lane if any(first in here for first in chains.partners(row))]
-        for kept in ([row for row in lane if row not in set(moved)], moved):
+        moved = [row for row in lane if any(one in here for one in chains.partners(row))]
+        away = set(moved)
+        for kept in ([row for row in lane if row not in away], moved):
             of_unit = [unit_of.get(row, (row,)) for row in kept if row not in inner]
             together = (zip(*(parts_of(row) for row in rows), strict=True) for rows in of_unit)
             queues.append(np.array([one for unit in together for same in unit for one in same], dtype=np.int64))
         if moved:
             beside[int(work.rank[lane[0]])] += 1
             stream[queues[-1]] = beside[int(work.rank[lane[0]])]
-        joints += [pair for pair in pairwise(lane) if not here.isdisjoint(moved) and not set(moved).isdisjoint(pair)]
+        joints += [pair for pair in pairwise(lane) if not away.isdisjoint(pair)]
     edges = dict.fromkeys(joints, 1.0)
     for before, after, sure in zip(dag.before.tolist(), dag.after.tolist(), dag.confidence.tolist(), strict=True):
         edges[before, after] = max(sure, edges.get((before, after), 0.0))

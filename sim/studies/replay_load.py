@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from hardware.laws.price import GEMM_CLUSTER
 from sim.cost import CLEARING_S, SIDE_STREAM_LEAD_S
 from sim.engine.grants import OWN_TILES
-from sim.studies.replay_price import Jobs
+from sim.studies.replay_price import Jobs, is_ours
 from sim.studies.replay_run import HostWait, Load, replay
 from traces.capture import NONE, Capture, Category
 from traces.classify import COMMUNICATION, Classes
@@ -63,7 +63,7 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     persistent, cluster = products_of(capture)
     fetches = persistent & _behind_memset(capture, dag)
     clearing_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
-    if clusters and any("wattline" in known for known in capture.metadata.values()):  # ours name no kernels of cuBLAS
+    if clusters and is_ours(capture):  # ours name no kernels of cuBLAS
         persistent = classes.is_class("gemm")
         cluster = np.where(persistent, GEMM_CLUSTER, cluster)
         fetches = persistent & (tiles > OWN_TILES * blocks)

@@ -42,6 +42,11 @@ OPERATIONS = (
 )
 
 
+def is_ours(capture: Capture) -> bool:
+    """Whether a simulated run wrote the trace."""
+    return any(isinstance(known.get("wattline"), dict) for known in capture.metadata.values())
+
+
 def gpu_id_of(capture: Capture) -> str | None:
     """The catalog's id of the GPU that the trace names; None if it names none that the catalog holds."""
     for known in capture.metadata.values():
