@@ -33,6 +33,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise OutputError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
+def check_folders(*paths: Path | None) -> None:
+    """Refuse files in folders that do not exist."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise OutputError(f"cannot write '{path}': no folder '{path.parent}'")
+
+
 def check_table_ending(path: Path) -> None:
     """Refuse a table file that is neither Parquet nor CSV."""
     if path.suffix not in TABLE_ENDINGS:

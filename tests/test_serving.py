@@ -315,6 +315,8 @@ def test_a_window_that_nobody_could_look_at_is_refused() -> None:
         (["--kill", "x"], "'x' is not SECOND:REPLICA: give two numbers, like 1.5:2"),
         (["--kill", "1:0.5"], "'1:0.5' is not SECOND:REPLICA"),
         (["--kernels", "1:2"], "--kernels shows kernels in a trace: give --timeline FILE too"),
+        (["--timeline", "served.txt"], "trace file 'served.txt': name it .json"),
+        (["--timeline", "nowhere/served.json"], "cannot write 'nowhere/served.json': no folder 'nowhere'"),
         (["--plan", "--kill", "1:0"], "--plan and --compare make tables only"),
     ],
 )

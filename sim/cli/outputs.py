@@ -67,16 +67,14 @@ class Outputs:
 
     def check(self) -> None:
         """Refuse before anything is simulated what could not be written."""
-        from sim.output import check_table_ending
+        from sim.output import check_folders, check_table_ending
         from sim.studies.report.page import check_report
         from traces.write.by_name import check_ending
 
         trace_file = self.trace if self.trace_layout == "one" else None  # else a folder, which is made
         if trace_file is not None:
             check_ending(trace_file)
-        for path in (trace_file, self.kernels, self.report):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise SimError(f"cannot write '{path}': no folder '{path.parent}'")
+        check_folders(trace_file, self.kernels, self.report)
         if self.report is not None:
             check_report(self.report)
         if self.kernels is not None:

@@ -63,6 +63,7 @@ def command(
     change an assumption.
     """
     from sim.cli.console import wide_console
+    from sim.output import check_folders
     from sim.studies.inspect import window_of
     from sim.studies.replay import replay_trace
     from sim.studies.replay_changes import Changes
@@ -72,6 +73,7 @@ def command(
 
     if out is not None:
         check_ending(out)
+        check_folders(out)
     if communication_faster is not None:
         faster["communication"] = communication_faster
     result = replay_trace(

@@ -78,17 +78,21 @@ def command(
 ) -> None:
     """Serve requests on a simulated server, given as flags, as a FILE (.toml, .json), or both (flags win)."""
     from sim.cli.console import wide_console
-    from sim.output import check_table_ending, write_table
+    from sim.output import check_folders, check_table_ending, write_table
     from sim.serving import serve
     from sim.serving.report import print_summary
     from sim.serving.trace import write_served
     from sim.studies.report.page import check_report
+    from traces.write.by_name import check_ending
 
     for path in (out, power):
         if path is not None:
             check_table_ending(path)
     if report is not None:
         check_report(report)
+    if timeline is not None:
+        check_ending(timeline)
+    check_folders(out, power, timeline, report)
     if kernels is not None and timeline is None:
         raise click.UsageError("--kernels shows kernels in a trace: give --timeline FILE too")
     if (plan or compare) and (kill or router_down or timeline or out or power or report):
