@@ -196,7 +196,7 @@ def test_lanes_do_not_hold_each_other_back(monkeypatch: pytest.MonkeyPatch, a_s:
         for t in (a_s, b_s)
     ]
     torch.streams += [lane.stream for lane in lanes]
-    seen = cases_pair._race(bench, lanes[0], lanes[1], seconds=0.5)
+    seen = cases_pair.race(bench, lanes[0], lanes[1], seconds=0.5)
     assert seen.a_s == pytest.approx(a_s / 2, rel=0.02)
     assert seen.b_s == pytest.approx(b_s / 2, rel=0.02)
     assert len(lanes[1].ends) == 250

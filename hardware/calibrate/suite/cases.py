@@ -69,6 +69,10 @@ def build(bench: Bench, row: Row) -> Case:
             return _grouped(bench, row)
         case "small_kernels":
             return _small(bench, row["work"], row["m"])
+        case str(kind) if kind.startswith("vllm_"):
+            from hardware.calibrate.suite.cases_vllm import build_vllm
+
+            return build_vllm(bench, row)
         case other:
             raise HardwareError(f"the suite has no kernel kind '{other}'")
 

@@ -200,12 +200,12 @@ def measure_together(bench: Bench, row: Row) -> dict[str, Any]:
     op, ctas = collective_of(row["b"])
     launch, rotate = work_launch(bench, row, row["a"])
     buffer, part = collective_buffers(bench, op, row["comm_bytes"])
-    a = _lane(bench, lambda i: _drop(launch(i)), rotate=rotate, priority=0, stamped=True)
-    b = _lane(bench, lambda _: bench.comm.collective(op, buffer, part, ctas), rotate=1, priority=-1)
+    a = make_lane(bench, lambda i: _drop(launch(i)), rotate=rotate, priority=0, stamped=True)
+    b = make_lane(bench, lambda _: bench.comm.collective(op, buffer, part, ctas), rotate=1, priority=-1)
     # How much the collective slows down sets how many of it fill the window; a short try finds out.
-    seen = _race(bench, a, b, seconds=0.25)
+    seen = race(bench, a, b, seconds=0.25)
     slow = max(1.0, most(bench.comm, seen.b_s / b.each_s))
-    seen = _race(bench, a, b, seconds=_BESIDE_S / slow)
+    seen = race(bench, a, b, seconds=_BESIDE_S / slow)
     share = bench.comm.share
     return {
         "a_alone_s": a.each_s,
@@ -219,15 +219,28 @@ def measure_together(bench: Bench, row: Row) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class Seen:
+    """What two lanes did while both ran: seconds a repetition of each, watts, true SM clock in MHz."""
+
     a_s: float
     b_s: float
     power_w: float
     clock_mhz: float
 
 
-def _lane(bench: Bench, launch: Callable[[int], None], *, rotate: int, priority: int, stamped: bool = False) -> Lane:
-    """A graph of about 2 ms of ``launch`` and how long one repetition takes alone, settled for 0.5 s."""
+def make_lane(
+    bench: Bench,
+    launch: Callable[[int], None],
+    *,
+    rotate: int,
+    priority: int,
+    stamped: bool = False,
+    stream: Any = None,
+) -> Lane:
+    """A graph of about 2 ms of ``launch`` and how long one repetition takes alone, settled for 0.5 s.
+
+    It runs on ``stream``, or on a new one of ``priority``.
+    """
     timer = EventTimer(bench)
     launch(0)
     bench.synchronize()
@@ -247,21 +260,21 @@ def _lane(bench: Bench, launch: Callable[[int], None], *, rotate: int, priority:
         if stamped:
             bench.kernels.stamp(slots[1])
 
-    replay = capture(bench, body, priority=priority)
+    replay = capture(bench, body, priority=priority, stream=stream)
     alone: Steady = steady(bench, replay, count, window_s=0.3)
-    stream = None if bench.dry else bench.torch.cuda.Stream(priority=priority)
+    stream = stream or (None if bench.dry else bench.torch.cuda.Stream(priority=priority))
     each_s = most(bench.comm, alone.latency_s)
     return Lane(stream=stream, replay=replay, count=count, each_s=each_s, slots=slots)
 
 
-def _race(bench: Bench, a: Lane, b: Lane, *, seconds: float) -> _Seen:
+def race(bench: Bench, a: Lane, b: Lane, *, seconds: float) -> Seen:
     """Replay ``b`` as often as takes ``seconds`` alone, and ``a`` beside it until ``b`` is done.
 
     Each lane has a few replays in flight whatever the other does: were launches interleaved in one order, the
     slower lane would hold back the faster one. Ranks replay ``b`` equally often, ``a`` as each needs.
     """
     if bench.dry:
-        return _Seen(a_s=a.each_s, b_s=b.each_s, power_w=100.0, clock_mhz=1980.0)
+        return Seen(a_s=a.each_s, b_s=b.each_s, power_w=100.0, clock_mhz=1980.0)
     torch, meter = bench.torch, bench.meter
     wanted_b = max(8, round(seconds / (b.each_s * b.count)))
     record = torch.zeros(_KEPT_STAMPS, *a.slots.shape, device=bench.device, dtype=a.slots.dtype)
@@ -323,7 +336,7 @@ def _race(bench: Bench, a: Lane, b: Lane, *, seconds: float) -> _Seen:
     clocks = [stamps_between(bench, host[i % _KEPT_STAMPS], [(0, 1)])[0][1] for i in latest]
     offset_s = finished_s - max(lane[-1][1] for lane in times)
     power = meter.power_w(offset_s + b_start, offset_s + b_end)
-    return _Seen(
+    return Seen(
         a_s=means[0],
         b_s=means[1],
         power_w=math.nan if power is None else power,

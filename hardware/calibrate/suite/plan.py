@@ -81,6 +81,8 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return _CAPPED_S if row["m"] >= 48 else _FREE_S
         case "attention":
             return _CAPPED_S if row["phase"] == "prefill" else _FREE_S
+        case "vllm_scaled_gemm" | "vllm_experts" | "vllm_attention":
+            return _CAPPED_S
         case "grouped_gemm":
             return _CAPPED_S if row["tokens"] >= 128 else _FREE_S
         case "in_context":

@@ -35,7 +35,8 @@ from hardware.calibrate.suite.plan import (
     together,
 )
 from hardware.calibrate.suite.plans_clocks import clocks
-from hardware.calibrate.suite.plans_validate import eight, validate1, validate2, validate4
+from hardware.calibrate.suite.plans_validate import chunks, eight, validate1, validate2, validate4
+from hardware.calibrate.suite.plans_vllm import vllm
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B_TP2 = ((5120, 8192), (8192, 4096), (28672, 8192), (8192, 14336))
@@ -301,4 +302,6 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "validate2": (2, validate2),
     "validate4": (4, validate4),
     "eight": (8, eight),
+    "chunks": (2, chunks),
+    "vllm": (1, vllm),
 }

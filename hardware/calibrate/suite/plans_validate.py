@@ -114,3 +114,12 @@ def eight(world: int) -> list[PlannedRow]:
         ),
         *(ring(layout, tokens, 32, 8) for layout in ("contiguous", "striped") for tokens in (65536, 262144)),
     ]
+
+
+def chunks(world: int) -> list[PlannedRow]:
+    """Chunked overlap of short prompts: what each further chunk of a collective costs (run with ``--traces``)."""
+    return [
+        step("llama3-70b", 4, "prefill", 1, tokens, **overlap(world, count, 8))
+        for tokens in (512, 1024, 2048, 4096)
+        for count in (1, 2, 4)
+    ]

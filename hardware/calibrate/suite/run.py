@@ -23,6 +23,7 @@ def run_plan(
     *,
     world: int | None = None,
     only: Sequence[str] = (),
+    share: tuple[int, int] = (0, 1),
     budget_s: float = math.inf,
     dry_run: bool = False,
     gpu_id: str | None = None,
@@ -30,10 +31,11 @@ def run_plan(
 ) -> int:
     """Measure what plan ``name`` asks and ``out`` lacks; returns how many rows ``out`` gained.
 
-    ``only`` keeps rows of these kinds. ``budget_s`` ends the run before the row that would exceed it.
+    ``only`` keeps rows of these kinds; ``share`` (i, n) every n-th of the plan's rows from the i-th on, so that n
+    machines or GPUs can divide a plan. ``budget_s`` ends the run before the row that would exceed it.
     """
     world = world or least_world(name)
-    rows = planned(name, world=world)
+    rows = planned(name, world=world)[share[0] :: share[1]]
     return run_rows(
         rows,
         out,
@@ -149,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="records, one JSON object a line; appended to")
     parser.add_argument("--world", type=int, help="number of GPUs (default: the plan's least)")
     parser.add_argument("--only", default="", help="kinds to measure, separated by commas")
+    parser.add_argument("--share", type=share_of, default=(0, 1), help="i/n: every n-th row from the i-th on")
     parser.add_argument("--budget-s", type=float, default=math.inf, help="stop before this many seconds")
     parser.add_argument("--traces", type=Path, help="folder for profiler traces of whole-model steps")
     parser.add_argument("--gpu", help="id to write into records (default: from the product name)")
@@ -168,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.out,
             world=args.world,
             only=only,
+            share=args.share,
             budget_s=args.budget_s,
             dry_run=args.dry_run,
             gpu_id=args.gpu,
@@ -178,6 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(f"{gained} records added to {args.out}")
     return 0
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """Which part of how many.
+
+    >>> share_of("1/4")
+    (1, 4)
+    """
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+        raise argparse.ArgumentTypeError(f"'{text}': give i/n with i below n, as 0/4")
+    return int(part), int(parts)
 
 
 def free_port() -> int:

@@ -104,16 +104,17 @@ class EventTimer:
         return float(start.elapsed_time(end)) / 1e3
 
 
-def capture(bench: Bench, body: Callable[[], None], *, priority: int = 0) -> Callable[[], None]:
+def capture(bench: Bench, body: Callable[[], None], *, priority: int = 0, stream: Any = None) -> Callable[[], None]:
     """``body`` as a CUDA graph's replay; it runs twice eagerly first, so that nothing is built in capture.
 
-    Kernels keep the ``priority`` of the stream they are captured on (-1: before others).
+    Kernels keep what belongs to the stream they are captured on: its ``priority`` (-1: before others), or, on a
+    ``stream`` of a green context, that context's SMs.
     """
     if bench.dry:
         body()
         return lambda: None
     torch = bench.torch
-    stream = torch.cuda.Stream(priority=priority)
+    stream = stream or torch.cuda.Stream(priority=priority)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         body()
@@ -134,7 +135,7 @@ def capture(bench: Bench, body: Callable[[], None], *, priority: int = 0) -> Cal
 
 
 def repeated(
-    bench: Bench, launch: Callable[[int], None], *, kernels_each: int = 1, rotate: int = 1
+    bench: Bench, launch: Callable[[int], None], *, kernels_each: int = 1, rotate: int = 1, stream: Any = None
 ) -> tuple[Callable[[], None], int]:
     """A graph of enough repetitions of ``launch`` to take about 6 ms; returns (replay, repetitions).
 
@@ -157,7 +158,7 @@ def repeated(
         for i in range(count):
             launch(i)
 
-    return capture(bench, body), count
+    return capture(bench, body, stream=stream), count
 
 
 def steady(bench: Bench, replay: Callable[[], None], repetitions: int, *, window_s: float | None = None) -> Steady:

@@ -103,8 +103,18 @@ def measure(bench: Bench, row: Row) -> dict[str, Any]:
             return measure_dit(bench, row)
         case "ring_attention":
             return measure_ring(bench, row)
+        case "vllm_all_reduce":
+            from hardware.calibrate.suite.cases_vllm import measure_vllm_all_reduce
+
+            return measure_vllm_all_reduce(bench, row)
         case _:
             return measure_kernel(bench, row)
+
+
+def nvml_index(device: int) -> int:
+    """NVML's index of PyTorch's ``device``: NVML counts all cards, PyTorch those of CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return int(visible[device]) if device < len(visible) and visible[device].isdigit() else device
 
 
 def block_counts(rows: Sequence[Row]) -> list[int | None]:
@@ -130,7 +140,7 @@ def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
         torch.cuda.set_device(rank)
         properties = torch.cuda.get_device_properties(rank)
         device, sms = f"cuda:{rank}", properties.multi_processor_count
-        meter = NvmlMeter(index=rank, uuid=str(getattr(properties, "uuid", "")) or None)
+        meter = NvmlMeter(index=nvml_index(rank), uuid=str(getattr(properties, "uuid", "")) or None)
         comm = (
             QuietComm()
             if options.world == 1

@@ -1,0 +1,379 @@
+"""Kernels of a real vLLM installation, one planned row each; imported only where ``vllm`` can be.
+
+Written for vLLM 0.24: the calls are those that its layers make (Triton experts, FlashAttention 3 on a paged cache,
+CUTLASS scaled products, Inductor's fused elementwise kernels, custom all-reduce, the sampler), so that a row times
+what a server runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hardware.calibrate.suite.cases import Case
+from hardware.calibrate.suite.timing import Bench, capture, steady, together
+from hardware.errors import HardwareError
+
+Row = Mapping[str, Any]
+PAGE_TOKENS = 16
+# Splits over the cache that vLLM allows while it captures graphs (attention_config of 0.24).
+GRAPH_SPLITS = 32
+_SETS = 8
+_KEPT_BUFFERS_BYTES = 256 << 20
+_ALL_REDUCES = 200
+
+
+def build_vllm(bench: Bench, row: Row) -> Case:
+    """The work of a row whose kind begins with ``vllm_``."""
+    match row["kind"]:
+        case "vllm_experts":
+            return _experts(bench, row)
+        case "vllm_attention":
+            return _attention(bench, row)
+        case "vllm_scaled_gemm":
+            return _scaled_gemm(bench, row)
+        case "vllm_quantise":
+            return _quantise(bench, row)
+        case "vllm_cache_write":
+            return _cache_write(bench, row)
+        case "vllm_compiled":
+            return _compiled(bench, row)
+        case "vllm_gate":
+            return _gate(bench, row)
+        case "vllm_act" | "vllm_expert_sum":
+            return _expert_helper(bench, row)
+        case "vllm_sample":
+            return _sample(bench, row)
+        case other:
+            raise HardwareError(f"the suite has no kernel of vLLM '{other}'")
+
+
+def _experts(bench: Bench, row: Row) -> Case:
+    """Experts of one layer: the whole chain (``part`` all), or one of its two products alone.
+
+    ``experts`` chosen among, ``local`` of them here; ``routing`` draws ``top_k`` different ones a token with
+    probability ~ rank^-skew, a new draw each repetition.
+    """
+    from vllm.model_executor.layers.fused_moe import fused_moe as fm
+    from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+    from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input
+    from vllm.triton_utils import tl
+
+    torch, device = bench.torch, bench.device
+    experts, local, hidden, ff = row["experts"], row["local"], row["hidden"], row["ff"]
+    tokens, top_k, eight = row["tokens"], row["top_k"], row["dtype"] == "fp8_e4m3"
+    block = list(row["block"]) if row.get("block") else None
+    w1, w2 = _weights(bench, local, 2 * ff, hidden, eight), _weights(bench, local, hidden, ff, eight)
+    scales = [_scales(bench, w, block) for w in (w1, w2)] if eight else [None, None]
+    quant = fp8_w8a8_moe_quant_config(w1_scale=scales[0], w2_scale=scales[1], block_shape=block) if eight else None
+    x = bench.randn(tokens, hidden)
+    chance = torch.arange(1, experts + 1, device=device, dtype=torch.float32) ** -float(row["skew"])
+    chance = chance[torch.randperm(experts, device=device)]
+    sets = [torch.multinomial(chance.expand(tokens, -1), top_k).to(torch.int32) for _ in range(_SETS)]
+    weights = torch.rand(tokens, top_k, device=device, dtype=torch.float32)
+    where = None
+    if local < experts:
+        where = torch.full((experts,), -1, device=device, dtype=torch.int32)
+        where[:local] = torch.arange(local, device=device, dtype=torch.int32)
+    config = fm.try_get_optimal_moe_config(
+        w1.size(), w2.size(), top_k, "fp8_w8a8" if eight else None, tokens, block_shape=block
+    )
+    rows = [torch.bincount(one.flatten().long(), minlength=experts)[:local] for one in sets]
+    facts = {
+        "rows": sum(int(one.sum()) for one in rows) / _SETS,
+        "distinct": sum(int((one > 0).sum()) for one in rows) / _SETS,
+        "tiles": sum(int((-(-one // config["BLOCK_SIZE_M"])).sum()) for one in rows) / _SETS,
+        "config": config,
+    }
+    if row["part"] == "all":
+
+        def chain(i: int) -> object:
+            return fm.fused_experts(
+                x,
+                w1,
+                w2,
+                weights,
+                sets[i % _SETS],
+                global_num_experts=experts,
+                expert_map=where,
+                quant_config=quant,
+            )
+
+        return Case(launch=chain, rotate=_SETS, kernels_each=8, facts=facts)
+    down = row["part"] == "down"
+    a = bench.randn(tokens * top_k, ff) if down else x
+    w, scale, each = (w2, scales[1], 1) if down else (w1, scales[0], top_k)
+    out = bench.empty(tokens, top_k, w.size(1))
+    a8, a_scale = moe_kernel_quantize_input(
+        A=a,
+        A_scale=None,
+        quant_dtype=torch.float8_e4m3fn if eight else None,
+        per_act_token_quant=False,
+        block_shape=block,
+    )
+    sorted_sets = [fm._prepare_expert_assignment(one, config, tokens, top_k, experts, where) for one in sets]
+
+    def product(i: int) -> object:
+        token_ids, expert_ids, padded = sorted_sets[i % _SETS]
+        return fm.dispatch_fused_moe_kernel(
+            a8,
+            w,
+            out,
+            a_scale,
+            scale,
+            None,
+            weights,
+            token_ids,
+            expert_ids,
+            padded,
+            down,
+            each,
+            config,
+            compute_type=tl.bfloat16,
+            use_fp8_w8a8=eight,
+            use_int8_w8a8=False,
+            use_int8_w8a16=False,
+            use_int4_w4a16=False,
+            per_channel_quant=False,
+            block_shape=block,
+        )
+
+    return Case(launch=product, rotate=_SETS, facts=facts)
+
+
+def _weights(bench: Bench, count: int, n: int, k: int, eight: bool) -> Any:
+    """Random weights [count, n, k], made expert by expert so that FP8 ones need no bf16 copy of all."""
+    torch = bench.torch
+    dtype = torch.float8_e4m3fn if eight else torch.bfloat16
+    out = torch.empty(count, n, k, device=bench.device, dtype=dtype)
+    for i in range(count):
+        one = bench.randn(n, k)
+        out[i] = (one if eight else one * 0.02).to(dtype)
+    return out
+
+
+def _scales(bench: Bench, weight: Any, block: list[int] | None) -> Any:
+    torch = bench.torch
+    count, n, k = weight.shape
+    shape = (count,) if block is None else (count, -(-n // block[0]), -(-k // block[1]))
+    return torch.full(shape, 0.02, device=bench.device, dtype=torch.float32)
+
+
+def _attention(bench: Bench, row: Row) -> Case:
+    """FlashAttention 3 over a paged cache: one query token a sequence (decode), or ``seq_len`` of ``kv_len``."""
+    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func, get_scheduler_metadata
+
+    torch, device = bench.torch, bench.device
+    batch, heads, kv_heads, size = row["batch"], row["q_heads"], row["kv_heads"], row["head_dim"]
+    decode = row["phase"] == "decode"
+    queries = 1 if decode else row["seq_len"]
+    context = row.get("kv_len", row["seq_len"])
+    eight = row["kv_dtype"] == "fp8_e4m3"
+    dtype = torch.float8_e4m3fn if eight else torch.bfloat16
+    pages = -(-context // PAGE_TOKENS)
+    cached = 2 * batch * context * kv_heads * size * (1 if eight else 2)
+    copies = min(16, max(1, -(-_KEPT_BUFFERS_BYTES // cached))) if decode else 1
+    caches = [bench.randn(2, batch * pages, PAGE_TOKENS, kv_heads, size).to(dtype) for _ in range(copies)]
+    table = torch.randperm(batch * pages, device=device).to(torch.int32).view(batch, pages)
+    q = bench.randn(batch * queries, heads, size).to(dtype)
+    out = bench.empty(batch * queries, heads, size)
+    used = torch.full((batch,), context, device=device, dtype=torch.int32)
+    starts = torch.arange(0, (batch + 1) * queries, queries, device=device, dtype=torch.int32)
+    splits = GRAPH_SPLITS if decode else 0
+    one = torch.ones((batch, kv_heads), device=device, dtype=torch.float32) if eight else None
+    planned = get_scheduler_metadata(
+        batch_size=batch,
+        max_seqlen_q=queries,
+        max_seqlen_k=context,
+        num_heads_q=heads,
+        num_heads_kv=kv_heads,
+        headdim=size,
+        cache_seqlens=used,
+        qkv_dtype=dtype,
+        cu_seqlens_q=starts,
+        page_size=PAGE_TOKENS,
+        causal=True,
+        num_splits=splits,
+    )
+
+    def launch(i: int) -> object:
+        cache = caches[i % copies]
+        return flash_attn_varlen_func(
+            q=q,
+            k=cache[0],
+            v=cache[1],
+            out=out,
+            cu_seqlens_q=starts,
+            max_seqlen_q=queries,
+            seqused_k=used,
+            max_seqlen_k=context,
+            softmax_scale=size**-0.5,
+            causal=True,
+            block_table=table,
+            scheduler_metadata=planned,
+            fa_version=3,
+            num_splits=splits,
+            q_descale=one,
+            k_descale=one,
+            v_descale=one,
+        )
+
+    return Case(launch=launch, rotate=copies, kernels_each=2 if decode else 1)
+
+
+def _scaled_gemm(bench: Bench, row: Row) -> Case:
+    """CUTLASS FP8 product: activations scaled per token and weights per tensor, or both by blocks of 128."""
+    from vllm import _custom_ops as ops
+
+    torch, device = bench.torch, bench.device
+    m, n, k, block = row["m"], row["n"], row["k"], row["scales"] == "block"
+    weights = [(w * 50).to(torch.float8_e4m3fn) for w in bench.weights(n, k, span_bytes=512 << 20)]
+    one = functools.partial(torch.ones, device=device, dtype=torch.float32)
+    if block:
+        from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+
+        x, scale_a = per_token_group_quant_fp8(bench.randn(m, k), 128, column_major_scales=True)
+        scale_b = one((-(-n // 128), k // 128)).t()
+    else:
+        x, scale_a, scale_b = bench.randn(m, k).to(torch.float8_e4m3fn), one((m, 1)), one((1,))
+
+    def launch(i: int) -> object:
+        return ops.cutlass_scaled_mm(x, weights[i % len(weights)].t(), scale_a, scale_b, torch.bfloat16)
+
+    return Case(launch=launch, rotate=len(weights))
+
+
+def _quantise(bench: Bench, row: Row) -> Case:
+    """bf16 activations to FP8 with a scale a token, or a scale for each 128 of a token."""
+    x = bench.randn(row["tokens"], row["width"])
+    if row["scales"] == "block":
+        from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+
+        return Case(launch=lambda _: per_token_group_quant_fp8(x, 128, column_major_scales=True))
+    from vllm import _custom_ops as ops
+
+    return Case(launch=lambda _: ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True))
+
+
+def _cache_write(bench: Bench, row: Row) -> Case:
+    from vllm import _custom_ops as ops
+
+    torch, device, tokens, heads = bench.torch, bench.device, row["tokens"], row["kv_heads"]
+    qkv = bench.randn(tokens, 6 * heads, 128)
+    pages = max(4096, 2 * -(-tokens // PAGE_TOKENS))
+    cache = bench.empty(2, pages, PAGE_TOKENS, heads, 128)
+    slots = torch.randperm(pages * PAGE_TOKENS, device=device)[:tokens]
+    one = torch.ones((), device=device, dtype=torch.float32)
+
+    def launch(_: int) -> object:
+        return ops.reshape_and_cache_flash(
+            qkv[:, :heads], qkv[:, heads : 2 * heads], cache[0], cache[1], slots, "auto", one, one
+        )
+
+    return Case(launch=launch)
+
+
+def _compiled(bench: Bench, row: Row) -> Case:
+    """What Inductor makes of the elementwise parts of a layer; ``how`` names them."""
+    torch, tokens, width = bench.torch, row["tokens"], row["width"]
+    x, residual, gain = bench.randn(tokens, width), bench.randn(tokens, width), bench.randn(width)
+    finest = 448.0
+
+    def norm(x: Any, residual: Any, gain: Any) -> tuple[Any, Any]:
+        total = x.float() + residual.float()
+        scaled = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return scaled.to(x.dtype) * gain, total.to(x.dtype)
+
+    def silu(gate_up: Any) -> Any:
+        half = gate_up.shape[-1] // 2
+        return torch.nn.functional.silu(gate_up[..., :half]) * gate_up[..., half:]
+
+    def eight(y: Any) -> tuple[Any, Any]:
+        scale = (y.abs().amax(-1, keepdim=True).float() / finest).clamp(min=1e-10)
+        return (y.float() / scale).clamp(-finest, finest).to(torch.float8_e4m3fn), scale
+
+    def norm_eight(x: Any, residual: Any, gain: Any) -> tuple[Any, ...]:
+        y, total = norm(x, residual, gain)
+        return (*eight(y), total)
+
+    def rope(qkv: Any, cos: Any, sin: Any) -> Any:
+        low, high = qkv[..., :64], qkv[..., 64:]
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+    heads = width // 128
+    cos, sin = bench.randn(tokens, 1, 64), bench.randn(tokens, 1, 64)
+    table: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+        "add_rmsnorm": (norm, (x, residual, gain)),
+        "add_rmsnorm_fp8": (norm_eight, (x, residual, gain)),
+        "silu_mul": (silu, (bench.randn(tokens, 2 * width),)),
+        "silu_mul_fp8": (lambda y: eight(silu(y)), (bench.randn(tokens, 2 * width),)),
+        "rope": (rope, (x.view(tokens, heads, 128), cos, sin)),
+    }
+    function, inputs = table[row["how"]]
+    ready = torch.compile(function, dynamic=False)
+    return Case(launch=lambda _: ready(*inputs))
+
+
+def _gate(bench: Bench, row: Row) -> Case:
+    from vllm import _custom_ops as ops
+
+    torch, device, tokens = bench.torch, bench.device, row["tokens"]
+    logits = bench.randn(tokens, row["experts"])
+    weights = torch.empty(tokens, row["top_k"], device=device, dtype=torch.float32)
+    ids = torch.empty(tokens, row["top_k"], device=device, dtype=torch.int32)
+    index = torch.empty(tokens, row["top_k"], device=device, dtype=torch.int32)
+    return Case(launch=lambda _: ops.topk_softmax(weights, ids, index, logits, True))
+
+
+def _expert_helper(bench: Bench, row: Row) -> Case:
+    """SiLU-multiply over routed rows, or the sum over a token's experts, as the expert chain calls them."""
+    from vllm import _custom_ops as ops
+
+    torch, tokens, width, top_k = bench.torch, row["tokens"], row["width"], row["top_k"]
+    if row["kind"] == "vllm_act":
+        gate_up, out = bench.randn(tokens * top_k, 2 * width), bench.empty(tokens * top_k, width)
+        return Case(launch=lambda _: torch.ops._C.silu_and_mul(out, gate_up))
+    rows, out = bench.randn(tokens, top_k, width), bench.empty(tokens, width)
+    return Case(launch=lambda _: ops.moe_sum(rows, out))
+
+
+def _sample(bench: Bench, row: Row) -> Case:
+    """From bf16 logits to a token a sequence: the cast, Gumbel noise with argmax by blocks, the final argmax."""
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    torch, device, rows = bench.torch, bench.device, row["rows"]
+    logits = bench.randn(rows, row["width"])
+    index = torch.arange(rows, device=device, dtype=torch.int32)
+    temperature = torch.full((rows,), float(row["temperature"]), device=device)
+    seed = torch.zeros(rows, device=device, dtype=torch.int64)
+    place = torch.arange(rows, device=device, dtype=torch.int64)
+
+    def launch(_: int) -> object:
+        return gumbel_sample(logits.float(), index, temperature, seed, place, apply_temperature=True)
+
+    return Case(launch=launch, kernels_each=4)
+
+
+def measure_vllm_all_reduce(bench: Bench, row: Row) -> dict[str, Any]:
+    """vLLM's own all-reduce (one or two stages over peer memory), many in one graph."""
+    from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
+
+    torch = bench.torch
+    group = torch.distributed.new_group(backend="gloo")
+    own = CustomAllreduce(group, bench.device)
+    if own.disabled:
+        raise HardwareError("vLLM's custom all-reduce is disabled on this machine")
+    x = bench.randn(row["bytes"] // 2)
+
+    def body() -> None:
+        for _ in range(_ALL_REDUCES):
+            own.custom_all_reduce(x)
+
+    try:
+        with own.capture():
+            replay = capture(bench, body)
+        return together(bench, steady(bench, replay, _ALL_REDUCES))
+    finally:
+        bench.synchronize()
+        own.close()

@@ -1,0 +1,72 @@
+"""Green contexts: what the suite plans, and what its records say of a GPU's partitions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hardware.calibrate.suite.partitions import BESIDE, SIZES, SPLITS, alone_rows, beside_rows, comm_rows
+from hardware.calibrate.suite.run import share_of
+from hardware.calibrate.suite.worker import nvml_index
+
+RECORDS = Path(__file__).parents[1] / "records"
+ONE_GPU = [f"{gpu}/partitions/one_gpu.jsonl" for gpu in ("h100-sxm-80gb", "h200-sxm-141gb")]
+
+
+def rows_of(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RECORDS / path).read_text("utf-8").splitlines()]
+
+
+def of_kind(path: str, kind: str) -> list[dict[str, Any]]:
+    return [row for row in rows_of(path) if row["kind"] == kind]
+
+
+def test_shares_of_the_rows_are_all_of_them_once() -> None:
+    for rows, count in ((alone_rows, 9 * (1 + len(SIZES))), (beside_rows, len(BESIDE) * (1 + len(SPLITS)))):
+        dealt = [json.dumps(row) for share in range(4) for row in rows(share, 4)]
+        assert len(dealt) == len(set(dealt)) == count
+        assert sorted(dealt) == sorted(json.dumps(row) for row in rows(0, 1))
+
+
+def test_a_collective_gets_a_partition_that_holds_its_blocks() -> None:
+    beside = [row for row in comm_rows() if row["kind"] == "partitions"]
+    assert all(row["asked_b_sms"] is None or row["asked_b_sms"] >= row["b"]["ctas"] for row in beside)
+
+
+@pytest.mark.parametrize("text", ["4/4", "1", "a/b", "-1/2", "1/0"])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="give i/n"):
+        share_of(text)
+
+
+def test_nvml_counts_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert [nvml_index(0), nvml_index(1)] == [2, 3]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert nvml_index(1) == 1
+
+
+@pytest.mark.parametrize("path", ONE_GPU)
+def test_kernels_of_a_green_context_ran_on_its_sms_alone(path: str) -> None:
+    rows = of_kind(path, "partition")
+    assert len(rows) == 90
+    assert all(row["sms_seen"] == row["sms"] for row in rows)
+    assert {row["sms"] % 8 for row in rows if row["asked_sms"] is not None} == {0}
+
+
+@pytest.mark.parametrize("path", ONE_GPU)
+def test_sides_of_a_split_are_the_whole_card(path: str) -> None:
+    for row in of_kind(path, "partitions"):
+        assert row["a_sms"] + row["b_sms"] == (264 if row["asked_b_sms"] is None else 132)
+
+
+@pytest.mark.parametrize("path", ONE_GPU)
+def test_a_prompt_scales_with_its_sms_until_the_cap(path: str) -> None:
+    times = {
+        row["sms"]: row["latency_s"] for row in of_kind(path, "partition") if row["work"].get("phase") == "prefill"
+    }
+    # 1980 MHz up to 64 SMs: time goes with the inverse of the SMs, to the waves of 128-row tiles.
+    assert [times[8] / times[sms] for sms in (16, 32, 64)] == pytest.approx([2, 4, 8], rel=0.1)
