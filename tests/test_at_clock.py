@@ -15,7 +15,8 @@ import pytest
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock, moved_bytes
 from hardware.calibrate.suite import run
 from hardware.calibrate.suite.at_clock import measure_at_clock
-from hardware.calibrate.suite.plan import at_clock, copy, done_already, elementwise, moe_small, planned
+from hardware.calibrate.suite.plan import at_clock, copy, done_already, elementwise, moe_small
+from hardware.calibrate.suite.plans import planned
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.laws import price

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.calibrate.suite.plan import planned
+from hardware.calibrate.suite.plans import planned
 from sim.studies.predictions import Errors, foretell, judge, main, read, write
 from sim.studies.records import read_records
 

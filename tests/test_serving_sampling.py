@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hardware.calibrate.suite.plan import done_already, planned
+from hardware.calibrate.suite.plan import done_already
+from hardware.calibrate.suite.plans import planned
 from hardware.catalog import load_gpu
 from hardware.sampling import sampling_cost
 from sim.serving import serve

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hardware.calibrate.suite.plan import planned
+from hardware.calibrate.suite.plans import planned
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.profile import dump_profile, profile_for

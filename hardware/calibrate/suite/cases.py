@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
+from hardware.calibrate.suite.case import Case
+from hardware.calibrate.suite.cases_sampling import sampling_case
+from hardware.calibrate.suite.cases_vllm import build_vllm
 from hardware.calibrate.suite.routing import EXPERTS, TOP_K, route
 from hardware.calibrate.suite.timing import Bench, repeated, steady, together
 from hardware.errors import HardwareError
@@ -13,16 +15,6 @@ from hardware.errors import HardwareError
 Row = Mapping[str, Any]
 HEAD_DIM = 128
 _KEPT_BUFFERS_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Work to repeat: ``launch(i)`` is repetition i; buffers rotate with period ``rotate``."""
-
-    launch: Callable[[int], object]
-    rotate: int = 1
-    kernels_each: int = 1
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def measure_kernel(bench: Bench, row: Row) -> dict[str, Any]:
@@ -60,8 +52,6 @@ def build(bench: Bench, row: Row) -> Case:
         case "gather" | "index_add" | "topk_sum":
             return _moe_small(bench, row["kind"], row["rows"], row["width"])
         case "sample":
-            from hardware.calibrate.suite.cases_sampling import sampling_case
-
             return sampling_case(bench, row["how"], row["rows"], row["width"])
         case "attention":
             return _attention(bench, row)
@@ -70,8 +60,6 @@ def build(bench: Bench, row: Row) -> Case:
         case "small_kernels":
             return _small(bench, row["work"], row["m"])
         case str(kind) if kind.startswith("vllm_"):
-            from hardware.calibrate.suite.cases_vllm import build_vllm
-
             return build_vllm(bench, row)
         case other:
             raise HardwareError(f"the suite has no kernel kind '{other}'")

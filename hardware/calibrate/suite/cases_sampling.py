@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hardware.calibrate.suite.cases import Case
+from hardware.calibrate.suite.case import Case
 from hardware.calibrate.suite.timing import Bench
 from hardware.errors import HardwareError
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hardware.calibrate.suite.cases import Case
+from hardware.calibrate.suite.case import Case
 from hardware.calibrate.suite.timing import Bench, capture, steady, together
 from hardware.errors import HardwareError
 

@@ -6,12 +6,10 @@ measured ones, so a record that already has them is the row, done.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hardware.calibrate.suite import timing
-from hardware.errors import HardwareError
 
 PlannedRow = dict[str, Any]
 MIB = 1 << 20
@@ -26,34 +24,6 @@ _ABSENT = object()
 _OVERHEAD_S = 0.25
 _FREE_S = timing.SETTLE_FREE_S + timing.WINDOW_S + _OVERHEAD_S
 _CAPPED_S = timing.SETTLE_CAPPED_S + timing.WINDOW_S + _OVERHEAD_S
-
-
-def planned(name: str, *, world: int = 1) -> list[PlannedRow]:
-    """The rows of plan ``name`` for ``world`` GPUs.
-
-    >>> planned("smoke")[0]
-    {'kind': 'host', 'world': 1}
-    """
-    least, make = _plan(name)
-    if world < least:
-        raise HardwareError(f"plan '{name}' needs at least {least} GPUs, world = {world}: pass --world {least}")
-    rows = [_ordered(row, world) for row in make(world)]
-    return [row for i, row in enumerate(rows) if row not in rows[:i]]
-
-
-def least_world(name: str) -> int:
-    """The fewest GPUs that plan ``name`` needs."""
-    return _plan(name)[0]
-
-
-def _plan(name: str) -> tuple[int, PlanMaker]:
-    from hardware.calibrate.suite.plans import PLANS
-
-    if name not in PLANS:
-        near = difflib.get_close_matches(name, PLANS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(PLANS)}"
-        raise HardwareError(f"unknown plan '{name}': {hint}")
-    return PLANS[name]
 
 
 def estimated_s(row: Mapping[str, Any]) -> float:
@@ -108,10 +78,6 @@ def done_already(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -
         and all(record.get(key) == row.get(key) for key in _LAYOUT)
         for record in records
     )
-
-
-def _ordered(row: PlannedRow, world: int) -> PlannedRow:
-    return {"kind": row["kind"], "world": row.get("world", world), **row}
 
 
 def gemm(m: int, n: int, k: int, dtype: str = "bf16") -> PlannedRow:
@@ -287,6 +253,3 @@ def ring(layout: str, seq_len: int, q_heads: int, kv_heads: int) -> PlannedRow:
     row: PlannedRow = {"kind": "ring_attention", "layout": layout, "seq_len": seq_len}
     row |= {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 128, "causal": True}
     return {**row, "forward_only": True, "dtype": "bf16", "regime": "steady"}
-
-
-PlanMaker = Callable[[int], list[PlannedRow]]

@@ -6,13 +6,14 @@ of the ``gaps`` and ``pair`` plans are the ones research found missing from earl
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable
 from itertools import product
 
 from hardware.calibrate.suite.host_issue import WORKS
 from hardware.calibrate.suite.plan import (
     HOST,
     MIB,
-    PlanMaker,
     PlannedRow,
     at_clock,
     attention,
@@ -37,7 +38,9 @@ from hardware.calibrate.suite.plan import (
 from hardware.calibrate.suite.plans_clocks import clocks
 from hardware.calibrate.suite.plans_validate import chunks, eight, validate1, validate2, validate4
 from hardware.calibrate.suite.plans_vllm import vllm
+from hardware.errors import HardwareError
 
+PlanMaker = Callable[[int], list[PlannedRow]]
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_70B_TP2 = ((5120, 8192), (8192, 4096), (28672, 8192), (8192, 14336))
 QWEN = ((5120, 2048), (2048, 4096))
@@ -305,3 +308,33 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "chunks": (2, chunks),
     "vllm": (1, vllm),
 }
+
+
+def planned(name: str, *, world: int = 1) -> list[PlannedRow]:
+    """The rows of plan ``name`` for ``world`` GPUs.
+
+    >>> planned("smoke")[0]
+    {'kind': 'host', 'world': 1}
+    """
+    least, make = _plan(name)
+    if world < least:
+        raise HardwareError(f"plan '{name}' needs at least {least} GPUs, world = {world}: pass --world {least}")
+    rows = [_ordered(row, world) for row in make(world)]
+    return [row for i, row in enumerate(rows) if row not in rows[:i]]
+
+
+def least_world(name: str) -> int:
+    """The fewest GPUs that plan ``name`` needs."""
+    return _plan(name)[0]
+
+
+def _plan(name: str) -> tuple[int, PlanMaker]:
+    if name not in PLANS:
+        near = difflib.get_close_matches(name, PLANS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(PLANS)}"
+        raise HardwareError(f"unknown plan '{name}': {hint}")
+    return PLANS[name]
+
+
+def _ordered(row: PlannedRow, world: int) -> PlannedRow:
+    return {"kind": row["kind"], "world": row.get("world", world), **row}

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s, least_world, planned
+from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s
+from hardware.calibrate.suite.plans import least_world, planned
 from hardware.calibrate.suite.shapes import SHAPES, Shape
 from hardware.errors import HardwareError
 

@@ -13,6 +13,8 @@ from typing import Any
 from hardware.calibrate.suite.layers import Experts, Layer, Projection, Rotary
 from hardware.calibrate.suite.profiled import profile_steps
 from hardware.calibrate.suite.shapes import HEAD_DIM, shape_of
+from hardware.calibrate.suite.side_stream import Side
+from hardware.calibrate.suite.steps_overlap import overlap_step
 from hardware.calibrate.suite.timing import Bench, EventTimer, capture, steady, together
 from hardware.errors import HardwareError
 
@@ -76,8 +78,6 @@ def measure_generate(bench: Bench, row: Row) -> dict[str, Any]:
 def build_step(bench: Bench, row: Row, facts: dict[str, Any]) -> Step:
     """One step of a row as a function that launches it on the current stream."""
     if row.get("sequence_parallel"):
-        from hardware.calibrate.suite.steps_overlap import overlap_step
-
         return overlap_step(bench, row)
     if row.get("cp", 1) > 1:
         return _ulysses_step(bench, row)
@@ -265,42 +265,3 @@ def _pipeline_step(bench: Bench, row: Row) -> Step:
         bench.comm.all_reduce_sum(done)
 
     return step
-
-
-class Side:
-    """A second stream beside the current one, with events between them; in a dry run, plain calls."""
-
-    def __init__(self, bench: Bench, *, priority: int = -1) -> None:
-        self._torch, self._dry = bench.torch, bench.dry
-        self._stream: Any = None if bench.dry else bench.torch.cuda.Stream(priority=priority)
-
-    def fork(self) -> None:
-        """The second stream goes on from where the current one is."""
-        if not self._dry:
-            self._stream.wait_stream(self._torch.cuda.current_stream())
-
-    def join(self) -> None:
-        """The current stream waits for everything on the second."""
-        if not self._dry:
-            self._torch.cuda.current_stream().wait_stream(self._stream)
-
-    def run(self, work: Callable[[], object]) -> Any:
-        """Launch ``work`` on the second stream; returns the event after it."""
-        if self._dry:
-            work()
-            return None
-        with self._torch.cuda.stream(self._stream):
-            work()
-            event = self._torch.cuda.Event()
-            event.record()
-        return event
-
-    def run_after_main(self, work: Callable[[], object]) -> Any:
-        """Like :meth:`run`, after everything launched on the current stream so far."""
-        self.fork()
-        return self.run(work)
-
-    def main_waits(self, event: Any) -> None:
-        """The current stream waits for an event of :meth:`run`."""
-        if not self._dry:
-            self._torch.cuda.current_stream().wait_event(event)

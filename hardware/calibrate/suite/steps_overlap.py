@@ -8,7 +8,7 @@ from typing import Any
 
 from hardware.calibrate.suite.layers import FeedForward, Layer, Norm, Projection, Rotary
 from hardware.calibrate.suite.shapes import HEAD_DIM, WAN_TEXT_TOKENS, shape_of
-from hardware.calibrate.suite.steps import Side
+from hardware.calibrate.suite.side_stream import Side
 from hardware.calibrate.suite.timing import Bench, capture, steady, together
 from hardware.errors import HardwareError
 

@@ -23,6 +23,7 @@ from hardware.calibrate.suite.cases_pair import (
     measure_in_context,
     measure_together,
 )
+from hardware.calibrate.suite.cases_vllm import measure_vllm_all_reduce
 from hardware.calibrate.suite.comm import Comm, NcclComm, QuietComm, most
 from hardware.calibrate.suite.duty import measure_alternating, measure_duty, measure_host, measure_idle
 from hardware.calibrate.suite.host_issue import measure_host_issue
@@ -104,8 +105,6 @@ def measure(bench: Bench, row: Row) -> dict[str, Any]:
         case "ring_attention":
             return measure_ring(bench, row)
         case "vllm_all_reduce":
-            from hardware.calibrate.suite.cases_vllm import measure_vllm_all_reduce
-
             return measure_vllm_all_reduce(bench, row)
         case _:
             return measure_kernel(bench, row)
