@@ -13,8 +13,8 @@ import numpy as np
 from traces.capture import NONE, Category
 from traces.errors import TraceError
 from traces.read.events import Reading
-from traces.read.values import TIME_LIMIT_NS, product, whole
 from traces.read.rows import FileRows, Rows
+from traces.read.values import TIME_LIMIT_NS, product, whole
 from traces.records import Ints
 
 MAGIC = b"SQLite format 3\x00"
