@@ -203,14 +203,13 @@ def _lane(capture: Capture) -> Ints:
 
 
 def _by_stream(capture: Capture) -> list[ByStream]:
-    work = capture.work
-    lanes, first, index = np.unique(_lane(capture), return_index=True, return_inverse=True)
+    work, lane = capture.work, _lane(capture)
+    order = np.argsort(lane, kind="stable")
     found = []
-    for number in range(len(lanes)):
-        rows = index == number
-        rank, stream = int(work.rank[first[number]]), int(work.stream[first[number]])
+    for rows in np.split(order, np.flatnonzero(np.diff(lane[order])) + 1):
+        rank, stream = int(work.rank[rows[0]]), int(work.stream[rows[0]])
         busy = length(work.start_ns[rows], work.end_ns[rows])
-        found.append(ByStream(rank=rank, stream=stream, count=int(rows.sum()), busy_us=busy / 1e3))
+        found.append(ByStream(rank=rank, stream=stream, count=len(rows), busy_us=busy / 1e3))
     return found
 
 
