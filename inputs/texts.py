@@ -15,6 +15,7 @@ Refusal = Callable[[str], Exception]
 DEPTH_LIMIT = 64
 WHOLE_LIMIT = 1 << 63
 SHOWN = 60
+DIGITS = "a number of thousands of digits: give one of at most 64 bits"
 
 
 def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
@@ -25,8 +26,8 @@ def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
         raise refusal(f"{where}: not valid TOML: {cut(str(error), 200)}") from None
     except RecursionError:
         raise refusal(f"{where}: not valid TOML: nested too deeply (at most {DEPTH_LIMIT})") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise refusal(f"{where}: not valid TOML: {cut(str(error), 200)}") from None
+    except ValueError:
+        raise refusal(f"{where}: not valid TOML: {DIGITS}") from None
     _check(table, where, refusal)  # TOML has nan and inf: what they mean is for the reader to say
     return table
 
@@ -46,8 +47,10 @@ def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = Fals
         raise refusal(f"{where}{line}: not valid JSON: {error.msg}") from None
     except RecursionError:
         raise refusal(f"{where}: not valid JSON: nested too deeply (at most {DEPTH_LIMIT})") from None
-    except ValueError as error:
-        raise refusal(f"{where}: not valid JSON: {cut(str(error), 200)}") from None
+    except _NoNumberError as error:
+        raise refusal(f"{where}: not valid JSON: {error}") from None
+    except ValueError:
+        raise refusal(f"{where}: not valid JSON: {DIGITS}") from None
     _check(value, where, refusal, finite=True)
     return value
 
@@ -67,8 +70,12 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:head]}...{text[-tail:]}"
 
 
+class _NoNumberError(ValueError):
+    """NaN or Infinity in a JSON text."""
+
+
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON: give a finite one, or null")
+    raise _NoNumberError(f"{name} is no number of JSON: give a finite one, or null")
 
 
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)

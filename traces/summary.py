@@ -204,13 +204,21 @@ def _lane(capture: Capture) -> Ints:
 
 def _by_stream(capture: Capture) -> list[ByStream]:
     work, lane = capture.work, _lane(capture)
-    order = np.argsort(lane, kind="stable")
-    found = []
-    for rows in np.split(order, np.flatnonzero(np.diff(lane[order])) + 1):
-        rank, stream = int(work.rank[rows[0]]), int(work.stream[rows[0]])
-        busy = length(work.start_ns[rows], work.end_ns[rows])
-        found.append(ByStream(rank=rank, stream=stream, count=len(rows), busy_us=busy / 1e3))
-    return found
+    order = np.lexsort((work.start_ns, lane))
+    lane, start, end = lane[order], work.start_ns[order], work.end_ns[order]
+    first = np.flatnonzero(np.diff(lane, prepend=lane[0] - 1))
+    busy = np.add.reduceat(end - start, first)
+    # On most streams nothing overlaps, and the union is the sum.
+    overlaps = np.flatnonzero((lane[1:] == lane[:-1]) & (start[1:] < end[:-1]))
+    last = np.append(first[1:], len(order))
+    for number in np.unique(np.searchsorted(first, overlaps, side="right") - 1).tolist():
+        mine = slice(first[number], last[number])
+        busy[number] = length(start[mine], end[mine])
+    columns = (work.rank[order][first], work.stream[order][first], last - first, busy)
+    return [
+        ByStream(rank=rank, stream=stream, count=count, busy_us=busy_ns / 1e3)
+        for rank, stream, count, busy_ns in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def _top(capture: Capture, classes: Classes, top: int) -> list[ByKernel]:
