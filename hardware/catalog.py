@@ -12,7 +12,7 @@ from typing import Any
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from inputs.files import read_text
-from inputs.texts import parse_toml
+from inputs.texts import parse_toml, shown
 
 # What people say when they mean the SXM board.
 ALIASES = {
@@ -23,6 +23,7 @@ ALIASES = {
     "b200": "b200-sxm-180gb",
 }
 TEXT = ("id", "name", "architecture", "link")
+TEXT_LIMIT = 200
 NUMBERS = (
     "sms", "reference_clock_hz", "max_clock_hz", "min_clock_hz", "clock_step_hz", "memory_bytes",
     "hbm_bytes_per_s", "l2_bytes", "link_bytes_per_s", "pcie_bytes_per_s", "tdp_w", "idle_w",
@@ -100,6 +101,8 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
         value = data.get(field)
         if not isinstance(value, str) or not value:
             raise HardwareError(f"{where}: {field} = {value!r}: give a text")
+        if len(value) > TEXT_LIMIT or not value.isprintable():  # an id names the file of a profile
+            raise HardwareError(f"{where}: {field} = {shown(value)}: give at most {TEXT_LIMIT} printable characters")
         fields[field] = value
     for field in NUMBERS:
         fields[field] = figure(data, field, where, sources, confidence)

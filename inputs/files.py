@@ -19,6 +19,8 @@ GZIP = b"\x1f\x8b"
 TEXT_LIMIT_BYTES = 1 << 26  # a scenario, grid, model, GPU or profile is far smaller
 STREAM_LIMIT_BYTES = 1 << 30  # of lines, after decompression
 LINE_LIMIT_BYTES = 1 << 22
+# Real traces and requests grow 5 to 30 times: what grows more was made to.
+GROWTH_LIMIT, GROWTH_FREE_BYTES = 100, 1 << 24
 
 
 def check_regular(path: Path, what: str, refusal: Refusal) -> None:
@@ -66,17 +68,27 @@ def open_bytes(path: Path, what: str, refusal: Refusal) -> Iterator[BinaryIO]:
         raise refusal(_unreadable(path, what, error)) from None
 
 
+def check_growth(path: Path, what: str, refusal: Refusal, seen_bytes: int, file_bytes: int) -> None:
+    """Refuse a compressed file of which ``seen_bytes`` came out, and no end yet, where that is out of proportion."""
+    if seen_bytes > GROWTH_FREE_BYTES and seen_bytes > GROWTH_LIMIT * file_bytes:
+        raise refusal(
+            f"cannot read {what} '{path}': it grows more than {GROWTH_LIMIT}-fold as it is decompressed: decompress it "
+            "yourself if that is right"
+        )
+
+
 def read_lines(path: Path, what: str, refusal: Refusal) -> Iterator[tuple[int, str]]:
     """Lines that hold something, numbered from 1, of a text that need not fit in memory.
 
     A line ends at a line feed alone: JSON lines may hold any other separator.
     """
     with open_bytes(path, what, refusal) as stream:
-        number = seen = 0
+        number, seen, size = 0, 0, path.stat().st_size
         while line := stream.readline(LINE_LIMIT_BYTES + 1):
             number, seen = number + 1, seen + len(line)
             if len(line) > LINE_LIMIT_BYTES:
                 raise refusal(f"{path}, line {number}: over {LINE_LIMIT_BYTES >> 20} MiB: is it a text of lines?")
+            check_growth(path, what, refusal, seen, size)
             if seen > STREAM_LIMIT_BYTES:
                 raise refusal(f"{path}: over {STREAM_LIMIT_BYTES >> 20} MiB of text: give a part of it")
             if line.isspace():

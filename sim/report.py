@@ -129,7 +129,7 @@ def headline(run: Timeline) -> str:
 def print_summary(run: Timeline, console: Console) -> None:
     """Headline table and energy by kernel class, with units."""
     scenario, data = run.scenario, summary(run)
-    console.print(Text.assemble((visible(scenario.model), "bold"), f" {headline(run)}"))
+    console.print(Text.assemble((visible(scenario.model), "bold"), visible(f" {headline(run)}")))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("latency", duration(run.latency_s))
     if "ttft_s" in data:

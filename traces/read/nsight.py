@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from inputs.files import check_regular
 from traces.capture import NONE, Category
 from traces.errors import TraceError
 from traces.read.events import Reading
@@ -23,6 +24,7 @@ PREFIX = "CUPTI_ACTIVITY_KIND_"
 
 def is_sqlite(path: Path) -> bool:
     """Whether ``path`` holds a SQLite database, by content."""
+    check_regular(path, "trace", TraceError)
     try:
         with path.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC
