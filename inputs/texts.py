@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 Refusal = Callable[[str], Exception]
 DEPTH_LIMIT = 64
+SURROGATE = re.compile("[\ud800-\udfff]")
 WHOLE_LIMIT = 1 << 63
 SHOWN = 60
 DIGITS = "a number of thousands of digits: give one of at most 64 bits"
@@ -92,6 +94,8 @@ def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False) ->
             inner = f"{place}.{key}" if place else str(key)
             if isinstance(item, dict | list):
                 left.append((item, inner, depth + 1))
+            elif isinstance(item, str) and not item.isascii() and SURROGATE.search(item):
+                raise refusal(f"{where}: {_named(inner)}{shown(item)}: a lone surrogate is no text")
             elif isinstance(item, int) and not -WHOLE_LIMIT <= item < WHOLE_LIMIT:
                 raise refusal(f"{where}: {_named(inner)}{shown(item)}: give a number of at most 64 bits")
             elif finite and isinstance(item, float) and not math.isfinite(item):

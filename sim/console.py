@@ -22,7 +22,7 @@ class PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "markup": False, "emoji": False})
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]  # the same options, unnamed
+    def render_str(self, text: str, **options: Any) -> Text:
         """``text`` as rich draws it."""
         return super().render_str(visible(text), **options)
 

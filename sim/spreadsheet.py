@@ -19,7 +19,7 @@ def to_csv(table: pd.DataFrame) -> bytes:
     """
     texts = [name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name])]
     safe = table.assign(**{name: table[name].astype(object).map(_quoted) for name in texts}) if texts else table
-    return safe.rename(columns=_quoted).to_csv(index=False).encode()
+    return safe.rename(columns=_quoted).to_csv(index=False).encode("utf-8", "backslashreplace")
 
 
 def without_quotes(table: pd.DataFrame) -> pd.DataFrame:

@@ -49,7 +49,7 @@ def read_nsight(path: Path) -> FileRows:
                 )
             strings = dict(database.execute("select id, value from StringIds"))
             _Export(database, tables, strings, rows, reading).take()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the words of an error may be damaged as well
         raise TraceError(f"trace '{path}': {error}: export it again with nsys export --type sqlite") from None
     return FileRows(rows=rows, reading=reading)
 
