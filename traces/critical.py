@@ -69,20 +69,19 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
     by_class: Counter[str] = Counter()
     names: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for node, cost in path:
-        time_us = cost / 1e3
-        if not time_us:
+    for node, time_ns in path:
+        if not time_ns:
             continue
         if node < len(work):
-            by_class[classes.labels[classes.index[node]]] += time_us
-            names[capture.names[work.name[node]]] += time_us
+            by_class[classes.labels[classes.index[node]]] += time_ns
+            names[capture.names[work.name[node]]] += time_ns
             count[capture.names[work.name[node]]] += 1
         else:
-            by_class["host"] += time_us
+            by_class["host"] += time_ns
     return CriticalPath(
-        length_us=sum(by_class.values()),
-        by_class=dict(by_class.most_common()),
-        first=[OnPath(name=name, count=count[name], time_us=time_us) for name, time_us in names.most_common(top)],
+        length_us=sum(by_class.values()) / 1e3,
+        by_class={cls: time_ns / 1e3 for cls, time_ns in by_class.most_common()},
+        first=[OnPath(name=name, count=count[name], time_us=time_ns / 1e3) for name, time_ns in names.most_common(top)],
         rows=np.array([node for node, _ in path if node < len(work)], dtype=np.int64),
     )
 

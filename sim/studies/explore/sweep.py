@@ -161,8 +161,8 @@ def _earlier(out: Path, journal: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         check_regular(journal, "journal", SimError)
         with journal.open("rb") as stream:
             for line in stream:
-                if (row := _journal_row(line.decode("utf-8", "replace"))) is not None:
-                    yield row["scenario_id"], row
+                if (kept := _journal_row(line.decode("utf-8", "replace"))) is not None:
+                    yield kept["scenario_id"], kept
 
 
 def _journal_row(line: str) -> dict[str, Any] | None:
