@@ -116,7 +116,7 @@ def mutate(text: str, rng: random.Random) -> bytes:
                 text[:at] + text[at:end] * 2 + text[end:],
             ]
         )
-    data = bytearray(text.encode())
+    data = bytearray(text.encode("utf-8", "surrogatepass"))
     if data and rng.random() < 0.1:
         data[rng.randrange(len(data))] = rng.randrange(256)
     return bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.1 else data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from inputs.files import read_text
+from inputs.texts import parse_toml, shown
 
 # What people say when they mean the SXM board.
 ALIASES = {
@@ -22,6 +23,7 @@ ALIASES = {
     "b200": "b200-sxm-180gb",
 }
 TEXT = ("id", "name", "architecture", "link")
+TEXT_LIMIT = 200
 NUMBERS = (
     "sms", "reference_clock_hz", "max_clock_hz", "min_clock_hz", "clock_step_hz", "memory_bytes",
     "hbm_bytes_per_s", "l2_bytes", "link_bytes_per_s", "pcie_bytes_per_s", "tdp_w", "idle_w",
@@ -68,13 +70,7 @@ def load_gpu(name: str) -> GpuSpec:
     'h100-sxm-80gb'
     """
     if name.endswith(".toml"):
-        path = Path(name)
-        try:
-            return parse_gpu(path.read_text(encoding="utf-8"), where=name)
-        except OSError as error:
-            raise HardwareError(f"cannot read GPU file '{name}': {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise HardwareError(f"cannot read GPU file '{name}': not UTF-8 text (byte {error.start})") from None
+        return parse_gpu(read_text(Path(name), "GPU file", HardwareError), where=name)
     if name in list_accelerators():
         raise HardwareError(
             f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
@@ -96,10 +92,7 @@ def load_gpu(name: str) -> GpuSpec:
 
 def parse_gpu(text: str, *, where: str) -> GpuSpec:
     """A GPU from TOML text; every problem is one line that names file, field, value and remedy."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise HardwareError(f"{where}: not valid TOML: {error}") from None
+    data = parse_toml(text, where, HardwareError)
     refuse_unknown(data, (*TEXT, *NUMBERS, "tensor_flops_per_s"), where)
     sources: dict[str, str] = {}
     confidence: dict[str, Any] = {}
@@ -108,6 +101,8 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
         value = data.get(field)
         if not isinstance(value, str) or not value:
             raise HardwareError(f"{where}: {field} = {value!r}: give a text")
+        if len(value) > TEXT_LIMIT or not value.isprintable():  # an id names the file of a profile
+            raise HardwareError(f"{where}: {field} = {shown(value)}: give at most {TEXT_LIMIT} printable characters")
         fields[field] = value
     for field in NUMBERS:
         fields[field] = figure(data, field, where, sources, confidence)

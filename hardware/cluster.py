@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hardware.catalog import figure, load_gpu, refuse_unknown, shipped_ids
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.routes import Span
+from inputs.files import read_text
+from inputs.texts import parse_toml
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -154,12 +155,7 @@ def load_node(name: str) -> NodeSpec:
     8
     """
     if name.endswith(".toml"):
-        try:
-            return parse_node(Path(name).read_text(encoding="utf-8"), where=name)
-        except OSError as error:
-            raise HardwareError(f"cannot read node file '{name}': {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise HardwareError(f"cannot read node file '{name}': not UTF-8 text (byte {error.start})") from None
+        return parse_node(read_text(Path(name), "node file", HardwareError), where=name)
     if name not in list_nodes():
         near = difflib.get_close_matches(name, list_nodes(), n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(list_nodes())}"
@@ -170,10 +166,7 @@ def load_node(name: str) -> NodeSpec:
 
 def parse_node(text: str, *, where: str) -> NodeSpec:
     """A node from TOML text; every problem is one line that names file, field, value and remedy."""
-    try:
-        data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise HardwareError(f"{where}: not valid TOML: {error}") from None
+    data = parse_toml(text, where, HardwareError)
     refuse_unknown(data, ("id", "interconnect", *FIGURES), where)
     if not isinstance(data.get("id"), str) or not data["id"]:
         raise HardwareError(f"{where}: id = {data.get('id')!r}: give a text")
@@ -219,12 +212,7 @@ def default_node(gpu: GpuSpec) -> str:
 
 def load_cluster(path: str) -> Cluster:
     """A cluster from a .toml file of three lines: ``gpu`` and ``node`` (ids or .toml paths) and ``nodes``."""
-    try:
-        return parse_cluster(Path(path).read_text(encoding="utf-8"), where=path)
-    except OSError as error:
-        raise HardwareError(f"cannot read cluster file '{path}': {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise HardwareError(f"cannot read cluster file '{path}': not UTF-8 text (byte {error.start})") from None
+    return parse_cluster(read_text(Path(path), "cluster file", HardwareError), where=path)
 
 
 def parse_cluster(text: str, *, where: str) -> Cluster:
@@ -233,10 +221,7 @@ def parse_cluster(text: str, *, where: str) -> Cluster:
     >>> parse_cluster('gpu = "a100"\\nnode = "hgx-8"\\nnodes = 4', where="mine.toml").gpus
     32
     """
-    try:
-        data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise HardwareError(f"{where}: not valid TOML: {error}") from None
+    data = parse_toml(text, where, HardwareError)
     refuse_unknown(data, ("gpu", "node", "nodes"), where)
     for field in ("gpu", "node"):
         if not isinstance(data.get(field), str):

@@ -26,6 +26,7 @@ from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.power import PowerCurve
+from inputs.files import read_text
 
 Status = Literal["calibrated", "forecast", "uncalibrated"]
 Matrix = tuple[tuple[float, ...], ...]
@@ -148,11 +149,7 @@ def dump_profile(profile: Profile) -> str:
 def read_profile(path: Path) -> Profile:
     """A profile from a file that :func:`dump_profile` wrote."""
     try:
-        return _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HardwareError(f"cannot read profile '{path}': {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise HardwareError(f"cannot read profile '{path}': not UTF-8 text (byte {error.start})") from None
+        return _ADAPTER.validate_json(read_text(path, "profile", HardwareError))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from sim.errors import SimError
+from sim.spreadsheet import to_csv
 
 TABLE_ENDINGS = (".parquet", ".csv")
 
@@ -50,7 +51,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     """Write ``table`` as Parquet or CSV, by the file's ending."""
     check_table_ending(path)
     if path.suffix == ".csv":
-        write_atomically(path, table.to_csv(index=False).encode())
+        write_atomically(path, to_csv(table))
         return
     import fastparquet
 

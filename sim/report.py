@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import workloads
+from sim.console import PlainConsole, visible
 from sim.exposure import S_PER_PS
 from sim.layout import layout_of
 from sim.runner import routing_of
@@ -108,7 +110,7 @@ def generation(run: Timeline) -> dict[str, float]:
 def summary_text(run: Timeline) -> str:
     """The table of :func:`print_summary` as plain text."""
     buffer = io.StringIO()
-    print_summary(run, Console(file=buffer, width=100, color_system=None))
+    print_summary(run, PlainConsole(file=buffer, width=100, color_system=None))
     return buffer.getvalue().rstrip()
 
 
@@ -127,7 +129,7 @@ def headline(run: Timeline) -> str:
 def print_summary(run: Timeline, console: Console) -> None:
     """Headline table and energy by kernel class, with units."""
     scenario, data = run.scenario, summary(run)
-    console.print(f"[bold]{scenario.model}[/bold] {headline(run)}")
+    console.print(Text.assemble((visible(scenario.model), "bold"), visible(f" {headline(run)}")))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("latency", duration(run.latency_s))
     if "ttft_s" in data:

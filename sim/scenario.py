@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from inputs.files import read_text
+from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
 
 Positive = Annotated[int, Field(gt=0, le=100_000_000)]
@@ -225,18 +225,9 @@ def _check_denoise(scenario: Scenario) -> Scenario:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The table in a TOML or JSON file, or a :class:`ScenarioError` that says what is wrong with the file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ScenarioError(f"cannot read scenario '{path}': {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ScenarioError(f"cannot read scenario '{path}': not UTF-8 text (byte {error.start})") from None
-    try:
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except json.JSONDecodeError as error:
-        raise ScenarioError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{path}: not valid TOML: {error}") from None
+    text = read_text(path, "scenario", ScenarioError)
+    parse = parse_json if path.suffix == ".json" else parse_toml
+    data = parse(text, str(path), ScenarioError)
     if not isinstance(data, dict):
         raise ScenarioError(f"{path}: a scenario is a table of fields, found {type(data).__name__}")
     return data
@@ -250,4 +241,4 @@ def _first_problem(error: ValidationError) -> str:
         return f"{field} is missing: give a value"
     if not field:
         return message
-    return f"{field} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{field} = {shown(problem['input'])}: {message[0].lower()}{message[1:]}"

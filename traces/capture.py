@@ -26,8 +26,15 @@ class Category(IntEnum):
     MEMSET = 2
 
 
+class _Ends:
+    """Room for the ends of rows once they are known: no column, since they follow from others."""
+
+    __slots__ = ("_end_ns",)
+    _end_ns: Ints
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpuWork:
+class GpuWork(_Ends):
     """Everything that ran on a GPU stream, ordered by rank, then start.
 
     ``name`` indexes ``Capture.names``; ``launch`` a row of ``Capture.calls``; ``collective`` one of
@@ -56,8 +63,14 @@ class GpuWork:
 
     @property
     def end_ns(self) -> Ints:
-        """End of each row."""
-        return self.start_ns + self.dur_ns
+        """End of each row, worked out once: readers ask row by row."""
+        try:
+            return self._end_ns
+        except AttributeError:
+            ends = self.start_ns + self.dur_ns
+            ends.flags.writeable = False
+            object.__setattr__(self, "_end_ns", ends)
+            return ends
 
     def __len__(self) -> int:
         return len(self.name)

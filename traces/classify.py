@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from inputs.files import read_text
+from inputs.texts import parse_toml
 from traces.capture import NONE, Capture, Category
 from traces.errors import TraceError
 from traces.records import Ints
@@ -71,12 +72,7 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
 
     Raises :class:`TraceError` that names the rule and what would be right.
     """
-    try:
-        text = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise TraceError(f"cannot read rules '{path}': {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"rules '{path}': {error}") from None
+    text = parse_toml(read_text(path, "rules", TraceError), f"rules '{path}'", TraceError)
     rules = text.get("rule")
     if not isinstance(rules, list) or set(text) != {"rule"}:
         raise TraceError(f"rules '{path}': holds {', '.join(text) or 'nothing'}: give one [[rule]] a rule")

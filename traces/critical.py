@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-import networkx as nx
 import numpy as np
 
 from traces.capture import NONE, Capture
@@ -16,7 +14,7 @@ from traces.collectives import match_collectives
 from traces.edges import edges_of
 from traces.records import Ints
 
-ROWS_LIMIT = 200_000  # networkx needs about 1 kB and 10 us a node
+ROWS_LIMIT = 2_000_000  # a few hundred bytes and microseconds a row
 BLOCKING = "Synchronize"
 
 
@@ -52,7 +50,7 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
     """
     if len(capture.work) > ROWS_LIMIT:
         why = f"{len(capture.work):,} rows: cut the trace below {ROWS_LIMIT:,} with --window or --rank"
-        return CriticalPath(length_us=0.0, by_class={}, first=(), rows=np.empty(0, dtype=np.int64), skipped=why)
+        return _no_path(why)
     work = capture.work
     weight_ns = work.dur_ns.copy()
     collective = match_collectives(capture, classes)
@@ -61,83 +59,125 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
         least = np.full(int(collective.max()) + 1, np.iinfo(np.int64).max)
         np.minimum.at(least, collective[members], work.dur_ns[members])
         weight_ns[members] = least[collective[members]]
-    graph: nx.DiGraph[object] = nx.DiGraph()
-    graph.add_weighted_edges_from(_edges(capture, weight_ns, collective))
-    source = "start"
-    for node in [node for node, degree in graph.in_degree() if degree == 0]:
-        graph.add_edge(source, node, weight=float(weight_ns[node]) if isinstance(node, int) else 0.0)
-    graph.add_edges_from(
-        (source, row, {"weight": float(weight_ns[row])}) for row in range(len(work)) if row not in graph
-    )
-    path = nx.dag_longest_path(graph, weight="weight", default_weight=0)
+    before, after, cost_ns = _edges(capture, weight_ns, collective)
+    nodes = len(work) + 2 * len(capture.calls)
+    first_ns = np.zeros(nodes, dtype=np.int64)
+    first_ns[: len(work)] = weight_ns
+    path = _longest(first_ns, before, after, cost_ns)
+    if path is None:
+        return _no_path("its times contradict one another: some work waited for what came after it")
     by_class: Counter[str] = Counter()
     names: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for before, node in pairwise(path):
-        time_us = graph[before][node]["weight"] / 1e3
-        if not time_us:
+    for node, time_ns in path:
+        if not time_ns:
             continue
-        if isinstance(node, int):
-            by_class[classes.labels[classes.index[node]]] += time_us
-            names[capture.names[work.name[node]]] += time_us
+        if node < len(work):
+            by_class[classes.labels[classes.index[node]]] += time_ns
+            names[capture.names[work.name[node]]] += time_ns
             count[capture.names[work.name[node]]] += 1
         else:
-            by_class["host"] += time_us
+            by_class["host"] += time_ns
     return CriticalPath(
-        length_us=sum(by_class.values()),
-        by_class=dict(by_class.most_common()),
-        first=[OnPath(name=name, count=count[name], time_us=time_us) for name, time_us in names.most_common(top)],
-        rows=np.array([node for node in path if isinstance(node, int)], dtype=np.int64),
+        length_us=sum(by_class.values()) / 1e3,
+        by_class={cls: time_ns / 1e3 for cls, time_ns in by_class.most_common()},
+        first=[OnPath(name=name, count=count[name], time_us=time_ns / 1e3) for name, time_ns in names.most_common(top)],
+        rows=np.array([node for node, _ in path if node < len(work)], dtype=np.int64),
     )
 
 
-def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> list[tuple[object, object, float]]:
+def _no_path(why: str) -> CriticalPath:
+    return CriticalPath(length_us=0.0, by_class={}, first=(), rows=np.empty(0, dtype=np.int64), skipped=why)
+
+
+def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints) -> list[tuple[int, int]] | None:
+    """Nodes of the longest path and what each adds to it; None where the edges go round in a circle.
+
+    A node that nothing comes before adds its ``first_ns``, others what the edge to them costs. In plain lists: a graph
+    library takes ten times as long for the same pass.
+    """
+    order = np.argsort(before, kind="stable")
+    targets, costs = after[order].tolist(), cost_ns[order].tolist()
+    begins = np.searchsorted(before[order], np.arange(len(first_ns) + 1)).tolist()
+    left = np.bincount(after, minlength=len(first_ns)).tolist()
+    ready = [node for node, count in enumerate(left) if not count]
+    length = [NONE] * len(left)
+    came_from = [NONE] * len(left)
+    for node in ready:
+        length[node] = int(first_ns[node])
+    for node in ready:  # which grows
+        reached = length[node]
+        for edge in range(begins[node], begins[node + 1]):
+            target = targets[edge]
+            if reached + costs[edge] > length[target]:
+                length[target], came_from[target] = reached + costs[edge], node
+            left[target] -= 1
+            if not left[target]:
+                ready.append(target)
+    if len(ready) < len(left):
+        return None
+    node = max(ready, key=length.__getitem__)
+    path = []
+    while node != NONE:
+        earlier = came_from[node]
+        path.append((node, length[node] - (length[earlier] if earlier != NONE else 0)))
+        node = earlier
+    return path[::-1]
+
+
+def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> tuple[Ints, Ints, Ints]:
+    """Edges as columns: from, to, what the latter costs then. Rows of work first, then calls begun, then calls done."""
     work, calls = capture.work, capture.calls
     dependencies = edges_of(capture)
-    found: list[tuple[object, object, float]] = [
-        (a, b, float(weight_ns[b]))
-        for a, b in zip(dependencies.before.tolist(), dependencies.after.tolist(), strict=True)
-    ]
+    before, after = dependencies.before, dependencies.after
+    parts = [(before, after, weight_ns[after])]
     # The last to arrive starts a collective: what is before one member is before all.
     group: dict[int, list[int]] = {}
     for row in np.flatnonzero(collective != NONE).tolist():
         group.setdefault(int(collective[row]), []).append(row)
-    for a, b in zip(dependencies.before.tolist(), dependencies.after.tolist(), strict=True):
-        number = int(collective[b])
-        if number != NONE and int(collective[a]) == NONE:
-            found += [
-                (a, other, float(weight_ns[other]))
-                for other in group[number] if other != b and work.end_ns[a] <= work.end_ns[other] - weight_ns[other]
-            ]  # fmt: skip
-    return found + _host_edges(capture, weight_ns) if len(calls) else found
+    joins = (collective[after] != NONE) & (collective[before] == NONE)
+    pairs = [
+        (a, other)
+        for a, b in zip(before[joins].tolist(), after[joins].tolist(), strict=True)
+        for other in group[int(collective[b])]
+        if other != b and work.end_ns[a] <= work.end_ns[other] - weight_ns[other]
+    ]
+    if pairs:
+        first, second = np.array(pairs, dtype=np.int64).T
+        parts.append((first, second, weight_ns[second]))
+    if len(calls):
+        parts += _host_edges(capture, weight_ns)
+    first, second, cost = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return first, second, cost
 
 
-def _host_edges(capture: Capture, weight_ns: Ints) -> list[tuple[object, object, float]]:
+def _host_edges(capture: Capture, weight_ns: Ints) -> list[tuple[Ints, Ints, Ints]]:
     """Host calls in order on their thread, launches to their work, work to the call that waited for it."""
     work, calls = capture.work, capture.calls
+    begun, done = len(work), len(work) + len(calls)
+    launched = np.flatnonzero(work.launch != NONE)
     launching = np.zeros(len(calls), dtype=bool)
-    launching[work.launch[work.launch != NONE]] = True
+    launching[work.launch[launched]] = True
     ends = calls.start_ns + calls.dur_ns
     blocks = np.array([BLOCKING in name for name in capture.names])[calls.name]
     # A call that its own work ends within (a copy to pageable memory) blocked as well.
-    own = work.launch != NONE
-    blocks[work.launch[own][work.end_ns[own] <= ends[work.launch[own]]]] = True
+    blocks[work.launch[launched][work.end_ns[launched] <= ends[work.launch[launched]]]] = True
     kept = np.flatnonzero(launching | blocks)
     order = kept[np.lexsort((calls.start_ns[kept], calls.thread[kept], calls.rank[kept]))]
-    found: list[tuple[object, object, float]] = []
-    for before, after in zip(order[:-1].tolist(), order[1:].tolist(), strict=True):
-        if calls.rank[before] == calls.rank[after] and calls.thread[before] == calls.thread[after]:
-            begin = ends[before] if blocks[before] else calls.start_ns[before]
-            pause = max(0, int(calls.start_ns[after] - begin))
-            found.append((("done" if blocks[before] else "call", before), ("call", after), float(pause)))
-    found += [(("call", call), ("done", call), 0.0) for call in np.flatnonzero(blocks).tolist()]
-    for row in np.flatnonzero(work.launch != NONE).tolist():
-        found.append((("call", int(work.launch[row])), row, float(weight_ns[row])))
+    same = (calls.rank[order][1:] == calls.rank[order][:-1]) & (calls.thread[order][1:] == calls.thread[order][:-1])
+    earlier, later = order[:-1][same], order[1:][same]
+    since = np.where(blocks[earlier], ends[earlier], calls.start_ns[earlier])
+    blocking = np.flatnonzero(blocks)
+    found = [
+        (np.where(blocks[earlier], done, begun) + earlier, begun + later, np.maximum(calls.start_ns[later] - since, 0)),
+        (begun + blocking, done + blocking, np.zeros(len(blocking), dtype=np.int64)),
+        (begun + work.launch[launched], launched, weight_ns[launched]),
+    ]
     for rank in capture.ranks:
         rows = np.flatnonzero(work.rank == rank)
         rows = rows[np.argsort(work.end_ns[rows], kind="stable")]
-        for call in np.flatnonzero(blocks & (calls.rank == rank)).tolist():
-            place = int(np.searchsorted(work.end_ns[rows], ends[call], side="right")) - 1
-            if place >= 0 and work.end_ns[rows[place]] > calls.start_ns[call]:
-                found.append((int(rows[place]), ("done", call), 0.0))
+        mine = np.flatnonzero(blocks & (calls.rank == rank))
+        place = np.searchsorted(work.end_ns[rows], ends[mine], side="right") - 1
+        waited = (place >= 0) & (work.end_ns[rows[place]] > calls.start_ns[mine])
+        found.append((rows[place[waited]], done + mine[waited], np.zeros(int(waited.sum()), dtype=np.int64)))
     return found

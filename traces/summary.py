@@ -203,15 +203,22 @@ def _lane(capture: Capture) -> Ints:
 
 
 def _by_stream(capture: Capture) -> list[ByStream]:
-    work = capture.work
-    lanes, first, index = np.unique(_lane(capture), return_index=True, return_inverse=True)
-    found = []
-    for number in range(len(lanes)):
-        rows = index == number
-        rank, stream = int(work.rank[first[number]]), int(work.stream[first[number]])
-        busy = length(work.start_ns[rows], work.end_ns[rows])
-        found.append(ByStream(rank=rank, stream=stream, count=int(rows.sum()), busy_us=busy / 1e3))
-    return found
+    work, lane = capture.work, _lane(capture)
+    order = np.lexsort((work.start_ns, lane))
+    lane, start, end = lane[order], work.start_ns[order], work.end_ns[order]
+    first = np.flatnonzero(np.diff(lane, prepend=lane[0] - 1))
+    busy = np.add.reduceat(end - start, first)
+    # On most streams nothing overlaps, and the union is the sum.
+    overlaps = np.flatnonzero((lane[1:] == lane[:-1]) & (start[1:] < end[:-1]))
+    last = np.append(first[1:], len(order))
+    for number in np.unique(np.searchsorted(first, overlaps, side="right") - 1).tolist():
+        mine = slice(first[number], last[number])
+        busy[number] = length(start[mine], end[mine])
+    columns = (work.rank[order][first], work.stream[order][first], last - first, busy)
+    return [
+        ByStream(rank=rank, stream=stream, count=count, busy_us=busy_ns / 1e3)
+        for rank, stream, count, busy_ns in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def _top(capture: Capture, classes: Classes, top: int) -> list[ByKernel]:

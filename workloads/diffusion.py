@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from inputs.files import read_text
+from inputs.texts import parse_toml
 from workloads.errors import WorkloadError
 from workloads.model import positive, refuse_unknown
 from workloads.work import DType
@@ -100,12 +101,7 @@ def load_dit(name: str) -> DitSpec:
     40
     """
     if name.endswith(".toml") or "/" in name:
-        try:
-            return parse_dit(Path(name).read_text(encoding="utf-8"), where=name)
-        except OSError as error:
-            raise WorkloadError(f"cannot read model '{name}': {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise WorkloadError(f"cannot read model '{name}': not UTF-8 text (byte {error.start})") from None
+        return parse_dit(read_text(Path(name), "model", WorkloadError), where=name)
     if name not in list_dits():
         near = difflib.get_close_matches(name, list_dits(), n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(list_dits())}"
@@ -116,10 +112,7 @@ def load_dit(name: str) -> DitSpec:
 
 def parse_dit(text: str, *, where: str) -> DitSpec:
     """A diffusion transformer from TOML text; every problem is one line that names file, field, value and remedy."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{where}: not valid TOML: {error}") from None
+    data = parse_toml(text, where, WorkloadError)
     refuse_unknown(data, tuple(field.name for field in fields(DitSpec)), where)
     for name in ("id", "source"):
         if not isinstance(data.get(name), str) or not data[name]:

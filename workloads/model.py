@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -11,6 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from inputs.files import read_text
+from inputs.texts import parse_toml
 from workloads.errors import WorkloadError
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.ops import (
@@ -208,13 +209,7 @@ def load_model(name: str) -> ModelSpec:
 def _load_file(path: Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise WorkloadError(f"cannot read model '{path}': {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"cannot read model '{path}': not UTF-8 text (byte {error.start})") from None
-    return _parse(str(path), text)
+    return _parse(str(path), read_text(path, "model", WorkloadError))
 
 
 def _parse(where: str, text: str) -> ModelSpec:
@@ -227,10 +222,7 @@ def _parse(where: str, text: str) -> ModelSpec:
 
 def parse_model(text: str, *, where: str) -> ModelSpec:
     """A model from TOML text; every problem is one line that names file, field, value and remedy."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{where}: not valid TOML: {error}") from None
+    data = parse_toml(text, where, WorkloadError)
     flags = ("tied_embeddings", "qk_norm")
     refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, *flags, "latent", "block"), where)
     for name in ("id", "source"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,8 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from inputs.files import read_text
+from inputs.texts import parse_json
 from workloads.errors import WorkloadError
 
 Floats = NDArray[np.float64]
@@ -89,11 +90,13 @@ def parse_popularity(text: str) -> Popularity:
 
 
 def _read_recorded(path: Path) -> Recorded:
+    text = read_text(path, "routing", WorkloadError)
     try:
-        text = path.read_text(encoding="utf-8")
-        rows: Any = json.loads(text) if path.suffix == ".json" else _csv_rows(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"cannot read routing '{path}': {getattr(error, 'strerror', None) or error}") from None
+        rows: Any = (
+            parse_json(text, f"routing '{path}': not rows by expert", WorkloadError, one_line=True)
+            if path.suffix == ".json"
+            else _csv_rows(text)
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise WorkloadError(f"routing '{path}': not rows by expert: {error}") from None
     numbers = isinstance(rows, list) and all(isinstance(r, int | float) and not isinstance(r, bool) for r in rows)

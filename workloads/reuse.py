@@ -7,11 +7,13 @@ conditional branch's first block, and nothing is reused in the first 20 % of the
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from itertools import pairwise
 from pathlib import Path
 
+from inputs.files import read_text
 from workloads.errors import WorkloadError
 
 FIRST_SHARE = 0.2
@@ -95,10 +97,9 @@ def _gated(value: str, steps: int, first: int) -> tuple[bool, ...]:
 def metric_columns(path: Path) -> dict[str, list[float]]:
     """Columns of numbers of a CSV file by name, a row a step."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise WorkloadError(f"cannot read metrics '{path}': {getattr(error, 'strerror', None) or error}") from None
+        rows = list(csv.DictReader(io.StringIO(read_text(path, "metrics", WorkloadError), newline="")))
+    except csv.Error as error:
+        raise WorkloadError(f"cannot read metrics '{path}': {error}") from None
     if not rows:
         raise WorkloadError(f"{path}: no rows: give a header and a row for each step")
     columns: dict[str, list[float]] = {name: [] for name in rows[0] if name is not None}

@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
         # A command group without a command: newer click raises its help text as an error.
         no_command = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))
         text = error.format_message()  # of several lines where it lists choices
-        click.echo(text if no_command else f"wattline: {' '.join(text.split())}", err=True)
+        _say(text if no_command else " ".join(text.split()), whole=no_command)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("wattline: interrupted", err=True)
@@ -81,8 +81,15 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         if not _ours(error):
             raise
-        click.echo(f"wattline: {error}", err=True)
+        _say(str(error))
         sys.exit(2)
+
+
+def _say(text: str, *, whole: bool = False) -> None:
+    """An error on stderr: one line, unless it is the ``whole`` help."""
+    from sim.console import one_line
+
+    click.echo(text if whole else one_line(f"wattline: {text}"), err=True)
 
 
 def _ours(error: Exception) -> bool:

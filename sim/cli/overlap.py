@@ -93,6 +93,7 @@ def command(
 
     from sim.cli.console import wide_console
     from sim.output import write_atomically
+    from sim.spreadsheet import to_csv
     from sim.studies.overlap import AXES, advice, read_grid, scenarios, study, table
     from sim.studies.overlap_page import write_page, write_plot
 
@@ -111,7 +112,7 @@ def command(
             drawing = progress.add_task("timelines of the page", total=len(points))
             write_page(points, html, step=lambda: progress.advance(drawing))
     if csv is not None:
-        write_atomically(csv, table(points).to_csv(index=False).encode())
+        write_atomically(csv, to_csv(table(points)))
     if plot is not None:
         write_plot(points, plot)
     if as_json:

@@ -18,6 +18,9 @@ OWN_TILES = 2
 # two free pairs of 66 are none, three are (the same records).
 CLUSTER_SMS = 6
 
+# Rounds beyond which those that are all alike are not gone through one by one.
+MANY_ROUNDS = 100_000
+
 
 def first_sms(entry: Entry, terms: KernelTerms) -> float:
     """SMs that a waiting kernel begins with now: all it wants, else what whole clusters of its blocks can use."""
@@ -106,7 +109,16 @@ def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
     """
     ready = [(part.ready, order) for order, part in enumerate(parts)]
     heapify(ready)
+    slots = sum(part.slots for part in parts)
     while tiles > 1e-6:
+        if (
+            0.0 < MANY_ROUNDS * slots < tiles and max(ready)[0] - ready[0][0] <= 1.0
+        ):  # from here on each in turn, for long
+            rounds = tiles // slots - 1.0
+            for part in parts:
+                part.ready, part.fetched = part.ready + rounds, part.fetched + rounds * part.slots
+            ready = [(at + rounds, order) for at, order in ready]
+            tiles -= rounds * slots
         part = parts[ready[0][1]]
         part.last = min(part.slots, tiles)
         part.fetched += part.last

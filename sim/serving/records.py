@@ -85,6 +85,7 @@ class Log:
     idle_j: float = 0.0
     transfer_j: float = 0.0
     starts: int = 0  # of replicas, while serving
+    unanswered: int = 0  # requests of the file that got no output token, and are left out
 
     def ran(self, step: RunStep) -> None:
         """A step was run; kept if it lies in the window."""

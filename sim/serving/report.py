@@ -7,7 +7,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from sim.console import visible
 from sim.serving.result import ServeResult
 
 # Latencies of the summary, as people read them.
@@ -26,9 +28,12 @@ def print_summary(run: ServeResult, console: Console) -> None:
     roles = f"{spec.replicas} x tp {spec.tp}"
     if spec.prefill_replicas:
         roles = f"{spec.prefill_replicas} for prompts + {spec.replicas} for decoding, tp {spec.tp} each"
-    console.print(f"[bold]{spec.model}[/bold] served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}")
+    told = f" served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
+    console.print(Text.assemble((visible(spec.model), "bold"), visible(told)))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("requests", f"{data['requests']:,} in {data['duration_s']:.4g} s")
+    if data["requests_left_out"]:
+        head.add_row("left out", f"{data['requests_left_out']:,} requests of the file that got no output token")
     head.add_row(
         "throughput",
         f"{data['requests_per_s']:.4g} requests, {data['output_tokens_per_s']:,.0f} output tokens a second",
@@ -90,7 +95,7 @@ SHOWN = {
     "slo_share": ("in time %", "{:.1f}", 100),
     "ttft_p99_s": ("TTFT p99 ms", "{:,.4g}", 1e3),
     "tpot_p99_s": ("TPOT p99 ms", "{:,.4g}", 1e3),
-    "energy_j_per_output_token": ("J a token", "{:.4g}", 1),
+    "energy_j_per_output_token": ("J an output token", "{:.4g}", 1),
     "energy_j_per_request": ("J a request", "{:,.4g}", 1),
     "power_w_per_gpu": ("W a GPU", "{:.0f}", 1),
     "gpu_hours": ("GPU hours", "{:.4g}", 1),

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterable, Sequence
+import csv
+import math
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 import numpy as np
-import pandas as pd
 
+from inputs.files import read_lines
+from inputs.texts import cut, parse_json, shown
 from sim.errors import ScenarioError
 
 Law = Literal["poisson", "gamma", "constant"]
-# Columns by which a file is told apart: Azure LLM inference trace 2023 (CC-BY 4.0), and plain tables of our own.
-AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-PLAIN = ("arrival_s", "input_tokens", "output_tokens")
+# More than any of the public files holds (BurstGPT: 1.4 million), and what a few hundred MB can.
+REQUESTS_LIMIT, HASHES_LIMIT = 2_000_000, 20_000_000
+TOKENS_LIMIT = 10**9  # of one request
+TIME_LIMIT_S = 10**10  # past any date
+PRIORITY_LIMIT = 1 << 53
+DATE = re.compile(
+    r"(?P<whole>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(?P<part>\d+))?(?P<zone>Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
 # Mooncake traces hash blocks of 512 tokens (arXiv 2407.00079).
 MOONCAKE_BLOCK_TOKENS = 512
 
@@ -36,6 +46,48 @@ class Request:
     prefix: tuple[int, ...] = ()
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
     priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests in order of arrival, and how many more a file holds that got no output token."""
+
+    requests: list[Request]
+    unanswered: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """Columns of one kind of file: arrivals (``per_s`` of them a second; None: dates), tokens in, tokens out."""
+
+    name: str
+    arrival: str
+    inputs: str
+    outputs: str
+    per_s: int | None = 1
+
+    @property
+    def columns(self) -> str:
+        """The columns, for messages."""
+        return f"{self.arrival}, {self.inputs}, {self.outputs}"
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds of one unit of a time that was read."""
+        return 1e-9 if self.per_s is None else 1.0
+
+
+FORMATS = (
+    Format(name="wattline", arrival="arrival_s", inputs="input_tokens", outputs="output_tokens"),
+    # Azure LLM inference traces 2023 and 2024 (CC-BY 4.0)
+    Format(name="Azure", arrival="TIMESTAMP", inputs="ContextTokens", outputs="GeneratedTokens", per_s=None),
+    # BurstGPT (arXiv 2401.17644): a failed request has no response tokens
+    Format(name="BurstGPT", arrival="Timestamp", inputs="Request tokens", outputs="Response tokens"),
+    # Vidur (arXiv 2405.05465), data/processed_traces
+    Format(name="Vidur", arrival="arrived_at", inputs="num_prefill_tokens", outputs="num_decode_tokens"),
+    # Mooncake (arXiv 2407.00079)
+    Format(name="Mooncake", arrival="timestamp", inputs="input_length", outputs="output_length", per_s=1000),
+)
 
 
 def arrivals(law: Law, *, rate_per_s: float, count: int, burstiness: float = 4.0, seed: int = 0) -> list[float]:
@@ -69,73 +121,178 @@ def lengths(mean: int, *, count: int, spread: float, seed: int) -> list[int]:
 
 
 def read_requests(path: Path, *, limit: int | None = None, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[Request]:
-    """Requests of a file, in order of arrival, the first at 0 s: Azure 2023 CSV, Mooncake JSONL (.gz; each hash stands
-    for ``block_tokens`` of a prompt), or a CSV with columns arrival_s, input_tokens, output_tokens and maybe priority.
+    """The requests of :func:`read_traffic`."""
+    return read_traffic(path, limit=limit, block_tokens=block_tokens).requests
+
+
+def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Traffic:
+    """Requests of a file in order of arrival, the first at 0 s: CSV or JSON lines, gzip or not, told apart by content.
+
+    The columns are those of one of ``FORMATS``; ``priority`` may stand beside them, and in JSON lines ``hash_ids``,
+    each for ``block_tokens`` of the prompt. A request that got no output token is left out and counted, whatever the
+    format: it failed, and how much work it was is not recorded. Raises :class:`ScenarioError` with line and column.
     """
-    try:
-        found = _mooncake(path, block_tokens) if ".jsonl" in path.suffixes else _table(path)
-    except OSError as error:
-        raise ScenarioError(f"cannot read requests '{path}': {error.strerror or error}") from None
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ScenarioError(f"{path}: not a table of requests: {str(error).strip()}") from None
-    if not found:
-        raise ScenarioError(f"{path}: holds no request")
-    found.sort(key=lambda request: request.arrival_s)
-    first_s = found[0].arrival_s
-    found = found[:limit]
-    return [replace(r, number=i, arrival_s=r.arrival_s - first_s) for i, r in enumerate(found)]
-
-
-def _table(path: Path) -> list[Request]:
-    table = pd.read_csv(path)
-    if all(name in table for name in AZURE):
-        try:
-            stamps = pd.to_datetime(table["TIMESTAMP"])  # seven digits of a second: nanoseconds keep them
-        except ValueError as error:
-            raise ScenarioError(f"{path}: TIMESTAMP: {error}") from None
-        seconds = (stamps - stamps.iloc[0]).dt.total_seconds()
-        names = AZURE
-    elif all(name in table for name in PLAIN):
-        seconds = pd.to_numeric(table["arrival_s"], errors="coerce")
-        names = PLAIN
-    else:
-        raise ScenarioError(
-            f"{path}: columns {', '.join(map(str, table))}: need {', '.join(PLAIN)} or {', '.join(AZURE)}"
+    times: list[float] = []
+    inputs, outputs, priorities = array("q"), array("q"), array("q")
+    prefixes: dict[int, array[int]] = {}
+    unanswered = hashes = 0
+    for where, row, kind in _rows(path):
+        at = _time(row, kind, where)
+        tokens, wanted = (
+            _whole(row, name, where, least=least) for name, least in ((kind.inputs, 1), (kind.outputs, 0))
         )
-    numbers = [pd.to_numeric(table[name], errors="coerce") for name in names[1:]]
-    for name, column in zip(names, (seconds, *numbers), strict=True):
-        bad = ~(column >= (0 if name == names[0] else 1))
-        if bad.any():
-            line = int(bad.to_numpy().argmax())
-            right = "a time of at least 0" if name == names[0] else "a positive number of tokens"
-            raise ScenarioError(f"{path}, line {line + 2}: {name} = {table[name].iloc[line]}: give {right}")
-    priority = table["priority"] if "priority" in table else [0] * len(table)
-    return [
-        Request(number=i, arrival_s=float(at), input_tokens=int(inp), output_tokens=int(out), priority=int(first))
-        for i, (at, inp, out, first) in enumerate(zip(seconds, *numbers, priority, strict=True))
-    ]
-
-
-def _mooncake(path: Path, block_tokens: int) -> list[Request]:
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    found = []
-    for number, line in enumerate(text.splitlines()):
-        try:
-            row = json.loads(line)
-            found.append(
-                Request(
-                    number=number,
-                    arrival_s=row["timestamp"] / 1000.0,
-                    input_tokens=max(1, int(row["input_length"])),
-                    output_tokens=max(1, int(row["output_length"])),
-                    prefix=tuple(row.get("hash_ids", ())),
-                    block_tokens=block_tokens,
-                )
+        priority = (
+            _whole(row, "priority", where, least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT) if "priority" in row else 0
+        )
+        prefix = _prefix(row, where)
+        if wanted == 0:
+            unanswered += 1
+            continue
+        if prefix:
+            prefixes[len(inputs)] = prefix
+            hashes += len(prefix)
+        times.append(at)
+        inputs.append(tokens)
+        outputs.append(wanted)
+        priorities.append(priority)
+        if len(inputs) > REQUESTS_LIMIT or hashes > HASHES_LIMIT:
+            raise ScenarioError(
+                f"{path}: more than {REQUESTS_LIMIT:,} requests or {HASHES_LIMIT:,} hashes: give a part of the file"
             )
-        except (ValueError, KeyError, TypeError) as error:
-            raise ScenarioError(f"{path}, line {number + 1}: not a request: {error!r}") from None
-    return found
+    if not inputs:
+        raise ScenarioError(f"{path}: holds no request" + (" with an output token" if unanswered else ""))
+    order = sorted(range(len(times)), key=times.__getitem__)[:limit]
+    first = times[order[0]]
+    requests = [
+        Request(
+            number=number, arrival_s=(times[i] - first) * kind.tick_s, input_tokens=inputs[i], output_tokens=outputs[i],
+            prefix=tuple(prefixes.get(i, ())), block_tokens=block_tokens, priority=priorities[i],
+        )
+        for number, i in enumerate(order)
+    ]  # fmt: skip
+    return Traffic(requests=requests, unanswered=unanswered)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any], Format]]:
+    """Each row of a file: where it stands, its cells by column, and the format that the first row shows."""
+    lines = read_lines(path, "requests", ScenarioError)
+    first = next(lines, None)
+    if first is None:
+        raise ScenarioError(f"{path}: holds no request")
+    lines = chain([first], lines)
+    rows = _objects(path, lines) if first[1].lstrip().startswith(("{", "[")) else _cells(path, lines)
+    kind: Format | None = None
+    for where, row in rows:
+        kind = kind or _format(path, row)
+        yield where, row, kind
+
+
+def _objects(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in lines:
+        where = f"{path}, line {number}"
+        row = parse_json(line, where, ScenarioError, one_line=True)
+        if isinstance(row, list) and row and isinstance(row[0], dict):
+            row = row[0]  # a list of objects is no JSON lines: what they hold is told, not read
+            if "conversations" in row:
+                raise ScenarioError(
+                    f"{path}: conversations as text (ShareGPT) hold neither times nor token counts: count tokens with "
+                    f"the model's tokenizer, and give columns {FORMATS[0].columns}"
+                )
+            _format(path, row)
+            raise ScenarioError(f"{path}: a JSON list: give one object a line (.jsonl)")
+        if not isinstance(row, dict):
+            raise ScenarioError(f"{where}: {shown(row)}: a request is an object, one a line")
+        yield where, row
+
+
+def _cells(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    place = [1]
+
+    def texts() -> Iterator[str]:
+        for place[0], line in lines:
+            yield line + "\n"
+
+    table = csv.reader(texts())
+    try:
+        names = [name.strip() for name in next(table)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ScenarioError(f"{path}: two columns are called {shown(twice[0])}")
+        _format(path, dict.fromkeys(names))
+        for cells in table:
+            if len(cells) != len(names):
+                raise ScenarioError(f"{path}, line {place[0]}: {len(cells)} cells, the header has {len(names)}")
+            yield f"{path}, line {place[0]}", dict(zip(names, cells, strict=True))
+    except csv.Error as error:
+        raise ScenarioError(f"{path}, line {place[0]}: not a table of requests: {error}") from None
+
+
+def _format(path: Path, row: Mapping[str, Any]) -> Format:
+    for kind in FORMATS:
+        if {kind.arrival, kind.inputs, kind.outputs} <= row.keys():
+            return kind
+    near = max(FORMATS, key=lambda kind: len({kind.arrival, kind.inputs, kind.outputs} & row.keys()))
+    missing = [name for name in (near.arrival, near.inputs, near.outputs) if name not in row]
+    found = cut(", ".join(map(str, row)), 60)
+    if len(missing) < 3:
+        raise ScenarioError(f"{path}: columns {found}: {near.name} requests need {', '.join(missing)} too")
+    others = "; ".join(f"{kind.name}: {kind.columns}" for kind in FORMATS[1:])
+    raise ScenarioError(f"{path}: columns {found}: need {FORMATS[0].columns} ({others})")
+
+
+def _time(row: Mapping[str, Any], kind: Format, where: str) -> float:
+    """Arrival: seconds, or of a format of dates whole nanoseconds."""
+    value = row.get(kind.arrival)
+    if kind.per_s is None:
+        found = DATE.fullmatch(value.strip()) if isinstance(value, str) else None
+        try:
+            if found is not None:
+                moment = datetime.fromisoformat(found["whole"] + (found["zone"] or "+00:00"))
+                return int(moment.timestamp()) * 10**9 + int((found["part"] or "").ljust(9, "0")[:9])
+        except ValueError:
+            pass  # the 31st of February
+        raise ScenarioError(f"{where}: {kind.arrival} = {_told(value)}: give a time like 2023-11-16 18:17:03.5")
+    number = _number(value)
+    if number is None or not 0 <= number <= TIME_LIMIT_S * kind.per_s:
+        raise ScenarioError(
+            f"{where}: {kind.arrival} = {_told(value)}: give a time of at least 0 and at most "
+            f"{TIME_LIMIT_S * kind.per_s:.0e}"
+        )
+    return number / kind.per_s
+
+
+def _whole(row: Mapping[str, Any], name: str, where: str, *, least: int, most: int = TOKENS_LIMIT) -> int:
+    number = _number(row.get(name))
+    if number is None or number != int(number) or not least <= number <= most:
+        right = "a whole number" if least < 0 else "a positive number of tokens"
+        if least == 0:
+            right += ", or 0 for a request that failed"
+        raise ScenarioError(f"{where}: {name} = {_told(row.get(name))}: give {right} (at most {most:,})")
+    return int(number)
+
+
+def _prefix(row: Mapping[str, Any], where: str) -> array[int] | None:
+    hashes = row.get("hash_ids")
+    if hashes is None or isinstance(hashes, str):  # a cell of a CSV
+        return None
+    if not isinstance(hashes, list) or not all(type(one) is int for one in hashes):
+        raise ScenarioError(f"{where}: hash_ids = {shown(hashes)}: give a list of whole numbers, one a block")
+    return array("q", hashes)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number of a cell or JSON value."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _told(value: Any) -> str:
+    """A cell as it was written, another value as Python writes it."""
+    return cut(value, 60) if isinstance(value, str) and value else shown(value)
 
 
 def scaled(requests: Iterable[Request], *, time: float = 1.0, length: float = 1.0) -> list[Request]:

@@ -80,6 +80,7 @@ class ServeResult:
             "status": self.machine.status,
             "gpus": spec.gpus,
             "requests": len(table),
+            "requests_left_out": log.unanswered,
             "duration_s": span_s,
             "ttft_s": percentiles(table["ttft_s"]),
             "tpot_s": percentiles(table["tpot_s"].dropna()),

@@ -52,8 +52,9 @@ def serve(
         spec = ServeSpec.of(**fields)
     if window is not None and not window[0] < window[1]:
         raise ScenarioError(f"window: from {window[0]:g} s to {window[1]:g} s: give two times, the earlier first")
-    log = Log(window=window)
-    server = _Server(spec=spec, traffic=spec.traffic(), log=log, progress=progress or (lambda *_: None))
+    traffic = spec.traffic()
+    log = Log(window=window, unanswered=traffic.unanswered)
+    server = _Server(spec=spec, traffic=traffic.requests, log=log, progress=progress or (lambda *_: None))
     return server.run(kills, outages)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from sim.scenario import Degree, Positive, Scenario, Table
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
-from sim.serving.requests import Law, Request, arrivals, lengths, made, read_requests, scaled
+from sim.serving.requests import Law, Traffic, arrivals, lengths, made, read_traffic, scaled
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
 
@@ -153,11 +154,11 @@ class ServeSpec(Table):
         clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
         return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
 
-    def traffic(self) -> list[Request]:
+    def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
         if self.trace is not None:
-            found = read_requests(self.trace, limit=self.requests, block_tokens=self.trace_block_tokens)
-            return scaled(found, time=self.time_scale, length=self.length_scale)
+            found = read_traffic(self.trace, limit=self.requests, block_tokens=self.trace_block_tokens)
+            return replace(found, requests=scaled(found.requests, time=self.time_scale, length=self.length_scale))
         count = self.requests or 1000
         if self.concurrency is not None:
             times = [0.0] * count
@@ -167,4 +168,5 @@ class ServeSpec(Table):
             )
         inputs = lengths(self.input_tokens, count=count, spread=self.length_spread, seed=self.seed + 1)
         outputs = lengths(self.output_tokens, count=count, spread=self.length_spread, seed=self.seed + 2)
-        return scaled(made(times, inputs, outputs), time=self.time_scale, length=self.length_scale)
+        drawn = made(times, inputs, outputs)
+        return Traffic(requests=scaled(drawn, time=self.time_scale, length=self.length_scale))

@@ -12,6 +12,7 @@ from sim.studies.inspect import Inspection
 from traces.summary import RankTimes, Summary
 
 CLASSES_SHOWN, REGIONS_SHOWN, NAME_SHOWN = 12, 5, 70
+STREAMS_SHOWN = 64
 
 
 def as_document(result: Inspection) -> dict[str, Any]:
@@ -136,10 +137,14 @@ def _class_table(summary: Summary) -> Table:
 
 
 def _stream_table(summary: Summary) -> Table:
-    table = Table(title="by stream", title_justify="left")
+    many = len(summary.by_stream) > STREAMS_SHOWN
+    title = (
+        f"by stream, the {STREAMS_SHOWN} busiest of {len(summary.by_stream):,} (all in --json)" if many else "by stream"
+    )
+    table = Table(title=title, title_justify="left")
     for name in ("rank", "stream", "count", "busy us"):
         table.add_column(name, justify="right")
-    for row in summary.by_stream:
+    for row in sorted(summary.by_stream, key=lambda row: -row.busy_us)[:STREAMS_SHOWN] if many else summary.by_stream:
         table.add_row(str(row.rank), str(row.stream), f"{row.count:,}", f"{row.busy_us:,.1f}")
     return table
 

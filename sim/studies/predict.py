@@ -9,6 +9,7 @@ from typing import Any
 
 from hardware.calibrate.fit_clocks import moved_bytes
 from hardware.calibrate.suite.routing import tiles256_of
+from inputs.texts import shown
 from sim.runner import simulate
 from sim.scenario import Scenario
 from sim.studies import predict_time
@@ -32,11 +33,18 @@ from workloads.work import (
 
 Inputs = Mapping[str, Any]
 SIZES = frozenset(
-    {
-        "m", "n", "k", "batch", "seq_len", "kv_len", "q_heads", "kv_heads", "head_dim", "tokens", "width", "bytes",
-        "world", "n_per_burst", "bursts",
-    }
+    {"m", "n", "k", "batch", "seq_len", "kv_len", "q_heads", "kv_heads", "head_dim", "tokens", "width", "bytes"}
+)
+COUNTS = frozenset(
+    {"rows", "heads", "experts", "distinct", "tiles64", "tiles128", "max_rows", "bytes_moved", "copy_bytes_moved",
+     "comm_bytes", "text_tokens", "ctas", "comm_ctas"}
 )  # fmt: skip
+DEGREES = frozenset(
+    {"world", "n_per_burst", "bursts", "tp", "ep", "cp", "pp", "dp", "ulysses", "layers", "parts", "micro_batches"}
+)
+TEXTS = frozenset(
+    {"gpu", "model", "dtype", "op", "phase", "launch", "what", "work", "collective", "layout", "values", "regime"}
+)
 
 
 # Fields of a model step that label it and change nothing.
@@ -67,11 +75,38 @@ def predict(kind: str, inputs: Inputs) -> Prediction:
 def _checked(inputs: Inputs) -> Inputs:
     """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero."""
     known = {name: value for name, value in inputs.items() if value is not None}
-    for name in SIZES & known.keys():
-        value = known[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise NotPredicted(f"{name} = {value!r}: give a positive whole number")
+    for names, is_right, right in SHAPES:
+        for name in names & known.keys():
+            if not is_right(known[name]):
+                raise NotPredicted(f"{name} = {shown(known[name])}: give {right}")
     return known
+
+
+def _is_count(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e6
+
+
+# What each input is, whatever the kind: laws divide by sizes, and ranks, layers and steps are gone through one by one.
+SHAPES: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
+    (SIZES, lambda value: _is_count(value, 1, 10**13), "a positive whole number"),
+    (COUNTS, lambda value: _is_count(value, 0, 10**13), "a whole number of at least 0"),
+    (DEGREES, lambda value: _is_count(value, 1, 10_000), "a whole number from 1 to 10,000"),
+    (TEXTS, _is_text, "a text"),
+    (frozenset({"causal", "fast_accumulation", "lm_head", "sequence_parallel"}), lambda value: isinstance(value, bool),
+     "true or false"),
+    (frozenset({"period_s", "burst_s", "pause_s", "busy_s", "idle_s", "duration_s"}), _is_time, "a time in seconds"),
+    (frozenset({"gemm_mnk"}),
+     lambda value: isinstance(value, list) and len(value) == 3 and all(_is_count(one, 1, 10**9) for one in value),
+     "a list of three positive whole numbers"),
+)  # fmt: skip
 
 
 def scenario_of(inputs: Inputs) -> Scenario:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inputs.files import read_lines
+from inputs.texts import parse_json, shown
 from sim.errors import SimError
 
 # Everything a measurement produced, by kind of field; all other fields are inputs.
@@ -23,6 +25,27 @@ MEASURED_FIELDS = frozenset(
         "iter_s", "clock_mhz", "log", "marks", "ttft_s", "tpot_s", "sm", "start_us", "resident", "missing", "end_ms",
         "held_ms", "products", "latency_us", "kcycles",
     }
+)  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < NUMBER_LIMIT
+    )
+
+
+def _are_numbers(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(_is_number(one) for one in value))
+
+
+NUMBER_LIMIT = 1e15
+# What an evaluation reckons with must be what it takes it for.
+MEASURED_SHAPES = (
+    (frozenset({"latency_s", "energy_j", "a_alone_s", "b_alone_s", "gemm_s", "collective_s"}), _is_number,
+     "a number or null"),
+    (frozenset({"power_w", "sm_clock_mhz", "temperature_c", "iter_s", "a_together_s", "b_together_s", "a_clock_mhz",
+                "gemm_clock_mhz"}), _are_numbers, "a list of numbers"),
+    (frozenset({"clock_mhz"}), lambda value: _is_number(value) or _are_numbers(value), "a number or a list of numbers"),
 )  # fmt: skip
 
 
@@ -49,25 +72,14 @@ def row_digest(row: Mapping[str, Any]) -> str:
 
 def read_records(path: Path) -> Iterator[Record]:
     """The rows of a JSON-lines file in order; blank lines are passed over, bad ones are errors."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"cannot read records '{path}': {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise RecordError(f"cannot read records '{path}': not UTF-8 text (byte {error.start})") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RecordError(f"{path}, line {number}: not valid JSON: {error.msg}") from None
+    for number, line in read_lines(path, "records", RecordError):
+        row = parse_json(line, f"{path}, line {number}", RecordError, one_line=True)
         if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
             raise RecordError(f"{path}, line {number}: a record is an object with a text field 'kind'")
-        for name in ("latency_s", "energy_j"):
-            value = row.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise RecordError(f"{path}, line {number}: {name} = {value!r}: give a number or null")
+        for names, is_right, right in MEASURED_SHAPES:
+            for name in names & row.keys():
+                if not is_right(row[name]):
+                    raise RecordError(f"{path}, line {number}: {name} = {shown(row[name])}: give {right}")
         yield Record(
             path=path,
             line=number,
@@ -86,9 +98,7 @@ def _schedule(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["kind"] != "transient":
         return {}
     try:
-        return {
-            "schedule": [(str(m["work"]), float(m["start_s"]), len(m["step_ms"])) for m in row["marks"]],
-            "duration_s": float(row["log"][-1][0]) - float(row["log"][0][0]),
-        }
+        schedule = [(str(m["work"]), m["start_s"] + 0.0, len(m["step_ms"])) for m in row["marks"]]
+        return {"schedule": schedule, "duration_s": row["log"][-1][0] - row["log"][0][0] + 0.0}
     except (KeyError, IndexError, TypeError, ValueError):
         return {}  # the predictor says what is missing

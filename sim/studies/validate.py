@@ -126,7 +126,8 @@ def validate(
 
 def _warmth(record: Record, typical: bool) -> dict[str, float]:
     """Mean temperature of the record's GPUs where it has one."""
-    known = [] if typical else record.measured.get("temperature_c") or []
+    read = [] if typical else record.measured.get("temperature_c") or []
+    known = [one for one in read if one is not None]
     return {"chip_temperature_c": statistics.fmean(known)} if known else {}
 
 

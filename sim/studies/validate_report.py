@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.output import write_atomically
+from sim.spreadsheet import to_csv
 from sim.studies.ordering import Ordering
 from sim.studies.validate import Row
 
@@ -104,7 +105,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
             for row in rows
         ]
     )
-    write_atomically(path, table.to_csv(index=False).encode())
+    write_atomically(path, to_csv(table))
 
 
 def write_plot(rows: Sequence[Row], path: Path) -> None:

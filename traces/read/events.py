@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from traces.read.mend import Mended, mend
 
 BLOCK_BYTES = 1 << 22
 EVENT_LIMIT_BYTES = 1 << 26  # one event, or all that stands before or after the events, must fit
+SMS_LIMIT = 1 << 16
 NESTED_LIMIT = 64  # boundaries looked at for the true end of one event
 # An event begins where another ends and one of the keys of the format follows.
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"\s*:)')
@@ -134,16 +135,41 @@ def _read_tail(tail: bytes, reading: Reading) -> None:
 def _take_metadata(text: bytes, reading: Reading) -> None:
     try:
         value, _ = json.JSONDecoder(strict=False).raw_decode(text.decode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             mended = mend(text.decode("utf-8", "replace"))
-        except ValueError:
+        except (ValueError, RecursionError):
             reading.note("metadata-unreadable")
             return
         _note_all(mended, reading, reading.line)
         value = mended.value
     if isinstance(value, dict):
-        reading.metadata |= {key: item for key, item in value.items() if key not in reading.metadata}
+        for key, item in value.items():
+            if key in SHAPES and not SHAPES[key](item):
+                reading.note("metadata-of-wrong-type", f"{reading.path.name}: {key}")
+            else:
+                reading.metadata.setdefault(key, item)
+
+
+def _are_devices(value: Any) -> bool:
+    """A list of GPUs, each with what is read of it: a text for a name, a number of SMs."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("name", ""), str)
+        and type(sms := one.get("numSms", 1)) is int
+        and 0 < sms < SMS_LIMIT
+        for one in value
+    )
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+# What readers of the metadata rely on.
+SHAPES: dict[str, Callable[[Any], bool]] = {
+    "deviceProperties": _are_devices, "distributedInfo": _is_table, "wattline": _is_table,
+}  # fmt: skip
 
 
 def _walk(text: bytes, reading: Reading, kind: type[Event]) -> tuple[list[Event], bytes | None]:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from traces.capture import NONE, Category, CollectiveArgs, MatrixProduct
 from traces.read.events import Reading, read_events
 from traces.read.rows import FileRows, Rows
 from traces.read.stream import open_trace
+from traces.read.values import TIME_LIMIT_NS, product, whole
 from traces.records import Ints
 
 Loose = int | float | str | None
+JOULES_LIMIT = 1e12  # of one piece of work: far beyond any
 MISSING = np.iinfo(np.int64).min
-TIME_LIMIT_NS = 1 << 61
 DOUBLE_HOLDS_NS_US = float(1 << 43)  # up to here a double of microseconds tells nanoseconds apart
 
 
@@ -133,7 +133,7 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
     stream = [a.stream if a.stream is not None else e.tid for a, e in zip(args, events, strict=True)]
     device = [a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
     moved = [a.moved_bytes if a.buffer_bytes is None else a.buffer_bytes for a in args]
-    blocks = [a.blocks if a.grid is None else _product(a.grid) for a in args]
+    blocks = [a.blocks if a.grid is None else _blocks(a.grid) for a in args]
     columns = [
         _names([e.name or "unnamed" for e in events], rows),
         np.full(len(events), int(WORK[category]), dtype=np.int64),
@@ -148,16 +148,14 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
         ),
         _ints(moved),
         _ints(blocks),
-        np.array([_product(a.block) for a in args], dtype=np.int64),
+        np.array([_blocks(a.block) for a in args], dtype=np.int64),
         _names([a.family for a in args], rows) if any(a.family is not None for a in args) else np.full(len(args), NONE),
         _ints([a.external_id if a.k is None else _own_product(a, rows) for a in args]),
     ]
     ghost = (start == 0) & (dur == 0)
-    backwards = dur < 0
-    for rule, mask in (("kernel-without-time", ghost), ("negative-duration", backwards)):
-        if mask.any():
-            reading.note(rule, count=int(mask.sum()))
-    keep = ~(ghost | backwards)
+    if ghost.any():
+        reading.note("kernel-without-time", count=int(ghost.sum()))
+    keep = ~ghost
     joules = [a.energy_j for a in args]
     unknown = set(map(type, joules)) == {type(None)}
     energy_j = np.full(len(args), np.nan) if unknown else np.array([_joules(one) for one in joules])
@@ -195,7 +193,7 @@ def _take_products(events: list[Event], category: str, rows: Rows, reading: Read
     """Host operators that multiply two matrices whose shapes were recorded."""
     for event in events:
         first = PRODUCTS.get(event.name) if type(event.name) is str else None
-        if first is None or type(event.args) is not Args or (operator := _whole(event.args.external_id)) == NONE:
+        if first is None or type(event.args) is not Args or (operator := whole(event.args.external_id)) == NONE:
             continue  # without an id it would be that of all work without one
         try:
             (m, k), (_, n) = msgspec.json.decode(event.args.input_dims, type=list[list[int]])[first : first + 2]
@@ -215,20 +213,20 @@ def _collective(a: Args, rows: Rows) -> int:
         return NONE
     size = len(a.own_ranks) if own and isinstance(a.own_ranks, list) else a.group_size
     args = CollectiveArgs(
-        operation=str(operation), group=_text(a.group), group_size=_whole(size),
+        operation=str(operation), group=_text(a.group), group_size=whole(size),
         ranks=_text(a.own_ranks if own else a.ranks), dtype="byte" if own else _text(a.dtype),
-        elements_in=_whole(a.buffer_bytes if own else a.elements_in), elements_out=_whole(a.elements_out),
-        sequence=_whole(a.sequence),
+        elements_in=whole(a.buffer_bytes if own else a.elements_in), elements_out=whole(a.elements_out),
+        sequence=whole(a.sequence),
     )  # fmt: skip
     return rows.collectives.setdefault(args, len(rows.collectives))
 
 
 def _own_product(a: Args, rows: Rows) -> int:
     """The product of a kernel of ours, which states its sizes itself, as an operator that no host has."""
-    product = MatrixProduct(m=_whole(a.m), k=_whole(a.k), n=_whole(a.n))
-    if a.family != "gemm" or a.count not in (None, 1) or min(product.m, product.k, product.n) < 1:
-        return _whole(a.external_id)
-    return rows.own_product(product)
+    asked = MatrixProduct(m=whole(a.m), k=whole(a.k), n=whole(a.n))
+    if a.family != "gemm" or a.count not in (None, 1) or min(asked.m, asked.k, asked.n) < 1:
+        return whole(a.external_id)
+    return rows.own_product(asked)
 
 
 def _names(texts: Sequence[Loose], rows: Rows) -> Ints:
@@ -245,10 +243,13 @@ def _names(texts: Sequence[Loose], rows: Rows) -> Ints:
 def _timed(events: list[Event], reading: Reading) -> tuple[list[Event], Ints, Ints]:
     """Events that have times, their starts and durations in nanoseconds; the others are counted."""
     start, dur = _ns([event.ts for event in events], reading), _ns([event.dur for event in events], reading)
-    known = (start != MISSING) & (dur != MISSING)
+    unknown, backwards = (start == MISSING) | (dur == MISSING), (dur < 0) & (dur != MISSING)
+    known = ~(unknown | backwards)
     if known.all():
         return events, start, dur
-    reading.note("time-missing-or-not-finite", count=int((~known).sum()))
+    for rule, mask in (("time-missing-or-not-finite", unknown), ("negative-duration", backwards & ~unknown)):
+        if mask.any():
+            reading.note(rule, count=int(mask.sum()))
     return [event for event, good in zip(events, known.tolist(), strict=True) if good], start[known], dur[known]
 
 
@@ -272,25 +273,16 @@ def _ns(raws: list[msgspec.Raw], reading: Reading) -> Ints:
 def _exact_ns(text: bytes, reading: Reading) -> int:
     """One time, digit by digit."""
     try:
-        value = round(Decimal(text.decode().strip('" ')).scaleb(3))
+        exact = Decimal(text.decode().strip('" ')).scaleb(3)
+        value = round(exact) if abs(exact) < TIME_LIMIT_NS else MISSING
     except (ValueError, ArithmeticError):
         return MISSING
     if text[:1] == b'"':
         reading.note("time-as-text")
-    return value if abs(value) < TIME_LIMIT_NS else MISSING
+    return value
 
 
-def _whole(value: Any) -> int:
-    """An integer, however it was written; ``NONE`` where there is none."""
-    if type(value) is int:
-        return value if -(1 << 62) < value < 1 << 62 else value & 0xFFFFFFFFFFFF
-    try:
-        return int(float(value)) if abs(float(value)) < 1 << 62 else NONE
-    except (TypeError, ValueError, OverflowError):
-        return NONE
-
-
-def _ints(values: list[Any], one: Callable[[Any], int] = _whole) -> Ints:
+def _ints(values: list[Any], one: Callable[[Any], int] = whole) -> Ints:
     """A column of integers: at once where all are integers or none is there, else one by one."""
     kinds = set(map(type, values))
     if kinds == {type(None)}:
@@ -307,19 +299,19 @@ def _stream(value: Any) -> int:
     """7 of 7, '7' and 'stream 7' (2021)."""
     if isinstance(value, str) and (digits := re.search(r"\d+", value)) is not None:
         return int(digits.group()) & 0xFFFFFFFF
-    return _whole(value)
+    return whole(value)
 
 
-@lru_cache(maxsize=1 << 16)
-def _product(value: Any) -> int:
+def _blocks(value: Any) -> int:
     """Blocks of a grid, threads of a block."""
-    if type(value) is not tuple or not value:
-        return NONE
-    return _whole(math.prod(max(1, _whole(one)) for one in value))
+    return product(*value) if type(value) is tuple else NONE
 
 
 def _joules(value: Any) -> float:
-    return float(value) if isinstance(value, float | int) else float("nan")
+    """Energy; NaN where it is none."""
+    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < JOULES_LIMIT:
+        return math.nan
+    return float(value)
 
 
 def _text(value: Any) -> str:

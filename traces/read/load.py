@@ -13,10 +13,11 @@ import numpy as np
 
 from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, MatrixProduct, Waits
 from traces.errors import TraceError
-from traces.read.kineto import TIME_LIMIT_NS, read_file
+from traces.read.kineto import read_file
 from traces.read.nsight import is_sqlite, read_nsight
 from traces.read.remedies import REMEDIES
-from traces.read.rows import FileRows, Rows
+from traces.read.rows import FileRows, Rows, leave_out_far
+from traces.read.values import TIME_LIMIT_NS
 from traces.records import Ints
 
 SUFFIXES = (".json", ".json.gz", ".sqlite")
@@ -43,6 +44,8 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     """
     files = _files(paths)
     parts = [read_nsight(path) if is_sqlite(path) else read_file(path) for path in files]
+    for part in parts:
+        leave_out_far(part)
     if not any(block.shape[1] for part in parts for block in part.rows.work):
         raise TraceError(
             f"trace '{files[0]}': no GPU work in it (no event of category kernel, gpu_memcpy or gpu_memset): "
@@ -177,7 +180,7 @@ def _rank_of(part: FileRows, number: int) -> int:
     info = part.reading.metadata.get("distributedInfo")
     if isinstance(info, dict) and type(info.get("rank")) is int and 0 <= info["rank"] < RANK_LIMIT:
         return int(info["rank"])
-    found = re.search(r"rank[-_]?(\d+)", part.reading.path.name)
+    found = re.search(r"rank[-_]?(\d{1,9})(?!\d)", part.reading.path.name)
     return int(found.group(1)) if found else number
 
 

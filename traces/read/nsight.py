@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from inputs.files import check_regular
 from traces.capture import NONE, Category
 from traces.errors import TraceError
 from traces.read.events import Reading
 from traces.read.rows import FileRows, Rows
+from traces.read.values import TIME_LIMIT_NS, product, whole
 from traces.records import Ints
 
 MAGIC = b"SQLite format 3\x00"
@@ -22,6 +24,7 @@ PREFIX = "CUPTI_ACTIVITY_KIND_"
 
 def is_sqlite(path: Path) -> bool:
     """Whether ``path`` holds a SQLite database, by content."""
+    check_regular(path, "trace", TraceError)
     try:
         with path.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC
@@ -37,16 +40,16 @@ def read_nsight(path: Path) -> FileRows:
     reading, rows = Reading(path=path), Rows()
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            tables = {
-                row[0] for row in database.execute("select name from sqlite_master where type in ('table','view')")
-            }
+            # Text of any bytes is text; a view could go on for ever.
+            database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            tables = {row[0] for row in database.execute("select name from sqlite_master where type = 'table'")}
             if "StringIds" not in tables:
                 raise TraceError(
                     f"trace '{path}': a SQLite file without the table StringIds: export it with nsys export"
                 )
             strings = dict(database.execute("select id, value from StringIds"))
-            _Export(database, tables, strings, rows).take()
-    except sqlite3.Error as error:
+            _Export(database, tables, strings, rows, reading).take()
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the words of an error may be damaged as well
         raise TraceError(f"trace '{path}': {error}: export it again with nsys export --type sqlite") from None
     return FileRows(rows=rows, reading=reading)
 
@@ -54,8 +57,11 @@ def read_nsight(path: Path) -> FileRows:
 class _Export:
     """One open export and the rows taken from it."""
 
-    def __init__(self, database: sqlite3.Connection, tables: set[str], strings: dict[int, str], rows: Rows) -> None:
+    def __init__(
+        self, database: sqlite3.Connection, tables: set[str], strings: dict[Any, Any], rows: Rows, reading: Reading
+    ) -> None:
         self.database, self.tables, self.strings, self.rows = database, tables, strings, rows
+        self.reading = reading
         self.taken: list[tuple[int, ...]] = []
 
     def take(self) -> None:
@@ -66,13 +72,13 @@ class _Export:
             PREFIX + "KERNEL", "start end deviceId streamId correlationId demangledName shortName "
             "gridX gridY gridZ blockX blockY blockZ",
         ):  # fmt: skip
-            name = self.strings.get(full) or self.strings.get(short) or "kernel"
+            name = self.text(full) or self.text(short) or "kernel"
             self.work(Category.KERNEL, name, device, stream, start, end, correlation,
-                      blocks=_product(gx, gy, gz), threads=_product(bx, by, bz))  # fmt: skip
+                      blocks=product(gx, gy, gz), threads=product(bx, by, bz))  # fmt: skip
         for start, end, device, stream, correlation, moved, kind in self.select(
             PREFIX + "MEMCPY", "start end deviceId streamId correlationId bytes copyKind"
         ):
-            name = COPIES.get(kind, "Memcpy")
+            name = COPIES.get(whole(kind), "Memcpy")
             self.work(Category.MEMCPY, name, device, stream, start, end, correlation, moved=moved)
         for start, end, device, stream, correlation, moved in self.select(
             PREFIX + "MEMSET", "start end deviceId streamId correlationId bytes"
@@ -81,12 +87,13 @@ class _Export:
         for start, end, thread, name, correlation in self.select(
             PREFIX + "RUNTIME", "start end globalTid nameId correlationId"
         ):
-            text = self.strings.get(name, "call").split("_v")[0]  # cudaLaunchKernel_v7000
-            calls.append((rows.name(text), _or_none(thread) & 0xFFFFFF, start, end - start, _or_none(correlation)))
+            if self.timed(start, end):
+                text = (self.text(name) or "call").split("_v")[0]  # cudaLaunchKernel_v7000
+                calls.append((rows.name(text), whole(thread) & 0xFFFFFF, start, end - start, whole(correlation)))
         for start, end, thread, text, text_id in self.select("NVTX_EVENTS", "start end globalTid text textId"):
-            if start is not None and end is not None:
-                label = text or self.strings.get(text_id, "range")
-                ranges.append((rows.name(label), 0, _or_none(thread) & 0xFFFFFF, 0, start, end - start))
+            if end is not None and self.timed(start, end):  # a mark has no end
+                label = text or self.text(text_id) or "range"
+                ranges.append((rows.name(label), 0, whole(thread) & 0xFFFFFF, 0, start, end - start))
         rows.work.append(_block(self.taken, 13))
         rows.energy_j.append(np.full(len(self.taken), np.nan))
         rows.calls.append(_block(calls, 5))
@@ -105,23 +112,29 @@ class _Export:
         *, moved: Any = NONE, blocks: int = NONE, threads: int = NONE,
     ) -> None:  # fmt: skip
         """One row of GPU work."""
-        if not isinstance(start, int) or not isinstance(end, int):
-            return
-        self.taken.append(
-            (self.rows.name(name), category, _or_none(device), _or_none(stream), start, end - start,
-             _or_none(correlation), NONE, _or_none(moved), blocks, threads, NONE, NONE)
-        )  # fmt: skip
+        if self.timed(start, end):
+            self.taken.append(
+                (self.rows.name(name), category, whole(device), whole(stream), start, end - start, whole(correlation),
+                 NONE, whole(moved), blocks, threads, NONE, NONE)
+            )  # fmt: skip
+
+    def timed(self, start: Any, end: Any) -> bool:
+        """Whether a row has times that a trace can have; one that has not is counted."""
+        if type(start) is not int or type(end) is not int or max(abs(start), abs(end)) >= TIME_LIMIT_NS:
+            self.reading.note("time-missing-or-not-finite", self.reading.path.name)
+            return False
+        if end < start:
+            self.reading.note("negative-duration", self.reading.path.name)
+            return False
+        return True
+
+    def text(self, number: Any) -> str:
+        """A string of the export; empty where it has none of that number."""
+        found = self.strings.get(number)
+        return "" if found is None else str(found)
 
 
 COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}  # CUpti_ActivityMemcpyKind
-
-
-def _or_none(value: Any) -> int:
-    return NONE if value is None else int(value)
-
-
-def _product(*sizes: Any) -> int:
-    return NONE if any(size is None for size in sizes) else int(sizes[0] * sizes[1] * sizes[2])
 
 
 def _block(rows: Sequence[tuple[int, ...]], width: int) -> Ints:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from traces.capture import CollectiveArgs, MatrixProduct
 from traces.read.events import Reading
 from traces.records import Floats, Ints
+
+FAR_NS = 1 << 52  # 52 days: twice that in picoseconds is a number of 64 bits
 
 
 @dataclass(slots=True)
@@ -47,3 +51,22 @@ class FileRows:
 
     rows: Rows
     reading: Reading
+
+
+def leave_out_far(part: FileRows) -> None:
+    """Leave out rows weeks away from the others of their file: no profile is that long, a damaged time is."""
+    rows = part.rows
+    starts = [block[4] for block in rows.work if block.shape[1]]
+    if not starts:
+        return
+    start = np.concatenate(starts)
+    middle = int(np.partition(start, len(start) // 2)[len(start) // 2])
+    for table, at in ((rows.work, 4), (rows.calls, 2), (rows.waits, 6), (rows.annotations, 4)):
+        for number, block in enumerate(table):
+            near = (np.abs(block[at] - middle) < FAR_NS) & (block[at + 1] < FAR_NS)
+            if near.all():
+                continue
+            part.reading.note("time-far-from-all-others", part.reading.path.name, int((~near).sum()))
+            table[number] = block[:, near]
+            if table is rows.work:
+                rows.energy_j[number] = rows.energy_j[number][near]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from inputs.files import GZIP, check_growth, check_regular
 from traces.errors import TraceError
 from traces.read.events import Reading
 
@@ -20,9 +21,10 @@ def open_trace(path: Path, reading: Reading) -> Iterator[BinaryIO]:
 
     Raises :class:`TraceError` where it cannot be opened or read.
     """
+    check_regular(path, "trace", TraceError)
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
+            packed = raw.read(len(GZIP)) == GZIP
             raw.seek(0)
             stream = gzip.GzipFile(fileobj=raw) if packed else raw
             yield cast(BinaryIO, _Forgiving(cast(BinaryIO, stream), reading))
@@ -35,6 +37,7 @@ class _Forgiving(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO, reading: Reading) -> None:
         self.stream, self.reading, self.ended = stream, reading, False
+        self.seen_bytes, self.file_bytes = 0, reading.path.stat().st_size
 
     def read(self, size: int = -1) -> bytes:
         """Up to ``size`` bytes, as many as come whole."""
@@ -52,4 +55,6 @@ class _Forgiving(io.RawIOBase):
                 break
             parts.append(part)
             left -= len(part)
+            self.seen_bytes += len(part)
+            check_growth(self.reading.path, "trace", TraceError, self.seen_bytes, self.file_bytes)
         return b"".join(parts)

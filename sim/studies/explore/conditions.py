@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from simpleeval import EvalWithCompoundTypes, InvalidExpression
+from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, InvalidExpression
 
+from inputs.texts import cut
 from sim.errors import SimError
 
 FITS = "fits in memory"
+LENGTH_LIMIT, DEPTH_LIMIT = 10_000, 64  # beyond, evaluation runs out of stack
 FUNCTIONS = {"min": min, "max": max, "abs": abs}
+# A power of whole numbers may have millions of digits.
+OPERATORS = DEFAULT_OPERATORS | {ast.Pow: lambda base, exponent: float(base) ** exponent}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +37,16 @@ class Condition:
     @classmethod
     def parse(cls, text: str, *, known: Collection[str]) -> Condition:
         """The condition ``text`` over columns among ``known``; :class:`SimError` says what is wrong with it."""
+        if len(text) > LENGTH_LIMIT:
+            raise SimError(f"condition '{cut(text, 60)}': {len(text):,} characters, give at most {LENGTH_LIMIT}")
         try:
             tree = ast.parse(text.strip(), mode="eval")
-        except SyntaxError as error:
-            raise SimError(f"condition '{text}': {error.msg} (write it like \"tp * pp <= 8\" or '{FITS}')") from None
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            why = error.msg if isinstance(error, SyntaxError) else "nested too deeply, or a number too long"
+            told = f"{why} (write it like \"tp * pp <= 8\" or '{FITS}')"
+            raise SimError(f"condition '{cut(text, 100)}': {told}") from None
+        if _is_deep(tree):
+            raise SimError(f"condition '{cut(text, 100)}': nested more than {DEPTH_LIMIT} deep: split it in two")
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(FUNCTIONS)
         for name in sorted(names - set(known)):
             near = difflib.get_close_matches(name, known, n=1)
@@ -56,6 +66,17 @@ class Condition:
         if any(value is None or value != value for value in values.values()):
             return False
         try:
-            return bool(EvalWithCompoundTypes(names=values, functions=FUNCTIONS).eval(self.text, self._tree))
+            return bool(
+                EvalWithCompoundTypes(names=values, functions=FUNCTIONS, operators=OPERATORS).eval(
+                    self.text, self._tree
+                )
+            )
         except (InvalidExpression, TypeError, ValueError, ArithmeticError) as error:
             raise SimError(f"condition '{self.text}': {error}") from None
+
+
+def _is_deep(tree: ast.AST) -> bool:
+    level: list[ast.AST] = [tree]
+    for _ in range(DEPTH_LIMIT):
+        level = [inner for node in level for inner in ast.iter_child_nodes(node)]
+    return bool(level)

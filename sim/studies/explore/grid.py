@@ -25,6 +25,7 @@ from workloads.errors import WorkloadError
 
 # TOML has no null: this word leaves a field at its default.
 DEFAULT = "default"
+POINTS_LIMIT = 2_000_000  # some 1 kB each
 
 
 class _Strict(BaseModel):
@@ -52,6 +53,15 @@ class Range(_Strict):
     def values(self) -> list[float] | None:
         """The numbers, or None when the range is continuous."""
         slack = 1e-9
+        steps = (
+            (self.to - self.start) / self.step
+            if self.step is not None
+            else math.log(self.to / self.start) / math.log(self.factor)
+            if self.factor is not None
+            else 0.0
+        )
+        if not steps < POINTS_LIMIT:
+            raise SimError(f"from {self.start:g} to {self.to:g} in {steps:.3g} steps: at most {POINTS_LIMIT:,}")
         if self.step is not None:
             count = math.floor((self.to - self.start) / self.step + slack) + 1
             return [_plain(self.start + i * self.step) for i in range(count)]
@@ -73,7 +83,7 @@ Axis = list[Any] | Range
 class Sample(_Strict):
     """Draw ``count`` points of a block instead of running all of them."""
 
-    count: int = Field(gt=0, le=10_000_000)
+    count: int = Field(gt=0, le=2_000_000)
     method: str = Field("latin-hypercube", pattern="^(latin-hypercube|random)$")
     seed: int = Field(1, ge=0)
 
@@ -235,6 +245,9 @@ def _points(
     axes: Sequence[tuple[tuple[str, ...], list[tuple[Any, ...]] | Range]], sample: Sample | None, place: str
 ) -> Iterator[dict[str, Any]]:
     if sample is None:
+        count = math.prod(len(values) for _, values in axes if not isinstance(values, Range))
+        if count > POINTS_LIMIT:
+            raise SimError(f"{place}: {count:,} points, at most {POINTS_LIMIT:,}: add [sample], or split the grid")
         for choice in itertools.product(*(values for _, values in axes)):
             yield {
                 name: v for (names, _), vs in zip(axes, choice, strict=True) for name, v in zip(names, vs, strict=True)

@@ -16,10 +16,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
+from inputs.files import check_regular
+from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.studies.explore import workers
 from sim.studies.explore.grid import Case, Grid
-from sim.studies.explore.row import INTERVALS, figures, full, interval_figures, row_id
+from sim.studies.explore.row import INTERVALS, RESULTS, figures, full, interval_figures, row_id
 from sim.studies.explore.table import read_rows, write_rows
 
 # A batch is what a worker takes and what a killed worker loses; its overhead is about 1 ms.
@@ -156,12 +158,22 @@ def _earlier(out: Path, journal: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             row.pop("feasible", None)
             yield row["scenario_id"], row
     if journal.exists():
-        for line in journal.read_bytes().split(b"\n"):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # the line that was being written when it stopped
-            yield row["scenario_id"], row
+        check_regular(journal, "journal", SimError)
+        with journal.open("rb") as stream:
+            for line in stream:
+                if (kept := _journal_row(line.decode("utf-8", "replace"))) is not None:
+                    yield kept["scenario_id"], kept
+
+
+def _journal_row(line: str) -> dict[str, Any] | None:
+    """A row of the journal; None where the line is none: that which was being written as a run stopped, or damage."""
+    try:
+        row = parse_json(line, "journal", SimError, one_line=True)
+    except SimError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("scenario_id"), str) or "error" not in row:
+        return None
+    return row if row["error"] is not None or row.keys() >= RESULTS else None
 
 
 def _appending(journal: Path, known: Any) -> IO[bytes]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from inputs.files import check_regular
 from sim.errors import SimError
 from sim.output import TABLE_ENDINGS, write_table
 from sim.scenario import Scenario
+from sim.spreadsheet import without_quotes
 from sim.studies.explore.row import INTERVALS, RESULTS
 
 _SCHEMA = Scenario.model_json_schema()["properties"]
@@ -43,6 +45,8 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def read_table(path: Path) -> pd.DataFrame:
     """The table of a sweep; :class:`SimError` when the file is none."""
     check_ending(path)
+    if path.exists():
+        check_regular(path, "table", SimError)
     try:
         with path.open("rb"):
             pass  # readable at all? what the readers raise below is about the contents
@@ -50,7 +54,7 @@ def read_table(path: Path) -> pd.DataFrame:
         raise SimError(f"cannot read '{path}': {error.strerror or error}") from None
     try:
         if path.suffix == ".csv":
-            table = pd.read_csv(path, low_memory=False)
+            table = without_quotes(pd.read_csv(path, low_memory=False))
         else:
             import fastparquet
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,8 @@ def roofline(run: Timeline, sums: Sequence[KernelSum]) -> go.Figure:
             textfont={"size": 11, "color": "#ffffff"},
             cliponaxis=False,
             customdata=[
-                [row.name, row.phase, row.time_s / row.launches * 1e6, row.energy_j / row.launches] for _, row in mine
+                [escape(row.name), row.phase, row.time_s / row.launches * 1e6, row.energy_j / row.launches]
+                for _, row in mine
             ],
             hovertemplate="<b>%{customdata[0]}</b> (%{customdata[1]})<br>%{y:.4~g} TFLOP/s at %{x:.4~g} FLOP/byte<br>"
             "mean %{customdata[2]:.4~g} us, %{customdata[3]:.3~g} J<extra></extra>",

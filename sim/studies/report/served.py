@@ -49,6 +49,7 @@ def served_page(run: ServeResult, name: str = "served.html") -> Page:
     shown = replicas if len(replicas) <= MAX_LINES else replicas[:: -(-len(replicas) // MAX_LINES)]
     some = f" {len(shown)} of {len(replicas)} replicas are drawn." * (len(shown) < len(replicas))
     every = -(-len(table) // MAX_POINTS)
+    dashed = "Dashed: the objective." if data["slo_share"] is not None else ""
     points = "" if every == 1 else f" One request in {every} is drawn over its arrival."
     return Page(
         title=f"{spec.model} served on {data['gpus']} x {data['gpu']}",
@@ -64,7 +65,7 @@ def served_page(run: ServeResult, name: str = "served.html") -> Page:
                 title="Latency",
                 figures=[_distribution(run), _by_arrival(table.iloc[::every])],
                 table=_percentiles(run),
-                note=f"Dashed: the objective.{points}",
+                note=f"{dashed}{points}".strip(),
             ),
             Section(title="Where the joules go", figures=[_joules(run)], table=_parts(run)),
             Section(title="The slowest requests", table=_slowest(table), note="By time to the first token."),
@@ -93,9 +94,14 @@ def _lead(run: ServeResult) -> str:
 
 def _tiles(run: ServeResult) -> list[tuple[str, str, str]]:
     data = run.summary
+    left_out = f"; {data['requests_left_out']:,} without output left out" if data["requests_left_out"] else ""
     tiles = [
-        ("requests", f"{data['requests']:,}", f"in {duration(data['duration_s'])}"),
-        ("throughput", f"{data['output_tokens_per_s']:,.0f} tokens/s", f"{data['requests_per_s']:.4g} requests/s"),
+        ("requests", f"{data['requests']:,}", f"in {duration(data['duration_s'])}{left_out}"),
+        (
+            "throughput",
+            f"{data['output_tokens_per_s']:,.0f} output tokens/s",
+            f"{data['requests_per_s']:.4g} requests/s",
+        ),
     ]
     for label, key in (("time to first token, p99", "ttft_s"), ("time per output token, p99", "tpot_s")):
         if data[key] is not None:
@@ -106,7 +112,7 @@ def _tiles(run: ServeResult) -> list[tuple[str, str, str]]:
         *tiles,
         (
             "energy",
-            f"{data['energy_j_per_output_token']:.4g} J/token",
+            f"{data['energy_j_per_output_token']:.4g} J/output token",
             f"{data['energy_j_per_request']:.4g} J a request",
         ),
         ("mean power a GPU", f"{data['power_w_per_gpu']:.0f} W", f"{_joules_text(data['energy_j'])} in all"),

@@ -1,0 +1,106 @@
+"""TOML and JSON texts as values that any reader can handle: finite numbers, whole ones of 64 bits, no deep nesting.
+
+``where`` names the origin of a text in messages; ``refusal`` is the exception of the package that asks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+Refusal = Callable[[str], Exception]
+DEPTH_LIMIT = 64
+SURROGATE = re.compile("[\ud800-\udfff]")
+WHOLE_LIMIT = 1 << 63
+SHOWN = 60
+DIGITS = "a number of thousands of digits: give one of at most 64 bits"
+
+
+def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
+    """The table of a TOML text."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise refusal(f"{where}: not valid TOML: {cut(str(error), 200)}") from None
+    except RecursionError:
+        raise refusal(f"{where}: not valid TOML: nested too deeply (at most {DEPTH_LIMIT})") from None
+    except ValueError:
+        raise refusal(f"{where}: not valid TOML: {DIGITS}") from None
+    _check(table, where, refusal)  # TOML has nan and inf: what they mean is for the reader to say
+    return table
+
+
+def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = False) -> Any:
+    """The value of a JSON text; the text of ``one_line`` has its number in ``where``.
+
+    >>> parse_json("[1, NaN]", "x.json", ValueError)
+    Traceback (most recent call last):
+        ...
+    ValueError: x.json: not valid JSON: NaN is no number of JSON: give a finite one, or null
+    """
+    try:
+        value = _JSON.decode(text)
+    except json.JSONDecodeError as error:
+        line = "" if one_line else f", line {error.lineno}"
+        raise refusal(f"{where}{line}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise refusal(f"{where}: not valid JSON: nested too deeply (at most {DEPTH_LIMIT})") from None
+    except _NoNumberError as error:
+        raise refusal(f"{where}: not valid JSON: {error}") from None
+    except ValueError:
+        raise refusal(f"{where}: not valid JSON: {DIGITS}") from None
+    _check(value, where, refusal, finite=True)
+    return value
+
+
+def shown(value: object) -> str:
+    """``value`` as a message quotes it."""
+    return cut(repr(value), SHOWN)
+
+
+def cut(text: str, limit: int) -> str:
+    """``text``, its middle left out where it is longer than ``limit``.
+
+    >>> cut("a" * 100, 20)
+    'aaaaaaaaaaa...aaaaaa'
+    """
+    head, tail = limit * 3 // 5 - 1, limit * 3 // 10
+    return text if len(text) <= limit else f"{text[:head]}...{text[-tail:]}"
+
+
+class _NoNumberError(ValueError):
+    """NaN or Infinity in a JSON text."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _NoNumberError(f"{name} is no number of JSON: give a finite one, or null")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False) -> None:
+    """Refuse what no field of any file can mean. A walk without recursion: the depth is what is checked."""
+    left: list[tuple[Any, str, int]] = [({"": value}, "", 0)]
+    while left:
+        table, place, depth = left.pop()
+        if depth > DEPTH_LIMIT:
+            raise refusal(f"{where}: {cut(place, SHOWN)}: nested too deeply (at most {DEPTH_LIMIT})")
+        for key, item in table.items() if isinstance(table, dict) else enumerate(table):
+            inner = f"{place}.{key}" if place else str(key)
+            if isinstance(item, dict | list):
+                left.append((item, inner, depth + 1))
+            elif isinstance(item, str) and not item.isascii() and SURROGATE.search(item):
+                raise refusal(f"{where}: {_named(inner)}{shown(item)}: a lone surrogate is no text")
+            elif isinstance(item, int) and not -WHOLE_LIMIT <= item < WHOLE_LIMIT:
+                raise refusal(f"{where}: {_named(inner)}{shown(item)}: give a number of at most 64 bits")
+            elif finite and isinstance(item, float) and not math.isfinite(item):
+                raise refusal(f"{where}: {_named(inner)}{item}: give a finite number")
+
+
+def _named(place: str) -> str:
+    return f"{cut(place, SHOWN)} = " if place else ""

@@ -1,0 +1,208 @@
+"""Files that users did not mean: the right answer, or one line that says what would be right."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks.file_fuzz import KINDS, end_of, fault_of, run_one
+from inputs.texts import parse_json, parse_toml
+from sim.errors import ScenarioError
+from sim.serving.requests import read_requests, read_traffic
+from sim.spreadsheet import to_csv, without_quotes
+from sim.studies.explore.conditions import Condition
+from sim.studies.inspect import inspect_trace
+from traces.read.values import product
+
+SERVE = ["serve", "--model", "llama3-8b", "--trace"]
+
+
+def kernel(name: str, ts: float, **more: object) -> dict[str, object]:
+    args = {"stream": 7, "device": 0, "correlation": 1, "grid": [1, 1, 1]}
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": 5, "args": args | more}
+
+
+def trace(path: Path, *events: dict[str, object], **metadata: object) -> Path:
+    path.write_text(json.dumps({**metadata, "traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_mutated_files_end_in_a_result_or_one_clean_line(kind: str, tmp_path: Path) -> None:
+    """Ten of a kind here; ``python -m benchmarks.file_fuzz`` runs as many as it is told."""
+    for number in range(10):
+        code, fault = run_one(kind, 7, number, tmp_path)
+        assert fault is None, (number, fault)
+        assert code in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("burst.csv", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,C\n"
+         "45,ChatGPT,1087,230,1317,C\n185,ChatGPT,1360,0,1360,A\n", [(0.0, 472, 18), (40.0, 1087, 230)]),
+        ("vidur.csv", "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n0.5,396,0\n1.2,879,55\n",
+         [(0.0, 374, 44), (1.2, 879, 55)]),
+        ("azure.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.2500000,374,44\n"
+         "2023-11-16 18:17:04.5000001,396,0\n2023-11-16 18:17:04.7500000,396,7\n", [(0.0, 374, 44), (1.5, 396, 7)]),
+        ("mooncake.jsonl", '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
+         '{"timestamp": 3052, "input_length": 500, "output_length": 0, "hash_ids": [0]}\n', [(0.0, 6758, 500)]),
+        ("own.csv", "arrival_s,input_tokens,output_tokens\n0.0,374,44\n0.5,396,0\n", [(0.0, 374, 44)]),
+    ],
+)  # fmt: skip
+def test_public_requests_are_read_and_one_without_output_is_left_out_everywhere(
+    tmp_path: Path, name: str, text: str, expected: list[tuple[float, int, int]]
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    traffic = read_traffic(file)
+    assert [(r.arrival_s, r.input_tokens, r.output_tokens) for r in traffic.requests] == expected
+    assert traffic.unanswered == 1
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert read_traffic(packed) == traffic
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("t.json", b'[{"id":"x1","conversations":[{"from":"human","value":"hello"}]}]', "ShareGPT"),
+        ("t.csv", b"a,b\n1,2\n", "need arrival_s, input_tokens, output_tokens (Azure: TIMESTAMP, ContextTokens"),
+        ("t.csv", b"num_prefill_tokens,num_decode_tokens\n1,2\n", "Vidur requests need arrived_at too"),
+        ("t.csv", b"arrival_s,input_tokens,output_tokens\n0,100,inf\n", "line 2: output_tokens = inf"),
+        ("t.csv", b"arrival_s,input_tokens,output_tokens,priority\n0,100,5,\n", "line 2: priority = ''"),
+        ("t.csv", b"arrival_s,input_tokens,output_tokens\n0,100,1.5\n", "line 2: output_tokens = 1.5"),
+        ("t.jsonl", b'{"timestamp":NaN,"input_length":100,"output_length":5}', "line 1: not valid JSON: NaN"),
+        ("t.jsonl", b'{"timestamp":1e300,"input_length":100,"output_length":5}', "timestamp = 1e+300"),
+        ("t.jsonl", b'{"timestamp":0,"input_length":9,"output_length":5,"hash_ids":[[1],2]}', "hash_ids = [[1], 2]"),
+        ("t.jsonl", b'{"timestamp":0,"input_length":1%s,"output_length":5}' % (b"0" * 400), "at most 64 bits"),
+        ("t.jsonl.gz", gzip.compress(b'{"timestamp":0,"input_length":100,"output_length":5}\n')[:40], "truncated gzip"),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_one_line(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(data)
+    code, out, err = end_of([*SERVE, str(file)])
+    assert code == 2
+    assert says in err
+    assert fault_of(code, out, err) is None
+
+
+def test_requests_that_were_left_out_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("arrival_s,input_tokens,output_tokens\n0,64,2\n1,64,0\n")
+    code, out, _ = end_of([*SERVE, str(file), "--json"])
+    assert code == 0
+    assert (json.loads(out)["requests"], json.loads(out)["requests_left_out"]) == (1, 1)
+    assert "1 requests of the file that got no output token" in end_of([*SERVE, str(file)])[1]
+    file.write_text("arrival_s,input_tokens,output_tokens\n1,64,0\n")
+    with pytest.raises(ScenarioError, match="holds no request with an output token"):
+        read_requests(file)
+
+
+def test_what_has_no_end_is_refused_and_what_grows_out_of_proportion(tmp_path: Path) -> None:
+    pipe, bomb = tmp_path / "pipe", tmp_path / "bomb.jsonl.gz"
+    os.mkfifo(pipe)
+    bomb.write_bytes(gzip.compress(b'{"timestamp":0,"input_length":100,"output_length":0}\n' * 400_000))
+    for path in map(str, (pipe, Path(os.devnull))):
+        for command in (["inspect", path], ["validate", path], ["simulate", path], [*SERVE, path],
+                        ["simulate", "--model", path]):  # fmt: skip
+            code, out, err = end_of(command)
+            assert (code, fault_of(code, out, err)) == (2, None)
+            assert "give a regular file" in err
+    code, _, err = end_of([*SERVE, str(bomb)])
+    assert code == 2
+    assert "grows more than 100-fold" in err
+
+
+def test_names_of_kernels_are_text(tmp_path: Path) -> None:
+    names = ["f(at::Tensor&)::[lambda() (instance 1)]::operator()", "[/b]k", "k\x1b[2J\u202e", ":warning:"]
+    path = trace(tmp_path / "t.json", *(kernel(name, 10.0 * i) for i, name in enumerate(names)))
+    code, out, err = end_of(["inspect", str(path)])
+    assert (code, fault_of(code, out, err)) == (0, None)
+    for shown in (names[0], names[1], "k\\x1b[2J\\u202e", names[3]):
+        assert shown in out
+
+
+def test_cells_of_csv_are_no_formulas_and_numbers_stay(tmp_path: Path) -> None:
+    table = pd.DataFrame({"=name": ["=1+1", "@x", "-5", "+2.5e3", "-x", "'=y", "k"], "n": [-1.5, 2, 3, 4, 5, 6, -7]})
+    path = tmp_path / "t.csv"
+    path.write_bytes(to_csv(table))
+    assert path.read_text().splitlines()[:6] == ["'=name,n", "'=1+1,-1.5", "'@x,2.0", "-5,3.0", "+2.5e3,4.0", "'-x,5.0"]
+    assert without_quotes(pd.read_csv(path))["'=name"].tolist() == table["=name"].tolist()
+
+
+def test_metadata_and_times_of_another_shape_are_left_out_and_told(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "rank99999999999999999999.json", kernel("k", 10.0), kernel("k", 20.0), kernel("k", -5e12),
+        deviceProperties=0.5, distributedInfo=[1],
+    )  # fmt: skip
+    found = inspect_trace((path,))
+    assert found.summary.kernels == 2
+    rules = {finding.rule: finding.count for finding in found.findings}
+    assert (rules["time-far-from-all-others"], rules["metadata-of-wrong-type"]) == (1, 2)
+    assert found.capture.ranks == [0]
+
+
+def test_a_kernel_of_a_million_million_blocks_replays_at_once(tmp_path: Path) -> None:
+    call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 9, "ts": 1, "dur": 2}
+    huge = kernel("gemm_kernel", 10.0, grid=[10**9, 1000, 1], block=[128, 1, 1])
+    path = trace(tmp_path / "t.json", call | {"args": {"correlation": 1}}, huge,
+                 deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])  # fmt: skip
+    code, out, err = end_of(["replay", "--json", str(path)])
+    assert (code, fault_of(code, out, err)) == (0, None)
+    assert product(2**31 - 1, 65535, 65535) == -1  # no count of 64 bits
+
+
+def test_busy_time_of_streams_is_a_union(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "t.json",
+        kernel("k", 0.0),
+        kernel("k", 3.0),
+        kernel("k", 20.0, stream=9),
+        kernel("k", 30.0, stream=9),
+    )
+    by_stream = {row.stream: (row.count, row.busy_us) for row in inspect_trace((path,)).summary.by_stream}
+    assert by_stream[9] == (2, 10.0)
+    assert by_stream[7][1] <= 8.0
+
+
+@pytest.mark.parametrize("text", ["(" * 90 + "tp" + ")" * 90, "tp" + "+1" * 900, "not " * 900 + "tp", "tp" * 9000])
+def test_conditions_have_a_bounded_depth(text: str) -> None:
+    from sim.errors import SimError
+
+    if text.startswith("("):  # brackets add no depth
+        assert Condition.parse(text, known={"tp"}).holds({"tp": 1})
+        return
+    with pytest.raises(SimError):
+        Condition.parse(text, known={"tp"})
+    with pytest.raises(SimError, match="condition"):
+        Condition.parse("9.0 ** 9 ** 9 > tp", known={"tp"}).holds({"tp": 1})
+
+
+def test_texts_are_bounded() -> None:
+    with pytest.raises(ValueError, match=r"x: a\.b = 1000.*: give a number of at most 64 bits"):
+        parse_json('{"a": {"b": 1%s}}' % ("0" * 300), "x", ValueError)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json("[" * 5000 + "]" * 5000, "x", ValueError)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_toml("a = " + "[" * 100 + "]" * 100, "x", ValueError)
+
+
+def test_a_journal_of_anything_is_no_hindrance(tmp_path: Path) -> None:
+    grid, out = tmp_path / "g.json", tmp_path / "o.csv"
+    grid.write_text(json.dumps({"base": {"model": "llama3-8b", "layers": 1}, "grid": {"batch": [1]}}))
+    (tmp_path / "o.csv.journal").write_bytes(b'{}\n5\nnull\n[]\n{"scenario_id": 5}\n\xff\n{"scen')
+    code, said, err = end_of(["sweep", str(grid), "--out", str(out), "--jobs", "1", "--quiet"])
+    assert (code, fault_of(code, said, err)) == (0, None)
+    assert len(pd.read_csv(out)) == 1
+
+
+def test_the_fuzz_is_seeded() -> None:
+    assert KINDS["requests"](random.Random(3)) == KINDS["requests"](random.Random(3))
