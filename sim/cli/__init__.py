@@ -101,8 +101,8 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(2)
         _end(" ".join(text.split()), 2)
     except (click.Abort, KeyboardInterrupt) as error:
-        stop = error.__cause__ if isinstance(error, click.Abort) else error  # click wraps what it was
-        _end("interrupted", stop.exit_code if isinstance(stop, Stopped) else 130)
+        cause = error.__cause__ if isinstance(error, click.Abort) else error  # click wraps what it was
+        _end("interrupted", cause.exit_code if isinstance(cause, Stopped) else 130)
     except OSError as error:  # of the help, say
         _end(_told(error), 2)
     except Exception as error:
