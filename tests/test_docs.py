@@ -1,4 +1,4 @@
-"""The pages say what is so: examples load, links lead somewhere."""
+"""The pages say what is so: commands print what is shown, examples load and run, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from hardware.catalog import parse_gpu
 from sim.scenario import Scenario
+from tests import docs
+from tests.docs_commands import PARSED, parse, prepare, small, why_parsed
 from tests.traces_kit import recorded_rows
 from workloads.model import parse_model
 
@@ -79,3 +81,126 @@ def test_links_of_a_page_lead_to_files(page: str) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), f"{page}: {target}"
+
+
+# -- what the pages print, and the commands and code that they show ----------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in docs.PAGES if any(b.shell for b in docs.blocks(page))])
+def test_printed_blocks_are_what_their_commands_print(page: str) -> None:
+    """``python -m tests.docs --write`` renews them."""
+    stale = docs.check(page)
+    assert not stale, "\n\n".join(stale)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small files under the names that pages use."""
+    made = tmp_path_factory.mktemp("inputs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        prepare(made)
+    for name in ("records", "benchmarks", "docs"):
+        (made / name).symlink_to(ROOT / name)
+    return made
+
+
+@pytest.mark.parametrize("page", docs.PAGES)
+def test_commands_without_their_output_run(page: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At small sizes; those of ``docs_commands.PARSED`` are only parsed, for the reasons given there."""
+    monkeypatch.chdir(inputs)
+    steps = [s for b in docs.blocks(page) if b.shell and not b.not_run for s in b.steps() if s.printed is None]
+    for words in dict.fromkeys([*(step.words for step in steps), *docs.mentions(page)]):
+        if parse(words) and words[0] == "wattline" and why_parsed(words) is None:
+            given = [
+                name
+                for word in small(words)
+                for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+            ]
+            code, said = docs.outcome(["wattline", *given])
+            assert code == 0, f"{page}: wattline {' '.join(given)}: {said}"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b for page in docs.PAGES for b in docs.blocks(page) if b.language == "python" and not b.not_run],
+    ids=lambda block: f"{block.page}:{block.line}",
+)
+def test_python_of_a_page_runs(block: docs.Block, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(inputs)
+    exec(compile(block.text, f"{block.page}:{block.line}", "exec"), {"__name__": "__main__"})
+
+
+def test_no_block_is_left_out_silently() -> None:
+    """Each is run, parsed, of a language that other tests read, or says why it is not run."""
+    for page in docs.PAGES:
+        for block in docs.blocks(page):
+            where = f"{page}:{block.line}"
+            assert block.language in ("", "console", "sh", "bash", "python", "toml", "sql"), where
+            if block.shell and not block.not_run:
+                assert all(step.words[0] in ("wattline", "python", "make", "pip") for step in block.steps()), where
+                assert block.steps(), where
+    assert all(len(reason) > 5 for reason in PARSED.values())
+
+
+PAGE = """# Page
+
+```
+$ wattline gpus
+...
+old  41.5 W
+```
+
+<!-- not run: takes an hour -->
+```
+$ wattline models
+nothing
+```
+
+```
+wattline kernel gemm --m 8 \\
+  --n 8  # small
+```
+"""
+
+
+def test_blocks_are_read_as_their_readers_do() -> None:
+    shown, kept, last = docs.blocks("docs/howto.md", PAGE)
+    (step,) = shown.steps()
+    assert (step.words, step.printed) == (("wattline", "gpus"), ("...", "old  41.5 W"))
+    assert (shown.not_run, kept.not_run) == (None, "takes an hour")
+    assert last.steps()[0].words == ("wattline", "kernel", "gemm", "--m", "8", "--n", "8")
+
+
+@pytest.mark.parametrize(
+    ("printed", "real", "stale"),
+    [
+        (["a 1.50 J"], ["a   1.51 J"], False),
+        (["a 1.50 J"], ["a 1.52 J"], True),
+        (["a 1.50 J"], ["b 1.50 J"], True),
+        (["12 rows"], ["13 rows"], True),
+        (["a"], ["a", "b"], True),
+        (["a", "b"], ["a"], True),
+        (["a", "..."], ["a", "b", "c"], False),
+        (["...", "c"], ["a", "b", "c"], False),
+        (["...", "b"], ["a", "b", "c"], True),
+        (["a", "...", "c"], ["a", "b", "c"], False),
+        (["...", "d"], ["a", "b", "c"], True),
+        (["┏━━━┓"], ["┏━━━━┓"], False),
+    ],
+)
+def test_stale_lines_are_seen(printed: list[str], real: list[str], stale: bool) -> None:
+    assert bool(docs.differences(printed, real)) is stale
+
+
+def test_writing_puts_the_real_output_in_and_keeps_what_is_elided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setattr(docs, "run", lambda _: "first\nold  43.0 W\nlast\n")
+    (told,) = docs.check("page.md", write=True)
+    assert "- old  41.5 W\n+ old  43.0 W" in told
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert text == PAGE.replace("old  41.5 W\n", "old  43.0 W\n...\n")
+    assert docs.check("page.md") == []

@@ -122,7 +122,7 @@ def test_shell_prints_the_four_fixed_numbers(tmp_path: Path, capsys: pytest.Capt
     ("args", "message"),
     [
         (["--out", "r.xlsx"], "'r.xlsx': a sweep is written as .parquet or .csv"),
-        (["--out", "none/r.parquet"], "cannot write 'none/r.parquet.journal': No such file or directory"),
+        (["--out", "none/r.parquet"], "cannot write 'none/r.parquet': no folder 'none'"),
         (["--out", "r.csv", "--address", "tcp://x:1"], "--address tcp://x:1 needs --backend dask or ray"),
         (["--out", "r.csv", "--backend", "dask"], "--backend dask needs --address tcp://HOST:PORT of its scheduler"),
     ],

@@ -170,7 +170,7 @@ def test_serve_writes_one_too(tmp_path: Path) -> None:
 
 
 def test_it_says_which_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(page_module, "installed", lambda _: False)
     with pytest.raises(SimError, match=r"needs plotly and jinja2: pip install 'wattline\[report\]'"):
         page_module.check_report(Path("run.html"))
 

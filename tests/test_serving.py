@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from sim.cli import main
 from sim.errors import ScenarioError
@@ -21,9 +22,12 @@ from sim.scenario import Scenario
 from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.price import StepPrices
+from sim.serving.report import print_summary
 from sim.serving.requests import arrivals, read_requests
 from sim.serving.trace import to_trace, write_served
+from sim.studies.report.served import served_page
 from tests.perfetto_kit import losses, perfetto, rows
+from traces.write.check import check_trace
 
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[2] / "shared"))
 
@@ -112,6 +116,8 @@ def conserved(run: ServeResult) -> None:
     assert table["prefill_j"].sum() == pytest.approx(log.prefill_j, rel=1e-9)
     steps_j = sum(stretch.energy_j for stretch in log.stretches)
     assert steps_j + log.transfer_j == pytest.approx(run.energy_j, rel=1e-9)
+    assert sum(run.summary["energy_j_by_part"].values()) == pytest.approx(run.summary["energy_j"], rel=1e-9)
+    assert table["transfer_j"].sum() == pytest.approx(log.transfer_j, rel=1e-9)
     assert table["decode_j"].sum() == pytest.approx(log.decode_j, rel=1e-9)
 
 
@@ -172,6 +178,26 @@ def test_a_prompt_is_computed_on_one_replica_and_goes_on_at_another() -> None:
     assert kv_bytes / link < late_s < 3 * kv_bytes / link
     assert apart.log.transfer_j > 0
     conserved(apart)
+
+
+def test_the_joules_of_moved_caches_are_a_part_in_words_report_and_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    run = serve(model="llama3-8b", requests=3, input_tokens=2048, output_tokens=3, prefill_replicas=1)
+    moved_j = run.summary["energy_j_by_part"]["transfer"]
+    assert 0 < moved_j == run.log.transfer_j
+    print_summary(run, Console(width=140))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "KV transfers" in line)
+    assert f"{moved_j:,.4g}" in line
+    grids = [section.table for section in served_page(run).sections if section.table is not None]
+    (row,) = (row for grid in grids for row in grid.rows if row[0] == "KV transfers")
+    assert row[1] == f"{moved_j:.4g} J"
+    trace = to_trace(run)
+    check_trace(trace)
+    of_kind = [(trace.kinds[kind], j) for kind, j in zip(trace.spans.kind, trace.spans.energy_j, strict=True)]
+    moves = [joules for kind, joules in of_kind if kind.name == "KV transfer"]
+    steps_j = sum(joules for kind, joules in of_kind if kind.category == "step")
+    assert len(moves) == 3 and sum(moves) == pytest.approx(moved_j, rel=1e-9)
+    assert steps_j + sum(moves) == pytest.approx(run.energy_j, rel=1e-9)
+    assert trace.metadata["served"] == {"energy_j": run.energy_j, "energy_j_by_part": run.energy_j_by_part}
 
 
 def test_the_power_cap_slows_a_loaded_server_and_not_an_idle_one() -> None:

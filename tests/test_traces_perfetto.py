@@ -16,7 +16,6 @@ from tests.perfetto_kit import losses, perfetto, rows
 from tests.test_traces_chrome import US, counter, one_lane, two_gpus
 from traces.errors import TraceError
 from traces.records import SpanKind, Trace
-from traces.write import perfetto as writer
 from traces.write.chrome import write_chrome
 from traces.write.perfetto import write_perfetto
 
@@ -137,6 +136,6 @@ def test_refusals_name_the_problem_and_leave_nothing(trace: Trace, name: str, me
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(writer, "find_spec", lambda _: None)
+    monkeypatch.setattr("traces.write.files.find_spec", lambda _: None)
     with pytest.raises(TraceError, match=r"pip install 'wattline\[formats\]'"):
         write_perfetto(two_gpus(), tmp_path / "t.pftrace")

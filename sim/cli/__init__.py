@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
@@ -45,6 +49,17 @@ class _Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run; what click would end in its own way (a closed pipe in silence, an early end as Ctrl-C) is told."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except OSError as error:
+            raise click.ClickException(_told(error)) from None
+        except EOFError as error:
+            raise click.ClickException(f"a file ends too early: {error}") from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -64,32 +79,56 @@ def app() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: bad input is one line on stderr and exit code 2, never a traceback."""
+    """Entry point: bad input, and output that cannot be written, is one line on stderr and exit code 2.
+
+    Ctrl-C ends with 130, a signal that asks to end with 128 and its number.
+    """
+    if sys.stdout is None:
+        _end("standard output is closed: redirect it to /dev/null to see nothing", 2)
+    from sim.cli.console import Stopped, stoppable
+
     try:
-        app(args=argv, standalone_mode=False)
+        with stoppable():
+            app(args=argv, standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         # A command group without a command: newer click raises its help text as an error.
         no_command = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))
         text = error.format_message()  # of several lines where it lists choices
-        _say(text if no_command else " ".join(text.split()), whole=no_command)
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("wattline: interrupted", err=True)
-        sys.exit(130)
+        if no_command:
+            click.echo(text, err=True)
+            sys.exit(2)
+        _end(" ".join(text.split()), 2)
+    except (click.Abort, KeyboardInterrupt) as error:
+        cause = error.__cause__ if isinstance(error, click.Abort) else error  # click wraps what it was
+        _end("interrupted", cause.exit_code if isinstance(cause, Stopped) else 130)
+    except OSError as error:  # of the help, say
+        _end(_told(error), 2)
     except Exception as error:
         if not _ours(error):
             raise
-        _say(str(error))
-        sys.exit(2)
+        _end(str(error), 2)
 
 
-def _say(text: str, *, whole: bool = False) -> None:
-    """An error on stderr: one line, unless it is the ``whole`` help."""
+def _told(error: OSError) -> str:
+    """What could not be read or written. Errors of writing to standard output name no file."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"'{error.filename}': {reason}"
+    # What is still in the buffer would fail again when Python ends.
+    with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
+    return f"cannot write the output: {reason}"
+
+
+def _end(text: str, code: int) -> NoReturn:
+    """One line on stderr, if that can still be written, and the exit code."""
     from sim.console import one_line
 
-    click.echo(text if whole else one_line(f"wattline: {text}"), err=True)
+    with suppress(OSError):
+        click.echo(one_line(f"wattline: {text}"), err=True)
+    sys.exit(code)
 
 
 def _ours(error: Exception) -> bool:

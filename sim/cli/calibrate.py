@@ -7,24 +7,26 @@ from pathlib import Path
 
 import click
 
+from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
 
-@click.command("calibrate")
+
+@click.command("calibrate", cls=PathCommand)
 @click.option(
     "--from",
     "sources",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=INPUT,
     help="fit these records or folders; measure nothing",
 )
 @click.option("--gpu", help="GPU id (wattline gpus) or .toml file [default: the GPU of this machine]")
 @click.option(
     "--records",
-    type=click.Path(path_type=Path),
+    type=FOLDER,
     default=Path("calibration"),
     show_default=True,
     help="folder that measured records go to; an interrupted run resumes there",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="profile to write [default: GPU id + .json]")
+@click.option("--out", type=OUTPUT, help="profile to write [default: GPU id + .json]")
 @click.option(
     "--world", type=click.IntRange(1, 64), help="GPUs to measure collectives on [default: all of this machine]"
 )

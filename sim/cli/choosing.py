@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
+
+from sim.cli.paths import INPUT
 
 Decorated = Callable[..., Any]
 
@@ -16,7 +17,7 @@ def choosing_options(function: Decorated) -> Decorated:
     by = "columns of which every value is judged alone, comma-separated [default: model, phase and lengths]"
     for option in reversed(
         (
-            click.argument("file", type=click.Path(path_type=Path)),
+            click.argument("file", type=INPUT),
             click.option("--where", multiple=True, help='condition on rows, such as "ttft_s < 0.5" (repeatable)'),
             click.option("--by", help=by),
             click.option("--carbon-g-per-kwh", type=click.FloatRange(0), help="grid intensity, for objective carbon"),

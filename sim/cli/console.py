@@ -1,8 +1,13 @@
-"""The console that tables go to."""
+"""The console that tables go to, and what ends a command from outside."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from sim.console import PlainConsole
 
@@ -12,4 +17,45 @@ PIPE_WIDTH = 140
 
 def wide_console() -> PlainConsole:
     """Standard output; tables written to a file or pipe are not squeezed into 80 columns."""
-    return PlainConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return _PipeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+class _PipeConsole(PlainConsole):
+    """A console that leaves a closed pipe to the caller, as writing without it does."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Called while the error is handled."""
+        raise
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that asks the process to end: whatever cleans up after Ctrl-C cleans up after it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """In the block, the first SIGTERM or SIGHUP raises :class:`Stopped`; further ones do not disturb the clean-up.
+
+    A signal that the caller ignores (``nohup``) or handles stays as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():  # others cannot take signals
+        yield
+        return
+
+    def stop(number: int, _: Any) -> None:
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)
+        raise Stopped(number)
+
+    taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for one in taken:
+        signal.signal(one, stop)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)

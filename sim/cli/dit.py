@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from sim.cli.paths import INPUT
+
 GUIDANCES = ("none", "batch", "sequential", "parallel")
 
 
@@ -81,7 +83,7 @@ def command(
 
 
 @command.command("select-proxy")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=INPUT)
 @click.option("--reference", required=True, help="the column that says how much a step really changed")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def select_proxy(file: Path, reference: str, as_json: bool) -> None:

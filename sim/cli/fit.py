@@ -10,21 +10,21 @@ from typing import Any
 
 import click
 
+from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 
-@click.command("fit")
-@click.argument("file", type=click.Path(path_type=Path))
+
+@click.command("fit", cls=PathCommand)
+@click.argument("file", type=INPUT)
 @click.option("--samples", type=click.IntRange(1), default=50, show_default=True, help="layouts that a fit may see")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--splits", type=click.IntRange(1), default=10, show_default=True, help="halves to cross-validate on")
-@click.option(
-    "--rows", type=click.Path(path_type=Path), help="keep the runs here (.parquet or .csv) and resume from it"
-)
-@click.option("--more", type=click.Path(path_type=Path), help="grid file of further samples: a random forest with 500")
+@click.option("--rows", type=OUTPUT, help="keep the runs here (.parquet or .csv) and resume from it")
+@click.option("--more", type=INPUT, help="grid file of further samples: a random forest with 500")
 @click.option("--search", is_flag=True, help="search for other formulas by symbolic regression (extra search)")
 @click.option("--jobs", type=click.IntRange(1), help="processes on this machine [default: its cores]")
-@click.option("--python", type=click.Path(path_type=Path), help="write the fitted formula as a Python module")
-@click.option("--latex", type=click.Path(path_type=Path), help="write the fitted formula as LaTeX")
-@click.option("--out", type=click.Path(path_type=Path), help="write everything as JSON")
+@click.option("--python", type=OUTPUT, help="write the fitted formula as a Python module")
+@click.option("--latex", type=OUTPUT, help="write the fitted formula as LaTeX")
+@click.option("--out", type=OUTPUT, help="write everything as JSON")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
@@ -48,13 +48,19 @@ def command(
     phase with units and standard errors.
     """
     from sim.cli.sweep import progress_bar
-    from sim.output import write_atomically
+    from sim.output import check_extra, write_atomically
     from sim.studies.closed_form.export import to_json, to_latex, to_python
     from sim.studies.closed_form.judge import judge
     from sim.studies.closed_form.samples import simulated
     from sim.studies.explore.grid import load_grid
     from sim.studies.explore.workers import Pool
 
+    if search:
+        check_extra("--search", "search", "pyoperon")
+    if more is not None:
+        check_extra("--more", "explore", "sklearn")
+    grids = {path: load_grid(path) for path in (file, more) if path is not None}
+    keep_inputs([case.fields for grid in grids.values() for case in grid.cases])
     pool = Pool() if jobs is None else Pool(jobs=jobs)
     with tempfile.TemporaryDirectory() as folder, progress_bar(quiet) as progress:
         task = progress.add_task("simulating", total=None, failed=0)
@@ -62,7 +68,7 @@ def command(
         kept = {file: rows} | ({more: rows.with_stem(f"{rows.stem}_more")} if more else {})
         found, *others = (
             simulated(
-                load_grid(of),
+                grids[of],
                 table,
                 pool=pool,
                 step=lambda n, failed: progress.update(task, completed=n, failed=failed),

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import click
 
+from sim.cli.paths import INPUT, PathCommand
 
-@click.command("inspect")
-@click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+@click.command("inspect", cls=PathCommand)
+@click.argument("trace", nargs=-1, required=True, type=INPUT)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--lint", is_flag=True, help="what Perfetto, HTA or TensorBoard would drop or misread, counted")
-@click.option("--diff", type=click.Path(path_type=Path), help="the same figures of another trace beside these")
+@click.option("--diff", type=INPUT, help="the same figures of another trace beside these")
 @click.option("--open", "show", is_flag=True, help="serve the trace to the Perfetto UI on this machine")
 @click.option("--rank", "ranks", type=int, multiple=True, help="only this rank (repeatable)")
 @click.option("--window", help="milliseconds after the first GPU work, as START:END; either may be left out")
 @click.option("--category", type=click.Choice(["kernel", "memcpy", "memset"]), multiple=True, help="only these")
-@click.option("--rules", type=click.Path(path_type=Path), help="own kernel classes (.toml), asked before the built-in")
+@click.option("--rules", type=INPUT, help="own kernel classes (.toml), asked before the built-in")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="kernels in the table")
 def command(
     trace: tuple[Path, ...],

@@ -8,21 +8,20 @@ from typing import Any
 import click
 
 from sim.cli.options import scenario_of, scenario_options
+from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
 
 
-@click.command("measure")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.command("measure", cls=PathCommand)
+@click.argument("file", required=False, type=INPUT)
 @scenario_options
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=OUTPUT,
     default=Path("measured.jsonl"),
     show_default=True,
     help="records, appended to; a scenario that they hold already is not run again",
 )
-@click.option(
-    "--traces", type=click.Path(path_type=Path), help="folder for a profiler trace of each GPU's settled step"
-)
+@click.option("--traces", type=FOLDER, help="folder for a profiler trace of each GPU's settled step")
 @click.option("--no-predict", is_flag=True, help="measure only")
 def command(file: Path | None, out: Path, traces: Path | None, no_predict: bool, **fields: Any) -> None:
     """Run one scenario on this machine's GPUs with random weights, and compare with the prediction.

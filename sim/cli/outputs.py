@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from sim.cli.paths import FOLDER, OUTPUT
 from sim.errors import SimError
 
 if TYPE_CHECKING:
     from sim.timeline import Timeline
 
-_FILE = click.Path(path_type=Path)
 LAST_MS = 1e9  # the end of a window without one: eleven days
 
 
@@ -30,13 +30,13 @@ def _window(_: click.Context, __: click.Parameter, text: str | None) -> tuple[fl
 
 
 _OPTIONS = (
-    click.option("--trace", type=_FILE, help="write the timeline (.json, .json.gz, .pftrace)"),
+    click.option("--trace", type=FOLDER, help="write the timeline (.json, .json.gz, .pftrace)"),
     click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank"),
     click.option("--window", callback=_window, help="only START:END (ms) in --trace, --kernels"),
     click.option("--counter-ms", type=click.FloatRange(min=0, min_open=True), help="thin the counters of --trace out"),
-    click.option("--kernels", type=_FILE, help="write one row a kernel and rank (.csv, .parquet)"),
-    click.option("--chakra", type=_FILE, help="write Chakra execution traces, one a rank, into a folder"),
-    click.option("--report", type=_FILE, help="write one HTML page that needs no network"),
+    click.option("--kernels", type=OUTPUT, help="write one row a kernel and rank (.csv, .parquet)"),
+    click.option("--chakra", type=FOLDER, help="write Chakra execution traces, one a rank, into a folder"),
+    click.option("--report", type=OUTPUT, help="write one HTML page that needs no network"),
 )
 
 
@@ -67,14 +67,17 @@ class Outputs:
 
     def check(self) -> None:
         """Refuse before anything is simulated what could not be written."""
-        from sim.output import check_folders, check_table_ending
+        from sim.output import check_outputs, check_table_ending
         from sim.studies.report.page import check_report
         from traces.write.by_name import check_ending
+        from traces.write.chakra import check_chakra
 
         trace_file = self.trace if self.trace_layout == "one" else None  # else a folder, which is made
         if trace_file is not None:
             check_ending(trace_file)
-        check_folders(trace_file, self.kernels, self.report)
+        check_outputs((trace_file, self.kernels, self.report))
+        if self.chakra is not None:
+            check_chakra(self.chakra)
         if self.report is not None:
             check_report(self.report)
         if self.kernels is not None:
@@ -83,6 +86,14 @@ class Outputs:
             raise SimError(f"--counter-ms {self.counter_ms:g} is for --trace: give a file")
         if self.window is not None and self.trace is None and self.kernels is None:
             raise SimError("--window is for --trace and --kernels: give one of them")
+
+    def replaced(self) -> Iterator[Path]:
+        """Files that writing would replace, beside those that options name by themselves."""
+        if self.trace is not None:
+            yield from [self.trace] if self.trace_layout == "one" else self.trace.glob("rank*.json.gz")
+        if self.chakra is not None:
+            yield from self.chakra.glob("*.et")
+            yield self.chakra / "comm_groups.json"
 
     def write(self, run: Timeline) -> dict[str, str]:
         """Write all of them; returns the paths by name."""

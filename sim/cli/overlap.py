@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
+
 if TYPE_CHECKING:
     from sim.studies.overlap import LeftOut, OverlapPoint
 
@@ -51,8 +53,8 @@ class Transforms(click.ParamType):  # type: ignore[type-arg]  # generic since cl
         return names
 
 
-@click.command("overlap")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.command("overlap", cls=PathCommand)
+@click.argument("file", required=False, type=INPUT)
 @click.option("--model")
 @click.option("--gpu", help="[default: h100-sxm-80gb]")
 @click.option("--seq-len", type=click.IntRange(1), help="[default: 4096]")
@@ -66,10 +68,10 @@ class Transforms(click.ParamType):  # type: ignore[type-arg]  # generic since cl
 @click.option("--batch", type=Numbers(1), help="[default: 2]")
 @click.option("--tp", type=Numbers(1), help="ranks that share a layer, or its experts [default: 2,4]")
 @click.option("--power-cap-w", type=float, help="power limit of each GPU [default: TDP]")
-@click.option("--csv", type=click.Path(path_type=Path), help="write one row a schedule")
-@click.option("--plot", type=click.Path(path_type=Path), help="write the Pareto front (.png or .svg)")
-@click.option("--html", type=click.Path(path_type=Path), help="write a self-contained page whose points open traces")
-@click.option("--traces", type=click.Path(path_type=Path), help="folder for the timelines of the front")
+@click.option("--csv", type=OUTPUT, help="write one row a schedule")
+@click.option("--plot", type=OUTPUT, help="write the Pareto front (.png or .svg)")
+@click.option("--html", type=OUTPUT, help="write a self-contained page whose points open traces")
+@click.option("--traces", type=FOLDER, help="folder for the timelines of the front")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
@@ -92,12 +94,15 @@ def command(
     from rich.progress import Progress
 
     from sim.cli.console import wide_console
-    from sim.output import write_atomically
+    from sim.output import check_picture_ending, write_atomically
     from sim.spreadsheet import to_csv
     from sim.studies.overlap import AXES, advice, read_grid, scenarios, study, table
     from sim.studies.overlap_page import write_page, write_plot
 
+    if plot is not None:
+        check_picture_ending(plot)
     base, grid = read_grid(file) if file is not None else ({}, {})
+    keep_inputs([base, grid])
     base = {"seq_len": 4096} | base
     for name, value in flags.items():
         if value is not None:

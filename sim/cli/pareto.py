@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from sim.cli.choosing import by_of, choosing_options, print_rows, rows_json
+from sim.cli.paths import OUTPUT, PathCommand
 
 
-@click.command("pareto")
+@click.command("pareto", cls=PathCommand)
 @choosing_options
 @click.option("--objectives", default="latency,energy", show_default=True, help="two or more, comma-separated")
-@click.option("--plot", type=click.Path(path_type=Path), help="picture of the first two objectives (.png or .svg)")
-@click.option("--html", type=click.Path(path_type=Path), help="self-contained interactive page")
+@click.option("--plot", type=OUTPUT, help="picture of the first two objectives (.png or .svg)")
+@click.option("--html", type=OUTPUT, help="self-contained interactive page")
 def command(
     file: Path,
     where: tuple[str, ...],
@@ -30,10 +31,15 @@ def command(
     Objectives: latency, energy (per token), request-energy, throughput, efficiency (tokens/s/W), gpus, ttft, tpot,
     carbon, cost.
     """
+    from sim.output import check_extra, check_picture_ending
     from sim.studies.explore.choice import Factors, eligible, fronts, objectives_of, varied
     from sim.studies.explore.picture import write_page, write_plot
     from sim.studies.explore.table import read_table
 
+    if plot is not None:
+        check_picture_ending(plot)
+    if html is not None:
+        check_extra("--html", "explore", "plotly")
     table = Factors(**factors).applied(read_table(file))
     wanted = objectives_of(objectives, table)
     table = eligible(table, where, wanted)

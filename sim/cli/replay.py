@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from sim.cli.paths import INPUT, OUTPUT, PathCommand
+
 
 def _factors(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
     found = {}
@@ -22,15 +24,13 @@ def _factors(_: click.Context, parameter: click.Parameter, values: tuple[str, ..
     return found
 
 
-@click.command("replay")
-@click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.command("replay", cls=PathCommand)
+@click.argument("trace", nargs=-1, required=True, type=INPUT)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
-@click.option(
-    "--trace", "out", type=click.Path(path_type=Path), help="write the simulated timeline (.json, .json.gz, .pftrace)"
-)
+@click.option("--trace", "out", type=OUTPUT, help="write the simulated timeline (.json, .json.gz, .pftrace)")
 @click.option("--rank", "ranks", type=int, multiple=True, help="only this rank (repeatable)")
 @click.option("--window", help="milliseconds after the first GPU work, as START:END; either may be left out")
-@click.option("--rules", type=click.Path(path_type=Path), help="own kernel classes (.toml), asked before the built-in")
+@click.option("--rules", type=INPUT, help="own kernel classes (.toml), asked before the built-in")
 @click.option("--trace-gpu", help="GPU that the trace is of (wattline gpus) [default: the one that it names]")
 @click.option("--gpu", help="on this GPU instead")
 @click.option("--sm-clock", "sm_clock_mhz", type=float, help="SM clock locked, MHz")
@@ -63,7 +63,6 @@ def command(
     change an assumption.
     """
     from sim.cli.console import wide_console
-    from sim.output import check_folders
     from sim.studies.inspect import window_of
     from sim.studies.replay import replay_trace
     from sim.studies.replay_changes import Changes
@@ -73,7 +72,6 @@ def command(
 
     if out is not None:
         check_ending(out)
-        check_folders(out)
     if communication_faster is not None:
         faster["communication"] = communication_faster
     result = replay_trace(

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
+from sim.cli.paths import INPUT, PathCommand
 
-@click.command("ring")
+
+@click.command("ring", cls=PathCommand)
 @click.option("--gpu", default="h100-sxm-80gb", show_default=True, help="GPU id (wattline gpus) or .toml file")
 @click.option("--world", type=click.IntRange(2, 1024), default=4, show_default=True, help="ranks of the ring")
 @click.option(
@@ -23,9 +25,7 @@ import click
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--causal/--no-causal", default=True, help="mask what comes later [default: causal]")
 @click.option("--backward", is_flag=True, help="the pass of gradients instead of the forward one")
-@click.option(
-    "--published", type=click.Path(path_type=Path), help="compare with speed-ups of arXiv 2311.09431 (.csv) instead"
-)
+@click.option("--published", type=INPUT, help="compare with speed-ups of arXiv 2311.09431 (.csv) instead")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def command(
     gpu: str,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.options import given, table_options
+from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 from sim.serving.spec import ServeSpec
 
 if TYPE_CHECKING:
@@ -32,15 +33,13 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
             self.fail(f"'{value}' is not {self.name}: give two numbers, like 1.5:2", param, ctx)
 
 
-@click.command("serve")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.command("serve", cls=PathCommand)
+@click.argument("file", required=False, type=INPUT)
 @table_options(ServeSpec)
-@click.option("--out", type=click.Path(path_type=Path), help="write one row a request (.csv or .parquet)")
-@click.option(
-    "--power", type=click.Path(path_type=Path), help="write power, batch and queue over time (.csv, .parquet)"
-)
-@click.option("--timeline", type=click.Path(path_type=Path), help="write steps and requests (.json.gz, .pftrace)")
-@click.option("--report", type=click.Path(path_type=Path), help="write the run as one HTML page that needs no network")
+@click.option("--out", type=OUTPUT, help="write one row a request (.csv or .parquet)")
+@click.option("--power", type=OUTPUT, help="write power, batch and queue over time (.csv, .parquet)")
+@click.option("--timeline", type=OUTPUT, help="write steps and requests (.json.gz, .pftrace)")
+@click.option("--report", type=OUTPUT, help="write the run as one HTML page that needs no network")
 @click.option("--kernels", type=_Pair("FROM:TO"), help="seconds between which --timeline shows every step's kernels")
 @click.option("--kill", type=_Pair("SECOND:REPLICA", int), multiple=True, help="a replica dies; repeatable")
 @click.option("--router-down", type=_Pair("FROM:TO"), multiple=True, help="requests wait from then to then; repeatable")
@@ -78,7 +77,7 @@ def command(
 ) -> None:
     """Serve requests on a simulated server, given as flags, as a FILE (.toml, .json), or both (flags win)."""
     from sim.cli.console import wide_console
-    from sim.output import check_folders, check_table_ending, write_table
+    from sim.output import check_table_ending, write_table
     from sim.serving import serve
     from sim.serving.report import print_summary
     from sim.serving.trace import write_served
@@ -92,12 +91,12 @@ def command(
         check_report(report)
     if timeline is not None:
         check_ending(timeline)
-    check_folders(out, power, timeline, report)
     if kernels is not None and timeline is None:
         raise click.UsageError("--kernels shows kernels in a trace: give --timeline FILE too")
     if (plan or compare) and (kill or router_down or timeline or out or power or report):
         raise click.UsageError("--plan and --compare make tables only: leave files, --kill and --router-down out")
     spec = ServeSpec.load(file, **given(fields)) if file is not None else ServeSpec.of(**given(fields))
+    keep_inputs(spec.model_dump())
     if plan or compare:
         from sim.studies.explore.workers import Pool
 

@@ -12,10 +12,11 @@ import click
 
 from sim.cli.options import scenario_of, scenario_options
 from sim.cli.outputs import HOW_TO_OPEN, Outputs, output_options
+from sim.cli.paths import INPUT, PathCommand, keep_inputs
 
 
-@click.command("simulate")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.command("simulate", cls=PathCommand)
+@click.argument("file", required=False, type=INPUT)
 @scenario_options
 @output_options
 @click.option("--uncertainty", is_flag=True, help="90 % intervals of latency and energy (some 30 more runs)")
@@ -31,6 +32,7 @@ def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: boo
 
     outputs.check()
     scenario = scenario_of(file, fields)
+    keep_inputs(scenario.model_dump(), *outputs.replaced())
     stderr = Console(file=sys.stderr)
     if quiet:
         run = simulate(scenario)

@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
+from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 
-@click.command("sweep")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="table to write (.parquet or .csv)")
+
+@click.command("sweep", cls=PathCommand)
+@click.argument("file", type=INPUT)
+@click.option("--out", required=True, type=OUTPUT, help="table to write (.parquet or .csv)")
 @click.option("--backend", type=click.Choice(["processes", "dask", "ray"]), default="processes", show_default=True)
 @click.option("--address", help="scheduler of the cluster, such as tcp://10.0.0.1:8786")
 @click.option("--jobs", type=click.IntRange(1), help="processes on this machine [default: its cores]")
@@ -34,7 +36,7 @@ def command(
     """Run every scenario of a grid FILE (.toml, .json); the same command resumes what was interrupted."""
     from sim.errors import SimError
     from sim.studies.explore.grid import load_grid
-    from sim.studies.explore.sweep import sweep
+    from sim.studies.explore.sweep import journal_of, sweep
     from sim.studies.explore.table import check_ending
     from sim.studies.explore.workers import Pool
 
@@ -42,6 +44,7 @@ def command(
     if backend == "processes" and address is not None:
         raise SimError(f"--address {address} needs --backend dask or ray")
     grid = load_grid(file)
+    keep_inputs([case.fields for case in grid.cases], journal_of(out))
     pool = Pool(backend=backend, address=address, **({} if jobs is None else {"jobs": jobs}))
     with progress_bar(quiet) as progress:
         task = progress.add_task("simulating", total=len(grid.cases), failed=0)

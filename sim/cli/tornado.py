@@ -8,22 +8,27 @@ from pathlib import Path
 
 import click
 
+from sim.cli.paths import INPUT, OUTPUT, PathCommand
 
-@click.command("tornado")
-@click.argument("file", type=click.Path(path_type=Path))
+
+@click.command("tornado", cls=PathCommand)
+@click.argument("file", type=INPUT)
 @click.option("--objective", default="energy", show_default=True, help="as of wattline pareto")
 @click.option("--where", multiple=True, help="condition on rows, such as \"phase == 'decode'\" (repeatable)")
-@click.option("--plot", type=click.Path(path_type=Path), help="tornado plot (.png or .svg)")
+@click.option("--plot", type=OUTPUT, help="tornado plot (.png or .svg)")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def command(file: Path, objective: str, where: tuple[str, ...], plot: Path | None, as_json: bool) -> None:
     """Which inputs of a sweep's table FILE matter most for an objective."""
     from rich.table import Table
 
     from sim.cli.console import wide_console
+    from sim.output import check_picture_ending
     from sim.studies.explore.choice import eligible, objectives_of
     from sim.studies.explore.table import read_table
     from sim.studies.explore.tornado import effects, write_plot
 
+    if plot is not None:
+        check_picture_ending(plot)
     table = read_table(file)
     (wanted,) = objectives_of(objective, table)
     table = eligible(table, where, [wanted])

@@ -10,19 +10,21 @@ from typing import Any
 
 import click
 
+from sim.cli.paths import INPUT, OUTPUT, PathCommand
 
-@click.command("validate")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+@click.command("validate", cls=PathCommand)
+@click.argument("files", nargs=-1, required=True, type=INPUT)
 @click.option("--by", default="", help="split groups further, for example world,dtype,launch,phase")
-@click.option("--profile", type=click.Path(path_type=Path), help="profile of your own (wattline calibrate)")
+@click.option("--profile", type=INPUT, help="profile of your own (wattline calibrate)")
 @click.option(
     "--typical-temperature",
     is_flag=True,
     help="chips as warm as the profile's [default: as the record says: nothing here predicts the cooling]",
 )
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
-@click.option("--csv", "csv", type=click.Path(path_type=Path), help="write one line a record")
-@click.option("--plot", type=click.Path(path_type=Path), help="write measured against predicted (PNG)")
+@click.option("--csv", "csv", type=OUTPUT, help="write one line a record")
+@click.option("--plot", type=OUTPUT, help="write measured against predicted (PNG)")
 @click.option("--worst", default=5, show_default=True, help="how many of the worst rows to print")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(

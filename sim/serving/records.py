@@ -23,6 +23,7 @@ class Served:
     moves: int = 0  # to another replica, after losing its own
     prefill_j: float = 0.0
     decode_j: float = 0.0
+    transfer_j: float = 0.0  # of its KV cache, from the replica of its prompt to the one that goes on
 
     @property
     def ttft_s(self) -> float:
@@ -59,6 +60,16 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """The KV cache of request ``number`` on its way between replicas (J of all ranks, beside those of stretches)."""
+
+    number: int
+    start_s: float
+    end_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStep:
     """One step of a replica whose kernels are to be shown: what it computed from when, in how long, under what."""
 
@@ -78,14 +89,19 @@ class Log:
     run_steps: list[RunStep] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)  # times between tokens of a request,
     gap_counts: list[int] = field(default_factory=list)  # and how many requests saw each
     prefill_j: float = 0.0
     decode_j: float = 0.0
     idle_j: float = 0.0
-    transfer_j: float = 0.0
     starts: int = 0  # of replicas, while serving
     unanswered: int = 0  # requests of the file that got no output token, and are left out
+
+    @property
+    def transfer_j(self) -> float:
+        """What moving KV caches took; no stretch holds it."""
+        return sum(one.energy_j for one in self.transfers)
 
     def ran(self, step: RunStep) -> None:
         """A step was run; kept if it lies in the window."""

@@ -12,6 +12,8 @@ from rich.text import Text
 from sim.console import visible
 from sim.serving.result import ServeResult
 
+# Parts of the energy whose name alone does not say what they are.
+PART_WORDS = {"transfer": "KV transfers"}
 # Latencies of the summary, as people read them.
 LATENCIES = (
     ("time to first token", "ttft_s"),
@@ -68,7 +70,9 @@ def print_summary(run: ServeResult, console: Console) -> None:
         parts.add_column(column, justify="left" if column == "part" else "right")
     for name, energy_j in data["energy_j_by_part"].items():
         share = energy_j / data["energy_j"]
-        parts.add_row(name, f"{energy_j:,.4g}", f"{share:.1%}", f"{energy_j / data['requests']:.4g}")
+        parts.add_row(
+            PART_WORDS.get(name, name), f"{energy_j:,.4g}", f"{share:.1%}", f"{energy_j / data['requests']:.4g}"
+        )
     console.print(parts)
 
 

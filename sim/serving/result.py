@@ -47,6 +47,7 @@ class ServeResult:
                 "moves": one.moves,
                 "prefill_j": one.prefill_j,
                 "decode_j": one.decode_j,
+                "transfer_j": one.transfer_j,
             }
             for one in self.log.served
         ]
@@ -54,7 +55,10 @@ class ServeResult:
 
     @cached_property
     def stretches(self) -> pd.DataFrame:
-        """Stretches of equal steps, one row each: power, target, batch, queue and memory over time."""
+        """Stretches of equal steps, one row each: power, target, batch, queue and memory over time.
+
+        Their joules and those of ``log.transfers`` are :attr:`energy_j`.
+        """
         table = pd.DataFrame([asdict(stretch) for stretch in self.log.stretches])
         table["clock_mhz"] = table.pop("clock_hz") / 1e6
         gpus = self.spec.group().world
@@ -63,9 +67,14 @@ class ServeResult:
 
     @property
     def energy_j(self) -> float:
-        """Joules over all GPUs: prompts, decoding, transfers, and pauses."""
+        """Joules over all GPUs: the sum of :attr:`energy_j_by_part`."""
+        return sum(self.energy_j_by_part.values())
+
+    @property
+    def energy_j_by_part(self) -> dict[str, float]:
+        """Joules over all GPUs: prompts, decoding, KV caches that move between replicas, and pauses."""
         log = self.log
-        return log.prefill_j + log.decode_j + log.idle_j + log.transfer_j
+        return {"prefill": log.prefill_j, "decode": log.decode_j, "transfer": log.transfer_j, "idle": log.idle_j}
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -93,12 +102,7 @@ class ServeResult:
             "goodput_per_s": None if good is None else good / span_s,
             "slo_share": None if good is None else good / len(table),
             "energy_j": self.energy_j,
-            "energy_j_by_part": {
-                "prefill": log.prefill_j,
-                "decode": log.decode_j,
-                "transfer": log.transfer_j,
-                "idle": log.idle_j,
-            },
+            "energy_j_by_part": self.energy_j_by_part,
             "energy_j_per_output_token": self.energy_j / output,
             "energy_j_per_request": self.energy_j / len(table),
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,

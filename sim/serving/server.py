@@ -15,7 +15,7 @@ from sim.serving.build import replicas_of
 from sim.serving.cost import Cost
 from sim.serving.inflight import Sequence as InFlight
 from sim.serving.memory import transfer_cost
-from sim.serving.records import Log, Served
+from sim.serving.records import Log, Served, Transfer
 from sim.serving.replica import Replica
 from sim.serving.requests import Request
 from sim.serving.result import ServeResult
@@ -200,7 +200,10 @@ class _Server:
     def _move(self, sequence: InFlight) -> Generator[simpy.Event, Any, None]:
         """A prompt's KV cache goes to the replica that will go on with it, over the links between the two."""
         cost = self._transfer_cost(sequence.computed)
-        self.log.transfer_j += cost.energy_j
+        now_s, number = self.env.now, sequence.request.number
+        moved = Transfer(number=number, start_s=now_s, end_s=now_s + cost.time_s, energy_j=cost.energy_j)
+        self.log.transfers.append(moved)
+        self.served[number].transfer_j += cost.energy_j
         yield self.env.timeout(cost.time_s)
         living = [replica for replica in self.back if replica.alive]
         if not living:

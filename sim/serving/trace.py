@@ -75,6 +75,17 @@ def to_trace(run: ServeResult) -> Trace:
                 start.append(float(one[begin]))
                 end.append(float(one[finish]))
                 energy.append(float(one[f"{name}_j"]) if name in ("prefill", "decode") else float("nan"))
+    # A KV cache moves after its first token: inside the request's decoding, before the first step of the other replica.
+    lane_of_request = {lanes[number].tid: number for number in lane if lanes[number].asynchronous}
+    if run.log.transfers:
+        table_of_kinds.append(SpanKind(name="KV transfer", category="transfer"))
+    for moved in run.log.transfers:
+        if moved.end_s > moved.start_s:
+            lane.append(lane_of_request[moved.number])
+            kind.append(len(table_of_kinds) - 1)
+            start.append(moved.start_s)
+            end.append(moved.end_s)
+            energy.append(moved.energy_j)
     streams: dict[tuple[int, int], int] = {}
     for step, kernels in kernels_of(run.log.run_steps):
         known: dict[int, int] = {}
@@ -114,7 +125,11 @@ def to_trace(run: ServeResult) -> Trace:
         kinds=table_of_kinds,
         spans=spans,
         counters=counters,
-        metadata={"schemaVersion": 1, "traceName": f"wattline serve {run.spec.model}"},
+        metadata={
+            "schemaVersion": 1,
+            "traceName": f"wattline serve {run.spec.model}",
+            "served": {"energy_j": run.energy_j, "energy_j_by_part": run.energy_j_by_part},
+        },
     )
 
 

@@ -20,7 +20,7 @@ PAGE_LAYERS = 2
 
 def write_plot(points: Sequence[OverlapPoint], path: Path) -> None:
     """Energy over latency per token, the front joined (PNG or SVG by the file's ending)."""
-    write_atomically(path, _plot(points, path.suffix.lstrip(".") or "png"))
+    write_atomically(path, _plot(points, path.suffix[1:]))
 
 
 def write_page(points: Sequence[OverlapPoint], path: Path, *, step: Callable[[], None] = lambda: None) -> None:

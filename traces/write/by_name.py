@@ -7,13 +7,16 @@ from pathlib import Path
 from traces.errors import TraceError
 from traces.records import Trace
 from traces.write.chrome import write_chrome
+from traces.write.files import check_package
 from traces.write.perfetto import SUFFIXES, write_perfetto
 
 
 def check_ending(path: Path) -> None:
-    """Refuse, before there is a trace, a file whose name asks for no known format."""
+    """Refuse, before there is a trace, a name of no known format, or of one that lacks its package."""
     if not path.name.endswith((*SUFFIXES, ".json", ".json.gz")):
         raise TraceError(f"trace file '{path}': name it .json, .json.gz, .pftrace or .pftrace.gz")
+    if path.name.endswith(SUFFIXES):
+        check_package("perfetto", "perfetto", path)
 
 
 def write_trace(trace: Trace, path: Path) -> Path:

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from traces.errors import TraceError
-from traces.write.files import write_pieces
+from traces.write.files import check_package, write_pieces
 from traces.write.protobuf import delimited
 
 VERSION = "0.0.4"
@@ -81,9 +79,13 @@ def write_chakra(nodes: Iterable[Node], path: Path, *, about: Mapping[str, Value
     ...     write_chakra([one], Path(folder) / "run.0.et").read_bytes().hex(" ")
     '07 0a 05 30 2e 30 2e 34 0a 12 04 67 65 6d 6d 18 04 38 05'
     """
-    if find_spec("google.protobuf") is None:
-        raise TraceError(f"'{path}' needs the package protobuf: pip install 'wattline[formats]'")
+    check_chakra(path)
     return write_pieces(path, _pieces(nodes, about or {}))
+
+
+def check_chakra(path: Path) -> None:
+    """Refuse, before anything is simulated, a Python that lacks the package of the format."""
+    check_package("google.protobuf", "protobuf", path, kind="")
 
 
 def _pieces(nodes: Iterable[Node], about: Mapping[str, Value]) -> Iterator[bytes]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from traces.errors import TraceError
 from traces.lint import to_ns
 from traces.records import SpanKind, Trace
 from traces.write.check import changes, check_trace
-from traces.write.files import write_pieces
+from traces.write.files import check_package, write_pieces
 from traces.write.protobuf import delimited
 
 SUFFIXES = (".pftrace", ".pftrace.gz")
@@ -37,8 +36,7 @@ def write_perfetto(trace: Trace, path: Path) -> Path:
     """
     if not path.name.endswith(SUFFIXES):
         raise TraceError(f"trace file '{path}': name it .pftrace or .pftrace.gz")
-    if find_spec("perfetto") is None:
-        raise TraceError(f"trace file '{path}' needs the package perfetto: pip install 'wattline[formats]'")
+    check_package("perfetto", "perfetto", path)
     check_trace(trace)
     return write_pieces(path, _pieces(trace))
 

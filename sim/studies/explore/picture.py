@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sim.errors import SimError
-from sim.output import write_atomically
+from sim.output import check_extra, check_picture_ending, write_atomically
 from sim.studies.explore.choice import Objective, command_of, groups, scenario_of, varied
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def write_plot(
 @contextmanager
 def picture(path: Path, *, height: float) -> Iterator[Axes]:
     """Axes of a picture ``height`` inches high, written when they are done (PNG or SVG by the file's ending)."""
-    if path.suffix not in (".png", ".svg"):
-        raise SimError(f"'{path}': a picture is written as .png or .svg")
+    check_picture_ending(path)
     import matplotlib
 
     matplotlib.use("Agg")
@@ -74,10 +73,9 @@ def write_page(
     table: pd.DataFrame, on_front: pd.Series[bool], objectives: Sequence[Objective], by: Sequence[str], path: Path
 ) -> None:
     """One file that needs no network: every point shows its scenario, a click its command."""
-    try:
-        import plotly.graph_objects as go
-    except ImportError:
-        raise SimError("--html needs the extra: pip install 'wattline[explore]'") from None
+    check_extra("--html", "explore", "plotly")
+    import plotly.graph_objects as go
+
     x, y = _two(objectives)
     fields = varied(table)
     figure = go.Figure()

@@ -1,7 +1,8 @@
 """Run a grid on many workers; every finished row is kept at once, so that nothing is run twice.
 
-Rows go to a journal beside the result, one JSON line each, as batches come back. The journal is what a later run
-of the same command resumes from; the finished table replaces it in one step.
+Rows go to a journal beside the result, one JSON line each: processes of this machine write each row as it is done,
+those of a cluster, which may not see the file, send theirs back within seconds. The journal is what a later run of
+the same command resumes from; the finished table replaces it in one step.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from inputs.files import check_regular
 from inputs.texts import parse_json
 from sim.errors import SimError
+from sim.output import OutputError, write_atomically
 from sim.studies.explore import workers
 from sim.studies.explore.grid import Case, Grid
 from sim.studies.explore.row import INTERVALS, RESULTS, figures, full, interval_figures, row_id
@@ -28,6 +30,8 @@ from sim.studies.explore.table import read_rows, write_rows
 MAX_BATCH = 32
 BATCHES_PER_WORKER = 16
 MAX_DEATHS_IN_VAIN = 3
+# After so long a worker gives back what it has done of a batch, and the rest is handed out again.
+BATCH_S = 2.0
 
 Step = Callable[[int, int], None]
 
@@ -65,7 +69,7 @@ def sweep(
     """
     begin = time.perf_counter()
     cases = {row_id(case.fields): case for case in grid.cases}
-    journal = out.with_name(out.name + ".journal")
+    journal = journal_of(out)
     known = {} if fresh else {i: row for i, row in _earlier(out, journal) if i in cases}
     if uncertainty:
         known = {i: row for i, row in known.items() if row["error"] is not None or row.get(INTERVALS[0]) is not None}
@@ -75,14 +79,16 @@ def sweep(
     todo = [(i, case.fields) for i, case in cases.items() if i not in known]
     if todo:
         reached = workers.connected(pool or workers.Pool())
-        with _appending(journal, known.values()) as stream:
-            for lines in _finished(todo, reached, partial(run_batch, uncertainty=uncertainty)):
-                stream.write("".join(lines).encode())
-                stream.flush()
-                rows = [json.loads(line) for line in lines]
-                known |= {row["scenario_id"]: row for row in rows}
-                failed += sum(row["error"] is not None for row in rows)
-                step(len(known), failed)
+        _start_journal(journal, known.values())
+        local = reached.backend == "processes"
+        run = partial(run_batch, uncertainty=uncertainty, journal=journal.absolute() if local else None)
+        for lines in _finished(todo, reached, run):
+            if not local:
+                append(journal, lines)
+            rows = [json.loads(line) for line in lines]
+            known |= {row["scenario_id"]: row for row in rows}
+            failed += sum(row["error"] is not None for row in rows)
+            step(len(known), failed)
     table = [known[i] | {"feasible": _feasible(known[i], case)} for i, case in cases.items()]
     write_rows(table, out)
     journal.unlink(missing_ok=True)
@@ -91,10 +97,42 @@ def sweep(
     )
 
 
-def run_batch(batch: Sequence[tuple[str, Mapping[str, Any]]], *, uncertainty: bool = False) -> list[str]:
-    """What a worker does: one JSON line a scenario. A scenario that fails is a line too, with its error."""
+def journal_of(out: Path) -> Path:
+    """Where finished rows of the table ``out`` wait for the others."""
+    return out.with_name(out.name + ".journal")
+
+
+def run_batch(
+    batch: Sequence[tuple[str, Mapping[str, Any]]], *, uncertainty: bool = False, journal: Path | None = None
+) -> list[str]:
+    """What a worker does: one JSON line a scenario, written to ``journal`` too, for :data:`BATCH_S` or a little more.
+
+    A scenario that fails is a line too, with its error. What follows the returned lines was not run.
+    """
     _settle_in()
-    return [json.dumps(_row(i, fields, uncertainty=uncertainty)) + "\n" for i, fields in batch]
+    begin = time.perf_counter()
+    lines: list[str] = []
+    for i, fields in batch:
+        lines.append(json.dumps(_row(i, fields, uncertainty=uncertainty)) + "\n")
+        if journal is not None:
+            append(journal, lines[-1:])
+        if time.perf_counter() - begin > BATCH_S:
+            break
+    return lines
+
+
+def append(journal: Path, lines: Sequence[str]) -> None:
+    """Add ``lines`` to the end of ``journal``, whoever else does so too; an :class:`OutputError` where that fails."""
+    data = "".join(lines).encode()
+    try:
+        handle = os.open(journal, os.O_WRONLY | os.O_APPEND)
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise OutputError(f"cannot write '{journal}': {error.strerror or error}") from None
 
 
 @cache
@@ -124,7 +162,7 @@ def _finished(
     pool: workers.Pool,
     run: Callable[[Sequence[tuple[str, Mapping[str, Any]]]], list[str]],
 ) -> Iterator[list[str]]:
-    """Lines of batches as they come; when a worker dies, what it had is handed out again in smaller batches."""
+    """Lines of batches as they come; what a worker could not finish is handed out again in smaller batches."""
     left = dict(todo)
     size = max(1, min(MAX_BATCH, len(left) // (pool.jobs * BATCHES_PER_WORKER)))
     deaths_in_vain = 0
@@ -144,7 +182,7 @@ def _finished(
                     f"workers died {MAX_DEATHS_IN_VAIN} times without finishing a row ({error}); {len(left)} rows "
                     "are left: give them more memory or fewer --jobs; the same command resumes"
                 ) from None
-            size = max(1, size // 2)
+        size = max(1, size // 2)
 
 
 def _feasible(row: Mapping[str, Any], case: Case) -> bool:
@@ -153,7 +191,7 @@ def _feasible(row: Mapping[str, Any], case: Case) -> bool:
 
 def _earlier(out: Path, journal: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of an earlier run: those of the table, then those of the journal, up to where it breaks off."""
-    if out.exists():
+    if out.is_file():
         for row in read_rows(out):
             row.pop("feasible", None)
             yield row["scenario_id"], row
@@ -176,15 +214,6 @@ def _journal_row(line: str) -> dict[str, Any] | None:
     return row if row["error"] is not None or row.keys() >= RESULTS else None
 
 
-def _appending(journal: Path, known: Any) -> IO[bytes]:
-    """The journal, rewritten to hold exactly the known rows (a broken last line is gone), open for more."""
-    temporary = journal.with_name(f".{journal.name}.{os.getpid()}")
-    try:
-        stream = temporary.open("wb")
-        for row in known:
-            stream.write(json.dumps(row).encode() + b"\n")
-        stream.flush()
-        temporary.replace(journal)
-    except OSError as error:
-        raise SimError(f"cannot write '{journal}': {error.strerror or error}") from None
-    return stream
+def _start_journal(journal: Path, known: Iterable[Mapping[str, Any]]) -> None:
+    """Rewrite ``journal`` to hold exactly the known rows: a broken last line is gone."""
+    write_atomically(journal, b"".join(json.dumps(row).encode() + b"\n" for row in known))

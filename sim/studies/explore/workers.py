@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,8 @@ Batch = TypeVar("Batch")
 Lines = TypeVar("Lines")
 # Batches in flight for every worker of a backend that returns whole rounds.
 ROUND = 4
+# How often a worker looks whether the process that started it still lives.
+WATCH_S = 0.2
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is an event, handled by handing the work out again
@@ -52,7 +56,9 @@ class Pool:
         """Set joblib up; yields whether results stream back, or come in whole rounds."""
         match self.backend:
             case "processes":
-                with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
+                with joblib.parallel_config(
+                    backend="loky", inner_max_num_threads=1, initializer=_end_with, initargs=(os.getpid(),)
+                ):
                     yield True
             case "dask":
                 with _dask_client(self.address) as client, joblib.parallel_config(backend="dask", client=client):
@@ -63,6 +69,22 @@ class Pool:
                     yield False
             case _:
                 assert_never(self.backend)
+
+
+def _end_with(parent: int) -> None:
+    """In a worker: end when the process ``parent`` that started it has, however it ended.
+
+    A worker of loky whose parent was killed waits for work for five minutes, and holds the parent's pipes. The
+    kernel's own signal for this (``PR_SET_PDEATHSIG``) comes when the thread that started the worker ends: too early
+    where a sweep runs in a thread of a longer program, whose workers the next sweep takes over.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end with parent").start()
 
 
 def connected(pool: Pool) -> Pool:

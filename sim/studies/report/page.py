@@ -8,11 +8,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import SimError
+from traces.write.files import installed
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -57,7 +57,7 @@ def check_report(path: Path) -> None:
     """Refuse, before anything is simulated, a file of another kind and a Python without the packages."""
     if path.suffix not in (".html", ".htm"):
         raise SimError(f"--report '{path}': a report is written as .html")
-    missing = [name for name in NEEDED if find_spec(name) is None]
+    missing = [name for name in NEEDED if not installed(name)]
     if missing:
         raise SimError(f"--report needs {' and '.join(missing)}: pip install 'wattline[report]'")
 

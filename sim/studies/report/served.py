@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from sim.output import write_atomically
 from sim.report import duration
-from sim.serving.report import LATENCIES
+from sim.serving.report import LATENCIES, PART_WORDS
 from sim.serving.result import ServeResult
 from sim.studies.explore.choice import command_of
 from sim.studies.report import basis
@@ -189,7 +189,7 @@ def _joules(run: ServeResult) -> go.Figure:
     figure = go.Figure()
     for part, joules in run.summary["energy_j_by_part"].items():
         if joules > 0.0:
-            bar(figure, ["all GPUs"], [joules], part, PARTS.get(part, MUTED), "J")
+            bar(figure, ["all GPUs"], [joules], PART_WORDS.get(part, part), PARTS.get(part, MUTED), "J")
     figure.update_xaxes(title="energy of all GPUs, J")
     figure.update_yaxes(showticklabels=False, showgrid=False)
     figure.update_layout(barmode="stack", height=180)
@@ -208,7 +208,12 @@ def _percentiles(run: ServeResult) -> Grid:
 def _parts(run: ServeResult) -> Grid:
     data = run.summary
     rows = [
-        [part, _joules_text(joules), f"{joules / data['energy_j']:.1%}", f"{joules / data['requests']:.4g}"]
+        [
+            PART_WORDS.get(part, part),
+            _joules_text(joules),
+            f"{joules / data['energy_j']:.1%}",
+            f"{joules / data['requests']:.4g}",
+        ]
         for part, joules in data["energy_j_by_part"].items()
     ]
     return Grid(head=["part", "energy", "share", "J a request"], rows=rows)
@@ -229,7 +234,7 @@ def _slowest(table: pd.DataFrame) -> Grid:
             duration(one["queue_s"]),
             duration(one["ttft_s"]),
             duration(one["e2e_s"]),
-            f"{one['prefill_j'] + one['decode_j']:.4g}",
+            f"{one['prefill_j'] + one['decode_j'] + one['transfer_j']:.4g}",
             str(one["preemptions"]),
         ]
         for one in table.nlargest(SLOWEST, "ttft_s").to_dict("records")

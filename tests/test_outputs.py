@@ -1,0 +1,423 @@
+"""What a command writes goes where its path leads, whole or not at all, and never over what it reads."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from sim.cli import COMMANDS, main
+from sim.cli.paths import FOLDER, INPUT, OUTPUT
+from sim.output import OutputError, check_outputs, write_atomically
+from sim.studies.explore import sweep as sweeping
+from traces.errors import TraceError
+from traces.write.files import whole_file, write_pieces
+
+SMALL = {"model": "llama3-8b", "layers": 1, "seq_len": 128, "lm_head": False}
+FILES = {
+    "s.json": json.dumps(SMALL),
+    "grid.toml": '[base]\nmodel = "llama3-8b"\nlayers = 1\nlm_head = false\n[grid]\nseq_len = [64, 128]\n',
+    "overlap.toml": '[base]\nmodel = "llama3-70b"\nlayers = 1\n[grid]\ntp = [2]\n',
+    "serve.toml": 'model = "llama3-8b"\nrequests = 4\n',
+    "rows.csv": "scenario_id,model,error\nx,llama3-8b,\n",
+    "trace.json": '{"traceEvents": []}',
+    "record.jsonl": '{"kind": "gemm"}\n',
+    "named.json": json.dumps(SMALL | {"profile": "profile.json"}),
+    "profile.json": "{}",
+}
+
+
+def run(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(list(arguments))
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# -- where a path leads ----------------------------------------------------------------------------------------
+
+
+def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
+    link = tmp_path / "null.csv"
+    link.symlink_to("/dev/null")
+    for path in (Path("/dev/null"), link):
+        write_atomically(path, b"rows")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode) and link.is_symlink()
+    assert [p.name for p in tmp_path.iterdir()] == ["null.csv"]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
+def test_a_pipe_gets_the_bytes_that_a_file_would(name: str, tmp_path: Path) -> None:
+    pipe, file = tmp_path / name, tmp_path / f"file-{name}"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    pieces = [b"x" * 100_000, b"y"]
+    write_pieces(pipe, pieces)
+    reader.join()
+    write_pieces(file, pieces)
+    assert got == [file.read_bytes()] and stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(exists: bool, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link, way = tmp_path / "there/rows.csv", tmp_path / "rows.csv", tmp_path / "way.csv"
+    link.symlink_to("there/rows.csv")
+    way.symlink_to(link)
+    if exists:
+        target.write_bytes(b"old")
+    write_atomically(way, b"new")
+    assert link.is_symlink() and way.is_symlink()
+    assert target.read_bytes() == b"new" and [p.name for p in target.parent.iterdir()] == ["rows.csv"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o755])
+def test_a_file_keeps_its_mode(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    write_atomically(path, b"new")
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", mode)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_has_what_the_umask_leaves(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "a.csv", b"x")
+        write_pieces(tmp_path / "b.json", [b"x"])
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {mode}
+
+
+def test_the_file_of_standard_output_is_written_on_not_replaced(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from sim.output import write_atomically; "
+        "print('before', flush=True); write_atomically(Path('/dev/stdout'), b'table\\n'); print('after')"
+    )
+    with (tmp_path / "out.txt").open("wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out.txt").read_text() == "before\ntable\nafter\n"
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), whole_file(path) as stream:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"] and path.read_bytes() == b"old"
+
+
+# -- inputs are no outputs -------------------------------------------------------------------------------------
+
+# Commands with an output, and the input that it leads to.
+OVER_INPUTS = [
+    ("s.json", ["simulate", "s.json", "--trace", "OUT.json"]),
+    ("s.json", ["simulate", "s.json", "--kernels", "OUT.csv"]),
+    ("s.json", ["simulate", "s.json", "--report", "OUT.html"]),
+    ("s.json", ["simulate", "s.json", "--trace-layout", "hta", "--trace", "FOLDER/rank0.json.gz"]),
+    ("s.json", ["simulate", "s.json", "--chakra", "FOLDER/wattline.0.et"]),
+    ("profile.json", ["simulate", "named.json", "--trace", "OUT.json"]),
+    ("profile.json", ["simulate", "s.json", "--profile", "profile.json", "--trace", "OUT.json"]),
+    ("serve.toml", ["serve", "serve.toml", "--out", "OUT.csv"]),
+    ("serve.toml", ["serve", "serve.toml", "--timeline", "OUT.json"]),
+    ("rows.csv", ["serve", "--model", "llama3-8b", "--trace", "rows.csv", "--power", "OUT.csv"]),
+    ("record.jsonl", ["validate", "record.jsonl", "--csv", "OUT.csv"]),
+    ("record.jsonl", ["validate", "record.jsonl", "--plot", "OUT.png"]),
+    ("overlap.toml", ["overlap", "overlap.toml", "--csv", "OUT.csv"]),
+    ("overlap.toml", ["overlap", "overlap.toml", "--html", "OUT.html"]),
+    ("grid.toml", ["sweep", "grid.toml", "--out", "OUT.csv"]),
+    ("grid.toml", ["sweep", "grid.toml", "--out", "rows2.csv", "JOURNAL"]),
+    ("rows.csv", ["pareto", "rows.csv", "--plot", "OUT.png"]),
+    ("rows.csv", ["pareto", "rows.csv", "--html", "OUT.html"]),
+    ("rows.csv", ["tornado", "rows.csv", "--plot", "OUT.svg"]),
+    ("trace.json", ["replay", "trace.json", "--trace", "OUT.json"]),
+    ("trace.json", ["replay", ".", "--trace", "OUT.json"]),
+    ("grid.toml", ["fit", "grid.toml", "--rows", "OUT.csv"]),
+    ("grid.toml", ["fit", "grid.toml", "--out", "OUT.json"]),
+    ("record.jsonl", ["calibrate", "--from", "record.jsonl", "--gpu", "h100", "--out", "OUT.json"]),
+    ("record.jsonl", ["calibrate", "--from", ".", "--gpu", "h100", "--out", "OUT.json"]),
+]
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+@pytest.mark.parametrize(
+    ("victim", "words"), OVER_INPUTS, ids=[" ".join(words[:1] + words[-2:]) for _, words in OVER_INPUTS]
+)
+def test_an_output_that_is_an_input_is_refused(
+    victim: str, words: list[str], link: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = []
+    for word in words:
+        place, _, inside = word.partition("/")
+        if place == "FOLDER":
+            (folder / "made").mkdir()
+            path, word = folder / "made" / inside, "made"
+        elif word.startswith("OUT."):
+            path = folder / word
+        elif word == "JOURNAL":
+            path, word = folder / "rows2.csv.journal", ""
+        else:
+            arguments.append(word)
+            continue
+        if link == "symbolic":
+            path.symlink_to(folder / victim)
+        else:
+            path.hardlink_to(folder / victim)
+        arguments += [word] if word else []
+    code, out, err = run(arguments, capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("wattline: cannot write '") and "input" in err
+    assert {name: (folder / name).read_text(encoding="utf-8") for name in FILES} == FILES
+
+
+def test_an_input_by_its_own_name_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(["simulate", "s.json", "--trace", "./s.json"], capsys)
+    assert (code, err) == (2, "wattline: cannot write 's.json': it is an input: give another file\n")
+    assert (folder / "s.json").read_text(encoding="utf-8") == FILES["s.json"]
+
+
+def test_two_outputs_in_one_file_are_refused(folder: Path) -> None:
+    (folder / "b.csv").symlink_to("a.csv")
+    with pytest.raises(OutputError, match="they are one file"):
+        check_outputs([Path("a.csv"), Path("b.csv")])
+    check_outputs([Path("/dev/null"), Path("/dev/null"), Path("a.csv"), None])
+
+
+def test_every_path_of_every_command_is_read_or_written() -> None:
+    """A path of neither kind would escape the checks above."""
+
+    def commands(command: click.Command) -> Iterator[click.Command]:
+        yield command
+        if isinstance(command, click.Group):
+            for one in command.commands.values():
+                yield from commands(one)
+
+    seen = 0
+    for name in COMMANDS:
+        for command in commands(importlib.import_module(f"sim.cli.{name}").command):
+            kinds = [parameter.type for parameter in command.params if isinstance(parameter.type, click.Path)]
+            assert all(kind in (INPUT, OUTPUT, FOLDER) for kind in kinds), name
+            if OUTPUT in kinds or FOLDER in kinds:
+                assert type(command).__name__ == "PathCommand", name
+            seen += len(kinds)
+    assert seen > 30
+
+
+# -- a full disk, a closed pipe --------------------------------------------------------------------------------
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a full disk, a write fails half-way, whoever the user is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "s.json", "--trace", "t.json"],
+        ["simulate", "s.json", "--trace", "t.json.gz"],
+        ["simulate", "s.json", "--trace", "t.pftrace"],
+        ["simulate", "s.json", "--trace-layout", "hta", "--trace", "t"],
+        ["simulate", "s.json", "--kernels", "t.csv"],
+        ["simulate", "s.json", "--kernels", "t.parquet"],
+        ["simulate", "s.json", "--chakra", "t"],
+        ["simulate", "s.json", "--report", "t.html"],
+        ["serve", "serve.toml", "--power", "t.csv"],
+        ["overlap", "overlap.toml", "--chunks", "1", "--ctas", "8", "--plot", "t.png"],
+        ["sweep", "grid.toml", "--out", "t.csv", "--jobs", "1"],
+        ["sweep", "grid.toml", "--out", "t.parquet", "--jobs", "1"],
+    ],
+    ids=lambda arguments: " ".join(arguments[-2:]),
+)
+def test_a_full_disk_is_one_line_and_leaves_no_half_file(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files_of_at_most(100):
+        code, out, err = run([*arguments, "--quiet"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("wattline: cannot write") and "File too large" in err
+    kept = {str(p.relative_to(Path.cwd())) for p in Path.cwd().rglob("*") if p.is_file()} - set(FILES)
+    assert kept <= {f"{arguments[3]}.journal"}  # rows that are done
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_sweep_on_a_full_disk_goes_on_when_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
+    line = len(sweeping.run_batch([("x", SMALL)])[0])
+    with files_of_at_most(line + line // 2):
+        code, _, err = run(["sweep", "grid.toml", "--out", "t.csv", "--jobs", "1"], capsys)
+    assert (code, err) == (2, f"wattline: cannot write '{Path.cwd() / 't.csv.journal'}': File too large\n")
+    code, out, _ = run(["sweep", "grid.toml", "--out", "t.csv", "--jobs", "1", "--json"], capsys)
+    assert code == 0 and (json.loads(out)["rows"], json.loads(out)["resumed"]) == (2, 1)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("arguments", [["simulate", "s.json", "--json"], ["simulate", "s.json"], ["gpus"], ["--help"]])
+def test_a_full_disk_behind_standard_output_is_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = run(arguments, capsys)
+    assert (code, err) == (2, "wattline: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("arguments", [["simulate", "s.json", "--json"], ["simulate", "s.json"], ["gpus"]])
+def test_a_closed_pipe_is_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", encoding="utf-8") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        code, _, err = run(arguments, capsys)
+    assert (code, err) == (2, "wattline: cannot write the output: Broken pipe\n")
+
+
+# -- what an option needs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "s.json", "--chakra", "et"], "'et' needs the package protobuf: pip install 'wattline[formats]'"),
+        (
+            ["simulate", "s.json", "--trace", "t.pftrace"],
+            "trace file 't.pftrace' needs the package perfetto: pip install 'wattline[formats]'",
+        ),
+        (
+            ["simulate", "s.json", "--report", "r.html"],
+            "--report needs plotly and jinja2: pip install 'wattline[report]'",
+        ),
+        (
+            ["serve", "serve.toml", "--report", "r.html"],
+            "--report needs plotly and jinja2: pip install 'wattline[report]'",
+        ),
+        (
+            ["serve", "serve.toml", "--timeline", "t.pftrace.gz"],
+            "trace file 't.pftrace.gz' needs the package perfetto: pip install 'wattline[formats]'",
+        ),
+        (
+            ["replay", "trace.json", "--trace", "t.pftrace"],
+            "trace file 't.pftrace' needs the package perfetto: pip install 'wattline[formats]'",
+        ),
+        (["pareto", "rows.csv", "--html", "p.html"], "--html needs the extra: pip install 'wattline[explore]'"),
+        (["fit", "grid.toml", "--search"], "--search needs the extra: pip install 'wattline[search]'"),
+        (["fit", "grid.toml", "--more", "grid.toml"], "--more needs the extra: pip install 'wattline[explore]'"),
+    ],
+    ids=lambda value: " ".join(value[2:3]) if isinstance(value, list) else "",
+)
+def test_a_missing_extra_is_told_before_the_run(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_package(name: str) -> None:
+        if "." in name:
+            raise ModuleNotFoundError(name)  # as of a part of a package that is not there
+
+    monkeypatch.setattr("traces.write.files.find_spec", no_package)
+    for where in ("sim.runner.simulate", "sim.serving.serve", "sim.studies.replay.replay_trace"):
+        monkeypatch.setattr(where, None)
+    assert run(arguments, capsys) == (2, "", f"wattline: {message}\n")
+    assert {p.name for p in Path.cwd().iterdir()} == set(FILES)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_trace_error_names_the_path() -> None:
+    with pytest.raises(TraceError, match=r"cannot write trace 'no/t\.json': No such file or directory"):
+        write_pieces(Path("no/t.json"), [b""])
+
+
+# -- stopped from outside --------------------------------------------------------------------------------------
+
+
+def test_a_row_is_in_the_journal_before_the_next_one_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "rows.csv.journal"
+    journal.touch()
+    seen: list[int] = []
+
+    def row(i: str, _: Any, **__: Any) -> dict[str, Any]:
+        seen.append(journal.read_bytes().count(b"\n"))
+        return {"scenario_id": i, "error": None}
+
+    monkeypatch.setattr(sweeping, "_row", row)
+    lines = sweeping.run_batch([("a", {}), ("b", {}), ("c", {})], journal=journal)
+    assert seen == [0, 1, 2] and journal.read_text(encoding="utf-8") == "".join(lines)
+
+
+def test_a_worker_gives_back_slow_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "_row", lambda i, _, **__: {"scenario_id": i})
+    monkeypatch.setattr(sweeping, "BATCH_S", -1.0)
+    assert len(sweeping.run_batch([("a", {}), ("b", {})])) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_command_in_one_line(
+    number: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hardware.catalog.list_gpus", lambda: signal.raise_signal(number))
+    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+    found, out, err = run(["gpus"], capsys)
+    assert (found, out, err.strip()) == (code, "", "wattline: interrupted")
+    assert handlers == [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_workers_of_a_sweep_end_with_it_and_its_rows_stay(number: int, folder: Path) -> None:
+    grid = '[base]\nmodel = "llama3-8b"\nlayers = 4\n[grid]\nseq_len = { from = 64, to = 6000, step = 1 }\n'
+    (folder / "many.toml").write_text(grid, encoding="utf-8")
+    code = "from sim.cli import main; main(['sweep', 'many.toml', '--out', 'many.csv', '--jobs', '2'])"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    journal = folder / "many.csv.journal"
+    while child.poll() is None and not (journal.exists() and journal.stat().st_size):
+        time.sleep(0.01)
+    children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text(encoding="utf-8").split()
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)  # would hang as long as a worker holds the pipes
+    assert len(children) >= 2
+    if number == signal.SIGTERM:
+        assert (child.returncode, err.decode().strip()) == (143, "wattline: interrupted")
+    rows = journal.read_text(encoding="utf-8").splitlines()
+    assert rows and json.loads(rows[0])["error"] is None and not (folder / "many.csv").exists()
+    while any(
+        Path(f"/proc/{one}/cmdline").exists() and b"loky" in Path(f"/proc/{one}/cmdline").read_bytes()
+        for one in children
+    ):
+        time.sleep(0.01)  # ends at once: those that wait for a parent that is gone do so for five minutes
