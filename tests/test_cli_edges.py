@@ -96,7 +96,7 @@ BAD = [
         "cannot write traces into folder 'half.json': File exists",
     ),
     (
-        [*LAYER, "--gpu", "a100", "--dtype", "fp8_e4m3"],
+        [*LAYER, "--gpu", "a100-sxm-80gb", "--dtype", "fp8_e4m3"],
         "dtype = 'fp8_e4m3': a100-sxm-80gb has no GEMM figures for it; known: bf16, fp32",
     ),
     (

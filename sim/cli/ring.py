@@ -45,6 +45,7 @@ def command(
     """Ring attention: contiguous, striped and zigzag layouts compared, alone or inside a model."""
     from rich.table import Table
 
+    from hardware.catalog import load_gpu
     from sim.cli.console import wide_console
     from sim.studies.ring import model_points, ring_points
 
