@@ -23,8 +23,7 @@ def summary(run: Timeline) -> dict[str, Any]:
     result: dict[str, Any] = {
         "scenario": run.scenario.model_dump(),
         "gpu": run.machine.gpu.id,
-        "status": run.machine.status,
-        "expected_error": run.machine.profile.expected_error(),
+        **run.standing.as_json(),
         "latency_s": run.latency_s,
         "energy_j": run.energy_j,
         "energy_j_per_gpu": list(run.energy_j_per_gpu),
@@ -205,20 +204,7 @@ def simulated(run: Timeline) -> str:
 
 def status_text(run: Timeline) -> str:
     """What the numbers rest on, with expected errors and what lies outside the measured."""
-    text = run.machine.status
-    error = run.machine.profile.expected_error()
-    if error:
-        text += f"; {error}"
-    outside = sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated})
-    cap_w = run.scenario.power_cap_w
-    if run.scenario.uncapped or (cap_w is not None and cap_w != run.machine.gpu.tdp_w):
-        text += "; no measurement was taken under this power limit"
-    drawn_w = max(run.power_w_per_gpu)
-    if cap_w is not None and run.scenario.regime == "steady" and drawn_w > 1.01 * cap_w:
-        text += f"; power_cap_w = {cap_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W"
-    if outside:
-        text += f"; outside the measured range: {', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
-    return text
+    return run.standing.words()
 
 
 def duration(seconds: float) -> str:
