@@ -264,4 +264,3 @@ def _expected(target: Machine, known: Checked | None, unchecked: bool, extrapola
     if target.profile.status == "calibrated":
         return "expected error unknown"
     return target.profile.expected_error()
-

@@ -188,7 +188,10 @@ def test_a_thousand_rows_on_dask_with_a_worker_killed(
     table = read_table(tmp_path / "r.parquet")
     assert workers[0].wait() == -signal.SIGKILL and workers[1].poll() is None
     assert (done.rows, done.failed, len(table)) == (1000, 0, 1000)
-    assert sorted(table["power_cap_w"]) == pytest.approx([600 + i / 10 for i in range(1000)]) and table["scenario_id"].is_unique
+    assert (
+        sorted(table["power_cap_w"]) == pytest.approx([600 + i / 10 for i in range(1000)])
+        and table["scenario_id"].is_unique
+    )
     assert pd.notna(table["energy_j"]).all()
 
 

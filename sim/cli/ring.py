@@ -74,7 +74,9 @@ def command(
             )
         )  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"gpu": gpu, "model": model, "points": [asdict(point) for point in points]}, allow_nan=False))
+        click.echo(
+            json.dumps({"gpu": gpu, "model": model, "points": [asdict(point) for point in points]}, allow_nan=False)
+        )
         return
     what = f"{model} {phase or 'prefill'}" if model else f"Ring attention{'' if causal else ' without a mask'}"
     table = Table(title=f"{what} on {world} x {gpu}", title_justify="left")
