@@ -14,7 +14,7 @@ from sim.layout import layout_of
 from sim.runner import routing_of
 from sim.scenario import Scenario
 from sim.timeline import Timeline
-from sim.video import video_summary
+from sim.video import model_of, video_summary
 from workloads.families.dit_video import guidance_of
 
 
@@ -22,6 +22,7 @@ def summary(run: Timeline) -> dict[str, Any]:
     """Headline figures in SI units, energy by kernel class and phase, and what they rest on."""
     result: dict[str, Any] = {
         "scenario": run.scenario.model_dump(),
+        "model": model_of(run.scenario).id,
         "gpu": run.machine.gpu.id,
         **run.standing.as_json(),
         "latency_s": run.latency_s,
@@ -126,7 +127,8 @@ def headline(run: Timeline) -> str:
 def print_summary(run: Timeline, console: Console) -> None:
     """Headline table and energy by kernel class, with units."""
     scenario, data = run.scenario, summary(run)
-    console.print(f"[bold]{scenario.model}[/bold] {headline(run)}")
+    name = data["model"] if data["model"] == scenario.model else f"{data['model']} ({scenario.model})"
+    console.print(f"[bold]{name}[/bold] {headline(run)}")
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("latency", duration(run.latency_s))
     if "ttft_s" in data:

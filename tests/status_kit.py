@@ -46,7 +46,8 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 FUZZED: dict[str, tuple[Any, ...]] = {
-    "gpu": ("h100", "h100", "h100", "h200", "a100-sxm-80gb", "a100-pcie-40gb", "b200", "l40s", "h20", "a100", "h100-pcie"),
+    "gpu": ("h100", "h100", "h100", "h200", "a100-sxm-80gb", "a100-pcie-40gb", "b200", "l40s", "h20", "a100",
+            "h100-pcie"),
     "model": (
         "llama3-8b", "llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt2",
         "bert-large", "nemotron-h-8b", "deepseek-v3", "llama-1b", "qwen2", "llama3-7", "opt-1.3b", "vit-large",

@@ -74,8 +74,9 @@ def test_advice_compares_the_best_overlap_with_the_best_in_sequence_and_names_th
     sequential = point(1.0, 100.0, comm_ctas=32)
     few = point(1.4, 130.0, comm_ctas=4)
     assert advice([sequential, few, point(1.26, 117.0, comm_ctas=4, overlap_chunks=4)]) == (
-        "TP2, batch 2, sequential, 32 CTAs is best here, quickest and most frugal per token; the best overlap costs 17.0 % "
-        "energy and 26.0 % time over the best schedule in sequence (TP2, batch 2, 4 chunks, 4 CTAs, against 32 CTAs)."
+        "TP2, batch 2, sequential, 32 CTAs is best here, quickest and most frugal per token; the best overlap costs "
+        "17.0 % energy and 26.0 % time over the best schedule in sequence (TP2, batch 2, 4 chunks, 4 CTAs, against "
+        "32 CTAs)."
     )
     default = point(1.5, 150.0)
     assert advice([sequential, few, point(0.9, 99.0, comm_ctas=4, overlap_chunks=4)], default) == (

@@ -30,7 +30,7 @@ from workloads.work import Elementwise
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
 OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
-# A part of an id that says which size of a family it is ("-8b", "-8x7b", "-large"); "-a3b", active ones, comes after it.
+# A part of an id that says which size of a family it is ("-8b", "-8x7b", "-large"), unlike "-a3b", the active share.
 SIZE = re.compile(r"-(\d+x)?\d+(\.\d+)?[bm](-|$)|-(tiny|small|base|medium|large|huge|xl)(-|$)")
 LATENT_SIZES = ("kv_rank", "nope_dim", "rope_dim")
 

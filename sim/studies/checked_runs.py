@@ -25,9 +25,9 @@ from sim.studies.predict import NotPredicted, scenario_of
 from sim.studies.records import Record, read_records
 from sim.studies.validate import Row, validate
 
-HEAD = """# Kinds of whole-model runs that were held against measurements, the sizes that these had, and the errors of predictions
-# (shares: mean of the absolute ones, worst). None of these rows was used in a fit. A run outside is not "calibrated"
-# (sim/standing.py). The number of layers is no size: layers are equal and repeat.
+HEAD = """# Kinds of whole-model runs that were held against measurements, the sizes that these had, and the errors of
+# predictions (shares: mean of the absolute ones, worst). None of these rows was used in a fit. A run outside is not
+# "calibrated" (sim/standing.py). The number of layers is no size: layers are equal and repeat.
 # Written by: python -m sim.studies.checked_runs FOLDER... --out hardware/data/checked_runs.toml; do not edit.
 """
 

@@ -24,8 +24,8 @@ from workloads.work import (
 class KernelPoint:
     """A kernel repeated back to back at one SM clock (Hz, s, W, J of one repetition on one GPU).
 
-    ``beyond`` says what keeps the card from this clock: nothing, the power limit, or no card of its type was ever seen
-    to draw as much. ``tensor_utilisation`` is useful FLOPs over the tensor peak at that clock, ``hbm_utilisation`` bytes over
+    ``beyond``: the power limit keeps the card from this clock, or no card of its type was ever seen to draw as much.
+    ``tensor_utilisation`` is useful FLOPs over the tensor peak at that clock, ``hbm_utilisation`` bytes over
     what kernels get out of HBM, ``sm_utilisation`` the share of SM-time in rounds that blocks fill.
     """
 

@@ -228,7 +228,7 @@ def advice(points: Sequence[OverlapPoint], default: OverlapPoint | None = None) 
 
 
 def headline_pair(points: Sequence[OverlapPoint]) -> tuple[OverlapPoint, OverlapPoint] | None:
-    """Of the work in which overlap saves most energy: its best overlapped and its best sequential schedule by energy."""
+    """Of the work in which overlap saves most energy: its best overlapped and its best sequential schedule."""
     groups: dict[tuple[Any, ...], list[OverlapPoint]] = {}
     for point in points:
         groups.setdefault(_work(point), []).append(point)

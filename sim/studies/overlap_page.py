@@ -30,7 +30,7 @@ def write_page(
     default: OverlapPoint | None = None,
     step: Callable[[], None] = lambda: None,
 ) -> None:
-    """The page: advice (``default`` as there), picture, table; each point and row opens a timeline of its schedule that the page carries."""
+    """The page: advice (``default`` as there), picture, table; points open timelines that the page carries."""
     timelines = []
     for point in points:
         timelines.append(base64.b64encode(_timeline(point)).decode())
