@@ -14,14 +14,6 @@ from hardware.gpu import GpuSpec
 from inputs.files import read_text
 from inputs.texts import parse_toml, shown
 
-# What people say when they mean the SXM board.
-ALIASES = {
-    "v100": "v100-sxm2-32gb",
-    "a100": "a100-sxm-80gb",
-    "h100": "h100-sxm-80gb",
-    "h200": "h200-sxm-141gb",
-    "b200": "b200-sxm-180gb",
-}
 TEXT = ("id", "name", "architecture", "link")
 TEXT_LIMIT = 200
 NUMBERS = (
@@ -64,7 +56,7 @@ def load_figures(name: str) -> GpuSpec:
 
 @lru_cache(maxsize=64)
 def load_gpu(name: str) -> GpuSpec:
-    """A GPU by id, alias, unique prefix, or path to a .toml file of one's own.
+    """A GPU by any spelling that :func:`gpu_id` knows, or from a .toml file of one's own.
 
     >>> load_gpu("h100").id
     'h100-sxm-80gb'
@@ -75,25 +67,56 @@ def load_gpu(name: str) -> GpuSpec:
         raise HardwareError(
             f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
         )
+    found = gpu_id(name)
+    return parse_gpu(_shipped_text(found), where=f"{found}.toml")
+
+
+@lru_cache(maxsize=256)
+def gpu_id(name: str) -> str:
+    """The id of the catalog that ``name`` means: an id, an alias that its file declares, or a beginning of one id.
+
+    A beginning ends where a part of the id ends, at a ``-``, and fits one id only: ``h200`` is ``h200-sxm-141gb``,
+    but ``h20`` is another product.
+
+    >>> gpu_id("H100"), gpu_id("h100-pcie")
+    ('h100-sxm-80gb', 'h100-pcie-80gb')
+    """
+    wanted = gpu_aliases().get(name.lower(), name.lower())
     known = list_gpus()
-    wanted = ALIASES.get(name.lower(), name.lower())
-    if wanted not in known:
-        starts = [gpu for gpu in known if gpu.startswith(wanted)]
-        if len(starts) > 1:
-            raise HardwareError(f"gpu = '{name}' fits several GPUs: {', '.join(starts)}: name one")
-        if not starts:
-            near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else "see 'wattline gpus'"
-            raise HardwareError(f"unknown gpu '{name}': {hint}")
-        wanted = starts[0]
-    text = (files("hardware") / "data" / "gpus" / f"{wanted}.toml").read_text(encoding="utf-8")
-    return parse_gpu(text, where=f"{wanted}.toml")
+    if wanted in known:
+        return wanted
+    starts = [gpu for gpu in known if gpu.startswith(wanted)] if wanted else []
+    whole = [gpu for gpu in starts if gpu.startswith(f"{wanted}-")]
+    if len(whole) == 1:
+        return whole[0]
+    if len(starts) > 1:
+        raise HardwareError(f"gpu = '{name}' fits several GPUs: {', '.join(whole or starts)}: name one")
+    near = starts or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else "see 'wattline gpus'"
+    raise HardwareError(f"unknown gpu '{name}': {hint}")
+
+
+@lru_cache(maxsize=1)
+def gpu_aliases() -> dict[str, str]:
+    """Ids by the short names that the catalog's files declare (``aliases``)."""
+    found: dict[str, str] = {}
+    for gpu in list_gpus():
+        for alias in parse_toml(_shipped_text(gpu), gpu, HardwareError).get("aliases", ()):
+            found[alias] = gpu
+    return found
+
+
+def _shipped_text(gpu: str) -> str:
+    return (files("hardware") / "data" / "gpus" / f"{gpu}.toml").read_text(encoding="utf-8")
 
 
 def parse_gpu(text: str, *, where: str) -> GpuSpec:
     """A GPU from TOML text; every problem is one line that names file, field, value and remedy."""
     data = parse_toml(text, where, HardwareError)
-    refuse_unknown(data, (*TEXT, *NUMBERS, "tensor_flops_per_s"), where)
+    refuse_unknown(data, (*TEXT, *NUMBERS, "tensor_flops_per_s", "aliases"), where)
+    aliases = data.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
+        raise HardwareError(f"{where}: aliases = {shown(aliases)}: give a list of texts")
     sources: dict[str, str] = {}
     confidence: dict[str, Any] = {}
     fields: dict[str, Any] = {}

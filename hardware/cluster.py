@@ -218,7 +218,7 @@ def load_cluster(path: str) -> Cluster:
 def parse_cluster(text: str, *, where: str) -> Cluster:
     """A cluster from TOML text, loaded as strictly as its GPU and node.
 
-    >>> parse_cluster('gpu = "a100"\\nnode = "hgx-8"\\nnodes = 4', where="mine.toml").gpus
+    >>> parse_cluster('gpu = "a100-sxm-80gb"\\nnode = "hgx-8"\\nnodes = 4', where="mine.toml").gpus
     32
     """
     data = parse_toml(text, where, HardwareError)

@@ -83,6 +83,11 @@ def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, poli
             )
     if power_cap_w is not None and not power_cap_w > gpu.idle_w:  # NaN too
         raise ScenarioError(f"power_cap_w = {power_cap_w:g} is not above the idle power of {gpu.id}, {gpu.idle_w:g} W")
+    if power_cap_w is not None and power_cap_w > gpu.tdp_w:
+        raise ScenarioError(
+            f"power_cap_w = {power_cap_w:g} is beyond {gpu.id}, which takes at most {gpu.tdp_w:g} W: give at "
+            "most that, or leave it out"
+        )
     model = GpuModel(
         sms=gpu.sms,
         max_clock_hz=clock_hz,

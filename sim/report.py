@@ -16,7 +16,7 @@ from sim.layout import layout_of
 from sim.runner import routing_of
 from sim.scenario import Scenario
 from sim.timeline import Timeline
-from sim.video import video_summary
+from sim.video import model_of, video_summary
 from workloads.families.dit_video import guidance_of
 
 
@@ -24,9 +24,9 @@ def summary(run: Timeline) -> dict[str, Any]:
     """Headline figures in SI units, energy by kernel class and phase, and what they rest on."""
     result: dict[str, Any] = {
         "scenario": run.scenario.model_dump(),
+        "model": model_of(run.scenario).id,
         "gpu": run.machine.gpu.id,
-        "status": run.machine.status,
-        "expected_error": run.machine.profile.expected_error(),
+        **run.standing.as_json(),
         "latency_s": run.latency_s,
         "energy_j": run.energy_j,
         "energy_j_per_gpu": list(run.energy_j_per_gpu),
@@ -129,7 +129,8 @@ def headline(run: Timeline) -> str:
 def print_summary(run: Timeline, console: Console) -> None:
     """Headline table and energy by kernel class, with units."""
     scenario, data = run.scenario, summary(run)
-    console.print(Text.assemble((visible(scenario.model), "bold"), visible(f" {headline(run)}")))
+    name = data["model"] if data["model"] == scenario.model else f"{data['model']} ({scenario.model})"
+    console.print(Text.assemble((visible(name), "bold"), visible(f" {headline(run)}")))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("latency", duration(run.latency_s))
     if "ttft_s" in data:
@@ -207,20 +208,7 @@ def simulated(run: Timeline) -> str:
 
 def status_text(run: Timeline) -> str:
     """What the numbers rest on, with expected errors and what lies outside the measured."""
-    text = run.machine.status
-    error = run.machine.profile.expected_error()
-    if error:
-        text += f"; {error}"
-    outside = sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated})
-    cap_w = run.scenario.power_cap_w
-    if run.scenario.uncapped or (cap_w is not None and cap_w != run.machine.gpu.tdp_w):
-        text += "; no measurement was taken under this power limit"
-    drawn_w = max(run.power_w_per_gpu)
-    if cap_w is not None and run.scenario.regime == "steady" and drawn_w > 1.01 * cap_w:
-        text += f"; power_cap_w = {cap_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W"
-    if outside:
-        text += f"; outside the measured range: {', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
-    return text
+    return run.standing.words()
 
 
 def duration(seconds: float) -> str:

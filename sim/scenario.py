@@ -7,14 +7,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from hardware.catalog import gpu_id
+from hardware.errors import HardwareError
 from inputs.files import read_text
 from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
+from workloads.errors import WorkloadError
+from workloads.model import model_id
 
 Positive = Annotated[int, Field(gt=0, le=100_000_000)]
 Degree = Annotated[int, Field(gt=0, le=4096)]
+
+
+def _known_gpu(name: str) -> str:
+    """The id that ``name`` means; files, and names that loading will refuse, stay as they are."""
+    try:
+        return gpu_id(name)
+    except HardwareError:
+        return name
+
+
+def _known_model(name: str) -> str:
+    try:
+        return model_id(name)
+    except WorkloadError:
+        return name
+
+
+# Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the catalog's id.
+GpuName = Annotated[str, AfterValidator(_known_gpu)]
+ModelName = Annotated[str, AfterValidator(_known_model)]
 
 
 class Table(BaseModel):
@@ -59,8 +83,8 @@ class Scenario(Table):
     sim.errors.ScenarioError: unknown key 'bathc' in scenario: did you mean 'batch'?
     """
 
-    model: str = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
-    gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
+    model: ModelName = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
+    gpu: GpuName = Field("h100-sxm-80gb", description="GPU id (wattline gpus), its unique beginning, or .toml file")
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     phase: Literal["prefill", "decode", "generate", "denoise", "train"] = "prefill"

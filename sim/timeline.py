@@ -20,6 +20,7 @@ from sim.outcome import Outcome, power_steps, unfold
 if TYPE_CHECKING:
     from sim.machine import Machine
     from sim.scenario import Scenario
+    from sim.standing import Standing
 
 By = Literal["family", "kernel", "phase", "gpu", "segment"]
 
@@ -104,6 +105,14 @@ class Timeline:
     def bubble_s(self) -> float:
         """Seconds in which a GPU neither computes nor moves data, mean over GPUs."""
         return max(0.0, self.latency_s - float(self.outcome.per_gpu[:, 5].mean()))
+
+    @cached_property
+    def standing(self) -> Standing:
+        """What these numbers rest on; see :mod:`sim.standing`."""
+        from sim.standing import standing  # reads the scenario's model, which a bare timeline does not need
+
+        outside = sorted({cls.name for cls in self.outcome.classes() if cls.terms.extrapolated})
+        return standing(self.scenario, self.machine, kernels_outside=outside, drawn_w=max(self.power_w_per_gpu))
 
     # -- laid out on demand -------------------------------------------------------------------------------
 

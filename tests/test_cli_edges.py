@@ -97,7 +97,7 @@ BAD = [
         "cannot write traces into folder 'half.json': File exists",
     ),
     (
-        [*LAYER, "--gpu", "a100", "--dtype", "fp8_e4m3"],
+        [*LAYER, "--gpu", "a100-sxm-80gb", "--dtype", "fp8_e4m3"],
         "dtype = 'fp8_e4m3': a100-sxm-80gb has no GEMM figures for it; known: bf16, fp32",
     ),
     (
@@ -211,8 +211,8 @@ def test_json_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
         "energy_j_per_gpu",
         "energy_j_per_request", "energy_j_per_token", "energy_to_first_token_j", "expected_error",
         "exposed_communication_by_kind", "exposed_communication_s", "extrapolated_kernels", "files", "gpu", "kernels",
-        "latency_s", "power_target_w_per_gpu", "power_w_per_gpu", "scenario", "sm_clock_hz_per_gpu", "status",
-        "tokens", "tpot_s", "trace", "ttft_s",
+        "latency_s", "model", "power_target_w_per_gpu", "power_w_per_gpu", "scenario", "sm_clock_hz_per_gpu", "status",
+        "status_of_card", "status_reasons", "tokens", "tpot_s", "trace", "ttft_s",
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.catalog import ALIASES, CONFIDENCES, NUMBERS, list_gpus, load_gpu, parse_gpu
+from hardware.catalog import CONFIDENCES, NUMBERS, gpu_aliases, list_gpus, load_gpu, parse_gpu
 from hardware.errors import HardwareError
 
 H100 = (files("hardware") / "data" / "gpus" / "h100-sxm-80gb.toml").read_text(encoding="utf-8")
@@ -69,9 +69,45 @@ def test_boards_of_one_chip_retire_the_same_flops_a_cycle(architecture: str, per
 def test_names_resolve_by_alias_prefix_and_case() -> None:
     assert load_gpu("h100").id == "h100-sxm-80gb"
     assert load_gpu("H200").id == "h200-sxm-141gb"
-    assert load_gpu("l40").id == "l40s-48gb"
-    assert load_gpu("a100-pcie-8").id == "a100-pcie-80gb"
-    assert all(load_gpu(alias).id == name for alias, name in ALIASES.items())
+    assert load_gpu("a100-pcie-80gb").id == "a100-pcie-80gb"
+    assert load_gpu("h100-nvl").id == "h100-nvl-94gb"
+    assert gpu_aliases() == {"h100": "h100-sxm-80gb"}
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates"),
+    [
+        ("h20", "did you mean 'h200-sxm-141gb'"),
+        ("l40", "did you mean 'l40s-48gb'"),
+        ("mi300", "did you mean 'mi300x-192gb'"),
+        ("a100", "fits several GPUs: a100-pcie-40gb, a100-pcie-80gb, a100-sxm-40gb, a100-sxm-80gb: name one"),
+        ("a100-pcie-8", "did you mean 'a100-pcie-80gb'"),
+        ("a100-sxm", "fits several GPUs: a100-sxm-40gb, a100-sxm-80gb: name one"),
+        ("a", "fits several GPUs"),
+        ("", "unknown gpu ''"),
+    ],
+)
+def test_a_beginning_of_another_product_is_refused_with_the_candidates(name: str, candidates: str) -> None:
+    with pytest.raises(HardwareError) as refused:
+        load_gpu(name)
+    assert candidates in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_every_accepted_beginning_ends_at_a_dash_and_is_unique() -> None:
+    """All beginnings of all ids, as an independent statement of the rule."""
+    for known in list_gpus():
+        for length in range(1, len(known)):
+            name = known[:length]
+            if name in list_gpus() or name in gpu_aliases():
+                continue
+            fits = [gpu for gpu in list_gpus() if gpu.startswith(name)]
+            whole = [gpu for gpu in fits if gpu[length] == "-"]
+            try:
+                found = load_gpu(name).id
+            except HardwareError as refused:
+                assert len(whole) != 1 and any(gpu in str(refused) for gpu in fits)
+            else:
+                assert whole == [found]
 
 
 def test_a_name_that_fits_several_or_none() -> None:

@@ -317,3 +317,25 @@ def test_a_hugging_face_config_is_checked(text: str, message: str) -> None:
 def test_a_window_that_is_switched_off_is_no_window() -> None:
     config = CONFIG | {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False}
     assert parse_config(json.dumps(config), where="c").q_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates"),
+    [
+        ("qwen2", "did you mean 'qwen2-1.5b'?"),
+        ("bert", "did you mean 'bert-large'?"),
+        ("mixtral", "did you mean 'mixtral-8x7b'?"),
+        ("nemotron-h", "did you mean 'nemotron-h-8b'?"),
+        ("llama3-7", "did you mean 'llama3-70b'?"),
+        ("llama3", "fits several models: llama3-405b, llama3-70b, llama3-8b: name one"),
+        ("qwen3-3", "fits several models: qwen3-30b-a3b, qwen3-32b: name one"),
+    ],
+)
+def test_a_beginning_that_leaves_the_size_open_is_refused_with_the_candidates(name: str, candidates: str) -> None:
+    with pytest.raises(WorkloadError) as refused:
+        load_model(name)
+    assert candidates in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_beginning_that_says_the_size_is_that_model() -> None:
+    assert load_model("qwen3-30b").id == load_model("QWEN3-30B-A3B").id == "qwen3-30b-a3b"

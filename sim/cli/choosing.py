@@ -55,10 +55,11 @@ def print_rows(table: Any, *, title: str, shown: list[Any], fields: list[str]) -
     from sim.cli.console import wide_console
 
     out = Table(title=title, title_justify="left")
-    for name in [*fields, *(objective.title for objective in shown)]:
+    rested = ["status"] if "status" in table.columns and "status" not in fields else []
+    for name in [*fields, *(objective.title for objective in shown), *rested]:
         out.add_column(name, justify="right")
     for _, row in table.iterrows():
         values = [row[name] for name in fields]
         cells = ["-" if v != v or v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values]
-        out.add_row(*cells, *(f"{row[o.column] * o.scale:.4g}" for o in shown))
+        out.add_row(*cells, *(f"{row[o.column] * o.scale:.4g}" for o in shown), *(str(row[n]) for n in rested))
     wide_console().print(out)

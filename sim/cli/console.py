@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from sim.console import PlainConsole
 
@@ -59,3 +59,28 @@ def stoppable() -> Iterator[None]:
     finally:
         for one in taken:
             signal.signal(one, signal.SIG_DFL)
+
+
+class Rested(Protocol):
+    """A row that says what its numbers rest on."""
+
+    @property
+    def status(self) -> str:
+        """One word."""
+
+    @property
+    def status_reasons(self) -> tuple[str, ...]:
+        """What lies outside the measured."""
+
+
+def print_reasons(rows: Sequence[Rested], console: PlainConsole, most: int = 6) -> None:
+    """Below a table with a column of statuses: why, each reason once."""
+    counts: dict[tuple[str, str], int] = {}
+    for row in rows:
+        for reason in row.status_reasons:
+            counts[row.status, reason] = counts.get((row.status, reason), 0) + 1
+    for (status, reason), count in list(counts.items())[:most]:
+        of = "" if count == len(rows) else f" ({count} of {len(rows)} rows)"
+        console.print(f"{status}: {reason}{of}", highlight=False)
+    if len(counts) > most:
+        console.print(f"and {len(counts) - most} more reasons: see --json", highlight=False)

@@ -42,18 +42,20 @@ def command(
         return
     from rich.table import Table
 
-    from sim.cli.console import wide_console
+    from sim.cli.console import print_reasons, wide_console
+    from sim.scenario import Scenario
     from sim.studies.dit import video_points
 
     try:
         degrees = [int(part) for part in cp.split(",")]
     except ValueError:
         raise click.BadParameter(f"'{cp}' is not a list of whole numbers like 1,2,4", param_hint="--cp") from None
+    gpu = Scenario.of(model=fields["model"], gpu=fields["gpu"]).gpu
     points = list(video_points(fields, degrees=degrees, guidances=guidance or ("sequential",), reuses=reuse))
     if as_json:
-        click.echo(json.dumps({"points": [asdict(point) for point in points]}, allow_nan=False))
+        click.echo(json.dumps({"gpu": gpu, "points": [asdict(point) for point in points]}, allow_nan=False))
         return
-    title = f"{fields['model']}, {fields['video']}, {fields['steps']} steps, {fields['gpu']}"
+    title = f"{fields['model']}, {fields['video']}, {fields['steps']} steps, {gpu}"
     table = Table(title=title, title_justify="left")
     names = (
         "GPUs",
@@ -65,16 +67,19 @@ def command(
         "speed-up",
         "energy kJ",
         "GB a GPU",
+        "status",
     )
     for name in names:
-        table.add_column(name, justify="left" if name in ("guidance", "reuse") else "right")
+        table.add_column(name, justify="left" if name in ("guidance", "reuse", "status") else "right")
     for p in points:
         table.add_row(
             str(p.gpus), p.guidance, f"{p.ulysses} x {p.ring}", p.reuse or "-", str(p.computed_steps),
             f"{p.latency_s:.1f}", f"{p.speedup:.2f}", f"{p.energy_j / 1e3:.1f}", f"{p.memory_bytes_per_gpu / 1e9:.1f}",
+            p.status,
         )  # fmt: skip
     console = wide_console()
     console.print(table)
+    print_reasons(points, console)
     kept = max(p.reuse_cache_bytes for p in points)
     if kept:
         console.print(

@@ -53,6 +53,7 @@ def command(
     from sim.studies.closed_form.judge import judge
     from sim.studies.closed_form.samples import simulated
     from sim.studies.explore.grid import load_grid
+    from sim.studies.explore.table import read_table
     from sim.studies.explore.workers import Pool
 
     if search:
@@ -75,6 +76,7 @@ def command(
             )
             for of, table in kept.items()
         )
+        statuses = read_table(rows)["status"].value_counts().to_dict()
     verdict = judge(
         found, count=samples, seed=seed, splits=splits, more=list(chain.from_iterable(others)), search=search
     )
@@ -88,6 +90,7 @@ def command(
         "seed": seed,
         "splits": splits,
         "scenarios": verdict.scenarios,
+        "status_of_scenarios": statuses,
         "fewest_layouts": verdict.fewest_layouts,
         "best_layout_changes": verdict.changes,
         "errors": verdict.errors,
@@ -135,6 +138,8 @@ def _print(result: dict[str, Any]) -> None:
     console.print(choice)
     for phase, formula in result["searched"].items():
         console.print(f"symbolic regression, energy of {phase}: {formula}", markup=False)
+    counts = ", ".join(f"{count:,} {status}" for status, count in result["status_of_scenarios"].items())
+    console.print(f"simulated scenarios are {counts}; errors below are against these simulations, not measurements")
     for name, error in result["errors"].items():
         console.print(f"mean error of {name.replace('_', ', ')}: {_percent(error)}")
 

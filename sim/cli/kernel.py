@@ -163,18 +163,19 @@ def _show(
 
     from sim.cli.console import wide_console
     from sim.machine import Policy, machine
-    from sim.studies.kernel import kernel_report
+    from sim.standing import standing_of_laws
+    from sim.studies.kernel import kernel_report, unmeasured
 
     target = machine(gpu, world, Policy(power_cap_w=power_cap_w, sm_clock_mhz=sm_clock_mhz))
     report = kernel_report(target, work)
+    rests_on = standing_of_laws(target, outside=report.extrapolated, unmeasured=unmeasured(target, work))
     if as_json:
-        click.echo(json.dumps(report.as_json() | {"status": target.status}, allow_nan=False))
+        click.echo(json.dumps(report.as_json() | rests_on.as_json(), allow_nan=False))
         return
     console = wide_console()
-    outside = ", outside the measured range" if report.extrapolated else ""
-    console.print(f"{report.gpu}: {report.blocks} blocks, {report.waves:.4g} waves; {target.status}{outside}")
+    console.print(f"{report.gpu}: {report.blocks} blocks, {report.waves:.4g} waves; {rests_on.words()}")
     table = Table()
-    for name in ("", "SM MHz", "latency us", "power W", "energy mJ", "tensor %", "HBM %", "SMs %"):
+    for name in ("", "SM MHz", "latency us", "power W", "energy mJ", "tensor %", "HBM %", "SMs %", "beyond"):
         table.add_column(name, justify="right" if name else "left")
     rows = [("settled", report.settled), ("least energy", report.best)]
     if sweep:
@@ -189,5 +190,6 @@ def _show(
             f"{100 * point.tensor_utilisation:.0f}",
             f"{100 * point.hbm_utilisation:.0f}",
             f"{100 * point.sm_utilisation:.0f}",
+            point.beyond,
         )
     console.print(table)

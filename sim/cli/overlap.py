@@ -96,7 +96,7 @@ def command(
     from sim.cli.console import wide_console
     from sim.output import check_picture_ending, write_atomically
     from sim.spreadsheet import to_csv
-    from sim.studies.overlap import AXES, advice, read_grid, scenarios, study, table
+    from sim.studies.overlap import AXES, advice, default_of, read_grid, scenarios, study, table
     from sim.studies.overlap_page import write_page, write_plot
 
     if plot is not None:
@@ -113,9 +113,10 @@ def command(
     with Progress(console=Console(file=sys.stderr), disable=quiet or not sys.stderr.isatty()) as progress:
         task = progress.add_task("simulating", total=len(wanted))
         points, left_out = study(wanted, traces=traces, step=lambda: progress.advance(task))
+        default = default_of(points)
         if html is not None:
             drawing = progress.add_task("timelines of the page", total=len(points))
-            write_page(points, html, step=lambda: progress.advance(drawing))
+            write_page(points, html, default=default, step=lambda: progress.advance(drawing))
     if csv is not None:
         write_atomically(csv, to_csv(table(points)))
     if plot is not None:
@@ -123,24 +124,25 @@ def command(
     if as_json:
         rows = json.loads(table(points).to_json(orient="records"))
         skipped = [{"scenario": one.scenario.model_dump(exclude_none=True), "reason": one.reason} for one in left_out]
-        document = {"advice": advice(points), "points": rows, "left_out": skipped}
+        document = {"advice": advice(points, default), "points": rows, "left_out": skipped}
         click.echo(json.dumps(document, allow_nan=False))
         return
     console = wide_console()
     _print(points, left_out, console)
-    console.print(advice(points))
+    console.print(advice(points, default))
 
 
 def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console: Any) -> None:
     from rich.table import Table
 
+    from sim.cli.console import print_reasons
     from sim.studies.overlap import blocks, transform
 
     shown = Table(title="Schedules (Pareto front marked)", title_justify="left")
     ranks = "EP" if points[0].scenario.ep > 1 else "TP"
     columns = ("batch", "transform", "blocks", "latency ms", "energy J", "mJ per token", "exposed comm. ms", "front")
-    for name in (ranks, *columns):
-        shown.add_column(name, justify="left" if name == "transform" else "right")
+    for name in (ranks, *columns, "status"):
+        shown.add_column(name, justify="left" if name in ("transform", "status") else "right")
     for point in points:
         s = point.scenario
         shown.add_row(
@@ -153,8 +155,10 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console:
             f"{point.energy_j_per_token * 1e3:.3f}",
             f"{point.exposed_communication_s * 1e3:.2f}",
             "*" if point.on_front else "",
+            point.status,
         )
     console.print(shown)
+    print_reasons(points, console)
     for reason in dict.fromkeys(one.reason for one in left_out):
         count = sum(one.reason == reason for one in left_out)
         console.print(f"{count} schedule{'s' if count > 1 else ''} left out: {reason}")

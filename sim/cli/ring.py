@@ -45,7 +45,9 @@ def command(
     """Ring attention: contiguous, striped and zigzag layouts compared, alone or inside a model."""
     from rich.table import Table
 
-    from sim.cli.console import wide_console
+    from hardware.catalog import load_gpu
+    from sim.cli.console import print_reasons, wide_console
+    from sim.scenario import Scenario
     from sim.studies.ring import model_points, ring_points
 
     if published is not None:
@@ -56,6 +58,8 @@ def command(
     except ValueError:
         raise click.BadParameter(f"'{seq_lens}' is not a list of whole numbers like 16384,65536") from None
     _refuse_mixed(model)
+    gpu = load_gpu(gpu).id if not gpu.endswith(".toml") else gpu
+    model = None if model is None else Scenario.of(model=model).model
     if model is not None:
         points = list(
             model_points(
@@ -70,19 +74,23 @@ def command(
             )
         )  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"points": [asdict(point) for point in points]}, allow_nan=False))
+        click.echo(
+            json.dumps({"gpu": gpu, "model": model, "points": [asdict(point) for point in points]}, allow_nan=False)
+        )
         return
     what = f"{model} {phase or 'prefill'}" if model else f"Ring attention{'' if causal else ' without a mask'}"
     table = Table(title=f"{what} on {world} x {gpu}", title_justify="left")
-    for name in ("tokens", "layout", "latency ms", "speed-up", "energy J", "least W", "most W"):
-        table.add_column(name, justify="left" if name == "layout" else "right")
+    for name in ("tokens", "layout", "latency ms", "speed-up", "energy J", "least W", "most W", "status"):
+        table.add_column(name, justify="left" if name in ("layout", "status") else "right")
     for p in points:
         watts = p.power_w_per_gpu
         table.add_row(
             f"{p.seq_len:,}", p.layout, f"{p.latency_s * 1e3:.3f}", f"{p.speedup:.2f}", f"{p.energy_j:.2f}",
-            f"{min(watts):.0f}", f"{max(watts):.0f}",
+            f"{min(watts):.0f}", f"{max(watts):.0f}", p.status,
         )  # fmt: skip
-    wide_console().print(table)
+    console = wide_console()
+    console.print(table)
+    print_reasons(points, console)
 
 
 def _refuse_mixed(model: str | None) -> None:

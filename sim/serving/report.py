@@ -55,7 +55,7 @@ def print_summary(run: ServeResult, console: Console) -> None:
         head.add_row("preemptions", f"{data['preemptions']:,}")
     if data["hit_tokens"]:
         head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}")
-    head.add_row("these numbers are", f"{data['status']} for the kernels of a step; no server was measured")
+    head.add_row("these numbers are", f"{data['status']}: {'; '.join(data['status_reasons'])}")
     console.print(head)
     table = Table(title="Latency (ms)", title_justify="left")
     names = ("mean", "p50", "p90", "p99")

@@ -12,6 +12,7 @@ import pandas as pd
 from sim.machine import Machine
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
+from sim.standing import standing_served
 
 PERCENTILES = (50, 90, 99)
 
@@ -86,7 +87,7 @@ class ServeResult:
         return {
             "model": spec.model,
             "gpu": self.machine.gpu.id,
-            "status": self.machine.status,
+            **standing_served(self.machine).as_json(),
             "gpus": spec.gpus,
             "requests": len(table),
             "requests_left_out": log.unanswered,

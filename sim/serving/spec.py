@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from hardware.sampling import Sampling
-from sim.scenario import Degree, Positive, Scenario, Table
+from sim.scenario import Degree, GpuName, ModelName, Positive, Scenario, Table
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -25,8 +25,8 @@ class ServeSpec(Table):
     1
     """
 
-    model: str = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
-    gpu: str = Field("h100-sxm-80gb", description="GPU id (wattline gpus), unique prefix, or .toml file")
+    model: ModelName = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
+    gpu: GpuName = Field("h100-sxm-80gb", description="GPU id (wattline gpus), its unique beginning, or .toml file")
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     tp: Degree = Field(1, description="tensor-parallel degree of a replica")

@@ -9,6 +9,7 @@ import numpy as np
 from sim.serving.kernels import kernels_of
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
+from sim.standing import standing_served
 from sim.trace import FIRST_STREAM
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
@@ -129,6 +130,11 @@ def to_trace(run: ServeResult) -> Trace:
             "schemaVersion": 1,
             "traceName": f"wattline serve {run.spec.model}",
             "served": {"energy_j": run.energy_j, "energy_j_by_part": run.energy_j_by_part},
+            "wattline": {
+                "scenario": run.spec.model_dump(mode="json", exclude_none=True),
+                "gpu": run.machine.gpu.id,
+                **standing_served(run.machine).as_json(),
+            },
         },
     )
 

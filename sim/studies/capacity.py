@@ -45,6 +45,7 @@ class Server:
             "energy_j_per_request": data["energy_j_per_request"],
             "power_w_per_gpu": data["power_w_per_gpu"],
             "gpu_hours": data["gpu_hours"],
+            "status": data["status"],
         }
 
 

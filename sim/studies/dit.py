@@ -38,6 +38,8 @@ class VideoPoint:
     speedup: float
     memory_bytes_per_gpu: float
     reuse_cache_bytes: int
+    status: str
+    status_reasons: tuple[str, ...]
 
 
 def video_points(
@@ -67,6 +69,8 @@ def video_points(
                 latency_s=run.latency_s,
                 energy_j=run.energy_j,
                 speedup=plain_s / run.latency_s,
+                status=run.standing.status,
+                status_reasons=run.standing.reasons,
                 **about,
             )
 

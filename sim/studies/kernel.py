@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import assert_never
+from typing import Literal, assert_never
 
 from hardware.laws.terms import KernelTerms, time_s, waves
 from hardware.power import OperatingPoint, point_at, steady_point
@@ -24,6 +24,7 @@ from workloads.work import (
 class KernelPoint:
     """A kernel repeated back to back at one SM clock (Hz, s, W, J of one repetition on one GPU).
 
+    ``beyond``: the power limit keeps the card from this clock, or no card of its type was ever seen to draw as much.
     ``tensor_utilisation`` is useful FLOPs over the tensor peak at that clock, ``hbm_utilisation`` bytes over
     what kernels get out of HBM, ``sm_utilisation`` the share of SM-time in rounds that blocks fill.
     """
@@ -35,6 +36,7 @@ class KernelPoint:
     tensor_utilisation: float
     hbm_utilisation: float
     sm_utilisation: float
+    beyond: Literal["", "the limit", "the card"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,23 @@ def _point(at: OperatingPoint, terms: KernelTerms, work: Work, target: Machine) 
         energy_j=at.power_w * at.latency_s,
         tensor_utilisation=tensor,
         hbm_utilisation=terms.hbm_bytes / at.latency_s / target.profile.hbm_bytes_per_s(gpu),
+        beyond=_beyond(at.power_w, target),
         sm_utilisation=min(1.0, filled) * time_s(terms, sms=gpu.sms, sm_clock_hz=at.sm_clock_hz) / at.latency_s,
     )
+
+
+def _beyond(power_w: float, target: Machine) -> Literal["", "the limit", "the card"]:
+    own = target.profile.clock_limits(target.gpu, power_cap_w=None)
+    if power_w > own.fast_limit_w:
+        return "the card"
+    return "the limit" if power_w > 1.001 * target.limits.slow_limit_w else ""
+
+
+def unmeasured(target: Machine, work: Work) -> list[str]:
+    """What of ``work`` no measured row of the card's profile holds."""
+    dtype = getattr(work, "dtype", DType.BF16).value
+    measured = list(target.profile.gemm) if isinstance(work, GemmWork) else [DType.BF16.value]
+    return [] if dtype in measured else [f"no kernel of its kind was measured in {dtype}"]
 
 
 def _tensor_flops(work: Work) -> tuple[float, str]:

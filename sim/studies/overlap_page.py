@@ -23,8 +23,14 @@ def write_plot(points: Sequence[OverlapPoint], path: Path) -> None:
     write_atomically(path, _plot(points, path.suffix[1:]))
 
 
-def write_page(points: Sequence[OverlapPoint], path: Path, *, step: Callable[[], None] = lambda: None) -> None:
-    """The page: advice, picture, table; each point and row opens a timeline of its schedule that the page carries."""
+def write_page(
+    points: Sequence[OverlapPoint],
+    path: Path,
+    *,
+    default: OverlapPoint | None = None,
+    step: Callable[[], None] = lambda: None,
+) -> None:
+    """The page: advice (``default`` as there), picture, table; points open timelines that the page carries."""
     timelines = []
     for point in points:
         timelines.append(base64.b64encode(_timeline(point)).decode())
@@ -33,7 +39,7 @@ def write_page(points: Sequence[OverlapPoint], path: Path, *, step: Callable[[],
     rows = "".join(
         f"<tr{' class=front' if p.on_front else ''}><td><a href='#t{i}'>{escape(p.label)}</a></td>"
         f"<td>{p.latency_s * 1e3:.3f}</td><td>{p.energy_j:.2f}</td><td>{p.energy_j_per_token * 1e3:.3f}</td>"
-        f"<td>{p.exposed_communication_s * 1e3:.3f}</td></tr>"
+        f"<td>{p.exposed_communication_s * 1e3:.3f}</td><td>{p.status}</td></tr>"
         for i, p in enumerate(points)
     )
     carried = "".join(
@@ -42,7 +48,7 @@ def write_page(points: Sequence[OverlapPoint], path: Path, *, step: Callable[[],
     )
     template = (files("sim.studies") / "overlap_page.html").read_text(encoding="utf-8")
     page = (
-        template.replace("{{advice}}", escape(advice(points)))
+        template.replace("{{advice}}", escape(advice(points, default)))
         .replace("{{layers}}", str(PAGE_LAYERS))
         .replace("{{picture}}", picture[picture.index("<svg") :])
         .replace("{{rows}}", rows)

@@ -67,10 +67,10 @@ Written by `python -m sim.studies.peers --out docs/peers.md`; do not edit.
 
 Three pieces of work in bf16: **W1** Llama-3-8B prefill of 1 x 4096 tokens on one GPU, **W2** Llama-3-70B prefill of
 2 x 4096 on four (tp 4), **W3** a decode step of Llama-3-70B over 2048 cached tokens, batch 32, tp 4. We ran the peers
-(snapshots up to September 2026) on two busy cores; *run* is the wall time of one prediction in seconds; ours takes one
-to two. These are predictions side by side, not errors: only W1 on the H100 was measured as it stands (104.9 ms,
-72.5 J, our reference PyTorch stack in a graph), and the peers' tables hold the kernels of other stacks. How far ours
-are from measurements: [fidelity.md](fidelity.md)."""
+(snapshots up to September 2026) on two busy cores; *run* is the wall time of one prediction in seconds; ours takes
+one to two, and its note is the status of each. These are predictions side by side, not errors: only W1 on the H100
+was measured as it stands (104.9 ms, 72.5 J, our reference PyTorch stack in a graph), and the peers' tables hold the
+kernels of other stacks. How far ours are from measurements: [fidelity.md](fidelity.md)."""
 
 ENERGY = """## Joules
 
@@ -87,7 +87,8 @@ def page() -> str:
     for label, gpu in GPUS.items():
         runs = [simulate(Scenario.of(gpu=gpu, ignore_memory=True, **work)) for work in WORKS.values()]
         ours = tuple(run.latency_s * 1e3 for run in runs)
-        lines.append(("**wattline**", label, *(_ms(value) for value in ours), "", runs[0].machine.status))
+        rests_on = [run.standing.status for run in runs]
+        lines.append(("**wattline**", label, *(_ms(value) for value in ours), "", ", ".join(rests_on)))
         lines += [(p.name, label, *(_ms(value) for value in p.ms), p.run, p.note) for p in PEERS if p.gpu == label]
         for name, run in zip(WORKS, runs, strict=True):
             watts = sum(run.power_w_per_gpu) / run.gpus

@@ -13,6 +13,7 @@ from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.profile import BASE_GPU, profile_for
 from sim.machine import Machine, Policy, machine
+from sim.standing import Standing, standing_of_laws
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
 from sim.studies.replay_chunks import chains_of, split, split_jobs, split_load
 from sim.studies.replay_load import fitted, host_waits, load_of, with_lags, with_tiles
@@ -126,10 +127,16 @@ def replay_capture(
         unchanged=unchanged,
         simulated=simulated,
         gpu=None if target is None else target.gpu.id,
-        status=None if target is None else target.status,
+        status=None if target is None else _standing(target, changes).status,
         by_shape=0 if jobs is None else jobs.by_shape,
         chunked_collectives=chunked,
     )
+
+
+def _standing(target: Machine, changes: Changes) -> Standing:
+    """What the laws rest on under ``changes``: another GPU's, another limit or clock."""
+    policy = Policy(power_cap_w=changes.power_cap_w, sm_clock_mhz=changes.sm_clock_mhz)
+    return standing_of_laws(machine(changes.gpu or target.gpu.id, policy=policy))
 
 
 class _Setting:

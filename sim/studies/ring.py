@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sim.kind import ring_kind
 from sim.machine import machine
 from sim.runner import simulate
+from sim.standing import Standing, standing_of_kind
 from sim.studies.repetition import run_program, seen
 from workloads.families.ring import LAYOUTS, RingLayout, build_ring
 
@@ -21,9 +23,11 @@ class RingPoint:
     energy_j: float
     power_w_per_gpu: tuple[float, ...]
     speedup: float
+    status: str
+    status_reasons: tuple[str, ...]
 
 
-Outcome = tuple[float, float, tuple[float, ...]]  # seconds, joules of all GPUs, watts of each
+Outcome = tuple[float, float, tuple[float, ...], Standing]  # seconds, joules of all GPUs, watts of each, the status
 
 
 def ring_points(
@@ -53,7 +57,11 @@ def ring_points(
         )
         found = seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
         assert found.latency_s is not None and found.energy_j is not None and found.power_w is not None
-        return found.latency_s, found.energy_j, tuple(found.power_w)
+        asked = ring_kind(
+            target.gpu.id, world=world, arrangement=layout, causal=causal, backward=backward, seq_len=seq_len,
+            heads=(q_heads, kv_heads, head_dim),
+        )  # fmt: skip
+        return found.latency_s, found.energy_j, tuple(found.power_w), standing_of_kind(asked, target)
 
     return _points(seq_lens, outcome)
 
@@ -68,7 +76,7 @@ def model_points(
         run = simulate(
             model=model, phase=phase, gpu=gpu, cp=world, cp_mode=mode, seq_len=seq_len, ignore_memory=ignore_memory
         )
-        return run.latency_s, run.energy_j, tuple(run.power_w_per_gpu)
+        return run.latency_s, run.energy_j, tuple(run.power_w_per_gpu), run.standing
 
     return _points(seq_lens, outcome)
 
@@ -77,7 +85,7 @@ def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], Outcom
     for seq_len in seq_lens:
         contiguous_s = 0.0
         for layout in LAYOUTS:
-            latency_s, energy_j, power_w_per_gpu = outcome(layout, seq_len)
+            latency_s, energy_j, power_w_per_gpu, rests_on = outcome(layout, seq_len)
             contiguous_s = contiguous_s or latency_s
             yield RingPoint(
                 layout=layout,
@@ -86,4 +94,6 @@ def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], Outcom
                 energy_j=energy_j,
                 power_w_per_gpu=power_w_per_gpu,
                 speedup=contiguous_s / latency_s,
+                status=rests_on.status,
+                status_reasons=rests_on.reasons,
             )

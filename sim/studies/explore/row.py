@@ -20,6 +20,7 @@ FIELDS = frozenset(Scenario.model_fields) | {"world"}
 RESULTS = frozenset(
     {
         "status",
+        "status_reasons",
         "latency_s",
         "energy_j",
         "tokens",
@@ -83,7 +84,8 @@ def figures(run: Timeline) -> dict[str, Any]:
     }[scenario.phase]  # fmt: skip
     requests = run.tokens / per_request
     found: dict[str, Any] = {
-        "status": run.machine.status,
+        "status": run.standing.status,
+        "status_reasons": "; ".join(run.standing.reasons) or None,
         "latency_s": run.latency_s,
         "energy_j": run.energy_j,
         "tokens": run.tokens,

@@ -22,7 +22,7 @@ NUMERIC = frozenset(
     name
     for name, schema in _SCHEMA.items()
     if {part.get("type") for part in schema.get("anyOf", [schema])} & {"integer", "number"}
-) | (RESULTS - {"status"} | {"world", *INTERVALS})
+) | (RESULTS - {"status", "status_reasons"} | {"world", *INTERVALS})
 
 
 def check_ending(path: Path) -> None:

@@ -246,7 +246,7 @@ def _slowest(table: pd.DataFrame) -> Grid:
 def _basis(run: ServeResult) -> Grid:
     data, machine = run.summary, run.machine
     rows = [
-        ["status", f"{data['status']} for the kernels of a step; no server was measured"],
+        ["status", f"{data['status']}: {'; '.join(data['status_reasons'])}"],
         ["of single runs", machine.profile.expected_error() or "-"],
         *basis.profile_rows(machine.profile),
         ["power", f"cap {machine.limits.cap_w:g} W a GPU; the limiters live as long as the server"],

@@ -1,0 +1,145 @@
+"""Which kinds of runs were measured, at which sizes, and how far off predictions were.
+
+``python -m sim.studies.checked_runs FOLDER... --out hardware/data/checked_runs.toml`` reads every whole-model row that
+no fit has seen; :mod:`sim.standing` reads what it writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardware.catalog import load_gpu
+from sim.kind import KEY, Kind, kind_of, ring_kind
+from sim.output import write_atomically
+from sim.scenario import Scenario
+from sim.studies.command import exit_code
+from sim.studies.fidelity import WHOLE, record_files
+from sim.studies.predict import NotPredicted, scenario_of
+from sim.studies.records import Record, read_records
+from sim.studies.validate import Row, validate
+
+HEAD = """# Kinds of whole-model runs that were held against measurements, the sizes that these had, and the errors of
+# predictions (shares: mean of the absolute ones, worst). None of these rows was used in a fit. A run outside is not
+# "calibrated" (sim/standing.py). The number of layers is no size: layers are equal and repeat.
+# Written by: python -m sim.studies.checked_runs FOLDER... --out hardware/data/checked_runs.toml; do not edit.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One measured run and what kind it is."""
+
+    record: Record
+    kind: Kind
+
+
+def seen_in(record: Record) -> Seen | None:
+    """The kind of a whole-model row; None for other rows and for work that is not modelled."""
+    inputs = {name: value for name, value in record.inputs.items() if value is not None}
+    if record.kind not in WHOLE or inputs.get("fast_accumulation"):
+        return None
+    gpu = load_gpu(str(inputs["gpu"]))
+    sizes: dict[str, tuple[float, float]] = {"power_cap_w": (gpu.tdp_w, gpu.tdp_w)}
+    if warm := record.measured.get("temperature_c"):
+        mean = round(statistics.fmean(warm), 1)
+        sizes["chip_temperature_c"] = (mean, mean)
+    try:
+        kind = _kind(record.kind, inputs, gpu.id)
+    except NotPredicted:
+        return None
+    return Seen(record=record, kind=Kind(key=kind.key, sizes={**kind.sizes, **sizes}))
+
+
+def _kind(name: str, inputs: Mapping[str, Any], gpu: str) -> Kind:
+    if name == "ring_attention":
+        return ring_kind(
+            gpu,
+            world=int(inputs["world"]),
+            arrangement=str(inputs["layout"]),
+            causal=bool(inputs.get("causal", True)),
+            backward=not inputs.get("forward_only", True),
+            seq_len=int(inputs["seq_len"]),
+            heads=(int(inputs["q_heads"]), int(inputs["kv_heads"]), int(inputs["head_dim"])),
+        )
+    if name == "dit_step":
+        cp = int(inputs.get("ulysses", 1))
+        step = {"model": inputs["model"], "gpu": gpu, "seq_len": inputs["tokens"], "phase": "denoise", "cp": cp}
+        return kind_of(Scenario.of(**step), gpu)
+    return kind_of(scenario_of(inputs), gpu)
+
+
+def rows_of(paths: Sequence[Path]) -> Iterator[Seen]:
+    """Every whole-model row of ``paths`` once."""
+    known: set[str] = set()
+    for path in paths:
+        for record in read_records(path):
+            if record.digest not in known and (found := seen_in(record)) is not None:
+                known.add(record.digest)
+                yield found
+
+
+def spanned(kinds: Sequence[Kind]) -> Kind:
+    """One kind with the least and the greatest of every size."""
+    sizes: dict[str, tuple[float, float]] = {}
+    for kind in kinds:
+        for name, (low, high) in kind.sizes.items():
+            have = sizes.get(name, (low, high))
+            sizes[name] = (min(have[0], low), max(have[1], high))
+    return Kind(key=kinds[0].key, sizes=dict(sorted(sizes.items())))
+
+
+def grouped(rows: Sequence[Seen]) -> dict[tuple[str, ...], list[Seen]]:
+    """Rows by their kind."""
+    groups: dict[tuple[str, ...], list[Seen]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.kind.key[name] for name in KEY), []).append(row)
+    return dict(sorted(groups.items()))
+
+
+def text_of(rows: Sequence[Seen], predicted: Sequence[Row]) -> str:
+    """The data file."""
+    errors = {row.record.digest: row for row in predicted if row.predicted is not None and not row.fitted}
+    parts = [HEAD]
+    for key, group in grouped([row for row in rows if row.record.digest in errors]).items():
+        lines = ["[[checked]]", *(f"{name} = {json.dumps(value)}" for name, value in zip(KEY, key, strict=True))]
+        lines += [f"rows = {len(group)}", f"files = {json.dumps(sorted({row.record.path.name for row in group}))}"]
+        for name in ("latency", "energy"):
+            signed = [errors[row.record.digest].error(f"{name}_{'s' if name == 'latency' else 'j'}") for row in group]
+            off = [abs(error) for error in signed if error is not None]
+            if off:
+                lines.append(f"{name}_error = [{statistics.fmean(off):.4f}, {max(off):.4f}]")
+        lines.append("[checked.sizes]")
+        lines += [
+            f"{name} = [{low:g}, {high:g}]" if max(abs(low), abs(high)) < 1e5 else f"{name} = [{low:.0f}, {high:.0f}]"
+            for name, (low, high) in spanned([row.kind for row in group]).sizes.items()
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of this module: 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m sim.studies.checked_runs", description=__doc__)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, help="the TOML file to write")
+    arguments = parser.parse_args(argv)
+
+    def write() -> None:
+        paths = [path for folder in arguments.folders for path in record_files(folder)]
+        rows = list(rows_of(paths))
+        whole = sorted({row.record.path for row in rows})
+        write_atomically(arguments.out, text_of(rows, validate(whole)).encode())
+        print(f"{len(rows)} rows of {len(whole)} files in {len(grouped(rows))} kinds")
+
+    return exit_code("checked_runs", write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
