@@ -44,6 +44,7 @@ def summary(run: Timeline) -> dict[str, Any]:
         "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
+        "positions": positions(run.scenario),
         "context_knots": run.outcome.knots,
         "context_knot_error": run.outcome.knot_error,
         "energy_j_by_class": {name: energy_j for name, (energy_j, _) in run.sums_by("family").items()},
@@ -57,6 +58,26 @@ def summary(run: Timeline) -> dict[str, Any]:
     if run.scenario.phase == "denoise":
         result |= video_summary(run.scenario)
     return result
+
+
+def positions(scenario: Scenario) -> dict[str, int | bool] | None:
+    """The last position that a run needs and those its model was made for; None where the model does not say.
+
+    >>> positions(Scenario.of(model="llama3-8b", phase="decode", seq_len=8192))
+    {'needed': 8193, 'of_the_model': 8192, 'beyond': True}
+    """
+    if scenario.phase == "denoise":
+        return None
+    model = workloads.load_model(scenario.model)
+    if not model.max_positions:
+        return None
+    new = {"decode": 1, "generate": (scenario.output_len or 1) - 1}.get(scenario.phase, 0)
+    needed = scenario.seq_len + new
+    return {
+        "needed": needed,
+        "of_the_model": model.max_positions,
+        "beyond": workloads.beyond(model, needed),
+    }
 
 
 def expert_balance(scenario: Scenario) -> dict[str, float] | None:
@@ -216,6 +237,9 @@ def status_text(run: Timeline) -> str:
     drawn_w = max(run.power_w_per_gpu)
     if cap_w is not None and run.scenario.regime == "steady" and drawn_w > 1.01 * cap_w:
         text += f"; power_cap_w = {cap_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W"
+    reach = positions(run.scenario)
+    if reach is not None and reach["beyond"]:
+        text += f"; {reach['needed']:,} tokens are beyond the {reach['of_the_model']:,} positions of the model"
     if outside:
         text += f"; outside the measured range: {', '.join(outside[:4])}{', ...' if len(outside) > 4 else ''}"
     return text

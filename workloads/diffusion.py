@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, shown
 from workloads.model import positive, refuse_unknown
+from workloads.toml_text import read_toml
 from workloads.work import DType
 
 # Each stage of a VAE's decoder doubles height and width for the next: layers of two convolutions a stage.
@@ -116,14 +116,11 @@ def load_dit(name: str) -> DitSpec:
 
 def parse_dit(text: str, *, where: str) -> DitSpec:
     """A diffusion transformer from TOML text; every problem is one line that names file, field, value and remedy."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{where}: not valid TOML: {error}") from None
+    data = read_toml(text, where=where)
     refuse_unknown(data, tuple(field.name for field in fields(DitSpec)), where)
     for name in ("id", "source"):
         if not isinstance(data.get(name), str) or not data[name]:
-            raise WorkloadError(f"{where}: {name} = {data.get(name)!r}: give a text")
+            raise WorkloadError(f"{where}: {name} = {shown(data.get(name))}: give a text")
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in _NUMBERS}
     sizes |= {name: positive(data[name], name, where) for name in _LAYERS if name in data}
     sizes |= {name: _whole_numbers(data.get(name), name, count, where) for name, count in _LISTS.items()}
@@ -139,7 +136,7 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
 
 def _whole_numbers(value: Any, name: str, count: int | None, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not value or len(value) != (count or len(value)):
-        raise WorkloadError(f"{where}: {name} = {value!r}: give a list of {count or 'positive'} whole numbers")
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give a list of {count or 'positive'} whole numbers")
     return tuple(positive(one, name, where) for one in value)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+WIDEST = 300  # characters of a message
 COMMANDS = {
     "simulate": "Simulate one scenario: latency, energy, power, clock, and a Perfetto timeline.",
     "serve": "Serve a stream of requests: latency percentiles, throughput, joules per request.",
@@ -72,8 +73,8 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         # A command group without a command: newer click raises its help text as an error.
         no_command = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))
-        text = error.format_message()  # of several lines where it lists choices
-        click.echo(text if no_command else f"wattline: {' '.join(text.split())}", err=True)
+        text = error.format_message()
+        click.echo(text if no_command else one_line(text), err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("wattline: interrupted", err=True)
@@ -81,8 +82,21 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         if not _ours(error):
             raise
-        click.echo(f"wattline: {error}", err=True)
+        click.echo(one_line(str(error)), err=True)
         sys.exit(2)
+
+
+def one_line(text: str) -> str:
+    """A message as it is printed: one line of at most ``WIDEST`` characters, long values cut in their middle.
+
+    >>> len(one_line("c.json: x = " + "9" * 5000 + ": give a positive whole number"))
+    300
+    """
+    line = f"wattline: {' '.join(text.split())}"
+    if len(line) <= WIDEST:
+        return line
+    end = WIDEST // 3  # the remedy stands last
+    return f"{line[: WIDEST - end - 5]} ... {line[-end:]}"
 
 
 def _ours(error: Exception) -> bool:

@@ -48,7 +48,10 @@ def print_summary(run: ServeResult, console: Console) -> None:
         head.add_row("preemptions", f"{data['preemptions']:,}")
     if data["hit_tokens"]:
         head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}")
-    head.add_row("these numbers are", f"{data['status']} for the kernels of a step; no server was measured")
+    rests = f"{data['status']} for the kernels of a step; no server was measured"
+    if data["beyond_model_positions"]:
+        rests += f"; {data['beyond_model_positions']:,} requests are longer than the positions of the model"
+    head.add_row("these numbers are", rests)
     console.print(head)
     table = Table(title="Latency (ms)", title_justify="left")
     names = ("mean", "p50", "p90", "p99")
