@@ -108,10 +108,40 @@ PUBLISHED: dict[str, tuple[Config, float, int | None]] = {
 }
 
 
+# What transformers 4.57 fills in where a file leaves a key out.
+FILLED: dict[str, Config] = {
+    "mistral": {"num_key_value_heads": 8}, "qwen2": {"num_key_value_heads": 32}, "mixtral": {"num_key_value_heads": 8},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128}, "qwen2_moe": {"num_key_value_heads": 16},
+    "qwen3_moe": {"num_key_value_heads": 4}, "granite": {}, "phi3": {}, "llama": {},
+    "deepseek_v2": {"q_lora_rank": 1536, "n_shared_experts": 0, "first_k_dense_replace": 0},
+    "deepseek_v3": {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3},
+    "kimi_k2": {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3},
+}  # fmt: skip
+
+
+def kv_bytes(config: Config, fp32: bool) -> int | None:
+    """Bytes of the KV cache a token, of full attention in every layer; None for an encoder."""
+    config = FILLED.get(config["model_type"], {}) | config
+    element = 4 if fp32 else 2
+    match config["model_type"]:
+        case "bert":
+            return None
+        case "gpt2":
+            return int(element * 2 * config["n_layer"] * config["n_embd"])
+        case "opt":
+            return int(element * 2 * config["num_hidden_layers"] * config["hidden_size"])
+        case "deepseek_v2" | "deepseek_v3" | "kimi_k2":
+            return int(element * config["num_hidden_layers"] * (config["kv_lora_rank"] + config["qk_rope_head_dim"]))
+    heads = config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    return int(element * 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size)
+
+
 def count(config: Config) -> int:
     """Weights of a configuration as transformers 4.57 would make them, large matrices only (norms and biases are
     under 0.2 %)."""
     kind = config["model_type"]
+    config = FILLED.get(kind, {}) | config
     if kind in ("gpt2", "opt", "bert"):
         names = {
             "gpt2": ("n_embd", "n_layer", "n_inner", "n_positions", 1024),
