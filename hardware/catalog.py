@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import tomllib
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +12,6 @@ from typing import Any
 
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.toml_text import read_toml
 
 # What people say when they mean the SXM board.
 ALIASES = {
@@ -26,7 +27,6 @@ NUMBERS = (
     "hbm_bytes_per_s", "l2_bytes", "link_bytes_per_s", "pcie_bytes_per_s", "tdp_w", "idle_w",
 )  # fmt: skip
 MAY_BE_ZERO = frozenset({"link_bytes_per_s"})  # no direct link: traffic goes over PCIe
-MOST = 1e20  # above every figure of a GPU in SI units; larger ones overflow somewhere
 CONFIDENCES = ("high", "medium", "low")
 
 
@@ -96,7 +96,10 @@ def load_gpu(name: str) -> GpuSpec:
 
 def parse_gpu(text: str, *, where: str) -> GpuSpec:
     """A GPU from TOML text; every problem is one line that names file, field, value and remedy."""
-    data = read_toml(text, where=where)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(f"{where}: not valid TOML: {error}") from None
     refuse_unknown(data, (*TEXT, *NUMBERS, "tensor_flops_per_s"), where)
     sources: dict[str, str] = {}
     confidence: dict[str, Any] = {}
@@ -134,7 +137,7 @@ def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str
         raise HardwareError(f"{where}: {field} = {entry!r} has no source: give {{ value, source, confidence }}")
     refuse_unknown(entry, ("value", "source", "confidence"), f"{where}: {field}")
     value, source = entry.get("value"), entry.get("source")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST < value < MOST:  # NaN is not
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise HardwareError(f"{where}: {field} = {value!r}: give a finite number")
     if value < 0 or (value == 0 and field not in MAY_BE_ZERO):
         raise HardwareError(f"{where}: {field} = {value:g}: must be positive")

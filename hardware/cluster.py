@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hardware.catalog import figure, load_gpu, refuse_unknown, shipped_ids
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.routes import Span
-from hardware.toml_text import read_toml
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -170,7 +170,10 @@ def load_node(name: str) -> NodeSpec:
 
 def parse_node(text: str, *, where: str) -> NodeSpec:
     """A node from TOML text; every problem is one line that names file, field, value and remedy."""
-    data = read_toml(text, where=where)
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(f"{where}: not valid TOML: {error}") from None
     refuse_unknown(data, ("id", "interconnect", *FIGURES), where)
     if not isinstance(data.get("id"), str) or not data["id"]:
         raise HardwareError(f"{where}: id = {data.get('id')!r}: give a text")
@@ -230,7 +233,10 @@ def parse_cluster(text: str, *, where: str) -> Cluster:
     >>> parse_cluster('gpu = "a100"\\nnode = "hgx-8"\\nnodes = 4', where="mine.toml").gpus
     32
     """
-    data = read_toml(text, where=where)
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(f"{where}: not valid TOML: {error}") from None
     refuse_unknown(data, ("gpu", "node", "nodes"), where)
     for field in ("gpu", "node"):
         if not isinstance(data.get(field), str):

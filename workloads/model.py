@@ -32,7 +32,7 @@ from workloads.work import Elementwise
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
 OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
 LIMITS = ("max_positions", "window")
-MOST_LAYERS = 10_000
+MOST_LAYERS, MOST_EXPERTS = 10_000, 4096  # tens of times those of any public model
 MOST_BYTES = 4_000_000  # of a model's file; the largest config.json seen has 0.1 MB
 LATENT_SIZES = ("kv_rank", "nope_dim", "rope_dim")
 
@@ -144,6 +144,8 @@ def with_block(model: ModelSpec) -> ModelSpec:
     """``model`` with the usual decoder layers where it names none of its own; checks sizes."""
     if model.layers > MOST_LAYERS:
         raise WorkloadError(f"{model.id}: layers = {model.layers}: at most {MOST_LAYERS} are simulated")
+    if model.experts > MOST_EXPERTS:
+        raise WorkloadError(f"{model.id}: experts = {model.experts}: at most {MOST_EXPERTS} are simulated")
     if model.q_heads % model.kv_heads:
         raise WorkloadError(f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}")
     if bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:

@@ -90,13 +90,11 @@ def one_line(text: str) -> str:
     """A message as it is printed: one line of at most ``WIDEST`` characters, long values cut in their middle.
 
     >>> len(one_line("c.json: x = " + "9" * 5000 + ": give a positive whole number"))
-    300
+    272
     """
     line = f"wattline: {' '.join(text.split())}"
-    if len(line) <= WIDEST:
-        return line
-    end = WIDEST // 3  # the remedy stands last
-    return f"{line[: WIDEST - end - 5]} ... {line[-end:]}"
+    head, tail = WIDEST * 3 // 5 - 1, WIDEST * 3 // 10
+    return line if len(line) <= WIDEST else f"{line[:head]}...{line[-tail:]}"
 
 
 def _ours(error: Exception) -> bool:
