@@ -58,8 +58,15 @@ def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = Fals
 
 
 def shown(value: object) -> str:
-    """``value`` as a message quotes it."""
-    return cut(repr(value), SHOWN)
+    """``value`` as a message quotes it.
+
+    >>> shown("gelu"), shown([3])
+    ("'gelu'", '[3]')
+    """
+    try:
+        return cut(repr(value), SHOWN)
+    except (ValueError, RecursionError):  # a number of thousands of digits, tables in tables
+        return f"a {type(value).__name__} that is too large to print"
 
 
 def cut(text: str, limit: int) -> str:

@@ -13,6 +13,7 @@ import workloads
 from sim.console import PlainConsole, visible
 from sim.exposure import S_PER_PS
 from sim.layout import layout_of
+from sim.positions import positions
 from sim.runner import routing_of
 from sim.scenario import Scenario
 from sim.timeline import Timeline
@@ -46,6 +47,7 @@ def summary(run: Timeline) -> dict[str, Any]:
         "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
+        "positions": positions(run.scenario),
         "context_knots": run.outcome.knots,
         "context_knot_error": run.outcome.knot_error,
         "energy_j_by_class": {name: energy_j for name, (energy_j, _) in run.sums_by("family").items()},

@@ -19,6 +19,7 @@ from hardware.cluster import default_node, load_node
 from hardware.gpu import GpuSpec
 from sim.kind import KEY, Kind, kind_of
 from sim.machine import Machine
+from sim.positions import positions
 from sim.scenario import Scenario
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
@@ -141,6 +142,10 @@ def standing(
     unchecked += missing
     extrapolated = [] if known is None else _beyond(asked, known.kind)
     extrapolated += _policy(scenario, target, known)
+    reach = positions(scenario)
+    if reach is not None and reach["beyond"]:
+        needed, known_to = reach["needed"], reach["of_the_model"]
+        extrapolated.append(f"{needed:,} tokens are beyond the {known_to:,} positions of the model")
     if kernels_outside:
         more = ", ..." if len(kernels_outside) > 4 else ""
         extrapolated.append(f"outside the measured range: {', '.join(kernels_outside[:4])}{more}")
@@ -191,9 +196,15 @@ def standing_of_laws(target: Machine, *, outside: bool = False, unmeasured: Sequ
     )
 
 
-def standing_served(target: Machine) -> Standing:
-    """What a served run rests on: laws of kernels; no whole server was held against its prediction."""
+def standing_served(target: Machine, *, beyond_positions: int = 0) -> Standing:
+    """What a served run rests on: laws of kernels; no whole server was held against its prediction.
+
+    ``beyond_positions`` requests are longer than the positions of the model.
+    """
     laws = standing_of_laws(target)
+    if beyond_positions:
+        longer = f"{beyond_positions:,} requests are longer than the positions of the model"
+        laws = replace(laws, extrapolated=(*laws.extrapolated, longer))
     return replace(laws, unchecked=(f"no server was measured; kernels of a step: {laws.status}", *laws.unchecked))
 
 

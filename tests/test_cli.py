@@ -96,7 +96,8 @@ BAD = [
     (
         ["simulate", "--model", "config.json"],
         "config.json: model_type = 'gpt9' is not supported; supported are bert, deepseek_v2, deepseek_v3, gpt2, "
-        "llama, llava, mistral, mixtral, nemotron_h, opt, qwen2, qwen3, qwen3_moe, vit",
+        "granite, kimi_k2, llama, llava, mistral, mixtral, nemotron_h, opt, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, "
+        "vit",
     ),
     (
         ["simulate", "--model", "negative.json"],

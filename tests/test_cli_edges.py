@@ -91,7 +91,10 @@ BAD = [
     ([*LAYER, "--sm-clock-mhz", "100"], "sm_clock_mhz = 100 is outside what h100-sxm-80gb runs: 345 to 1980 MHz"),
     ([*LAYER, "--sm-clock-mhz", "-5"], "scenario: sm_clock_mhz = -5.0: input should be greater than 0"),
     ([*LAYER, "--trace", "half.json/t.json"], "cannot write 'half.json/t.json': no folder 'half.json'"),
-    ([*LAYER, "--trace", f"{'x' * 300}.json"], f"cannot write trace '{'x' * 300}.json': File name too long"),
+    (  # cut to 300 characters
+        [*LAYER, "--trace", f"{'x' * 300}.json"],
+        f"cannot write trace '{'x' * 149}...{'x' * 64}.json': File name too long",
+    ),
     (
         [*LAYER, "--trace", "half.json", "--trace-layout", "hta"],
         "cannot write traces into folder 'half.json': File exists",
@@ -120,7 +123,8 @@ BAD = [
     (
         ["simulate", "--model", "types.json"],
         "types.json: model_type = ['llama'] is not supported; supported are bert, deepseek_v2, deepseek_v3, gpt2, "
-        "llama, llava, mistral, mixtral, nemotron_h, opt, qwen2, qwen3, qwen3_moe, vit",
+        "granite, kimi_k2, llama, llava, mistral, mixtral, nemotron_h, opt, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, "
+        "vit",
     ),
     (
         ["simulate", "--model", "half.json"],
@@ -211,8 +215,8 @@ def test_json_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
         "energy_j_per_gpu",
         "energy_j_per_request", "energy_j_per_token", "energy_to_first_token_j", "expected_error",
         "exposed_communication_by_kind", "exposed_communication_s", "extrapolated_kernels", "files", "gpu", "kernels",
-        "latency_s", "model", "power_target_w_per_gpu", "power_w_per_gpu", "scenario", "sm_clock_hz_per_gpu", "status",
-        "status_of_card", "status_reasons", "tokens", "tpot_s", "trace", "ttft_s",
+        "latency_s", "model", "positions", "power_target_w_per_gpu", "power_w_per_gpu", "scenario",
+        "sm_clock_hz_per_gpu", "status", "status_of_card", "status_reasons", "tokens", "tpot_s", "trace", "ttft_s",
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from workloads.model import ModelSpec, list_models, load_model
 from workloads.parallel import Layout, check_layout
 from workloads.params import params
 from workloads.popularity import Zipf, parse_popularity
+from workloads.positions import beyond, check_reach
 from workloads.program import Program
 from workloads.routing import Routing, busiest_spread, expert_loads
 from workloads.stack import load_stack
@@ -27,12 +28,14 @@ __all__ = [
     "Routing",
     "WorkloadError",
     "Zipf",
+    "beyond",
     "build_generate",
     "build_program",
     "build_ragged",
     "build_training",
     "busiest_spread",
     "check_layout",
+    "check_reach",
     "choice_of",
     "expert_loads",
     "list_models",

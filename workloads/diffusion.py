@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inputs.files import read_text
-from inputs.texts import parse_toml
+from inputs.texts import parse_toml, shown
 from workloads.errors import WorkloadError
 from workloads.model import positive, refuse_unknown
 from workloads.work import DType
@@ -116,7 +116,7 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
     refuse_unknown(data, tuple(field.name for field in fields(DitSpec)), where)
     for name in ("id", "source"):
         if not isinstance(data.get(name), str) or not data[name]:
-            raise WorkloadError(f"{where}: {name} = {data.get(name)!r}: give a text")
+            raise WorkloadError(f"{where}: {name} = {shown(data.get(name))}: give a text")
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in _NUMBERS}
     sizes |= {name: positive(data[name], name, where) for name in _LAYERS if name in data}
     sizes |= {name: _whole_numbers(data.get(name), name, count, where) for name, count in _LISTS.items()}
@@ -132,7 +132,7 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
 
 def _whole_numbers(value: Any, name: str, count: int | None, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not value or len(value) != (count or len(value)):
-        raise WorkloadError(f"{where}: {name} = {value!r}: give a list of {count or 'positive'} whole numbers")
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give a list of {count or 'positive'} whole numbers")
     return tuple(positive(one, name, where) for one in value)
 
 

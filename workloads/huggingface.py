@@ -1,80 +1,120 @@
-"""Hugging Face ``config.json``: the fields that size a model, checked, and nothing else."""
+"""Hugging Face ``config.json``: the fields that size a model, checked; a key that is not understood is refused."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from inputs.texts import shown
+from workloads.config_keys import check_keys, families
 from workloads.errors import WorkloadError
 from workloads.hybrid import HYBRID, hybrid_model
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.mixers import Latent
-from workloads.model import ModelSpec, positive, with_block
+from workloads.model import ModelSpec, flag, name_of, positive, with_block
+from workloads.positions import max_positions, window_of
+from workloads.precision import precision_of
 from workloads.vision import VISION_LANGUAGE, vision_language_model
 
-DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-EXPERTS = frozenset({"qwen3_moe", "mixtral"})
-LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
+DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"})
+EXPERTS = frozenset({"qwen2_moe", "qwen3_moe", "mixtral"})
+LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
 KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM | HYBRID | VISION_LANGUAGE
+# Choices of experts that are priced: the best of all, or of the best groups.
+_ROUTES = ("greedy", "group_limited_greedy", "noaux_tc")
 
 
 def parse_config(text: str, *, where: str) -> ModelSpec:
-    """A model from its configuration: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V2/V3, GPT-2, OPT,
-    BERT, ViT, Nemotron-H, LLaVA.
+    """A model from its configuration: Llama, Mistral, Qwen2, Qwen3, Phi-3, Granite, Mixtral, Qwen2-MoE, Qwen3-MoE,
+    DeepSeek-V2/V3, Kimi K2, GPT-2, OPT, BERT, ViT, Nemotron-H, LLaVA.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise WorkloadError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise WorkloadError(f"{where}: not a configuration: lists or objects nest too deeply") from None
+    except ValueError as error:  # a key given twice, a number of thousands of digits
+        raise WorkloadError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise WorkloadError(f"{where}: a configuration is an object, found {type(data).__name__}")
+    return read_config(data, where=where)
+
+
+def read_config(data: dict[str, Any], *, where: str) -> ModelSpec:
+    """:func:`parse_config` of what is parsed already."""
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in KNOWN:
         known = ", ".join(sorted(KNOWN))
-        raise WorkloadError(f"{where}: model_type = {kind!r} is not supported; supported are {known}")
-
+        raise WorkloadError(f"{where}: model_type = {shown(kind)} is not supported; supported are {known}")
+    precision = precision_of(data, where=where)
+    check_keys(data, kind, where)
     if kind in VISION_LANGUAGE:
         return vision_language_model(data, where=where)
     if kind in HYBRID:
-        return hybrid_model(data, where=where)
-    if kind in LAYER_NORM:
-        return layer_norm_model(data, where=where)
-    _refuse_other_arithmetic(data, kind, where)
+        model = hybrid_model(data, where=where)
+    elif kind in LAYER_NORM:
+        model = layer_norm_model(data, where=where)
+    else:
+        model = _gated_model(data, kind, where)
+    return replace(model, family=kind, precision=precision)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand once each."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {shown(next(n for n in names if names.count(n) > 1))} stands twice")
+    return found
+
+
+def _gated_model(data: dict[str, Any], kind: str, where: str) -> ModelSpec:
+    """Grouped-query or latent attention around gated feed-forwards or experts."""
 
     def size(name: str, default: Any = None) -> int:
         value = data.get(name)
         return positive(default if value is None else value, name, where)
 
+    _refuse_other_arithmetic(data, where)
     heads = size("num_attention_heads")
     width = size("hidden_size")
+    layers = size("num_hidden_layers")
     fields: dict[str, Any] = {}
     if kind in EXPERTS:
         fields |= {
-            "experts": size("num_experts" if kind == "qwen3_moe" else "num_local_experts"),
+            "experts": size("num_local_experts" if kind == "mixtral" else "num_experts"),
             "top_k": size("num_experts_per_tok"),
         }
+        if kind == "qwen2_moe":
+            fields["shared_d_ff"] = size("shared_expert_intermediate_size")
     if kind in LATENT:
-        fields |= _latent_fields(data, size)
+        fields |= _latent_fields(data, kind, size, where)
+    elif data.get("head_dim") is None and width % heads:
+        raise WorkloadError(f"{where}: hidden_size = {width} is not a multiple of num_attention_heads = {heads}")
     return with_block(
         ModelSpec(
-            id=str(data.get("_name_or_path") or where),
+            id=name_of(data, where),
             source=str(data.get("_source") or where),
             d_model=width,
-            layers=size("num_hidden_layers"),
+            layers=layers,
             q_heads=heads,
             kv_heads=heads if kind in LATENT else size("num_key_value_heads", heads),
-            head_dim=size("v_head_dim" if kind in LATENT else "head_dim", width // heads),
+            head_dim=size("v_head_dim") if kind in LATENT else size("head_dim", width // heads),
             d_ff=size("intermediate_size" if kind in DENSE | {"mixtral"} else "moe_intermediate_size"),
             vocab=size("vocab_size"),
             qk_norm=kind in ("qwen3", "qwen3_moe"),
-            tied_embeddings=bool(data.get("tie_word_embeddings", False)),
+            tied_embeddings=flag(data, "tie_word_embeddings", where),
+            max_positions=max_positions(data, where),
+            window=window_of(data, kind, layers, where),
             **fields,
         )
     )
 
 
-def _latent_fields(data: dict[str, Any], size: Callable[..., int]) -> dict[str, Any]:
+def _latent_fields(data: dict[str, Any], kind: str, size: Callable[..., int], where: str) -> dict[str, Any]:
     """Latent attention, shared and dense parts of DeepSeek-V2/V3; ``q_lora_rank`` null means none."""
     fields: dict[str, Any] = {
         "latent": Latent(
@@ -86,32 +126,35 @@ def _latent_fields(data: dict[str, Any], size: Callable[..., int]) -> dict[str, 
         "experts": size("n_routed_experts"),
         "top_k": size("num_experts_per_tok"),
     }
-    if data.get("n_shared_experts"):
+    whole = fields["latent"].nope_dim + fields["latent"].rope_dim
+    if data.get("qk_head_dim") not in (None, whole):
+        raise WorkloadError(
+            f"{where}: qk_head_dim = {shown(data['qk_head_dim'])}: is qk_nope_head_dim + qk_rope_head_dim = {whole}"
+        )
+    if data.get("n_shared_experts") not in (None, 0):
         fields["shared_d_ff"] = size("n_shared_experts") * size("moe_intermediate_size")
-    if data.get("first_k_dense_replace"):
+    if data.get("first_k_dense_replace") not in (None, 0):
         fields |= {"dense_layers": size("first_k_dense_replace"), "dense_d_ff": size("intermediate_size")}
-    if data.get("topk_method", "noaux_tc") != "greedy" and (data.get("n_group") or 1) > 1:
+    route = data.get("topk_method") or ("greedy" if kind == "deepseek_v2" else "noaux_tc")
+    if route not in _ROUTES:
+        raise WorkloadError(f"{where}: topk_method = {shown(route)}: known are {', '.join(_ROUTES)}")
+    if route != "greedy" and size("n_group", 1) > 1:
         fields |= {"route_groups": size("n_group"), "top_groups": size("topk_group")}
     return fields
 
 
-def _refuse_other_arithmetic(data: dict[str, Any], kind: str, where: str) -> None:
-    """Fields that mean other kernels than the Llama-like layer has; absent ones mean the family's usual layer."""
+def _refuse_other_arithmetic(data: dict[str, Any], where: str) -> None:
+    """Values that mean other kernels than the Llama-like layer has; absent ones mean the family's usual layer."""
     activation = data.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise WorkloadError(f"{where}: hidden_act = {activation!r}: gated layers are priced with 'silu' only")
-    # Mistral and Mixtral slide whenever a window is given, the others only where they say so.
-    slides = data.get("use_sliding_window", kind in ("mistral", "mixtral"))
-    window = data.get("sliding_window")
-    if slides and window is not None:
-        raise WorkloadError(
-            f"{where}: sliding_window = {window!r}: attention over a window is not modelled: "
-            "set it to null for contexts within the window"
-        )
+        raise WorkloadError(f"{where}: hidden_act = {shown(activation)}: gated layers are priced with 'silu' only")
     dense = data.get("mlp_only_layers")
-    if dense:
-        raise WorkloadError(f"{where}: mlp_only_layers = {dense!r}: all layers must be alike")
+    if dense not in (None, []):
+        raise WorkloadError(f"{where}: mlp_only_layers = {shown(dense)}: all layers must be alike")
     for name in ("decoder_sparse_step", "moe_layer_freq"):
         step = data.get(name, 1)
-        if step != 1:
-            raise WorkloadError(f"{where}: {name} = {step!r}: all layers must be alike: only 1 is supported")
+        if step not in (None, 1) or isinstance(step, bool):
+            raise WorkloadError(f"{where}: {name} = {shown(step)}: all layers must be alike: only 1 is supported")
+
+
+assert frozenset(families()) >= KNOWN

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from inputs.texts import shown
 from workloads.errors import WorkloadError
 from workloads.mixers import StateSpaceSizes
-from workloads.model import ModelSpec, positive
+from workloads.model import ModelSpec, flag, name_of, positive
 from workloads.ops import Block, Pointwise, StateSpace, attention, block, fuse, op, qkv_gemm
+from workloads.positions import max_positions
 from workloads.work import Elementwise
 
 HYBRID = frozenset({"nemotron_h"})
@@ -65,17 +67,17 @@ def hybrid_model(data: dict[str, Any], *, where: str) -> ModelSpec:
     letters = "".join(letter for letter, _, _ in PARTS)
     if not isinstance(pattern, str) or len(pattern) != layers or set(pattern) - set(letters):
         raise WorkloadError(
-            f"{where}: hybrid_override_pattern = {pattern!r}: give one letter of '{letters}' for each of the "
+            f"{where}: hybrid_override_pattern = {shown(pattern)}: give one letter of '{letters}' for each of the "
             f"num_hidden_layers = {layers}"
         )
-    if data.get("mlp_hidden_act", "relu2") != "relu2":
-        raise WorkloadError(f"{where}: mlp_hidden_act = {data['mlp_hidden_act']!r}: only 'relu2' is known")
+    if data.get("mlp_hidden_act") not in (None, "relu2"):
+        raise WorkloadError(f"{where}: mlp_hidden_act = {shown(data['mlp_hidden_act'])}: only 'relu2' is known")
     heads, groups = size("mamba_num_heads"), size("n_groups")
     if heads % groups:
         raise WorkloadError(f"{where}: mamba_num_heads = {heads} is not a multiple of n_groups = {groups}")
     q_heads, width = size("num_attention_heads"), size("hidden_size")
     return ModelSpec(
-        id=str(data.get("_name_or_path") or where),
+        id=name_of(data, where),
         source=str(data.get("_source") or where),
         d_model=width,
         layers=layers,
@@ -84,7 +86,8 @@ def hybrid_model(data: dict[str, Any], *, where: str) -> ModelSpec:
         head_dim=size("attention_head_dim", data.get("head_dim") or width // q_heads),
         d_ff=size("intermediate_size"),
         vocab=size("vocab_size"),
-        tied_embeddings=bool(data.get("tie_word_embeddings", False)),
+        tied_embeddings=flag(data, "tie_word_embeddings", where),
+        max_positions=max_positions(data, where),
         state_space=StateSpaceSizes(
             heads=heads,
             head_dim=size("mamba_head_dim"),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.model import ModelSpec, positive
+from workloads.model import ModelSpec, flag, name_of, positive
 from workloads.ops import Block, layer_norm_block
 from workloads.work import Elementwise
 
 LAYER_NORM = frozenset({"gpt2", "opt", "bert", "vit"})
+# Positions a model has where its file does not say (transformers 4.57).
+_POSITIONS = {
+    "gpt2": ("n_positions", 1024),
+    "opt": ("max_position_embeddings", 2048),
+    "bert": ("max_position_embeddings", 512),
+}
 _ACTIVATIONS = {
     "gelu_new": Elementwise.GELU_TANH,
     "gelu_pytorch_tanh": Elementwise.GELU,  # one kernel
@@ -43,15 +50,17 @@ def layer_norm_model(data: dict[str, Any], *, where: str) -> ModelSpec:
     width, heads = sizes(names[0]), sizes(names[2])
     if width % heads:
         raise WorkloadError(f"{where}: {names[0]} = {width} is not a multiple of {names[2]} = {heads}")
-    if data.get("word_embed_proj_dim", width) != width or not data.get("do_layer_norm_before", True):
+    if data.get("word_embed_proj_dim") not in (None, width) or not flag(
+        data, "do_layer_norm_before", where, default=True
+    ):
         raise WorkloadError(f"{where}: OPT of 350M (embedding narrower than the layers, norm after them) is not known")
     defaults = {"gpt2": "gelu_new", "opt": "relu", "bert": "gelu", "vit": "gelu"}
     activation = data.get(names[4], defaults[kind])
-    if activation not in _ACTIVATIONS:
-        raise WorkloadError(f"{where}: {names[4]} = {activation!r}: known are {', '.join(_ACTIVATIONS)}")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise WorkloadError(f"{where}: {names[4]} = {shown(activation)}: known are {', '.join(_ACTIVATIONS)}")
     vocab = sizes("num_channels", 3) * sizes("patch_size", 16) ** 2 if kind == "vit" else sizes("vocab_size")
     return ModelSpec(
-        id=str(data.get("_name_or_path") or where),
+        id=name_of(data, where),
         source=str(data.get("_source") or where),
         d_model=width,
         layers=sizes(names[1]),
@@ -60,7 +69,9 @@ def layer_norm_model(data: dict[str, Any], *, where: str) -> ModelSpec:
         head_dim=width // heads,
         d_ff=sizes(names[3], 4 * width),
         vocab=vocab,
-        tied_embeddings=True,
+        tied_embeddings=flag(data, "tie_word_embeddings", where, default=True),
+        max_positions=patches(data, where=where) if kind == "vit" else sizes(*_POSITIONS[kind]),
+        learned_positions=True,
         causal=kind in ("gpt2", "opt"),
         block=_block(kind, _ACTIVATIONS[activation]),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inputs.files import read_text
-from inputs.texts import parse_toml
+from inputs.texts import parse_toml, shown
 from workloads.errors import WorkloadError
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.ops import (
@@ -27,12 +28,15 @@ from workloads.ops import (
     gated_feed,
     op,
 )
+from workloads.precision import check_neighbours
 from workloads.work import Elementwise
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
 OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
 # A part of an id that says which size of a family it is ("-8b", "-8x7b", "-large"), unlike "-a3b", the active share.
 SIZE = re.compile(r"-(\d+x)?\d+(\.\d+)?[bm](-|$)|-(tiny|small|base|medium|large|huge|xl)(-|$)")
+LIMITS = ("max_positions", "window")
+MOST_LAYERS, MOST_EXPERTS = 10_000, 4096  # tens of times those of any public model
 LATENT_SIZES = ("kv_rank", "nope_dim", "rope_dim")
 
 
@@ -44,6 +48,10 @@ class ModelSpec:
     ``shared_d_ff`` is the width of the shared experts together. With ``route_groups`` a token chooses its experts
     among those of its ``top_groups`` best groups. With ``latent``, ``head_dim`` is the size of a value. A hybrid has
     one letter a layer in ``pattern``, and what each letter means in ``parts``: letter, name, block.
+
+    ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
+    Attention is known in contexts within ``window`` only, where there is one. ``precision`` is that of the stored
+    weights.
     """
 
     id: str
@@ -68,6 +76,11 @@ class ModelSpec:
     causal: bool = True
     state_space: StateSpaceSizes | None = None
     vision: Vision | None = None
+    family: str = "decoder"
+    precision: str = "bf16"
+    max_positions: int = 0
+    learned_positions: bool = False
+    window: int = 0
     pattern: str = ""
     parts: tuple[tuple[str, str, Block], ...] = ()
     block: Block = field(default_factory=Block)
@@ -132,6 +145,10 @@ class Vision:
 
 def with_block(model: ModelSpec) -> ModelSpec:
     """``model`` with the usual decoder layers where it names none of its own; checks sizes."""
+    if model.layers > MOST_LAYERS:
+        raise WorkloadError(f"{model.id}: layers = {model.layers}: at most {MOST_LAYERS} are simulated")
+    if model.experts > MOST_EXPERTS:
+        raise WorkloadError(f"{model.id}: experts = {model.experts}: at most {MOST_EXPERTS} are simulated")
     if model.q_heads % model.kv_heads:
         raise WorkloadError(f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}")
     if bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
@@ -226,7 +243,10 @@ def model_id(name: str) -> str:
 def _load_file(path: Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
-    return _parse(str(path), read_text(path, "model", WorkloadError))
+    model = _parse(str(path), read_text(path, "model", WorkloadError))
+    if path.suffix == ".json":
+        check_neighbours(path.parent, experts=model.experts > 0)
+    return model
 
 
 def _parse(where: str, text: str) -> ModelSpec:
@@ -241,13 +261,13 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
     """A model from TOML text; every problem is one line that names file, field, value and remedy."""
     data = parse_toml(text, where, WorkloadError)
     flags = ("tied_embeddings", "qk_norm")
-    refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, *flags, "latent", "block"), where)
+    refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, *LIMITS, *flags, "latent", "block"), where)
     for name in ("id", "source"):
         if not isinstance(data.get(name), str) or not data[name]:
-            raise WorkloadError(f"{where}: {name} = {data.get(name)!r}: give a text")
+            raise WorkloadError(f"{where}: {name} = {shown(data.get(name))}: give a text")
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in SIZES}
-    sizes |= {name: positive(data[name], name, where) for name in OPTIONAL_SIZES if name in data}
-    tied, qk_norm = (_flag(data, name, where) for name in flags)
+    sizes |= {name: positive(data[name], name, where) for name in (*OPTIONAL_SIZES, *LIMITS) if name in data}
+    tied, qk_norm = (flag(data, name, where) for name in flags)
     return with_block(
         ModelSpec(
             id=data["id"],
@@ -261,16 +281,25 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
     )
 
 
-def _flag(data: dict[str, Any], name: str, where: str) -> bool:
-    value = data.get(name, False)
+def flag(data: Mapping[str, Any], name: str, where: str, *, default: bool = False) -> bool:
+    """``data[name]`` as a truth value, or an error that names it."""
+    value = data.get(name)
+    if value is None:
+        return default
     if not isinstance(value, bool):
-        raise WorkloadError(f"{where}: {name} = {value!r}: give true or false")
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give true or false")
     return value
+
+
+def name_of(data: Mapping[str, Any], where: str) -> str:
+    """What a configuration calls its model; its place where it does not."""
+    name = data.get("_name_or_path")
+    return name if isinstance(name, str) and name and len(name) < 100 and name.isprintable() else where
 
 
 def _latent(table: Any, where: str) -> Latent:
     if not isinstance(table, dict):
-        raise WorkloadError(f"{where}: latent = {table!r}: give a [latent] table")
+        raise WorkloadError(f"{where}: latent = {shown(table)}: give a [latent] table")
     refuse_unknown(table, (*LATENT_SIZES, "q_rank"), f"{where}: latent")
     sizes = {name: positive(table.get(name), f"latent.{name}", where) for name in LATENT_SIZES}
     return Latent(q_rank=positive(table["q_rank"], "latent.q_rank", where) if "q_rank" in table else 0, **sizes)
@@ -281,7 +310,7 @@ def positive(value: Any, name: str, where: str) -> int:
     if value is None:
         raise WorkloadError(f"{where}: {name} is missing: give a positive whole number")
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0 or value > 10**9:
-        raise WorkloadError(f"{where}: {name} = {value!r}: give a positive whole number")
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give a positive whole number")
     return value
 
 
@@ -291,12 +320,12 @@ def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) ->
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise WorkloadError(f"{where}: unknown key '{key}': {hint}")
+            raise WorkloadError(f"{where}: unknown key {shown(key)}: {hint}")
 
 
 def _nodes(entries: Any, where: str) -> tuple[Node, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise WorkloadError(f"{where}: block = {entries!r}: give [[block]] tables")
+        raise WorkloadError(f"{where}: block = {shown(entries)}: give [[block]] tables")
     return tuple(_node(entry, f"{where}: block {i + 1}") for i, entry in enumerate(entries))
 
 
@@ -304,7 +333,7 @@ def _node(entry: dict[str, Any], where: str) -> Node:
     kind = entry.get("node")
     name = entry.get("name")
     if not isinstance(name, str) or not name:
-        raise WorkloadError(f"{where}: name = {name!r}: give a text")
+        raise WorkloadError(f"{where}: name = {shown(name)}: give a text")
     match kind:
         case "gemm":
             refuse_unknown(entry, ("node", "name", "ops"), where)
@@ -323,19 +352,19 @@ def _node(entry: dict[str, Any], where: str) -> Node:
             refuse_unknown(entry, ("node", "name", "op"), where)
             if entry.get("op") not in [e.value for e in Elementwise]:
                 raise WorkloadError(
-                    f"{where}: op = {entry.get('op')!r}: known are {', '.join(e.value for e in Elementwise)}"
+                    f"{where}: op = {shown(entry.get('op'))}: known are {', '.join(e.value for e in Elementwise)}"
                 )
             return Pointwise(name=name, op=Elementwise(entry["op"]))
-    raise WorkloadError(f"{where}: node = {kind!r}: known are gemm, attention, pointwise")
+    raise WorkloadError(f"{where}: node = {shown(kind)}: known are gemm, attention, pointwise")
 
 
 def _op(item: Any, where: str) -> Op:
     if not isinstance(item, dict) or not isinstance(item.get("pattern"), str):
-        raise WorkloadError(f"{where}: an op is {{ label, pattern, parallel }}, found {item!r}")
+        raise WorkloadError(f"{where}: an op is {{ label, pattern, parallel }}, found {shown(item)}")
     refuse_unknown(item, ("label", "pattern", "parallel"), where)
     parallel = item.get("parallel")
     if parallel is not None and (not isinstance(parallel, str) or len(parallel) != 1):
-        raise WorkloadError(f"{where}: parallel = {parallel!r}: give one axis of the pattern, for example 'H'")
+        raise WorkloadError(f"{where}: parallel = {shown(parallel)}: give one axis of the pattern, for example 'H'")
     try:
         return op(item["pattern"], label=str(item.get("label", item["pattern"])), parallel=parallel)
     except WorkloadError as error:

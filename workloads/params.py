@@ -6,7 +6,7 @@ from typing import assert_never
 
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
-from workloads.work import Elementwise
+from workloads.work import DType, Elementwise
 
 
 def weighted_ops(node: Node) -> tuple[Op, ...]:
@@ -33,6 +33,8 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     sizes = model.sizes()
     met = sizes | {"e": model.top_k} if active else sizes
     total = model.vocab * model.d_model * (1 if model.tied_embeddings else 2) + model.d_model
+    if model.learned_positions:
+        total += model.max_positions * model.d_model
     for _, block, layers in model.layer_groups(range(model.layers)):
         per_layer = 0
         for node in block.nodes:
@@ -51,3 +53,29 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     if model.vision:  # and the projector's two products
         total += params(model.vision.model) + model.d_model * (model.vision.model.d_model + model.d_model)
     return total
+
+
+def facts(model: ModelSpec) -> dict[str, int | str | None]:
+    """What a model's file says, worked out: weights, and bytes in the precision that the checkpoint stores.
+
+    The KV cache is that of full attention over every layer that attends, and None for an encoder.
+
+    >>> from workloads import load_model
+    >>> facts(load_model("llama3-8b"))["kv_bytes_per_token"]
+    131072
+    """
+    total = params(model)
+    element = {"bf16": DType.BF16, "fp16": DType.FP16, "fp32": DType.FP32}[model.precision].bytes
+    cached = model.cached_elements_per_token * model.attending(range(model.layers))
+    return {
+        "id": model.id,
+        "family": model.family,
+        "precision": model.precision,
+        "parameters": total,
+        "active_parameters": params(model, active=True),
+        "weight_bytes": total * element,
+        "kv_bytes_per_token": cached * element if model.causal else None,
+        "layers": model.layers,
+        "max_positions": model.max_positions or None,
+        "window": model.window or None,
+    }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
+from inputs.texts import shown
+from workloads.config_keys import check_keys
 from workloads.errors import WorkloadError
 from workloads.layer_norm import layer_norm_model, patches
-from workloads.model import ModelSpec, Vision
+from workloads.model import ModelSpec, Vision, name_of
+from workloads.precision import precision_of
 
 VISION_LANGUAGE = frozenset({"llava"})
 ENCODERS = frozenset({"clip_vision_model", "siglip_vision_model"})
@@ -24,21 +26,33 @@ def vision_language_model(data: dict[str, Any], *, where: str) -> ModelSpec:
 
     An encoder of the CLIP kind has a class token, which the language model does not see.
     """
-    from workloads.huggingface import parse_config
+    from workloads.huggingface import read_config
 
     seen, text = (data.get(name) for name in ("vision_config", "text_config"))
-    if not isinstance(seen, dict) or seen.get("model_type") not in ENCODERS:
+    if not isinstance(seen, dict) or str(seen.get("model_type")) not in ENCODERS:
         kind = seen.get("model_type") if isinstance(seen, dict) else seen
-        raise WorkloadError(f"{where}: vision_config.model_type = {kind!r}: known are {', '.join(sorted(ENCODERS))}")
+        raise WorkloadError(
+            f"{where}: vision_config.model_type = {shown(kind)}: known are {', '.join(sorted(ENCODERS))}"
+        )
     if not isinstance(text, dict):
         raise WorkloadError(f"{where}: text_config is missing: give the language model's configuration")
-    language = parse_config(json.dumps(_TEXT | text), where=f"{where}: text_config")
+    if data.get("vision_feature_select_strategy") not in (None, "default"):
+        raise WorkloadError(
+            f"{where}: vision_feature_select_strategy = {shown(data['vision_feature_select_strategy'])}: the patches "
+            "without the class token ('default') are read only"
+        )
+    if text.get("model_type", "llama") == "llama":
+        text = _TEXT | text
+    language = read_config(text, where=f"{where}: text_config")
+    precision_of(seen, where=f"{where}: vision_config")
+    check_keys(seen, seen["model_type"], f"{where}: vision_config")
     class_token = seen["model_type"] == "clip_vision_model"
     tokens = patches(seen, where=f"{where}: vision_config") - 1
     encoder = layer_norm_model(seen | {"model_type": "vit"}, where=f"{where}: vision_config")
     return replace(
         language,
-        id=str(data.get("_name_or_path") or where),
+        id=name_of(data, where),
         source=str(data.get("_source") or where),
+        family=data["model_type"],
         vision=Vision(model=encoder, patches=tokens + class_token, tokens=tokens),
     )

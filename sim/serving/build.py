@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import simpy
 
+import workloads
 from sim.errors import ScenarioError
 from sim.machine import Machine, machine_of
 from sim.serving.clock import SloClock, clocks_mhz
@@ -24,6 +25,7 @@ from sim.serving.spec import ServeSpec
 
 def check_room(spec: ServeSpec, traffic: Sequence[Request], blocks: int) -> None:
     """Raise where a request's cache exceeds ``blocks``, or pieces of prompts are no whole blocks."""
+    check_reach(spec, traffic)
     longest = max(traffic, key=lambda r: r.input_tokens + r.output_tokens)
     if longest.input_tokens + longest.output_tokens > blocks * spec.block_tokens:
         raise ScenarioError(
@@ -33,6 +35,16 @@ def check_room(spec: ServeSpec, traffic: Sequence[Request], blocks: int) -> None
     pieced = next((r.block_tokens for r in traffic if r.prefix), spec.block_tokens)
     if pieced % spec.block_tokens:
         raise ScenarioError(f"block_tokens = {spec.block_tokens}: must divide the trace's blocks of {pieced} tokens")
+
+
+def check_reach(spec: ServeSpec, traffic: Sequence[Request]) -> None:
+    """Raise where a request is longer than the model's table of positions, or than its window."""
+    model = workloads.load_model(spec.model)
+    longest = max(traffic, key=lambda r: r.input_tokens + r.output_tokens)
+    try:
+        workloads.check_reach(model, longest.input_tokens + longest.output_tokens - 1)
+    except workloads.WorkloadError as error:
+        raise ScenarioError(f"request {longest.number}: {error}") from None
 
 
 def replicas_of(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import workloads
 from sim.machine import Machine
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
@@ -87,7 +88,8 @@ class ServeResult:
         return {
             "model": spec.model,
             "gpu": self.machine.gpu.id,
-            **standing_served(self.machine).as_json(),
+            **standing_served(self.machine, beyond_positions=self._beyond(table)).as_json(),
+            "beyond_model_positions": self._beyond(table),
             "gpus": spec.gpus,
             "requests": len(table),
             "requests_left_out": log.unanswered,
@@ -114,6 +116,12 @@ class ServeResult:
             "most_blocks": max(stretch.blocks for stretch in log.stretches),
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
         }
+
+    def _beyond(self, table: pd.DataFrame) -> int:
+        """Requests that are longer than the model was made for, as far as it says."""
+        model = workloads.load_model(self.spec.model)
+        needed = (table["input_tokens"] + table["output_tokens"] - 1).tolist()
+        return sum(workloads.beyond(model, tokens) for tokens in needed)
 
     def _good(self, table: pd.DataFrame) -> int | None:
         """Requests that met the service-level objective; None without one."""

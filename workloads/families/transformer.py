@@ -20,6 +20,7 @@ from workloads.model import ModelSpec
 from workloads.ops import Block, Experts, Gemm, op
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
+from workloads.positions import check_reach
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.routing import ExpertLoad, expert_loads
 from workloads.stack import Stack, load_stack
@@ -89,6 +90,7 @@ def _program(
         new_tokens = seq_len if phase == "prefill" else 1
         if phase == "prefill" and seq_len < layout.cp:
             raise WorkloadError(f"cp = {layout.cp}: a prompt of seq_len = {seq_len} fills at most {seq_len} ranks")
+        check_reach(model, seq_len if phase == "prefill" else seq_len + 1)
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len)

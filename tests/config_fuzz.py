@@ -1,0 +1,182 @@
+"""Mutated Hugging Face configurations: each is read right, refused in one line, or marked. Run by hand with
+
+    python -m tests.config_fuzz --cases 2000 --seed 1
+
+Right means: weights within 1 % and KV bytes equal to a count made from the file alone (tests.config_kit), with the
+defaults that transformers fills in. A case that is none of the three is printed, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.config_kit import PUBLISHED, Config, count, kv_bytes
+from workloads import Layout, Options, WorkloadError, beyond, build_program, check_reach
+from workloads.huggingface import parse_config
+from workloads.model import ModelSpec
+from workloads.params import facts
+
+# Keys that stand for other work than the family's usual layer, with values seen in public files.
+WORK: dict[str, list[object]] = {
+    "sliding_window": [128, 1024], "attn_logit_softcapping": [50.0], "final_logit_softcapping": [30.0],
+    "query_pre_attn_scalar": [256], "index_topk": [2048], "index_n_heads": [64], "index_head_dim": [128],
+    "num_local_experts": [16], "num_experts": [64], "n_routed_experts": [64], "moe_intermediate_size": [512],
+    "shared_expert_intermediate_size": [512], "n_shared_experts": [3], "first_k_dense_replace": [2],
+    "mlp_only_layers": [[0, 1]], "decoder_sparse_step": [2], "moe_layer_freq": [2], "interleave_moe_layer_step": [2],
+    "layer_types": [["linear_attention"], "full_attention"], "full_attention_interval": [4],
+    "linear_num_value_heads": [32], "linear_conv_kernel_dim": [4], "attn_output_gate": [True],
+    "partial_rotary_factor": [0.5], "parallel_attn": [True], "new_decoder_architecture": [True], "multi_query": [True],
+    "alibi": [True], "use_parallel_residual": [True], "kv_lora_rank": [256], "q_lora_rank": [768],
+    "num_kv_shared_layers": [10], "cross_attention_layers": [[3, 8]], "vision_config": [{"hidden_size": 1280}],
+    "text_config": [{"model_type": "llama"}], "audio_config": [{}], "hybrid_override_pattern": ["M*"],
+    "attn_layer_period": [8], "expert_layer_period": [2], "mamba_d_state": [16], "state_size": [128],
+    "intermediate_size_mlp": [16384], "hidden_act": ["gelu_pytorch_tanh", "relu2", 3, ["silu"]],
+    "hidden_activation": ["gelu"], "is_encoder_decoder": [True], "add_cross_attention": [True], "is_decoder": [True],
+    "chunk_size_feed_forward": [64], "pruned_heads": [{"0": [1]}], "use_qk_norm": [True], "clip_qkv": [8.0],
+    "attention_multiplier": [0.0078], "use_sliding_window": ["yes"], "swiglu_limit": [7.0], "attention_sinks": [True],
+    "rope_parameters": [{"partial_rotary_factor": 0.25}, 3], "tie_word_embeddings": ["true", 1], "head_dim": [[64]],
+    "architectures": [["Gemma2ForCausalLM"], ["LlamaForSequenceClassification"], ["LlamaModel"], "x", [3]],
+    "auto_map": [{"AutoModelForCausalLM": "modeling_other.OtherForCausalLM"}], "torch_dtype": ["float8_e4m3fn", 16],
+    "dtype": ["int4"], "kv_cache_scheme": [{"num_bits": 8}], "quantization": [{"bits": 4}],
+    "position_embedding_type": ["relative_key_query"], "ffn_layernorm": [True], "post_norm": [True],
+    "model_type": ["gemma3_text", "llama4_text", "glm4_moe", "Llama", "", None, 7, ["llama"]],
+}  # fmt: skip
+# What a family itself may say, so that the key alone does not condemn it: the count decides.
+OWN = {
+    "mistral": {"sliding_window", "head_dim"}, "phi3": {"sliding_window"}, "mixtral": {"sliding_window",
+    "num_local_experts"}, "qwen2": {"sliding_window"}, "qwen3": {"sliding_window"}, "granite": {"attention_multiplier"},
+    "qwen2_moe": {"sliding_window", "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"},
+    "qwen3_moe": {"sliding_window", "num_experts", "moe_intermediate_size"},
+    "deepseek_v2": {"n_routed_experts", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace",
+                    "kv_lora_rank", "q_lora_rank", "head_dim"},
+    "bert": {"hidden_act"}, "gpt2": set(), "opt": set(), "llama": set(),
+}  # fmt: skip
+OWN["kimi_k2"] = OWN["deepseek_v2"]
+HARMLESS = {
+    "temperature": 0.6, "id2label": {"0": "x"}, "bos_token_id": [1, 2], "use_cache": False, "max_length": 20,
+    "attention_dropout": 0.5, "transformers_version": "5.0", "initializer_range": 1.0, "unknown_null": None,
+}  # fmt: skip
+FORMATS = ["fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "bitsandbytes", "modelopt", "nvfp4", "mxfp4",
+           "quark", "torchao", "hqq", "aqlm", "eetq", "int3", 8, None, "", ["awq"]]  # fmt: skip
+GARBAGE: list[object] = [
+    "", "4096", [], [1], {}, {"a": 1}, True, -1, 0, 1.5, 10**9, 10**15, float("nan"), 1e400, "x" * 400,
+]  # fmt: skip
+CHANGES = ("size", "size", "drop", "work", "work", "unknown", "harmless", "garbage", "format", "family")
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+         "vocab_size", "head_dim", "num_experts", "num_local_experts", "moe_intermediate_size", "n_embd", "n_layer",
+         "n_head", "n_inner", "ffn_dim", "kv_lora_rank", "q_lora_rank", "n_routed_experts", "n_shared_experts",
+         "first_k_dense_replace", "shared_expert_intermediate_size", "tie_word_embeddings")  # fmt: skip
+TOKENS = (1, 512, 513, 1024, 1025, 2048, 4096, 4097, 8192, 200_000)
+
+
+def mutate(rng: random.Random) -> tuple[Config, bool]:
+    """A configuration, and whether nothing but a refusal is right."""
+    config = dict(rng.choice(list(PUBLISHED.values()))[0])
+    kind, refused = config["model_type"], False
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        match rng.choice(
+            ("size", "size", "drop", "work", "work", "unknown", "harmless", "garbage", "format", "family")
+        ):
+            case "size":
+                key = rng.choice([name for name in SIZES if name in config])
+                small = key in ("num_hidden_layers", "n_layer", "n_shared_experts", "first_k_dense_replace")
+                config[key] = rng.choice((1, 2, 3, 24, 40) if small else (8, 16, 24, 64, 96, 1024, 3072, 4096))
+                if key == "tie_word_embeddings":
+                    config[key] = rng.choice((True, False, None))
+            case "drop":
+                config.pop(rng.choice(list(config)))
+            case "work":
+                key = rng.choice(list(WORK))
+                config[key] = rng.choice(WORK[key])
+                refused |= key not in OWN[kind]
+            case "unknown":
+                config[f"{rng.choice(('use', 'attn', 'x'))}_{rng.randrange(10**6)}"] = rng.choice((True, 1, "a", [1]))
+                refused = True
+            case "harmless":
+                key = rng.choice(list(HARMLESS))
+                config[key] = HARMLESS[key]
+            case "garbage":
+                config[rng.choice(list(config))] = rng.choice(GARBAGE)
+            case "format":
+                config["quantization_config"] = {"quant_method": rng.choice(FORMATS), "bits": rng.choice((4, 8))}
+                refused = True
+            case _:
+                config["model_type"] = rng.choice(sorted(OWN))
+    if refused:  # unless a later change took it back
+        foreign = [
+            key
+            for key, values in WORK.items()
+            if key not in OWN[kind] and any(one is config.get(key) for one in values if one is not None)
+        ]
+        named = any(key.rsplit("_", 1)[-1].isdigit() for key in config)
+        refused = bool(foreign) or named or "quantization_config" in config
+    return config, refused
+
+
+def judge(config: Config, refused: bool, tokens: int) -> tuple[str, str]:
+    """What became of a configuration (right, refused, marked, or WRONG), and why it is wrong."""
+    try:
+        text = json.dumps(config)
+        model = parse_config(text, where="config.json")
+    except WorkloadError as error:
+        text = str(error)
+        return ("refused", "") if len(text) < 290 and "\n" not in text else ("WRONG", f"message {text}")
+    if refused:
+        return "WRONG", "accepted"
+    found, right = facts(model), count(config)
+    if abs(int(str(found["parameters"])) / right - 1) > 0.01:
+        return "WRONG", f"{found['parameters']} parameters, not {right}"
+    if found["kv_bytes_per_token"] != kv_bytes(config, found["precision"] == "fp32"):
+        return "WRONG", f"{found['kv_bytes_per_token']} KV bytes, not {kv_bytes(config, False)}"
+    return _run(model, config, tokens)
+
+
+def _run(model: ModelSpec, config: Config, tokens: int) -> tuple[str, str]:
+    """One layer over ``tokens``: within what the file says, or refused, or marked."""
+    most = config.get("n_positions") or config.get("max_position_embeddings")
+    window = model.window and config.get("sliding_window", 4096 if config["model_type"] == "mistral" else None)
+    try:
+        if not model.experts:  # whose routing takes seconds to draw
+            build_program(model, Layout(), phase="prefill", batch=1, seq_len=tokens, options=Options(layers=1))
+        check_reach(model, tokens)
+    except WorkloadError:
+        return "refused", ""
+    if model.window != (window or 0):
+        return "WRONG", f"a window of {model.window}, not {window}"
+    if window and tokens > window:
+        return "WRONG", f"{tokens} tokens over a window of {window}"
+    if most and tokens > most and not beyond(model, tokens):
+        return "WRONG", f"{tokens} tokens are more than {most}"
+    return ("marked" if beyond(model, tokens) else "right"), ""
+
+
+def run(cases: int, seed: int) -> Iterator[tuple[str, str, Config]]:
+    """Verdict, reason and configuration of each case."""
+    rng = random.Random(seed)
+    for _ in range(cases):
+        config, refused = mutate(rng)
+        yield *judge(config, refused, rng.choice(TOKENS)), config
+
+
+def main() -> int:
+    """Print how many cases ended how, and every wrong one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    verdicts: Counter[str] = Counter()
+    for verdict, why, config in run(arguments.cases, arguments.seed):
+        verdicts[verdict] += 1
+        if verdict == "WRONG":
+            print(f"{why}: {json.dumps(config)[:600]}")
+    print(", ".join(f"{name} {number}" for name, number in sorted(verdicts.items())))
+    return 1 if verdicts["WRONG"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

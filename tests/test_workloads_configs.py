@@ -1,0 +1,296 @@
+"""Hugging Face configurations: right, or refused by the name of the key; quantised ones never read as bf16."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config_kit import (
+    BERT,
+    DEEPSEEK,
+    GPT2,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    PHI3,
+    PUBLISHED,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    Config,
+    count,
+)  # fmt: skip
+from tests.transformer_kit import build
+from workloads import WorkloadError, load_model, params
+from workloads.huggingface import parse_config
+from workloads.params import facts
+
+SHARED = os.environ.get("WATTLINE_SHARED")
+
+
+def read(config: Config, **change: Any) -> Any:
+    return parse_config(json.dumps(config | change), where="c.json")
+
+
+def refusal(config: Config, **change: Any) -> str:
+    with pytest.raises(WorkloadError) as error:
+        read(config, **change)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_public_configurations_have_their_published_sizes(name: str) -> None:
+    config, billions, kv_bytes = PUBLISHED[name]
+    found = facts(read(config))
+    assert found["parameters"] == pytest.approx(billions * 1e9, rel=0.01)
+    assert found["parameters"] == pytest.approx(count(config), rel=0.003)
+    assert found["kv_bytes_per_token"] == kv_bytes
+    assert found["family"] == config["model_type"]
+
+
+@pytest.mark.skipif(SHARED is None, reason="WATTLINE_SHARED names no folder of cases")
+def test_every_configuration_of_the_cases_is_right_or_refused_by_name() -> None:
+    cases = Path(str(SHARED)) / "cases"
+    known = json.loads((cases / "models.json").read_text(encoding="utf-8"))
+    refused = {}
+    for name, right in known.items():
+        try:
+            found = facts(load_model(str(cases / "models" / name)))
+        except WorkloadError as error:
+            refused[name] = str(error).split("config.json: ", 1)[1]
+            continue
+        assert found["parameters"] == pytest.approx(right["parameters_billion"] * 1e9, rel=0.01), name
+        if right["kv_bytes_per_token"] is not None:
+            assert found["kv_bytes_per_token"] == right["kv_bytes_per_token"], name
+    quantised = {name for name, text in refused.items() if text.startswith("quantization_config: ")}
+    assert quantised == {
+        "kimi-k2", "llama-3.1-70b-awq", "llama-3.1-8b-bnb4", "llama-3.1-8b-ct-fp8", "llama-3.1-8b-gptq",
+        "llama-3.3-70b-nvfp4",
+    }  # fmt: skip
+    families = {name for name, text in refused.items() if text.startswith("model_type = ")}
+    assert families == {
+        "deepseek-v3.2", "falcon-7b", "gemma-2-9b", "gpt-oss-20b", "llama-4-scout", "mamba2-2.7b",
+        "mistral-small-3.1", "qwen2.5-vl-7b", "whisper-large-v3",
+    }  # fmt: skip
+    assert set(refused) - quantised - families == {"nemotron3-nano-30b"}
+
+
+# -- precision --------------------------------------------------------------------------------------------------
+
+_CT_FP8 = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"},
+                                  "input_activations": {"num_bits": 8, "type": "float", "dynamic": True}}},
+}  # fmt: skip
+_INT4 = ": not simulated yet: take it out to run the unquantised model in bf16"
+_EIGHT = ": not simulated yet: take it out to run the model in FP8 (--dtype fp8_e4m3) or in bf16"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+            f"FP8 weights (quant_method 'fp8', fmt 'e4m3'){_EIGHT}",
+        ),
+        (
+            {"quant_method": "fbgemm_fp8"},
+            f"FP8 weights with a scale a row (quant_method 'fbgemm_fp8'){_EIGHT}",
+        ),
+        (
+            _CT_FP8,
+            "compressed tensors (quant_method 'compressed-tensors', format 'float-quantized') and a quantised KV "
+            f"cache{_EIGHT}",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            f"compressed tensors (quant_method 'compressed-tensors', format 'pack-quantized'){_INT4}",
+        ),
+        ({"quant_method": "gptq", "bits": 4}, f"GPTQ integer weights (quant_method 'gptq', bits 4){_INT4}"),
+        ({"quant_method": "AWQ", "bits": 4}, f"AWQ integer weights (quant_method 'AWQ', bits 4){_INT4}"),
+        ({"load_in_4bit": True}, f"bitsandbytes weights{_INT4}"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8}},
+            f"ModelOpt (quant_method 'modelopt', quant_algo 'NVFP4') and a quantised KV cache{_INT4}",
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"},
+         f"ModelOpt (quant_method 'modelopt', quant_algo 'FP8'){_EIGHT}"),
+        ({"quant_method": "mxfp4"}, f"MXFP4 weights (quant_method 'mxfp4'){_INT4}"),
+        ({"quant_method": "quark"}, f"Quark (quant_method 'quark'){_INT4}"),
+        ({"quant_method": "torchao"}, f"torchao (quant_method 'torchao'){_INT4}"),
+        ({"quant_method": "hqq"}, f"HQQ integer weights (quant_method 'hqq'){_INT4}"),
+        ({"quant_method": "aqlm"}, f"AQLM codebooks (quant_method 'aqlm'){_INT4}"),
+        ({"quant_method": "eetq"}, f"EETQ 8-bit integer weights (quant_method 'eetq'){_INT4}"),
+        ({"quant_method": "int3"}, f"unknown format 'int3' (quant_method 'int3'){_INT4}"),
+        ({"bits": 3}, f"a quantised format that is not known (bits 3){_INT4}"),
+        ({}, f"a quantised format that is not known{_INT4}"),
+        (7, f"a quantised format that is not known{_INT4}"),
+    ],
+)  # fmt: skip
+def test_a_quantised_checkpoint_is_refused_by_its_format(table: Any, message: str) -> None:
+    assert refusal(LLAMA, quantization_config=table) == f"c.json: quantization_config: {message}"
+
+
+def test_experts_have_no_eight_bit_kernels_to_run_instead() -> None:
+    assert refusal(QWEN3_MOE, quantization_config={"quant_method": "fp8"}).endswith(_INT4)
+
+
+def test_quantisation_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    assert refusal(LLAMA, kv_cache_scheme={"num_bits": 8}).startswith("c.json: kv_cache_scheme: a quantised KV cache")
+    assert refusal(LLAMA, compression_config=_CT_FP8).startswith("c.json: compression_config: compressed tensors")
+    assert refusal(LLAMA, quantization={"bits": 4, "group_size": 64}).startswith("c.json: quantization: a quantised")
+    assert refusal(LLAMA, torch_dtype="float8_e4m3fn").startswith("c.json: torch_dtype = 'float8_e4m3fn': weights are")
+    inside = {"model_type": "llava", "text_config": LLAMA | {"quantization_config": {"quant_method": "awq"}}}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 1024, "num_hidden_layers": 24,
+              "num_attention_heads": 16, "intermediate_size": 4096, "image_size": 336, "patch_size": 14}  # fmt: skip
+    assert refusal(inside, vision_config=vision).startswith("c.json: text_config: quantization_config: AWQ integer")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert load_model(str(tmp_path)).precision == "bf16"
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text('{"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}', encoding="utf-8")
+    load_model.cache_clear()
+    with pytest.raises(WorkloadError) as error:
+        load_model(str(tmp_path))
+    assert str(error.value) == (
+        f"{beside}: quantization: NVFP4 weights (quant_algo 'NVFP4') and a quantised KV cache{_INT4}"
+    )
+
+
+def test_stored_types_of_16_and_32_bits_are_read() -> None:
+    assert [read(LLAMA, torch_dtype=name).precision for name in ("float16", "bfloat16", "float32", None)] == [
+        "fp16", "bf16", "fp32", "bf16",
+    ]  # fmt: skip
+    assert facts(read(GPT2, torch_dtype="float32"))["weight_bytes"] == 4 * params(read(GPT2))
+
+
+# -- keys that change the work ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (LLAMA, {"sliding_window": 4096}, "key 'sliding_window' = 4096 is not understood for model_type 'llama'"),
+        (LLAMA, {"attn_logit_softcapping": 50.0}, "key 'attn_logit_softcapping' = 50.0 is not understood"),
+        (LLAMA, {"final_logit_softcapping": 30.0}, "key 'final_logit_softcapping' = 30.0 is not understood"),
+        (LLAMA, {"index_topk": 2048}, "key 'index_topk' = 2048 is not understood"),
+        (LLAMA, {"attention_sinks": True}, "key 'attention_sinks' = True is not understood"),
+        (LLAMA, {"num_local_experts": 8}, "key 'num_local_experts' = 8 is not understood"),
+        (LLAMA, {"vision_config": {"hidden_size": 1280}}, "key 'vision_config' = {'hidden_size': 1280} is not"),
+        (LLAMA, {"text_config": {}}, "key 'text_config' = {} is not understood"),
+        (LLAMA, {"residual_multiplier": 0.22}, "key 'residual_multiplier' = 0.22 is not understood"),
+        (LLAMA, {"kv_lora_rank": 512}, "key 'kv_lora_rank' = 512 is not understood"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: for model_type 'llama' only 1 leaves"),
+        (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder = True: for model_type 'llama' only false leaves"),
+        (LLAMA, {"use_sliding_window": True}, "use_sliding_window = True: for model_type 'llama' only false"),
+        (LLAMA, {"layer_types": ["linear_attention"] * 32}, "layer_types = ['linear_attention', 'linear_attention'"),
+        (LLAMA, {"layer_types": ["full_attention"] * 31}, "layer_types = ['full_attention', 'full_attention'"),
+        (LLAMA, {"layer_types": ["sliding_attention"] * 32}, "sliding_window is missing: give a positive whole number"),
+        (LLAMA, {"hidden_act": "gelu"}, "hidden_act = 'gelu': gated layers are priced with 'silu' only"),
+        (LLAMA, {"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false': give true or false"),
+        (LLAMA, {"architectures": ["Gemma2ForCausalLM"]}, "architectures = ['Gemma2ForCausalLM']: model_type 'llama'"),
+        (LLAMA, {"architectures": ["LlamaForSequenceClassification"]}, "architectures = ['LlamaForSequenceClass"),
+        (LLAMA, {"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM': give a list"),
+        (LLAMA, {"auto_map": {"AutoModel": "modeling_x.XModel"}}, "auto_map = 'modeling_x.XModel': code of the"),
+        (LLAMA, {"head_dim": None, "hidden_size": 4100}, "hidden_size = 4100 is not a multiple of num_attention_heads"),
+        (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.25}}, "rope_parameters.partial_rotary_factor = 0.25"),
+        (MIXTRAL, {"num_experts": 16}, "key 'num_experts' = 16 is not understood for model_type 'mixtral'"),
+        (MIXTRAL, {"shared_expert_intermediate_size": 16}, "key 'shared_expert_intermediate_size' = 16 is not"),
+        (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step = 2: all layers must be alike"),
+        (QWEN3_MOE, {"mlp_only_layers": [0]}, "mlp_only_layers = [0]: all layers must be alike"),
+        (QWEN2_MOE, {"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size is missing"),
+        (DEEPSEEK, {"index_n_heads": 64}, "key 'index_n_heads' = 64 is not understood for model_type 'deepseek_v2'"),
+        (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq = 2: all layers must be alike"),
+        (DEEPSEEK, {"topk_method": "best"}, "topk_method = 'best': known are greedy, group_limited_greedy, noaux_tc"),
+        (DEEPSEEK, {"qk_head_dim": 128}, "qk_head_dim = 128: is qk_nope_head_dim + qk_rope_head_dim = 192"),
+        (GPT2, {"add_cross_attention": True}, "add_cross_attention = True: for model_type 'gpt2' only false leaves"),
+        (BERT, {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key': for"),
+        (BERT, {"architectures": ["BertForQuestionAnswering"]}, "architectures = ['BertForQuestionAnswering']"),
+    ],
+)  # fmt: skip
+def test_what_changes_the_work_is_refused_by_name(config: Config, change: Config, message: str) -> None:
+    assert refusal(config, **change).startswith(f"c.json: {message}")
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (QWEN3, "head_dim"), (QWEN3, "num_key_value_heads"), (MISTRAL, "num_key_value_heads"),
+        (QWEN2, "num_key_value_heads"), (MIXTRAL, "num_key_value_heads"), (QWEN3_MOE, "head_dim"),
+        (DEEPSEEK, "q_lora_rank"), (DEEPSEEK, "n_shared_experts"), (DEEPSEEK, "first_k_dense_replace"),
+    ],
+)  # fmt: skip
+def test_a_key_whose_default_is_another_model_must_be_there(config: Config, key: str) -> None:
+    assert refusal({name: value for name, value in config.items() if name != key}) == (
+        f"c.json: {key} is missing: give it: what transformers fills in is not what its absence says"
+    )
+
+
+def test_what_changes_nothing_is_accepted() -> None:
+    whole = read(LLAMA)
+    same = read(
+        LLAMA, temperature=0.6, id2label={"0": "A"}, layer_types=["full_attention"] * 32, sliding_window=None,
+        index_topk=None, chunk_size_feed_forward=0, is_decoder=False, pruned_heads={}, partial_rotary_factor=1.0,
+        auto_map={"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}, attention_bias=True,
+    )  # fmt: skip
+    assert same == whole
+
+
+def test_one_key_twice_is_no_configuration() -> None:
+    text = json.dumps(LLAMA)[:-1] + ', "hidden_size": 8192}'
+    with pytest.raises(WorkloadError) as error:
+        parse_config(text, where="c.json")
+    assert str(error.value) == "c.json: not valid JSON: key 'hidden_size' stands twice"
+
+
+# -- windows and positions --------------------------------------------------------------------------------------
+
+
+def test_a_window_is_exact_in_contexts_within_it_and_refused_beyond() -> None:
+    window, whole = read(MISTRAL), read(MISTRAL, sliding_window=None)
+    assert (window.window, whole.window) == (4096, 0)
+    assert build(window, seq_len=4096) == build(whole, seq_len=4096)
+    message = "seq_len: c.json attends over a window of 4096 tokens"
+    for phase, tokens in (("prefill", 4097), ("decode", 4096)):
+        with pytest.raises(WorkloadError) as error:
+            build(window, phase, seq_len=tokens)
+        assert str(error.value).startswith(message)
+        assert build(whole, phase, seq_len=tokens)
+    assert read({k: v for k, v in MISTRAL.items() if k != "sliding_window"}).window == 4096  # transformers' default
+
+
+def test_windows_of_qwen_need_their_switch_and_layers_to_slide() -> None:
+    assert read(QWEN2).window == 0
+    assert read(QWEN2, use_sliding_window=True).window == 0  # max_window_layers = all of them
+    assert read(QWEN2, use_sliding_window=True, max_window_layers=21).window == 131072
+    assert read(QWEN2, use_sliding_window=True, max_window_layers=0, sliding_window=4096).window == 4096
+    assert read(QWEN3, layer_types=["sliding_attention", "full_attention"] * 14, sliding_window=1024).window == 1024
+    assert read(PHI3).window == 2047
+
+
+def test_learned_positions_end() -> None:
+    assert build(read(GPT2), seq_len=1024)
+    assert build(read(GPT2), "decode", seq_len=1023)
+    for phase, tokens, needed in (("prefill", 8192, 8192), ("decode", 1024, 1025)):
+        with pytest.raises(WorkloadError) as error:
+            build(read(GPT2), phase, seq_len=tokens)
+        assert str(error.value) == (
+            f"seq_len: {needed} tokens are more than the 1024 learned positions of c.json: give at most 1024"
+        )
+    with pytest.raises(WorkloadError, match=r"2048 tokens are more than the 512 learned positions of bert-large"):
+        build("bert-large", seq_len=2048)
+    with pytest.raises(WorkloadError, match=r"198 tokens are more than the 197 learned positions of vit-large"):
+        build("vit-large", seq_len=198)
+
+
+def test_positions_are_stretched_as_the_file_says() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert read(QWEN2).max_positions == 32768
+    assert read(QWEN2, rope_scaling=yarn).max_positions == 131072
+    assert read(LLAMA).max_positions == 131072  # llama3 scaling is in max_position_embeddings already
+    assert refusal(LLAMA, rope_scaling="yarn") == "c.json: rope_scaling = 'yarn': give a table, or null"

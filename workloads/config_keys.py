@@ -1,0 +1,107 @@
+"""Which keys of a Hugging Face ``config.json`` are understood, from ``data/huggingface/keys.toml``; others are refused.
+
+A key that nobody has read may change the work (a window, a soft cap, another mixer), so it is never passed over.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from inputs.texts import shown
+from workloads.errors import WorkloadError
+from workloads.precision import KEYS as PRECISION_KEYS
+
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What a ``model_type`` may say: keys by what they do, and classes whose layers are the ones that are priced."""
+
+    architectures: frozenset[str]
+    known: frozenset[str]
+    only: Mapping[str, tuple[Any, ...]]
+    required: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def families() -> Mapping[str, Family]:
+    """Every ``model_type`` that is read.
+
+    >>> "llama" in families(), "sliding_window" in families()["llama"].known
+    (True, False)
+    """
+    path = files("workloads") / "data" / "huggingface" / "keys.toml"
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    common = {key for table in data["harmless"] for key in table["keys"]} | set(PRECISION_KEYS)
+    found = {}
+    for kind, own in data["families"].items():
+        tables = [data["groups"][name] for name in own.get("groups", ())] + [own]
+
+        def all_of(field: str, tables: list[dict[str, Any]] = tables) -> list[str]:
+            return [name for table in tables for name in table.get(field, ())]
+
+        only: dict[str, tuple[Any, ...]] = {key: tuple(values) for key, values in data["only"].items()}
+        for table in tables:
+            only |= {key: tuple(values) for key, values in table.get("only", {}).items()}
+        known = common | {*all_of("reads"), *all_of("harmless")}
+        found[kind] = Family(
+            architectures=frozenset(all_of("architectures")),
+            known=frozenset(known),
+            only={key: values for key, values in only.items() if key not in known},
+            required=tuple(all_of("required")),
+        )
+    return found
+
+
+def check_keys(data: Mapping[str, Any], kind: str, where: str) -> None:
+    """Refuse the first key of a configuration that is not understood, or not with its value."""
+    family = families()[kind]
+    _check_classes(data, kind, family, where)
+    for key, value in data.items():
+        if value is None or key in family.known or key in ("architectures", "auto_map"):
+            continue
+        if key not in family.only:
+            raise WorkloadError(
+                f"{where}: key {shown(key)} = {shown(value)} is not understood for model_type '{kind}' and may change "
+                "the work: take it out if it does not"
+            )
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in family.only[key]):
+            fits = " or ".join(str(one).lower() for one in family.only[key])
+            raise WorkloadError(
+                f"{where}: {key} = {shown(value)}: for model_type '{kind}' only {fits} leaves the layers as they are "
+                "priced"
+            )
+    for key in family.required:
+        if key not in data:
+            raise WorkloadError(
+                f"{where}: {key} is missing: give it: what transformers fills in is not what its absence says"
+            )
+
+
+def _check_classes(data: Mapping[str, Any], kind: str, family: Family, where: str) -> None:
+    """Refuse a model class, or code of the model's own, whose layers are others than those of ``kind``."""
+    classes = data.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        raise WorkloadError(f"{where}: architectures = {shown(classes)}: give a list of class names")
+    known = ", ".join(sorted(family.architectures))
+    for one in classes:
+        if one not in family.architectures:
+            raise WorkloadError(
+                f"{where}: architectures = {shown([one])}: model_type '{kind}' is priced as {known}: another class may "
+                "have other layers or another head"
+            )
+    code = data.get("auto_map") or {}
+    stems = tuple({one.removesuffix(next((h for h in _HEADS if one.endswith(h)), "")) for one in family.architectures})
+    names = code.values() if isinstance(code, dict) else [code]
+    for name in names:
+        last = name.rsplit(".", 1)[-1] if isinstance(name, str) else ""
+        if not last.startswith(stems):
+            raise WorkloadError(
+                f"{where}: auto_map = {shown(name)}: code of the model's own: model_type '{kind}' is priced as {known}"
+            )
