@@ -16,7 +16,7 @@ Refusal = Callable[[str], Exception]
 DEPTH_LIMIT = 64
 SURROGATE = re.compile("[\ud800-\udfff]")
 WHOLE_LIMIT = 1 << 63
-SHOWN = 60
+SHOWN = 90
 DIGITS = "a number of thousands of digits: give one of at most 64 bits"
 
 
@@ -34,8 +34,10 @@ def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
     return table
 
 
-def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = False) -> Any:
+def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = False, unique_keys: bool = False) -> Any:
     """The value of a JSON text; the text of ``one_line`` has its number in ``where``.
+
+    ``unique_keys``: a key that stands twice in one object is refused, instead of its last value being taken.
 
     >>> parse_json("[1, NaN]", "x.json", ValueError)
     Traceback (most recent call last):
@@ -43,13 +45,13 @@ def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = Fals
     ValueError: x.json: not valid JSON: NaN is no number of JSON: give a finite one, or null
     """
     try:
-        value = _JSON.decode(text)
+        value = (_UNIQUE_JSON if unique_keys else _JSON).decode(text)
     except json.JSONDecodeError as error:
         line = "" if one_line else f", line {error.lineno}"
         raise refusal(f"{where}{line}: not valid JSON: {error.msg}") from None
     except RecursionError:
         raise refusal(f"{where}: not valid JSON: nested too deeply (at most {DEPTH_LIMIT})") from None
-    except _NoNumberError as error:
+    except _NotJsonError as error:
         raise refusal(f"{where}: not valid JSON: {error}") from None
     except ValueError:
         raise refusal(f"{where}: not valid JSON: {DIGITS}") from None
@@ -79,15 +81,25 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:head]}...{text[-tail:]}"
 
 
-class _NoNumberError(ValueError):
-    """NaN or Infinity in a JSON text."""
+class _NotJsonError(ValueError):
+    """NaN or Infinity in a JSON text, or a key twice where once is meant."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _NoNumberError(f"{name} is no number of JSON: give a finite one, or null")
+    raise _NotJsonError(f"{name} is no number of JSON: give a finite one, or null")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand once each."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _NotJsonError(f"key {shown(next(n for n in names if names.count(n) > 1))} stands twice")
+    return found
 
 
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+_UNIQUE_JSON = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_once)
 
 
 def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False) -> None:

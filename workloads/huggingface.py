@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from inputs.texts import shown
+from inputs.texts import parse_json, shown
 from workloads.config_keys import check_keys, families
 from workloads.errors import WorkloadError
 from workloads.hybrid import HYBRID, hybrid_model
@@ -30,14 +29,7 @@ def parse_config(text: str, *, where: str) -> ModelSpec:
     """A model from its configuration: Llama, Mistral, Qwen2, Qwen3, Phi-3, Granite, Mixtral, Qwen2-MoE, Qwen3-MoE,
     DeepSeek-V2/V3, Kimi K2, GPT-2, OPT, BERT, ViT, Nemotron-H, LLaVA.
     """
-    try:
-        data = json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
-        raise WorkloadError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from None
-    except RecursionError:
-        raise WorkloadError(f"{where}: not a configuration: lists or objects nest too deeply") from None
-    except ValueError as error:  # a key given twice, a number of thousands of digits
-        raise WorkloadError(f"{where}: not valid JSON: {error}") from None
+    data = parse_json(text, where, WorkloadError, unique_keys=True)
     if not isinstance(data, dict):
         raise WorkloadError(f"{where}: a configuration is an object, found {type(data).__name__}")
     return read_config(data, where=where)
@@ -60,15 +52,6 @@ def read_config(data: dict[str, Any], *, where: str) -> ModelSpec:
     else:
         model = _gated_model(data, kind, where)
     return replace(model, family=kind, precision=precision)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys stand once each."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {shown(next(n for n in names if names.count(n) > 1))} stands twice")
-    return found
 
 
 def _gated_model(data: dict[str, Any], kind: str, where: str) -> ModelSpec:
