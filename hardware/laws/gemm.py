@@ -64,8 +64,7 @@ def gemm_base_terms(
     """Terms of ``(m x k) . (k x n)`` before correction: the tile and split that lose least at any clock, on all SMs.
 
     Time = floor + reduce + (compute^p + memory^p)^(1/p); compute = waves (2 a b (K/s) / (rate eta) +
-    epilogue) / f; memory the slower of HBM and L2 (both tiles re-read). A panel of weights streams at the rate of one
-    SM at most (others that need it find it in L2), and the last round of panels may leave SMs idle.
+    epilogue) / f; memory the slower of HBM (with the last wave's imbalance) and L2 (both tiles re-read).
     Operands that do not stay in L2 come from HBM again in every wave that needs them. Activations stay there from one
     kernel to the next with all operands (as elementwise buffers do); weights come from HBM.
     """
@@ -75,13 +74,12 @@ def gemm_base_terms(
     tiles = np.ceil(n / a) * np.ceil(m / b) * s
     rounds = np.ceil(tiles / sms)
     cycles = 2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency) + c.epilogue_cycles
-    panels = np.ceil(n / a) * s
-    imbalance = np.where(panels >= sms, np.ceil(panels / sms) * sms / panels, 1.0)
+    imbalance = np.where(tiles >= sms, rounds * sms / tiles, 1.0)
     weights, activations = float(element_bytes * n * k), float(element_bytes * m * k + out_bytes * m * n)
     streamed = hbm_share(weights + activations, l2_bytes)
     hbm_bytes = weights + streamed * activations
-    panels_s = weights / (np.minimum(panels, sms) * c.hbm_bytes_per_s_per_sm)
-    hbm_s = np.maximum(hbm_bytes / c.hbm_bytes_per_s, panels_s) * imbalance
+    hbm_rate = np.minimum(c.hbm_bytes_per_s, np.minimum(tiles, sms) * c.hbm_bytes_per_s_per_sm) / imbalance
+    hbm_s = hbm_bytes / hbm_rate
     moved_in_l2 = element_bytes * tiles * (a + b) * k_split
     reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
     lost = np.zeros(len(a))
@@ -102,8 +100,7 @@ def gemm_base_terms(
         cycles_per_block=float(cycles[best]),
         hbm_bytes=moved,
         hbm_bytes_per_s=float(c.hbm_bytes_per_s / imbalance[best]),
-        # Of all blocks' SMs together: the rate of the panels that they stream.
-        hbm_bytes_per_s_per_sm=float(moved / panels_s[best] / min(tiles[best], sms) / imbalance[best]),
+        hbm_bytes_per_s_per_sm=float(c.hbm_bytes_per_s_per_sm / imbalance[best]),
         l2_bytes=float(moved_in_l2[best]),
         l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
         sharpness=c.sharpness,
