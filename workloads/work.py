@@ -140,7 +140,7 @@ class ElementwiseWork:
 class GroupedGemmWork:
     """Per-expert GEMMs in one kernel: ``rows`` token rows over ``distinct`` of ``experts`` experts hit.
 
-    ``tiles128`` and ``tiles256`` are tiles of so many rows, each expert padded, ``rows_beyond128`` the rows that experts
+    ``tiles128`` and ``tiles256`` are tiles of so many rows, each expert padded; ``rows_beyond128``: rows that experts
     have beyond their first 128: all three on average over draws.
     """
 
