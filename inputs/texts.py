@@ -16,7 +16,7 @@ Refusal = Callable[[str], Exception]
 DEPTH_LIMIT = 64
 SURROGATE = re.compile("[\ud800-\udfff]")
 WHOLE_LIMIT = 1 << 63
-SHOWN = 90
+SHOWN = 70
 DIGITS = "a number of thousands of digits: give one of at most 64 bits"
 
 

@@ -195,6 +195,7 @@ class Pricer:
                     distinct=work.distinct,
                     tiles128=work.tiles128,
                     tiles256=work.tiles256,
+                    rows_beyond128=work.rows_beyond128,
                     n=work.n,
                     k=work.k,
                 )

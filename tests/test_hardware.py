@@ -47,7 +47,16 @@ def some_terms() -> dict[str, KernelTerms]:
             PROFILE, H100, op="add_rmsnorm", rows=8192, bytes_moved=268435456, launched_blocks=8192
         ),
         "grouped": grouped_gemm_terms(
-            PROFILE, H100, experts=128, rows=4096, distinct=128, tiles128=128, tiles256=128, n=1536, k=2048
+            PROFILE,
+            H100,
+            experts=128,
+            rows=4096,
+            distinct=128,
+            tiles128=128,
+            tiles256=128,
+            rows_beyond128=0.0,
+            n=1536,
+            k=2048,
         ),
         "all_reduce": collective_terms(
             PROFILE, H100, op="all_reduce", world=4, buffer_bytes=2**25, ctas=None, in_graph=True

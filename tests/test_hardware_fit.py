@@ -27,7 +27,7 @@ from hardware.calibrate.fit_kit import Setting, fit_coefficients, learn_correcti
 from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
-from hardware.laws.attention import decode_splits
+from hardware.laws.attention import decode_parts
 from hardware.laws.correction import Correction, corrected
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import load_profile
@@ -177,11 +177,13 @@ def test_a_correction_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("streams", "key_blocks", "parts"), [(1, 16, 16), (1, 64, 64), (8, 16, 16), (32, 16, 4), (106, 64, 1), (1024, 4, 1)]
+    ("streams", "kv_len", "parts"),
+    [(1, 2048, 16.0), (1, 8192, 64.0), (8, 2048, 13.2), (32, 2048, 3.3), (106, 8192, 1.0), (1024, 512, 1.0)],
 )
-def test_split_keys_by_hand(streams: int, key_blocks: int, parts: int) -> None:
-    # 132 SMs: 32 streams in 4 parts fill 128 of them; from 0.8 x 132 = 105.6 streams on nothing is split.
-    assert decode_splits(streams, key_blocks, 132) == parts
+def test_split_keys_by_hand(streams: int, kv_len: int, parts: float) -> None:
+    # 132 SMs: 0.8 x 132 = 105.6 streams are enough, fewer are cut into as many parts as make that number, none shorter
+    # than a block of 128 keys.
+    assert decode_parts(streams, kv_len, 132) == pytest.approx(parts)
 
 
 # -- what is predicted of rows left out ---------------------------------------------------------------------

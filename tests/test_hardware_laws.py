@@ -41,7 +41,16 @@ def terms_of(family: str, gpu: GpuSpec) -> KernelTerms:
             return price.attention_decode_terms(profile, gpu, batch=16, kv_len=4096, kv_bytes=2, **heads)
         case "grouped":
             return price.grouped_gemm_terms(
-                profile, gpu, experts=128, rows=8192, distinct=128, tiles128=128, tiles256=128, n=1536, k=2048
+                profile,
+                gpu,
+                experts=128,
+                rows=8192,
+                distinct=128,
+                tiles128=128,
+                tiles256=128,
+                rows_beyond128=0.0,
+                n=1536,
+                k=2048,
             )
         case "all_reduce" | "all_to_all":
             return price.collective_terms(
@@ -172,18 +181,20 @@ def test_grouped_products_change_kernel_at_128_rows_an_expert() -> None:
     padded to 256 by pairs of small tiles): 398.5 and 383.2 us in experts.jsonl.
     """
 
-    def terms(rows: int, tiles128: int, tiles256: int) -> KernelTerms:
+    def terms(rows: int, tiles128: int, tiles256: int, beyond: float) -> KernelTerms:
         return price.grouped_gemm_terms(
-            PROFILE, H100, experts=128, rows=rows, distinct=128, tiles128=tiles128, tiles256=tiles256, n=1536, k=2048
-        )
+            PROFILE, H100, experts=128, rows=rows, distinct=128, tiles128=tiles128, tiles256=tiles256,
+            rows_beyond128=beyond, n=1536, k=2048,
+        )  # fmt: skip
 
-    few, many = terms(16000, 174, 128), terms(24000, 256, 128)
+    few, many = terms(16000, 174, 128, 400.0), terms(24000, 256, 128, 7616.0)
     assert (few.blocks, many.blocks) == (2 * 174 * 12, 2 * 128 * 6)
     seconds = [time_s(t, sms=132, sm_clock_hz=clock) for t, clock in ((few, 1.755e9), (many, 1.575e9))]
     assert seconds == pytest.approx([383.2e-6, 398.5e-6], rel=0.03)
     alone = price.grouped_gemm_terms(
-        PROFILE, H100, experts=128, rows=24000, distinct=128, tiles128=256, tiles256=128, n=128, k=2048
-    )
+        PROFILE, H100, experts=128, rows=24000, distinct=128, tiles128=256, tiles256=128, rows_beyond128=7616.0,
+        n=128, k=2048,
+    )  # fmt: skip
     assert alone.blocks == 2 * 256  # narrow outputs keep the small tiles
 
 

@@ -46,7 +46,20 @@ def test_energy_is_power_times_time_at_every_clock() -> None:
         (GEMM, 0.6, 1.0),
         (AttentionWork(batch=2, q_len=8192, kv_len=8192, q_heads=32, kv_heads=8, head_dim=128, causal=True), 0.4, 0.8),
         (AttentionWork(batch=2, q_len=1, kv_len=8192, q_heads=32, kv_heads=8, head_dim=128, causal=False), 0.0, 0.05),
-        (GroupedGemmWork(experts=128, rows=32768, distinct=128, tiles128=320, tiles256=192, n=1536, k=2048), 0.3, 0.9),
+        (
+            GroupedGemmWork(
+                experts=128,
+                rows=32768,
+                distinct=128,
+                tiles128=320,
+                tiles256=192,
+                rows_beyond128=16384.0,
+                n=1536,
+                k=2048,
+            ),
+            0.3,
+            0.9,
+        ),
         (GemmWork(m=1, n=4096, k=4096), 0.0, 0.02),
     ],
 )

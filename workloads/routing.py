@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from workloads.balance import Placement, balanced_placement, contiguous_placement
 from workloads.popularity import Popularity, Recorded, Zipf, chosen_share, log_odds
@@ -16,6 +18,8 @@ Ints = NDArray[np.int64]
 # Draws are made for at most this many tokens and scaled: beyond it every expert's share is settled.
 MAX_DRAWN_TOKENS = 16384
 SEED = 20240601
+# Where every token takes an expert its rows do not vary.
+LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +52,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
-    """Load of one rank's experts: token rows, experts hit, and tiles of 128 and of 256 rows (each expert padded)."""
+    """Load of one rank's experts: token rows, experts hit, tiles of 128 and of 256 rows (each expert padded).
+
+    ``rows_beyond128`` are those that an expert has beyond its first 128, over all experts. Tiles and these rows are
+    means over draws around the one drawn: which experts just pass a tile's edge is chance.
+    """
 
     rows: int
     distinct: int
-    tiles128: int
-    tiles256: int
+    tiles128: float
+    tiles256: float
+    rows_beyond128: float
 
 
 @lru_cache(maxsize=1024)
@@ -80,9 +89,39 @@ def expert_loads(
         rows = mine * (wanted / mine.sum()) if mine.sum() else mine
         hit = rows > 0
         distinct = min(int(hit.sum()), max(round(wanted), 0))
-        small, large = (max(int(np.ceil(rows[hit] / height).sum()), distinct) for height in (128, 256))
-        loads.append(ExpertLoad(rows=round(wanted), distinct=distinct, tiles128=small, tiles256=large))
+        small, large = (max(_mean_tiles(rows[hit], tokens, height), distinct) for height in (128, 256))
+        beyond = _mean_beyond(rows[hit], tokens, 128)
+        loads.append(
+            ExpertLoad(
+                rows=round(wanted),
+                distinct=distinct,
+                tiles128=round(small, 3),
+                tiles256=round(large, 3),
+                rows_beyond128=round(beyond, 3),
+            )
+        )
     return tuple(loads)
+
+
+def _spread(rows: Floats, tokens: int) -> Floats:
+    """Standard deviation of each expert's rows over draws: binomial, each token takes it or does not."""
+    return np.sqrt(np.maximum(rows * (1.0 - rows / tokens), LEAST_VARIANCE))
+
+
+def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
+    """Tiles of ``height`` rows, each expert's padded, on average over draws (the binomial by its normal limit)."""
+    if not rows.size:
+        return 0.0
+    spread = _spread(rows, tokens)
+    edges = height * np.arange(1, int((rows + 6.0 * spread).max()) // height + 1)
+    return float(len(rows) + ndtr((rows[:, None] - edges - 0.5) / spread[:, None]).sum())
+
+
+def _mean_beyond(rows: Floats, tokens: int, height: int) -> float:
+    """Rows beyond each expert's first ``height``, on average over draws."""
+    spread = _spread(rows, tokens)
+    at = (rows - height) / spread
+    return float((spread * (at * ndtr(at) + np.exp(-0.5 * at**2) / math.sqrt(2.0 * math.pi))).sum())
 
 
 @lru_cache(maxsize=256)

@@ -140,14 +140,16 @@ class ElementwiseWork:
 class GroupedGemmWork:
     """Per-expert GEMMs in one kernel: ``rows`` token rows over ``distinct`` of ``experts`` experts hit.
 
-    ``tiles128`` and ``tiles256`` are tiles of so many rows, each expert padded.
+    ``tiles128`` and ``tiles256`` are tiles of so many rows, each expert padded; ``rows_beyond128``: rows that experts
+    have beyond their first 128: all three on average over draws.
     """
 
     experts: int
     rows: int
     distinct: int
-    tiles128: int
-    tiles256: int
+    tiles128: float
+    tiles256: float
+    rows_beyond128: float
     n: int
     k: int
     dtype: DType = DType.BF16

@@ -10,7 +10,7 @@ import numpy as np
 
 from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair, follow_the_clock, moved_bytes
 from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
-from hardware.calibrate.suite.routing import tiles256_of
+from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from hardware.laws.attention import (
     DecodeCoefficients,
     PrefillCoefficients,
@@ -46,6 +46,7 @@ GROUPED_START = GroupedCoefficients(
     floor_s=6e-6,
     switch_cycles=1500.0,
     small_tile_cycles_per_k=10.0,
+    empty_saves=0.4,
     large_tile_cycles=3600.0,
     large_tile_cycles_per_k=19.0,
     hbm_bytes_per_s=3.05e12,
@@ -90,7 +91,7 @@ FREE_DECODE = (
 # HBM rate (that of decode attention) and sharpness are held: free, they leave what the memory can do. So is the rate
 # of one SM, which no row meets.
 FREE_GROUPED = (
-    "floor_s", "switch_cycles", "small_tile_cycles_per_k", "large_tile_cycles",
+    "floor_s", "switch_cycles", "small_tile_cycles_per_k", "empty_saves", "large_tile_cycles",
     "large_tile_cycles_per_k", "flop_energy_j", "padded_flop_energy_j", "sm_power_w",
 )  # fmt: skip
 # Watts of busy SMs are held: the rows tell them from energy per byte in no kernel.
@@ -140,6 +141,7 @@ def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> Kern
         distinct=row["distinct"],
         tiles128=row["tiles128"],
         tiles256=tiles256_of(row),
+        rows_beyond128=rows_beyond128_of(row),
         n=row["n"],
         k=row["k"],
         element_bytes=2,

@@ -59,7 +59,7 @@ def base_terms(coefficients: GemmCoefficients, row: Row, gpu: GpuSpec) -> Kernel
         flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm(row["dtype"]),
         sms=gpu.sms,
         max_clock_hz=gpu.max_clock_hz,
-        cache_bytes=0.5 * gpu.l2_bytes,
+        l2_bytes=gpu.l2_bytes,
     )
 
 

@@ -115,7 +115,7 @@ def with_times(profile: Profile, gpu: GpuSpec, system: str, folder: Path | None)
     def gemm(c: GemmCoefficients, row: Row) -> KernelTerms:
         return gemm_base_terms(
             c, m=row["m"], n=row["n"], k=row["k"], element_bytes=2, out_bytes=2, flops_per_cycle_per_sm=rate,
-            sms=gpu.sms, max_clock_hz=gpu.max_clock_hz, cache_bytes=0.5 * gpu.l2_bytes,
+            sms=gpu.sms, max_clock_hz=gpu.max_clock_hz, l2_bytes=gpu.l2_bytes,
         )  # fmt: skip
 
     def prefill(c: PrefillCoefficients, row: Row) -> KernelTerms:

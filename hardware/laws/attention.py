@@ -112,40 +112,37 @@ def decode_base_terms(
     c = coefficients
     hbm_bytes = float(2 * batch * kv_len * kv_heads * head_dim * kv_bytes)
     streams = batch * kv_heads
-    parts = decode_splits(streams, math.ceil(kv_len / BLOCK), sms)
+    parts = decode_parts(streams, kv_len, sms)
+    blocks = round(streams * parts)
     return KernelTerms(
-        floor_s=c.floor_s + (c.split_s + c.merge_s * parts if parts > 1 else 0.0),
-        blocks=streams * parts,
+        floor_s=c.floor_s + min(parts - 1.0, 1.0) * (c.split_s + c.merge_s * parts),
+        blocks=blocks,
         cycles_per_block=0.0,
         quantised=False,
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=c.hbm_bytes_per_s / (1.0 + c.split_slowdown * math.log2(parts)),
-        hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm,
+        hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * streams * parts / blocks,
         core_energy_j=c.core_byte_energy_j * hbm_bytes,
         hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
         sm_power_w=c.sm_power_w,
     )
 
 
-@lru_cache(maxsize=65536)
-def decode_splits(streams: int, key_blocks: int, sms: int) -> int:
-    """Parts that each sequence's keys are cut into, by the rule of the public flash-attention kernels.
+# Streams of keys fill the GPU where there is one for each of so many of its SMs (public flash-attention kernels).
+FILLED = 0.8
+MOST_PARTS = 128
 
-    One part where the streams fill 80 % of the SMs; else the fewest parts that fill waves of SMs within 85 % of
-    the best choice, at most 128 and never two counts with equally long parts.
 
-    >>> decode_splits(8, 64, 132), decode_splits(256, 64, 132)
-    (16, 1)
+def decode_parts(streams: int, kv_len: int, sms: int) -> float:
+    """Parts that each sequence's keys are cut into, on average: what fills the SMs, none shorter than a key block.
+
+    Kernels take whole numbers of parts, which jump with every key block between choices that their own rules hold for
+    nearly equal; no row of ours shows such jumps, so that the law follows the rule's mean.
+
+    >>> decode_parts(8, 8192, 132), decode_parts(256, 8192, 132)
+    (13.2, 1.0)
     """
-    if streams >= 0.8 * sms:
-        return 1
-    filled: dict[int, float] = {}
-    for parts in range(1, min(128, sms, key_blocks) + 1):
-        if parts == 1 or math.ceil(key_blocks / parts) != math.ceil(key_blocks / (parts - 1)):
-            waves = streams * parts / sms
-            filled[parts] = waves / math.ceil(waves)
-    best = max(filled.values(), default=1.0)
-    return next((parts for parts, share in filled.items() if share >= 0.85 * best), 1)
+    return max(1.0, min(FILLED * sms / streams, kv_len / BLOCK, MOST_PARTS))
 
 
 def prefill_features(batch: int, q_len: int, kv_len: int, q_heads: int, causal: bool) -> tuple[float, ...]:

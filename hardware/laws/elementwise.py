@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms
 
-# Buffers of up to half of L2 (one of its two partitions) stay there from one kernel to the next, buffers of its whole
-# size stream from HBM, between them the share that streams grows evenly. Elementwise rows of an H100 (50 MB): 25 MB
-# moves at 5 TB/s, 34 MB at 4.3, 38 MB at 3.9, 42 MB at 3.2, 50 MB at 2.9.
-STAYS, STREAMS = 0.5, 1.0
 # Kernels that take one block a row, whose time therefore depends on how wide rows are.
 BLOCK_A_ROW = frozenset({"add_rmsnorm", "rmsnorm"})
 
@@ -51,7 +48,7 @@ def elementwise_base_terms(
 ) -> KernelTerms:
     """Terms of one memory-bound kernel; L2 follows the clock, HBM and block launches below a clock of their own."""
     c = coefficients
-    share = min(max((c.footprint * bytes_moved / l2_bytes - STAYS) / (STREAMS - STAYS), 0.0), 1.0)
+    share = hbm_share(c.footprint * bytes_moved, l2_bytes)
     # Hits and misses take turns in every block: their times add up.
     seconds_per_byte = share / c.hbm_bytes_per_s + (1.0 - share) / c.l2_bytes_per_s
     blocks = max(1, min(launched_blocks, 8 * sms) if c.blocks_per_s is None else launched_blocks)
@@ -90,13 +87,15 @@ def permuting(
 ) -> KernelTerms:
     """A copy's terms for one that sorts rows by rank: bound by the instructions that it issues.
 
-    It follows the clock at any clock where the ``plain`` copy was not measured at two clocks either.
+    It follows the clock at any clock where the ``plain`` copy was not measured at two clocks either. Bytes from L2
+    and from HBM take turns, as in the plain copy.
     """
-    per_cycle = PERMUTE_L2_BYTES * sms
-    if copy.hbm_bytes > copy.l2_bytes:
-        at_top = PERMUTE_HBM_BYTES * sms
-        per_cycle = at_top / (1.0 if plain.follows_below is None else PERMUTE_FOLLOWS_BELOW)
-        copy = replace(copy, hbm_bytes_per_s=copy.hbm_bytes / bytes_moved * at_top * max_clock_hz)
+    share = copy.hbm_bytes / bytes_moved
+    follows = 1.0 if plain.follows_below is None else PERMUTE_FOLLOWS_BELOW
+    from_l2, from_hbm = (1.0 - share) / (PERMUTE_L2_BYTES * sms), share / (PERMUTE_HBM_BYTES * sms)  # cycles a byte
+    per_cycle = 1.0 / (from_l2 + follows * from_hbm)
+    if share:
+        copy = replace(copy, hbm_bytes_per_s=share * max_clock_hz / (from_l2 + from_hbm))
     return replace(
         copy,
         scale=1.0,

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from hardware.errors import HardwareError
+from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms
 
 # Tile shapes (rows of n, columns of m) and K splits that cuBLAS's Hopper kernels use; kernel names in our own
@@ -20,6 +21,8 @@ _A, _B, _S = (grid.ravel() for grid in np.meshgrid(_TILE_N, _TILE_M, _SPLITS, in
 # Registers bound a tile's accumulator: 128 x 256 and 256 x 128 are the largest that occur, narrow ones longer.
 _FITS = _A * _B <= 320 * 128
 _A, _B, _S = _A[_FITS], _B[_FITS], _S[_FITS]
+# A library chooses a kernel without knowing the clock: shares of the maximum at which the choice must not lose much.
+_CLOCKS = (1.0, 0.7, 0.45)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +59,14 @@ def gemm_base_terms(
     flops_per_cycle_per_sm: float,
     sms: int,
     max_clock_hz: float,
-    cache_bytes: float,
+    l2_bytes: float,
 ) -> KernelTerms:
-    """Terms of ``(m x k) . (k x n)`` before correction: the fastest tile and split at full SMs and clock.
+    """Terms of ``(m x k) . (k x n)`` before correction: the tile and split that lose least at any clock, on all SMs.
 
     Time = floor + reduce + (compute^p + memory^p)^(1/p); compute = waves (2 a b (K/s) / (rate eta) +
     epilogue) / f; memory the slower of HBM (with the last wave's imbalance) and L2 (both tiles re-read).
-    Operands that exceed ``cache_bytes`` of L2 come from HBM again in every wave that needs them. Activations stay in L2
-    from one kernel to the next while all operands fit there (as elementwise buffers do); weights come from HBM.
+    Operands that do not stay in L2 come from HBM again in every wave that needs them. Activations stay there from one
+    kernel to the next with all operands (as elementwise buffers do); weights come from HBM.
     """
     c = coefficients
     a, b, s = _A, _B, _S
@@ -73,19 +76,23 @@ def gemm_base_terms(
     cycles = 2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency) + c.epilogue_cycles
     imbalance = np.where(tiles >= sms, rounds * sms / tiles, 1.0)
     weights, activations = float(element_bytes * n * k), float(element_bytes * m * k + out_bytes * m * n)
-    streamed = min(max((weights + activations) / cache_bytes - 1.0, 0.0), 1.0)
+    streamed = hbm_share(weights + activations, l2_bytes)
     hbm_bytes = weights + streamed * activations
     hbm_rate = np.minimum(c.hbm_bytes_per_s, np.minimum(tiles, sms) * c.hbm_bytes_per_s_per_sm) / imbalance
-    l2_bytes = element_bytes * tiles * (a + b) * k_split
-    memory_s = np.maximum(hbm_bytes / hbm_rate, l2_bytes / c.l2_bytes_per_s)
-    compute_s = rounds * cycles / max_clock_hz
-    longer, shorter = np.maximum(compute_s, memory_s), np.minimum(compute_s, memory_s)
-    body_s = longer * (1 + (shorter / longer) ** c.sharpness) ** (1 / c.sharpness)
+    hbm_s = hbm_bytes / hbm_rate
+    moved_in_l2 = element_bytes * tiles * (a + b) * k_split
     reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
-    best = int(np.argmin(body_s + reduce_s))
+    lost = np.zeros(len(a))
+    for share in _CLOCKS:
+        compute_s = rounds * cycles / (share * max_clock_hz)
+        memory_s = np.maximum(hbm_s, moved_in_l2 / (share * c.l2_bytes_per_s))
+        longer, shorter = np.maximum(compute_s, memory_s), np.minimum(compute_s, memory_s)
+        taken_s = longer * (1 + (shorter / longer) ** c.sharpness) ** (1 / c.sharpness) + reduce_s
+        lost = np.maximum(lost, taken_s / taken_s.min())
+    best = int(np.argmin(lost))
     padded_flops = 2.0 * tiles[best] * a[best] * b[best] * k_split[best]
     flops = 2.0 * m * n * k
-    read = element_bytes * k * _rows_read(m, n, int(a[best]), int(b[best]), sms, k * element_bytes, cache_bytes)
+    read = element_bytes * k * _rows_read(m, n, int(a[best]), int(b[best]), sms, k * element_bytes, l2_bytes)
     moved = out_bytes * m * n + read - (1.0 - streamed) * activations
     return KernelTerms(
         floor_s=c.floor_s + float(reduce_s[best]),
@@ -94,7 +101,7 @@ def gemm_base_terms(
         hbm_bytes=moved,
         hbm_bytes_per_s=float(c.hbm_bytes_per_s / imbalance[best]),
         hbm_bytes_per_s_per_sm=float(c.hbm_bytes_per_s_per_sm / imbalance[best]),
-        l2_bytes=float(l2_bytes[best]),
+        l2_bytes=float(moved_in_l2[best]),
         l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
         sharpness=c.sharpness,
         core_energy_j=c.flop_energy_j * flops + c.padded_flop_energy_j * padded_flops,
@@ -103,19 +110,18 @@ def gemm_base_terms(
     )
 
 
-def _rows_read(m: int, n: int, a: int, b: int, sms: int, row_bytes: float, cache_bytes: float) -> float:
+def _rows_read(m: int, n: int, a: int, b: int, sms: int, row_bytes: float, l2_bytes: float) -> float:
     """Rows of both operands (``k`` long) that come from HBM.
 
     A wave of tiles covers ``across`` by ``down`` of them, as square as it can be, and reads each row of its
-    panels once. The next wave finds the smaller operand in L2 if all of it fits there, else it reads again.
+    panels once. The next wave finds of the smaller operand in L2 what stays there and reads the rest again.
     """
     down = min(max(round((sms * a / b) ** 0.5), 1), -(-m // b))
     across = min(max(sms // down, 1), -(-n // a))
-    if min(m, n) * row_bytes <= cache_bytes:
-        return float(m + n)
     rounds_down, rounds_across = -(-m // (b * down)), -(-n // (a * across))
     # Panels of n stay while the waves go down m, or the other way round, whichever reads less.
-    return float(min(n + m * rounds_across, m + n * rounds_down))
+    again = float(min(n + m * rounds_across, m + n * rounds_down))
+    return m + n + hbm_share(min(m, n) * row_bytes, l2_bytes) * (again - (m + n))
 
 
 # How far apart 8- and 16-bit kernels of one shape lie, in length scales: near, since the library picks tiles

@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms
 
+# A call's last tiles end apart, since tiles differ in what they wait for: on average half a tile after the even share.
+LAST_TILE = 0.5
 # Blocks come in pairs along the rows (clusters of two), so that an expert's rows are padded to a pair's.
 CLUSTER = 2
 # With more rows an expert than this on average, experts without rows counted too, the larger tiles run.
@@ -18,6 +21,8 @@ SMALL_ROWS = 128
 class GroupedCoefficients:
     """Floor of a call; cycles in which a block turns to another expert; cycles of a tile of the kernel of few rows an
     expert (64 x 128, per k) and of that of many (128 x 256, fixed and per k); streaming rates; energies.
+    ``empty_saves``: the share of those cycles that a tile of few rows is spared for rows that it lacks, where its
+    expert's weights are in L2 already from the expert's first tile. First tiles take as long with any rows.
 
     Tiles and the choice between the kernels are those of PyTorch's grouped_mm on Hopper (CUTLASS, ATen's GroupMM.cu).
     """
@@ -25,6 +30,7 @@ class GroupedCoefficients:
     floor_s: float
     switch_cycles: float
     small_tile_cycles_per_k: float
+    empty_saves: float
     large_tile_cycles: float
     large_tile_cycles_per_k: float
     hbm_bytes_per_s: float
@@ -48,8 +54,9 @@ def grouped_base_terms(
     experts: int,
     rows: int,
     distinct: int,
-    tiles128: int,
-    tiles256: int,
+    tiles128: float,
+    tiles256: float,
+    rows_beyond128: float,
     n: int,
     k: int,
     element_bytes: int,
@@ -58,24 +65,27 @@ def grouped_base_terms(
 ) -> KernelTerms:
     """Terms of one grouped GEMM before correction; ``tiles128`` is the sum over experts of ceil(rows / 128).
 
-    Weights of the experts hit come from HBM, activations too once they exceed the cache. A block meets each expert
+    Weights of the experts hit come from HBM, activations too where they do not stay in L2. A block meets each expert
     once at most: its first rounds mostly turn to another one with every tile.
     """
     c = coefficients
     if large_tiles(experts=experts, rows=rows, n=n):
         pairs, tile, cycles = tiles256, (128, 256), c.large_tile_cycles + c.large_tile_cycles_per_k * k
     else:
-        pairs, tile, cycles = tiles128, (64, 128), c.small_tile_cycles_per_k * k
-    tiles = max(1, pairs * math.ceil(n / tile[1])) * CLUSTER
+        empty = max(tiles128 - distinct - rows_beyond128 / 128, 0.0) / max(tiles128, 1.0)
+        pairs, tile, cycles = tiles128, (64, 128), c.small_tile_cycles_per_k * k * (1.0 - c.empty_saves * empty)
+    tiles = max(1.0, pairs * math.ceil(n / tile[1])) * CLUSTER
+    blocks, rounds = round(tiles), max(tiles / sms, 1.0)
     weights = float(element_bytes * distinct * n * k)
     activations = float(element_bytes * rows * (n + k))
-    hbm_bytes = weights + (activations if activations > 0.8 * l2_bytes else 0.0)
+    hbm_bytes = weights + hbm_share(activations, l2_bytes) * activations
     padded = 2.0 * tiles * tile[0] * tile[1] * k
     return KernelTerms(
         floor_s=c.floor_s,
-        blocks=tiles,
-        cycles_per_block=cycles,
-        tail_cycles=c.switch_cycles * min(math.ceil(tiles / sms), distinct),
+        blocks=blocks,
+        cycles_per_block=cycles * tiles / blocks,
+        tail_cycles=c.switch_cycles * min(rounds, distinct) + LAST_TILE * min(rounds - 1.0, 1.0) * cycles,
+        quantised=False,
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=c.hbm_bytes_per_s,
         hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm,

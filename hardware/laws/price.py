@@ -50,7 +50,7 @@ def gemm_terms(
         flops_per_cycle_per_sm=_rates(gpu)[dtype] / (gpu.reference_clock_hz * gpu.sms),
         sms=gpu.sms,
         max_clock_hz=gpu.max_clock_hz,
-        cache_bytes=0.5 * gpu.l2_bytes,
+        l2_bytes=gpu.l2_bytes,
     )
     if count > 1:  # each product reads an input of its own
         inputs = (count - 1) * m * k * _element_bytes(dtype)
@@ -176,8 +176,9 @@ def grouped_gemm_terms(
     experts: int,
     rows: int,
     distinct: int,
-    tiles128: int,
-    tiles256: int,
+    tiles128: float,
+    tiles256: float,
+    rows_beyond128: float,
     n: int,
     k: int,
 ) -> KernelTerms:
@@ -189,6 +190,7 @@ def grouped_gemm_terms(
         distinct=distinct,
         tiles128=tiles128,
         tiles256=tiles256,
+        rows_beyond128=rows_beyond128,
         n=n,
         k=k,
         element_bytes=2,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.calibrate.fit_clocks import moved_bytes
-from hardware.calibrate.suite.routing import tiles256_of
+from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from inputs.texts import shown
 from sim.runner import simulate
 from sim.scenario import Scenario
@@ -209,7 +209,10 @@ def _elementwise(inputs: Inputs) -> Prediction:
 
 def _grouped(inputs: Inputs) -> Prediction:
     fields = ("experts", "rows", "distinct", "tiles128", "n", "k")
-    return _works(inputs, GroupedGemmWork(tiles256=tiles256_of(inputs), **{f: inputs[f] for f in fields}))
+    work = GroupedGemmWork(
+        tiles256=tiles256_of(inputs), rows_beyond128=rows_beyond128_of(inputs), **{f: inputs[f] for f in fields}
+    )
+    return _works(inputs, work)
 
 
 def _collective(inputs: Inputs) -> Prediction:

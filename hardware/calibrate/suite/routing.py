@@ -83,3 +83,15 @@ def tiles256_of(row: Mapping[str, Any]) -> int:
         return int(row["tiles256"])
     drawn = route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], count=row["experts"])
     return drawn.facts()["tiles256"]
+
+
+def rows_beyond128_of(row: Mapping[str, Any]) -> float:
+    """Rows that experts of a ``grouped_gemm`` record have beyond their first 128: of its routing, drawn again.
+
+    A few early records had draws of their own (their counts differ from the one made here): there all padding is
+    taken to lie in the last tiles.
+    """
+    drawn = route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], count=row["experts"])
+    if (drawn.rows, drawn.facts()["tiles128"]) == (row["rows"], row["tiles128"]):
+        return float(np.maximum(drawn.rows_per_expert - 128, 0).sum())
+    return float(max(row["rows"] - 128 * row["distinct"], 0))
