@@ -11,8 +11,7 @@ import argparse
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim import simulate
 from sim.errors import SimError
@@ -24,8 +23,7 @@ MODELS = ("llama3-8b", "qwen3-8b", "qwen3-30b-a3b", "qwen2-1.5b", "llama3-70b")
 CAP_SLACK, SLACK = 1.002, 0.005
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """One bar missed: by how much, of what kind and where."""
 
     kind: str
@@ -70,7 +68,7 @@ def _common(draw: random.Random) -> dict[str, Any]:
     if draw.random() < 0.6:
         fields["power_cap_w"] = float(draw.choice((250, 300, 350, 400, 450, 500, 600)))
     if draw.random() < 0.2:
-        fields["sm_clock_mhz"] = draw.choice((1200, 1410))
+        fields["sm_clock_mhz"] = draw.choice((1200, 1350))
     if draw.random() < 0.2:
         fields["launch"] = "eager"
     return fields
@@ -85,8 +83,9 @@ def neighbours(fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if "output_len" in fields:
         yield "token", fields | {"output_len": fields["output_len"] + 1}
     yield "layer", fields | {"layers": fields["layers"] + fields.get("pp", 1)}
-    own = fields.get("micro_batches", 1)
-    yield "sequence", fields | {"batch": fields["batch"] + own}
+    if "pp" in fields:  # as many micro-batches as before
+        fields = {"micro_batches": fields["pp"]} | fields
+    yield "sequence", fields | {"batch": fields["batch"] + fields.get("micro_batches", 1)}
 
 
 def run(fields: dict[str, Any]) -> Timeline | None:

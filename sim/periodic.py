@@ -26,6 +26,8 @@ from sim.settle import mean_w, seconds_of
 # most, and above it by hardly more than nothing.
 AGREE, BELOW, ABOVE = 1e-3, 1.5e-3, 2e-4
 MOST_REPETITIONS, MOST_CLOCKS = 60, 24
+# After so many repetitions those that swing from one to the next are damped.
+FREE_REPETITIONS = 8
 # Clocks tried lie on this grid, the next one no further from the last than this ratio.
 GRID_HZ, MOST_CHANGE = 0.25e6, 1.1
 
@@ -99,7 +101,7 @@ def _unsettled(why: str) -> ScenarioError:
 def _repeat(sequence: Sequence[Repeated], limiter: SteadyLimiter) -> tuple[SteadyLimiter, list[float]]:
     """Repetitions until two agree: the limiters before the last one, and each GPU's mean power."""
     last: np.ndarray | None = None
-    for _ in range(MOST_REPETITIONS):
+    for repetition in range(MOST_REPETITIONS):
         before = copy.deepcopy(limiter)
         parts = play_governed(sequence, limiter)
         means, length_s = mean_w(parts), seconds_of(parts)
@@ -109,6 +111,8 @@ def _repeat(sequence: Sequence[Repeated], limiter: SteadyLimiter) -> tuple[Stead
         if last is not None and np.all(np.abs(now - last) <= close * now):
             return before, means
         last = now
+        if repetition > FREE_REPETITIONS:
+            limiter.halve(before)
     raise _unsettled(f"no two of {MOST_REPETITIONS} repetitions agree")
 
 

@@ -124,3 +124,11 @@ class SteadyLimiter:
         """Other clocks that no kernel passes."""
         for hz, loop in zip(clock_hz, self.loops, strict=True):
             loop.clock_hz = hz
+
+    def halve(self, before: SteadyLimiter) -> None:
+        """Half-way between here and ``before`` the last repetition: what repetitions swing about."""
+        for loop, other in zip(self.loops, before.loops, strict=True):
+            loop.mean_w = 0.5 * (loop.mean_w + other.mean_w)
+            loop.target_w = 0.5 * (loop.target_w + other.target_w)
+            loop.level = 0.5 * (loop.level + other.level)
+        self._cut(0.5e-12 * self.ticks * (self.tick_ps + before.tick_ps))
