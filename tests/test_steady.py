@@ -88,6 +88,14 @@ def test_caps_hold_and_more_work_is_not_cheaper(seed: int) -> None:
         assert list(steady.findings(fields)) == []
 
 
+def test_a_stage_at_its_lowest_clock_is_said_and_not_refused() -> None:
+    run = simulate(
+        model="llama3-70b", gpu="h200-sxm-141gb", layers=6, power_cap_w=300.0, phase="decode", batch=4, seq_len=2048,
+        pp=2, micro_batches=4,
+    )  # fmt: skip
+    assert "power_cap_w = 300 cannot be held: the lowest clock still draws" in status_text(run)
+
+
 def test_limiters_at_rest_leave_the_settled_clock_alone() -> None:
     """Power whose 30 ms mean stays under the middle limit; hotter than that, the target falls."""
     limiter = SteadyLimiter(LIMITS, [Held(1.5e9, 1000.0)], [690.0], 0.06)
