@@ -8,16 +8,18 @@ from functools import lru_cache
 from typing import Any
 
 import workloads
-from sim.engine.replay import Part, Repeated, play
+from sim.engine.repeating import SteadyLimiter
+from sim.engine.replay import Part, Repeated, play, play_governed
 from sim.engine.running import Target
 from sim.errors import FoldError, ScenarioError
 from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
+from sim.periodic import needs_time, periodic
 from sim.plan import Layout, Plan, Work, classifier
 from sim.scenario import Scenario
-from sim.settle import followed_s, governed, in_time, settled_clocks
+from sim.settle import governed, settled_clocks
 from sim.timeline import Timeline
 from sim.video import Model, model_of, video_run
 from workloads.diffusion import DitSpec
@@ -149,15 +151,15 @@ def _run(
         say("running")
         return governed(layout.sequence, target.limits, gpus, repetitions=1)
     say("finding the settled clock")
-    targets, length_s = _settled(plan, layout, target, uneven=_uneven(scenario))
+    settled = _settled(plan, layout, target, uneven=_uneven(scenario))
     say("running")
-    if length_s is not None:
-        return in_time(layout.sequence, target.limits, gpus, length_s=length_s)
-    return play(layout.sequence, tuple(targets)), targets
+    if isinstance(settled, SteadyLimiter):
+        return play_governed(layout.sequence, settled), settled.targets()
+    return play(layout.sequence, tuple(settled)), settled
 
 
-def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> tuple[list[Target], float | None]:
-    """Where each of the layout's GPUs settles; seconds of a run whose ``uneven`` power the limiters follow instead.
+def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> Sequence[Target] | SteadyLimiter:
+    """Where each of the layout's GPUs settles, or the limiters of a repetition whose ``uneven`` power they follow.
 
     Found on the cheapest layout: all agree to the picosecond.
     """
@@ -165,11 +167,19 @@ def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> tu
         try:
             targets = settled_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
             parts = play(cheapest.sequence, tuple(targets)) if uneven else []
+            if needs_time(parts, target.limits):
+                limiter = periodic(cheapest.sequence, target.limits, targets, parts)
+                return limiter.of([limiter.loops[found] for found in _places(cheapest, layout)])
         except FoldError:
             continue
-        by_rank = _of_ranks(cheapest, targets)
-        return [by_rank[ranks[0]] for ranks in layout.folding.classes], followed_s(parts, target.limits)
+        return [targets[found] for found in _places(cheapest, layout)]
     raise AssertionError("full detail is never refused")
+
+
+def _places(cheapest: Layout, layout: Layout) -> list[int]:
+    """Which GPU of ``cheapest`` each GPU of ``layout`` is alike."""
+    place = {rank: number for number, ranks in enumerate(cheapest.folding.classes) for rank in ranks}
+    return [place[ranks[0]] for ranks in layout.folding.classes]
 
 
 def _lasting(layout: Layout) -> Sequence[Repeated]:

@@ -1,10 +1,9 @@
-"""Where the limiters leave repeated work: one clock for all of it, or, where its power is uneven, limiters in time."""
+"""Where the limiters leave repeated work of even power: one clock for all of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
@@ -20,8 +19,6 @@ FIRST_SHARE = 0.73
 # GPUs that wait for each other move each other's power: so often is what was found looked at again, and what is too
 # much by more than this share made less.
 MOST_TRIMS, POWER_SLACK = 12, 0.001
-# How near the middle limit of uneven work is found.
-MIDDLE_STEP_W = 2.0
 
 
 def governed(
@@ -35,63 +32,16 @@ def governed(
     return parts, limiter.targets_w()
 
 
-def followed_s(parts: Sequence[Part], limits: ClockLimits) -> float | None:
-    """Seconds of a run at settled clocks that outlasts the slow limiter or, repeated, passes the middle one's mean on a
-    GPU; None of any other.
-
-    The stretches of different power of such a run are long enough for the limiters to follow: one mean is not enough.
-    """
-    if not parts:
-        return None
-    length_s = seconds_of(parts)
-    if length_s > limits.slow_time_s:
-        return length_s
-    for gpu, mean_w in enumerate(_mean_w(parts, length_s)):
-        for part in parts:
-            for seconds, power_w in part.stretches(gpu):
-                mean_w += (power_w - mean_w) * -math.expm1(-seconds / limits.middle_time_s)
-                if mean_w > limits.middle_limit_w:
-                    return length_s
-    return None
-
-
 def seconds_of(parts: Sequence[Part]) -> float:
     """How long the parts of a run take together."""
     return sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
 
 
-def _mean_w(parts: Sequence[Part], length_s: float) -> list[float]:
+def mean_w(parts: Sequence[Part]) -> list[float]:
+    """The mean power of each GPU over the parts of a run."""
+    length_s = seconds_of(parts)
     gpus = range(len(parts[0].played.energy_j))
     return [sum(part.repeat * part.played.energy_j[gpu] for part in parts) / length_s for gpu in gpus]
-
-
-def in_time(
-    sequence: Sequence[Repeated], limits: ClockLimits, gpus: int, *, length_s: float
-) -> tuple[list[Part], list[float]]:
-    """The second of two repetitions, of about ``length_s``, with the limiters acting in time.
-
-    In repetitions shorter than the slow limiter's window that limiter is not followed: the middle limit is lowered
-    until no GPU's mean power passes the slow one, which is what its dips come to over many repetitions.
-    """
-
-    def under(middle_limit_w: float) -> tuple[list[Part], list[float], float]:
-        own = replace(limits, slow_limit_w=math.inf, middle_limit_w=middle_limit_w)
-        parts, targets = governed(sequence, own, gpus, repetitions=2)
-        return parts, targets, max(_mean_w(parts, seconds_of(parts)))
-
-    if length_s > limits.slow_time_s:
-        return governed(sequence, limits, gpus, repetitions=2)
-    parts, targets, hottest_w = under(limits.middle_limit_w)
-    low_w, high_w = 0.8 * limits.slow_limit_w, limits.middle_limit_w
-    while hottest_w > limits.slow_limit_w and high_w - low_w > MIDDLE_STEP_W:
-        middle_w = 0.5 * (low_w + high_w)
-        found = under(middle_w)
-        if found[2] > limits.slow_limit_w:
-            high_w = middle_w
-        else:
-            low_w = middle_w
-            parts, targets, _ = found
-    return parts, targets
 
 
 def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[Held]:
@@ -102,23 +52,22 @@ def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int)
     """
     model = sequence[0].piece.model.gpu
 
-    def mean_w(clocks_hz: list[float]) -> list[float]:
-        parts = play(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
-        return _mean_w(parts, seconds_of(parts))
+    def at(clocks_hz: list[float]) -> list[float]:
+        return mean_w(play(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz])))
 
     found = [model.max_clock_hz] * gpus
     searches = [_Search(limits.slow_limit_w, model) for _ in range(gpus)]
     if math.isfinite(limits.slow_limit_w) and any(part.piece.serial is None for part in sequence):
-        _look(searches, mean_w)  # the top, where the fast limiter acts too, takes longest to work out
+        _look(searches, at)  # the top, where the fast limiter acts too, takes longest to work out
     if any(search.low for search in searches) or not searches[0].seen:
-        for search, power in zip(searches, mean_w(found), strict=True):
+        for search, power in zip(searches, at(found), strict=True):
             search.high_w = power if search.high_w == math.inf else search.high_w
     if any(search.high_w > limits.slow_limit_w for search in searches):
         while any(search.high - search.low > 1 for search in searches):
-            _look(searches, mean_w)
+            _look(searches, at)
         found = [search.clock_hz(search.low) for search in searches]
         for _ in range(MOST_TRIMS):
-            over = [max(0.0, power / limits.slow_limit_w - 1.0 - POWER_SLACK) for power in mean_w(found)]
+            over = [max(0.0, power / limits.slow_limit_w - 1.0 - POWER_SLACK) for power in at(found)]
             if not any(over):
                 break
             # Power goes with the cube of the clock at most.
@@ -127,11 +76,11 @@ def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int)
     return [Held(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
-def _look(searches: Sequence[_Search], mean_w: Callable[[list[float]], list[float]]) -> None:
+def _look(searches: Sequence[_Search], at: Callable[[list[float]], list[float]]) -> None:
     """One more point of each GPU's search."""
     steps = [search.guess() for search in searches]
     clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
-    for search, step, power in zip(searches, steps, mean_w(clocks_hz), strict=True):
+    for search, step, power in zip(searches, steps, at(clocks_hz), strict=True):
         search.learn(step, power)
 
 

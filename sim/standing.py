@@ -26,6 +26,9 @@ from sim.scenario import Scenario
 # weaker one is the status.
 STATUSES = ("calibrated", "forecast", "extrapolated", "unchecked", "uncalibrated")
 
+# A mean further above its cap is said.
+CAP_SLACK = 1.002
+
 # Fields that a kind or its sizes hold, or that change no number. Any other field that is not its default asks for
 # something that no row ran, whoever adds it.
 HELD = frozenset(
@@ -93,6 +96,7 @@ class Standing:
             "status": self.status,
             "status_of_card": self.card,
             "status_reasons": list(self.reasons),
+            "status_notes": list(self.notes),
             "expected_error": self.expected_error,
         }
 
@@ -152,9 +156,9 @@ def standing(
     if scenario.uncapped and drawn_w is not None and drawn_w > target.profile.limits.fast_limit_w:
         extrapolated.append(f"draws {drawn_w:.0f} W, more than a {target.gpu.id} was ever seen to draw")
     notes = []
-    cap_w = scenario.power_cap_w
-    if cap_w is not None and scenario.regime == "steady" and drawn_w is not None and drawn_w > 1.01 * cap_w:
-        notes.append(f"power_cap_w = {cap_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W")
+    held_w = target.limits.cap_w
+    if scenario.regime == "steady" and drawn_w is not None and drawn_w > CAP_SLACK * held_w:
+        notes.append(f"power_cap_w = {held_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W")
     return Standing(
         card=target.profile.status,
         unchecked=tuple(unchecked),

@@ -33,6 +33,10 @@ def trace(path: Path, *events: dict[str, object], **metadata: object) -> Path:
     return path
 
 
+# A gzip that ends in its middle; without a time of making, so that each worker names the test alike.
+CUT = gzip.compress(b'{"timestamp":0,"input_length":100,"output_length":5}\n', mtime=0)[:40]
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_mutated_files_end_in_a_result_or_one_clean_line(kind: str, tmp_path: Path) -> None:
     """Ten of a kind here; ``python -m benchmarks.file_fuzz`` runs as many as it is told."""
@@ -82,7 +86,7 @@ def test_public_requests_are_read_and_one_without_output_is_left_out_everywhere(
         ("t.jsonl", b'{"timestamp":1e300,"input_length":100,"output_length":5}', "timestamp = 1e+300"),
         ("t.jsonl", b'{"timestamp":0,"input_length":9,"output_length":5,"hash_ids":[[1],2]}', "hash_ids = [[1], 2]"),
         ("t.jsonl", b'{"timestamp":0,"input_length":1%s,"output_length":5}' % (b"0" * 400), "at most 64 bits"),
-        ("t.jsonl.gz", gzip.compress(b'{"timestamp":0,"input_length":100,"output_length":5}\n', mtime=0)[:40], "truncated gzip"),
+        ("t.jsonl.gz", CUT, "truncated gzip"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_one_line(tmp_path: Path, name: str, data: bytes, says: str) -> None:

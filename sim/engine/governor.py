@@ -19,6 +19,7 @@ import numpy as np
 from simpy.events import Event
 
 from hardware.clock import ClockLimits
+from sim.engine.running import Target
 
 if TYPE_CHECKING:
     from sim.engine.driver import Engine
@@ -120,6 +121,10 @@ class Limiter:
             return [math.inf] * self.gpus
         return [math.floor(loop.target_w / TARGET_STEP_W) * TARGET_STEP_W for loop in self.loops]
 
+    def targets(self) -> Sequence[Target]:
+        """X of each GPU, as a target of the engine."""
+        return self.targets_w()
+
     @property
     def tick_ps(self) -> int:
         """Time between two looks at the power."""
@@ -152,6 +157,9 @@ class Limiter:
         for loop in self.loops:
             loop.limits = limits
             loop.target_w = min(loop.target_w, limits.fast_limit_w)
+
+    def end(self, since_j: Sequence[float], since_ps: int, length_ps: int) -> None:
+        """After a run: its last, unfinished tick is not looked at."""
 
     def process(self, engine: Engine) -> Generator[Event, Any, None]:
         """Tick until the last kernel has ended; a tick never extends the run."""

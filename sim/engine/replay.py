@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from simpy.events import Event
@@ -20,10 +20,9 @@ from simpy.events import Event
 from sim.engine.core import Core
 from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
-from sim.engine.governor import Limiter
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.running import Target
+from sim.engine.running import Target, bounds
 from sim.engine.serial import Serial, is_serial
 from sim.errors import FoldError
 
@@ -32,6 +31,26 @@ Limits = tuple[Target, ...]
 MAX_KEPT_KERNELS = 50_000
 # Runs remembered of one piece, by power targets.
 MAX_PLAYED = 128
+
+
+class Limiters(Protocol):
+    """Power limiters that act in time: cold ones, or those of work that repeats."""
+
+    @property
+    def tick_ps(self) -> int:
+        """Time between two looks at the power."""
+
+    def begin(self, idle_w: float, /) -> None:
+        """Before a run."""
+
+    def targets(self) -> Sequence[Target]:
+        """Where each GPU is held now."""
+
+    def step(self, energy_j: Sequence[float]) -> Sequence[Target]:
+        """One tick, after which the GPUs burnt ``energy_j`` since the last one; returns the new targets."""
+
+    def end(self, since_j: Sequence[float], since_ps: int, length_ps: int) -> None:
+        """After a run of ``length_ps`` that burnt ``since_j`` in the ``since_ps`` after its last tick."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,13 +160,10 @@ def play(sequence: Sequence[Repeated], limits_w: Limits) -> list[Part]:
     return parts
 
 
-def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
-    """The parts of one run with the limiters acting in time, as :meth:`Limiter.process` has them act."""
-    first = sequence[0]
-    if first.piece.whole:  # nothing repeats: the limiters run beside it
-        core = Core(first.piece.graph, [first.piece.model] * first.piece.graph.gpus, limiter.targets_w())
-        records = Engine(core, limiter).run()
-        return [Part(number=0, piece=first.piece, played=first.piece.ended(records), repeat=1)]
+def play_governed(sequence: Sequence[Repeated], limiter: Limiters) -> list[Part]:
+    """The parts of one run with the limiters acting in time, as
+    :meth:`sim.engine.governor.Limiter.process` has them act.
+    """
     parts: list[Part] = []
     gpus = range(sequence[0].piece.graph.gpus)
     gpu = sequence[0].piece.model.gpu
@@ -155,52 +171,50 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiter) -> list[Part]:
     tick_ps = limiter.tick_ps
     left_ps = tick_ps  # until the next tick
     since_j = [0.0 for _ in gpus]  # since the last one
-    limits = tuple(limiter.targets_w())
+    limits = tuple(limiter.targets())
     for step in sequence:
         todo = step.repeat
         while todo:
             if left_ps == 0:
                 limits = tuple(limiter.step(since_j))
                 since_j, left_ps = [0.0 for _ in gpus], tick_ps
-            played = step.piece.play(limits)
-            end_ps = played.records.end_ps
-            alike = min(todo, left_ps // end_ps)
-            if alike:
+            # A whole run hardly meets the same targets twice: the limiters run beside it at once.
+            played = None if step.piece.whole else step.piece.play(limits)
+            alike = min(todo, left_ps // played.records.end_ps) if played else 0
+            if played and alike:
+                end_ps = played.records.end_ps
                 left_ps -= alike * end_ps
                 since_j = [have + alike * more for have, more in zip(since_j, played.energy_j, strict=True)]
             else:
                 alike = 1
-                live = _Live(limiter, left_ps, since_j, limits, played)
-                if live.replayed():
-                    left_ps, since_j = live.left_ps, live.since_j
-                else:
+                live = _Live(limiter, left_ps, since_j, limits)
+                if played is None or not live.replayed(played):
                     played = live.rerun(step.piece)
-                    left_ps, since_j = live.left_ps, live.since_j
-                    limits = tuple(limiter.targets_w())
+                    limits = tuple(limiter.targets())
+                left_ps, since_j = live.left_ps, live.since_j
             if (step.repeat > 1 or step is not sequence[-1]) and not played.level:
                 raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times")
             parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=alike))
             todo -= alike
+    length_ps = sum(part.repeat * part.played.records.end_ps for part in parts)
+    limiter.end(since_j, tick_ps - left_ps, length_ps)
     return parts
 
 
 class _Live:
     """The limiters' ticks inside one repetition: first against its replay, then alive from the first real change."""
 
-    def __init__(
-        self, limiter: Limiter, left_ps: int, since_j: Sequence[float], limits_w: Limits, played: Played
-    ) -> None:
+    def __init__(self, limiter: Limiters, left_ps: int, since_j: Sequence[float], limits_w: Limits) -> None:
         self.limiter = limiter
         self.left_ps = left_ps
         self.since_j = list(since_j)
         self.limits_w = limits_w
-        self.played = played
         self.change_ps = 0
-        self.energy_j: list[float] = []
+        self.energy_j = [0.0 for _ in since_j]
 
-    def replayed(self) -> bool:
+    def replayed(self, played: Played) -> bool:
         """Tick through the replay; False, at the tick of the first change, when a target moves."""
-        played, tick_ps = self.played, self.limiter.tick_ps
+        tick_ps = self.limiter.tick_ps
         end_ps = played.records.end_ps
         at_ps, before = self.left_ps, [-carried for carried in self.since_j]
         while at_ps < end_ps:
@@ -226,8 +240,8 @@ class _Live:
         limiter, core = self.limiter, engine.core
         yield Tick(engine.env, self.change_ps)
         while True:
-            for gpu, target_w in zip(core.gpus, limiter.targets_w(), strict=True):
-                core.change_limit(gpu.index, target_w, gpu.clock_cap_hz)
+            for gpu, target in zip(core.gpus, limiter.targets(), strict=True):
+                core.change_limit(gpu.index, *bounds(target, gpu.clock_cap_hz))
             self.left_ps = engine.env.now + limiter.tick_ps
             yield Tick(engine.env, limiter.tick_ps)
             now = [core.energy_until_now(gpu.index, engine.env.now) for gpu in core.gpus]

@@ -195,7 +195,9 @@ def _chips(run: Timeline) -> str:
 def _limited(run: Timeline) -> str:
     """Where the limiters settled or stood at the end."""
     if any(isinstance(target, Held) for target in run.targets):
-        return f"the limiters settled at {extent(run.clock_limit_hz, 1e6, 'MHz')}"
+        text = f"the limiters settled at {extent(run.clock_limit_hz, 1e6, 'MHz')}"
+        mean_hz, most_hz = np.array(run.sm_clock_hz_per_gpu), np.array(run.clock_limit_hz)
+        return f"{text}, lower where power passes a faster limit" if (mean_hz < 0.999 * most_hz).any() else text
     if not np.isfinite(run.power_limit_w).all():
         return "clocks yield to no power"
     return f"at the end clocks yielded to {extent(run.power_limit_w, 1.0, 'W')}"
