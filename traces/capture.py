@@ -137,6 +137,16 @@ class MatrixProduct:
     n: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Samples:
+    """A counter of one rank's GPU as a simulated trace holds it: values that hold from their time on."""
+
+    name: str
+    rank: int
+    time_ns: Ints
+    value: Floats
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One rule that the trace broke: how often, where first, and what was done or is to be done about it."""
@@ -149,7 +159,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Capture:
-    """A whole captured run: all ranks on one clock."""
+    """A whole captured run: all ranks on one clock.
+
+    ``depends`` are rows of ``work``, before and after, that the trace itself joins, and ``samples`` the clock and joules
+    of each GPU: both are in simulated traces alone.
+    """
 
     names: Sequence[str]
     work: GpuWork
@@ -162,6 +176,8 @@ class Capture:
     sources: Sequence[str] = ()
     metadata: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+    depends: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    samples: Sequence[Samples] = ()
 
     @property
     def ranks(self) -> list[int]:
@@ -176,4 +192,8 @@ class Capture:
     def keep(self, mask: Any) -> Capture:
         """The same capture with only those rows of ``work`` where ``mask`` holds."""
         kept = {column: getattr(self.work, column)[mask] for column in GpuWork.__slots__}
-        return replace(self, work=GpuWork(**kept))
+        place = np.full(len(self.work), NONE, dtype=np.int64)
+        rows = np.arange(len(self.work))[mask]
+        place[rows] = np.arange(len(rows))
+        depends = place[self.depends]
+        return replace(self, work=GpuWork(**kept), depends=depends[:, (depends != NONE).all(axis=0)])

@@ -38,7 +38,7 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
     Streams go in the order of their launches; work without a launch was launched before the trace began, or with
     its graph, and keeps its place in the order that the stream showed. Of such work on several streams the host's calls
     tell no waits: there, and only there, edges are guessed from times, where work of one stream began as that of
-    another ended. No other use is made of a kernel's start.
+    another ended. A simulated trace records them. No other use is made of a kernel's start.
     """
     work, calls = capture.work, capture.calls
     known = work.launch != NONE
@@ -51,7 +51,11 @@ def dag_of(capture: Capture, classes: Classes) -> Dag:
         latest = np.maximum.accumulate(launched[rows])
         queues.append(rows[np.argsort(np.where(known[rows], launched[rows], latest), kind="stable")])
     edges = host_edges(capture, classes)
-    before, after, sure = unlaunched_waits(capture)
+    if capture.depends.shape[1]:
+        before, after = capture.depends
+        sure = np.ones(len(before))
+    else:
+        before, after, sure = unlaunched_waits(capture)
     before = np.append(before, np.array([edge.before for edge in edges], dtype=np.int64))
     after = np.append(after, np.array([edge.after for edge in edges], dtype=np.int64))
     sure = np.append(sure, np.array([edge.confidence for edge in edges]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,14 @@ from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.profile import BASE_GPU, profile_for
 from sim.machine import Machine, Policy, machine
+from sim.settle import held_clocks
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
 from sim.studies.replay_chunks import chains_of, split, split_jobs, split_load
 from sim.studies.replay_load import fitted, host_waits, load_of, with_lags, with_tiles
-from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, with_ctas
+from sim.studies.replay_own import Correction, Recorded, clocks_of, idle_j_of, recorded_loads, without_launches
+from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, unpriced, with_ctas
 from sim.studies.replay_run import HostWait, Load, Times, replay
-from traces.capture import NONE, Capture, Category, GpuWork
+from traces.capture import NONE, Capture, Category
 from traces.classify import Classes, classify, load_rules
 from traces.dag import Dag, dag_of
 from traces.read.load import Window, read_trace
@@ -28,25 +31,34 @@ from traces.summary import RankTimes, summarise
 
 Column = TypeVar("Column", Ints, Floats)
 
-CLOCK_TOLERANCE_HZ = 2e6  # how near a settled clock is found: far below the steps of the boards, 15 MHz
+FAST_SHARE = 0.995  # a kernel at less of its GPU's highest clock was slowed by the fast limiter
 BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what runs beside what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """Work at the times that a replay gave it: times by rank; joules of all GPUs where the GPU is known."""
+    """Work at the times that a replay gave it: times by rank; joules of each rank's GPU where it is known, in ``over_s``."""
 
     capture: Capture
     classes: Classes
     ranks: Sequence[RankTimes]
-    energy_j: float | None
+    energy_j_per_rank: Floats | None
+    over_s: Floats
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules of all GPUs."""
+        return None if self.energy_j_per_rank is None else float(self.energy_j_per_rank.sum())
 
     @property
     def power_w(self) -> float | None:
         """Mean power of one GPU."""
-        if self.energy_j is None:
-            return None
-        return self.energy_j / max(sum(times.span_us for times in self.ranks) * 1e-6, 1e-9)
+        return None if self.energy_j is None else self.energy_j / float(self.over_s.sum())
+
+    @property
+    def power_w_per_rank(self) -> list[float]:
+        """Mean power of each rank's GPU; nothing where it is not known."""
+        return [] if self.energy_j_per_rank is None else (self.energy_j_per_rank / self.over_s).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +66,8 @@ class Replayed:
     """A capture, its replay as it was (``unchanged``), and under the changes asked for (the same without any).
 
     ``gpu`` and ``status`` tell whose laws gave the energy (None: unknown GPU); ``by_shape`` kernels were priced by
-    recorded shapes, the others by their class and time. ``chunked_collectives`` were cut into parts.
+    recorded shapes, the others by their class and time. ``recorded``: ours, whose joules and clocks are the file's.
+    ``board_w`` is what its board may draw, under a cap of its own. ``chunked_collectives`` were cut into parts.
     """
 
     capture: Capture
@@ -66,6 +79,8 @@ class Replayed:
     simulated: Outcome
     gpu: str | None
     status: str | None
+    recorded: bool
+    board_w: float | None
     by_shape: int
     chunked_collectives: int
 
@@ -88,9 +103,15 @@ def replay_capture(
 ) -> Replayed:
     """Replay ``capture``: its durations, host calls and edges, none of its starts."""
     changes = changes or Changes()
+    recorded = Recorded.of(capture)
+    if recorded is not None:
+        capture = without_launches(capture)
     dag = dag_of(capture, classes)
-    gpu_id = trace_gpu or gpu_id_of(capture)
+    named = gpu_id_of(capture)
+    gpu_id = trace_gpu or named
     target = None if gpu_id is None else machine(gpu_id)
+    if gpu_id is not None and recorded is not None:
+        target = recorded.machine(gpu_id, own=gpu_id == named)
     load = load_of(
         capture,
         classes,
@@ -100,19 +121,29 @@ def replay_capture(
     )
     # A collective takes its least time over the ranks: the others waited for the last one.
     load = replace(load, dur_ns=over_ranks(load.dur_ns, dag.collective, np.minimum))
-    jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target)
+    clock_hz = None if recorded is None else clocks_of(capture)
+    usual_hz = math.nan if target is None else target.model.max_clock_hz if clock_hz is None else np.median(clock_hz)
+    jobs = None if target is None else jobs_of(capture, classes, load.dur_ns, target, float(usual_hz))
     if jobs is not None:
         load = with_tiles(load, capture, jobs)
     if target is not None and load.early.all():  # a trace of ours, or one of graphs whose launches are not in it
         load = replace(load, pause_ns=graph_pause_ns(target.gpu))
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
-    run = _Setting(capture, classes, dag, load, waits, target, jobs)
+    usual = load
+    if recorded is not None:
+        load, asking = recorded_loads(load, capture, dag, recorded)
+    run = _Setting(capture, classes, dag, load, waits, target, jobs, recorded=recorded, clock_hz=clock_hz)
+    idle_j = None if recorded is None else idle_j_of(capture)
+    if idle_j is not None:
+        run.correct(idle_j)
     times = replay(dag, load)
-    unchanged = run.outcome(load, times, target, run.base)
+    unchanged = run.outcome(load, times, None if run.correction is not None else target, run.base)
     simulated, chunked = unchanged, 0
     if not changes.none:
-        run.waits, run.load = with_lags(waits, times.end_ns), replace(load, rounds=times.rounds)
+        # Parts of what was whole begin as kernels usually do, other kernels as they did.
+        other = usual if recorded is None or changes.chunks is not None else asking
+        run.waits, run.load = with_lags(waits, times.end_ns), replace(other, rounds=times.rounds)
         run.beside = beside_products(load, times.start_ns, times.end_ns)
         if changes.chunks is not None:
             run, chunked = run.chunked(changes.chunks)
@@ -127,6 +158,8 @@ def replay_capture(
         simulated=simulated,
         gpu=None if target is None else target.gpu.id,
         status=None if target is None else target.status,
+        recorded=run.correction is not None,
+        board_w=None if target is None else target.limits.cap_w,
         by_shape=0 if jobs is None else jobs.by_shape,
         chunked_collectives=chunked,
     )
@@ -137,16 +170,25 @@ class _Setting:
 
     def __init__(
         self, capture: Capture, classes: Classes, dag: Dag, load: Load, waits: list[HostWait],
-        target: Machine | None, jobs: Jobs | None,
+        target: Machine | None, jobs: Jobs | None, *, recorded: Recorded | None, clock_hz: Floats | None,
     ) -> None:  # fmt: skip
         self.capture, self.classes, self.dag, self.load, self.waits = capture, classes, dag, load, waits
-        self.target, self.jobs = target, jobs
-        # A trace is short: its kernels run at the clock that the fast limiter allows.
-        self.base = None if target is None or jobs is None else priced(jobs, target, target.model.max_clock_hz)
+        self.target, self.jobs, self.recorded, self.clock_hz = target, jobs, recorded, clock_hz
+        self.correction: Correction | None = None
+        self.base = None
+        if target is not None and jobs is not None:
+            # A real trace is short: its kernels run at the clock that the fast limiter allows.
+            self.base = priced(jobs, target, target.model.max_clock_hz if clock_hz is None else clock_hz)
 
         group = np.array([args.group_size for args in capture.collectives] + [NONE])[capture.work.collective]
         self.beside = np.zeros(len(capture.work))
         self.lonely = group > len(capture.ranks)  # collectives with ranks that were not captured
+
+    def correct(self, idle_j: dict[int, float]) -> None:
+        """From now on give each kernel the joules that the trace says, and each GPU its ``idle_j`` beside them."""
+        prices = self.base or unpriced(len(self.capture.work))
+        works_ns = np.minimum(self._works_ns(self.load, prices), self.capture.work.dur_ns)
+        self.correction = Correction.of(self.capture, prices, works_ns, idle_j)
 
     def chunked(self, chunks: int) -> tuple[_Setting, int]:
         """The same with chains of product and collective in ``chunks`` parts; the number of collectives cut.
@@ -163,9 +205,9 @@ class _Setting:
         work = self.capture.work
         parts = split(work, self.dag, chains, chunks)
         jobs = split_jobs(jobs, parts, whole=(work.category != Category.KERNEL)[parts.origin])
-        factor = np.nan_to_num(
-            priced(jobs, target, target.model.max_clock_hz).time_s / base.time_s[parts.origin], nan=1.0
-        )
+        clock_hz = None if self.clock_hz is None else self.clock_hz[parts.origin]
+        now = priced(jobs, target, target.model.max_clock_hz if clock_hz is None else clock_hz)
+        factor = np.nan_to_num(now.time_s / base.time_s[parts.origin], nan=1.0)
         capture = self.capture.keep(parts.origin)
         run = _Setting(
             replace(capture, work=replace(capture.work, stream=parts.stream)),
@@ -175,8 +217,11 @@ class _Setting:
             [replace(wait, rows=tuple(parts.last[list(wait.rows)].tolist())) for wait in self.waits],
             target,
             jobs,
+            recorded=self.recorded,
+            clock_hz=clock_hz,
         )
         run.beside = self.beside[parts.origin]
+        run.correction = None if self.correction is None else self.correction.of_rows(parts.origin)
         return run, parts.chunked
 
     def _known(self) -> tuple[Machine, Jobs, Priced]:
@@ -185,34 +230,55 @@ class _Setting:
         return self.target, self.jobs, self.base
 
     def under(self, changes: Changes) -> Outcome:
-        """Run under ``changes``; where power settles, at the highest clock that keeps the mean within the cap."""
-        if not changes.by_law:
+        """Run under ``changes``; where power settles, at the clocks that keep each GPU's mean within the cap.
+
+        What was recorded steady stays so unless a regime is asked for.
+        """
+        settles = self.recorded is not None and self.recorded.steady and changes.regime is None and self.base is not None
+        if not (changes.by_law or settles):
             return self._run(changes, self.target, self.base)
         known, jobs, _ = self._known()
-        target = machine(
-            changes.gpu or known.gpu.id,
-            policy=Policy(power_cap_w=changes.power_cap_w, sm_clock_mhz=changes.sm_clock_mhz),
-        )
+        target = self._target(changes, known)
         if changes.ctas is not None and changes.ctas > target.gpu.sms:
             raise ReplayError(f"ctas = {changes.ctas}: {target.gpu.id} has {target.gpu.sms} SMs: give at most as many")
         jobs = jobs if changes.ctas is None else with_ctas(jobs, changes.ctas)
+        if not (changes.steady or settles):
+            return self._run(changes, target, priced(jobs, target, self._cold_hz(changes, target)))
+        place = np.searchsorted(self.capture.ranks, self.capture.work.rank)
+        tried: dict[tuple[float, ...], Outcome] = {}
 
-        def at(clock_hz: float) -> Outcome:
-            return self._run(changes, target, priced(jobs, target, clock_hz))
+        def mean_w(clocks_hz: list[float]) -> list[float]:
+            prices = priced(jobs, target, self._settled_hz(np.array(clocks_hz)[place], target, known))
+            tried[tuple(clocks_hz)] = outcome = self._run(changes, target, prices)
+            return outcome.power_w_per_rank
 
-        low_hz, high_hz = target.model.min_clock_hz, target.model.max_clock_hz
-        outcome = at(high_hz)
-        if not changes.steady or (outcome.power_w or 0.0) <= target.limits.slow_limit_w:
-            return outcome
-        outcome = at(low_hz)
-        while high_hz - low_hz > CLOCK_TOLERANCE_HZ:
-            middle_hz = 0.5 * (low_hz + high_hz)
-            tried = at(middle_hz)
-            if (tried.power_w or 0.0) <= target.limits.slow_limit_w:
-                low_hz, outcome = middle_hz, tried
-            else:
-                high_hz = middle_hz
-        return outcome
+        gpus = len(self.capture.ranks)
+        found = tuple(held_clocks(mean_w, target.limits, target.model, gpus, slow_top=False))
+        if found not in tried:
+            mean_w(list(found))
+        return tried[found]
+
+    def _target(self, changes: Changes, known: Machine) -> Machine:
+        """The GPUs under ``changes``; what these leave open is as it was recorded."""
+        gpu_id, cap_w, clock_mhz = changes.gpu or known.gpu.id, changes.power_cap_w, changes.sm_clock_mhz
+        if self.recorded is None:
+            return machine(gpu_id, policy=Policy(power_cap_w=cap_w, sm_clock_mhz=clock_mhz))
+        return self.recorded.machine(gpu_id, own=gpu_id == known.gpu.id, cap_w=cap_w, clock_mhz=clock_mhz)
+
+    def _cold_hz(self, changes: Changes, target: Machine) -> Floats | float:
+        """The clock of each row where the limiters have no time to settle: the recorded one, or a lock below it."""
+        recorded, highest_hz = self.recorded, target.model.max_clock_hz
+        if recorded is None or self.clock_hz is None or recorded.steady or recorded.policy.sm_clock_mhz is not None:
+            return highest_hz
+        return np.minimum(self.clock_hz, highest_hz) if changes.gpu is None else highest_hz
+
+    def _settled_hz(self, clock_hz: Floats, target: Machine, known: Machine) -> Floats:
+        """The clock of each row where its GPU is held at ``clock_hz``: less where the fast limiter lowered it before."""
+        if self.clock_hz is None or target.limits.fast_limit_w != known.limits.fast_limit_w:
+            return clock_hz
+        highest_hz = over_ranks(self.clock_hz, self.capture.work.rank, np.maximum)
+        lowered = self.clock_hz < FAST_SHARE * highest_hz
+        return np.where(lowered, np.minimum(clock_hz, self.clock_hz), clock_hz)
 
     def _run(self, changes: Changes, target: Machine | None, prices: Priced | None) -> Outcome:
         load, beside = self.load, self.beside.copy()
@@ -237,15 +303,29 @@ class _Setting:
             times, beside = replay(dag, load, waits), now
         return self.outcome(load, times, target, prices)
 
+    def _works_ns(self, load: Load, prices: Priced) -> Floats:
+        """How long each row works; a collective of ranks that were not captured waits for them beyond its law's time."""
+        return np.where(self.lonely, np.fmin(load.dur_ns, prices.time_s * 1e9), load.dur_ns)
+
     def outcome(self, load: Load, times: Times, target: Machine | None, prices: Priced | None) -> Outcome:
-        """What a run of ``load`` amounts to."""
-        start_ns, end_ns, own_j, whole_j = times.start_ns, times.end_ns, None, None
-        if target is not None and prices is not None:
-            # Beyond its law's time, a collective of ranks that were not captured waits for them.
-            works_ns = np.where(self.lonely, np.fmin(load.dur_ns, prices.time_s * 1e9), load.dur_ns)
-            own_j, whole_j = energy_j(self.capture, prices, target, start_ns=start_ns, end_ns=end_ns, works_ns=works_ns)
+        """What a run of ``load`` amounts to; within the fast limit of ``target``, if there is one."""
+        start_ns, end_ns, own_j, ranks_j = times.start_ns, times.end_ns, None, None
+        if self.correction is not None:
+            prices = self.correction.on(prices or unpriced(len(start_ns)))
+        together = self.recorded is not None
+        if prices is not None:
+            own_j, ranks_j = energy_j(
+                self.capture, prices, start_ns=start_ns, end_ns=end_ns, works_ns=self._works_ns(load, prices),
+                together=together, limit_w=math.inf if target is None else target.limits.fast_limit_w,
+            )  # fmt: skip
         capture, classes = timed(self.capture, self.classes, start_ns, end_ns, own_j)
-        return Outcome(capture=capture, classes=classes, ranks=summarise(capture, classes).ranks, energy_j=whole_j)
+        ranks = summarise(capture, classes).ranks
+        span_s = np.array([times.span_us * 1e-6 for times in ranks])
+        if together:
+            span_s[:] = float(end_ns.max() - start_ns.min()) * 1e-9
+        return Outcome(
+            capture=capture, classes=classes, ranks=ranks, energy_j_per_rank=ranks_j, over_s=np.maximum(span_s, 1e-9)
+        )
 
 
 def graph_pause_ns(gpu: GpuSpec) -> int:
@@ -277,5 +357,5 @@ def timed(
     if own_j is not None:
         work = replace(work, energy_j=own_j)
     order = np.lexsort((start_ns, work.rank))
-    moved = GpuWork(**{column: getattr(work, column)[order] for column in GpuWork.__slots__})
-    return replace(capture, work=moved), replace(classes, index=classes.index[order])
+    moved = replace(capture, work=work).keep(order)
+    return moved, replace(classes, index=classes.index[order])

@@ -13,7 +13,8 @@ from scipy.optimize import brentq
 from hardware.laws.price import GEMM_CLUSTER
 from sim.cost import CLEARING_S, SIDE_STREAM_LEAD_S
 from sim.engine.grants import OWN_TILES
-from sim.studies.replay_price import Jobs, is_ours
+from sim.studies.replay_own import is_ours
+from sim.studies.replay_price import Jobs
 from sim.studies.replay_run import HostWait, Load, replay
 from traces.capture import NONE, Capture, Category
 from traces.classify import COMMUNICATION, Classes
@@ -62,13 +63,15 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     blocks, tiles = rounds_of(capture, classes, sms)
     persistent, cluster = products_of(capture)
     fetches = persistent & _behind_memset(capture, dag)
-    clearing_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
+    cleared_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
+    clearing_ns = np.zeros(len(work), dtype=np.int64)
     if clusters and is_ours(capture):  # ours name no kernels of cuBLAS
         persistent = classes.is_class("gemm")
         cluster = np.where(persistent, GEMM_CLUSTER, cluster)
         fetches = persistent & (tiles > OWN_TILES * blocks)
+        cleared_ns = np.zeros(len(work), dtype=np.int64)
         clearing_ns = np.where(fetches, round(CLEARING_S * 1e9), 0)
-    graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), clearing_ns)
+    graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), cleared_ns)
     in_graph = ~known | (work.graph != NONE)
     return Load(
         dur_ns=work.dur_ns,
@@ -81,6 +84,7 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         talks=talks & (blocks > 0),
         lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks, COLLECTIVE_LEAD_NS, 0)),
         graph_lead_ns=graph_lead_ns,
+        clearing_ns=clearing_ns,
         fetches=fetches,
         rank=work.rank,
         sms=sms,

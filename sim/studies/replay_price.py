@@ -42,11 +42,6 @@ OPERATIONS = (
 )
 
 
-def is_ours(capture: Capture) -> bool:
-    """Whether a simulated run wrote the trace."""
-    return any(isinstance(known.get("wattline"), dict) for known in capture.metadata.values())
-
-
 def gpu_id_of(capture: Capture) -> str | None:
     """The catalog's id of the GPU that the trace names; None if it names none that the catalog holds."""
     for known in capture.metadata.values():
@@ -74,11 +69,11 @@ class Jobs:
     by_shape: int
 
 
-def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine) -> Jobs:
-    """The job of each row on the GPU of the trace, ``target``."""
+def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, clock_hz: float) -> Jobs:
+    """The job of each row on the GPU of the trace, ``target``, which ran at ``clock_hz`` or what the fast limiter allows."""
     work = capture.work
     rows = [capture.matrices[one].m for one in work.matrix[work.matrix != NONE].tolist()]
-    stand_in = _StandIns(target, rows=round(float(np.median(rows))) if rows else None)
+    stand_in = _StandIns(target, clock_hz, rows=round(float(np.median(rows))) if rows else None)
     known: dict[Work, int] = {}
     by_key: dict[tuple[int, ...], int] = {}
     by_shape = 0
@@ -110,8 +105,8 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine) -
 class _StandIns:
     """Works of a class that take a given time on one GPU."""
 
-    def __init__(self, target: Machine, *, rows: int | None) -> None:
-        self.target, self.rows = target, rows
+    def __init__(self, target: Machine, clock_hz: float, *, rows: int | None) -> None:
+        self.target, self.clock_hz, self.rows = target, clock_hz, rows
         self.pricer = pricer_of(target)
         self.of = lru_cache(maxsize=None)(self._of)
 
@@ -152,13 +147,13 @@ class _StandIns:
         return self._sized(step, sized, least=256)
 
     def _sized(self, step: int, make: Callable[[int], Work], *, least: int, power: int = 1) -> Work:
-        """The size whose time at the GPU's fast limit is 2**(step / STEPS_PER_OCTAVE) nanoseconds (bisection)."""
+        """The size whose time at the trace's clock is 2**(step / STEPS_PER_OCTAVE) nanoseconds (bisection)."""
         wanted_s = 2.0 ** (step / STEPS_PER_OCTAVE) * 1e-9
         low, high = 0.0, math.log2(SIZE_LIMIT) / power
         while high - low > 0.02:
             middle = 0.5 * (low + high)
             made = make(max(least, round(2.0**middle)))
-            at = point_of(self.pricer.terms(made), self.target, self.target.model.max_clock_hz)
+            at = point_of(self.pricer.terms(made), self.target, self.clock_hz)
             low, high = (middle, high) if at.latency_s < wanted_s else (low, middle)
         return make(max(least, round(2.0**low)))
 
@@ -185,48 +180,94 @@ def point_of(terms: KernelTerms, target: Machine, clock_hz: float) -> OperatingP
 class Priced:
     """Each row's time by law (s; NaN without a job), watts beyond idle at its clock, waiting for others, and idle.
 
-    ``beside``: how many times as long it takes while products run beside it.
+    ``free_w``: of its GPU while nothing runs. ``beside``: how many times as long it takes while products run beside it.
     """
 
     time_s: Floats
     dynamic_w: Floats
     waiting_w: Floats
     idle_w: Floats
+    free_w: Floats
     beside: Floats
 
 
-def priced(jobs: Jobs, target: Machine, clock_hz: float) -> Priced:
-    """``jobs`` on ``target`` at ``clock_hz``, as settled limiters hold it, within the fast limiter's power."""
+def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
+    """``jobs`` on ``target``, each row at its ``clock_hz``, as settled limiters hold it, within the fast limiter's power."""
     pricer = pricer_of(target)
     highest_hz = target.model.max_clock_hz
-    table = np.full((len(jobs.works) + 1, 5), (math.nan, 0.0, 0.0, target.curve.idle_w(highest_hz), 1.0))
-    for number, work in enumerate(jobs.works):
-        terms = pricer.terms(work)
-        at = point_of(terms, target, clock_hz)
+    free_w = target.curve.idle_w(highest_hz)
+    clocks_hz, which = np.unique(np.broadcast_to(clock_hz, len(jobs.job)), return_inverse=True)
+    pairs, back = np.unique(np.stack([jobs.job, which.reshape(-1)]), axis=1, return_inverse=True)
+    table = np.full((pairs.shape[1], 5), (math.nan, 0.0, 0.0, free_w, 1.0))
+    terms_of = [pricer.terms(work) for work in jobs.works]
+    for number, (job, clock) in enumerate(pairs.T.tolist()):
+        if job == NONE:
+            continue
+        terms = terms_of[job]
+        at = point_of(terms, target, float(clocks_hz[clock]))
         idle_w = target.curve.idle_w(at.sm_clock_hz)
         table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w, terms.beside_slowdown
-    time_s, dynamic_w, waiting_w, idle_w, beside = table[jobs.job].T
-    return Priced(time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w, beside=beside)
+    time_s, dynamic_w, waiting_w, idle_w, beside = table[back.reshape(-1)].T
+    return Priced(
+        time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w,
+        free_w=np.full(len(jobs.job), free_w), beside=beside,
+    )  # fmt: skip
+
+
+def unpriced(rows: int) -> Priced:
+    """Prices of a GPU without laws: no times, no watts, an idle power to be corrected."""
+    none, one = np.zeros(rows), np.ones(rows)
+    return Priced(
+        time_s=np.full(rows, math.nan), dynamic_w=none, waiting_w=none, idle_w=one, free_w=one, beside=one
+    )  # fmt: skip
 
 
 def energy_j(
-    capture: Capture, prices: Priced, target: Machine, *, start_ns: Ints, end_ns: Ints, works_ns: Floats
-) -> tuple[Floats, float]:
-    """Joules of each row beyond idle, and of all GPUs with idle between first and last work of each rank.
+    capture: Capture, prices: Priced, *, start_ns: Ints, end_ns: Ints, works_ns: Floats, together: bool,
+    limit_w: float = math.inf,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Joules of each row beyond idle, and of each rank's GPU with idle between its first and last work.
 
-    A row that takes longer than ``works_ns`` waits for other ranks. Idle power is that at the clock of what runs; at
-    the highest clock where nothing does.
+    ``together``: between the first and last of all ranks, whose files began and ended at once. A row that takes longer
+    than ``works_ns`` waits for other ranks. Idle power is that at the clock of what runs; another where nothing does.
+    Rows that run beside one another never add up to more than ``limit_w``, the fast limiter's.
     """
     own_j = (prices.dynamic_w * works_ns + prices.waiting_w * (end_ns - start_ns - works_ns)) * 1e-9
-    whole_j = float(own_j.sum())
+    ranks_j = []
     for rank in capture.ranks:
-        mine = capture.work.rank == rank
-        busy_ns = length(start_ns[mine], end_ns[mine])
-        span_ns = int(end_ns[mine].max() - start_ns[mine].min())
-        time_ns = (end_ns - start_ns)[mine]
+        mine = np.flatnonzero(capture.work.rank == rank)
+        since_ns, until_ns = start_ns[mine], end_ns[mine]
+        busy_ns = length(since_ns, until_ns)
+        of = slice(None) if together else mine
+        span_ns = int(end_ns[of].max() - start_ns[of].min())
+        time_ns = until_ns - since_ns
         busy_w = float((prices.idle_w[mine] * time_ns).sum() / max(1, time_ns.sum()))
-        whole_j += (busy_w * busy_ns + target.curve.idle_w(target.model.max_clock_hz) * (span_ns - busy_ns)) * 1e-9
-    return own_j, whole_j
+        own_j[mine] *= _held(own_j[mine], since_ns, until_ns, room_w=limit_w - busy_w)
+        free_j = float(prices.free_w[mine[0]]) * (span_ns - busy_ns) * 1e-9
+        ranks_j.append(float(own_j[mine].sum()) + busy_w * busy_ns * 1e-9 + free_j)
+    return own_j, np.array(ranks_j)
+
+
+def _held(own_j: Floats, start_ns: Ints, end_ns: Ints, *, room_w: float) -> Floats:
+    """The share of its joules that each row of a GPU keeps where all that run at once share ``room_w``.
+
+    >>> _held(np.array([6e-9, 6e-9]), np.array([0, 5]), np.array([10, 15]), room_w=0.9).tolist()
+    [0.875, 0.875]
+    """
+    time_ns = np.maximum(end_ns - start_ns, 1)
+    power_w = own_j / (time_ns * 1e-9)
+    moments, place = np.unique(np.concatenate([start_ns, start_ns + time_ns]), return_inverse=True)
+    begins, ends = place.reshape(2, -1)
+    steps_w = np.zeros(len(moments))
+    np.add.at(steps_w, begins, power_w)
+    np.subtract.at(steps_w, ends, power_w)
+    drawn_w = np.cumsum(steps_w)[:-1]
+    if not (drawn_w > room_w).any():
+        return np.ones(len(own_j))
+    # A kernel that passes the limit on its own was priced within it: what is left are sums.
+    share = np.minimum(1.0, max(room_w, 0.0) / np.maximum(drawn_w, 1e-12))
+    so_far = np.append(0.0, np.cumsum(share * np.diff(moments)))
+    return np.asarray((so_far[ends] - so_far[begins]) / time_ns)
 
 
 def with_ctas(jobs: Jobs, ctas: int) -> Jobs:

@@ -15,6 +15,7 @@ import numpy as np
 
 from traces.capture import NONE, Category, CollectiveArgs, MatrixProduct
 from traces.read.events import Reading, read_events
+from traces.read.own import ARROW, COUNTERS
 from traces.read.rows import FileRows, Rows
 from traces.read.stream import open_trace
 from traces.records import Ints
@@ -58,6 +59,7 @@ class Args(msgspec.Struct, gc=False, rename={
     n: Any = None
     k: Any = None
     count: Any = None
+    value: Any = None  # of a counter
     cuda_sync_kind: Loose = None
     input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
     wait_on_stream: Loose = None
@@ -74,6 +76,7 @@ class Event(msgspec.Struct, gc=False):
     tid: Loose = None
     ts: msgspec.Raw = msgspec.Raw(b"null")  # as written: a float of epoch microseconds would lose nanoseconds
     dur: msgspec.Raw = msgspec.Raw(b"null")
+    id: Any = None
     args: Args | Loose | list[Any] = None
 
 
@@ -96,8 +99,14 @@ def read_file(path: Path) -> FileRows:
     sorts: dict[str | None, list[Event] | None] = {None: None}
     with open_trace(path, reading) as stream:
         for events in read_events(stream, reading, Event):
+            arrows, counts = [], []
             for event in events:
-                if event.ph == "X":
+                if event.ph != "X":
+                    if event.name == ARROW and event.cat == "flow":
+                        arrows.append(event)
+                    elif event.ph == "C" and event.name in COUNTERS:
+                        counts.append(event)
+                else:
                     cat = event.cat
                     if cat not in sorts:
                         sorts[cat] = [] if cat is not None and _table(cat.lower()) is not None else None
@@ -109,6 +118,10 @@ def read_file(path: Path) -> FileRows:
                     assert table is not None
                     table(found, cat.lower(), rows, reading)
                     found.clear()
+            if arrows:
+                _take_arrows(arrows, rows, reading)
+            if counts:
+                _take_counts(counts, rows, reading)
     return FileRows(rows=rows, reading=reading)
 
 
@@ -202,6 +215,21 @@ def _take_products(events: list[Event], category: str, rows: Rows, reading: Read
         except (msgspec.MsgspecError, ValueError):
             continue  # shapes not recorded, or not of two matrices
         rows.products[operator] = MatrixProduct(m=m, k=k, n=n)
+
+
+def _take_arrows(events: list[Event], rows: Rows, reading: Reading) -> None:
+    half = np.array([int(e.ph == "f") for e in events])
+    columns = [_ints([e.id for e in events]), half, _ints([e.pid for e in events]), _ints([e.tid for e in events])]
+    time_ns = _ns([e.ts for e in events], reading)
+    rows.arrows.append(np.stack([*columns, time_ns])[:, time_ns != MISSING])
+
+
+def _take_counts(events: list[Event], rows: Rows, reading: Reading) -> None:
+    value = np.array([_joules(a.value) for a in _args(events)])
+    name = np.array([COUNTERS.index(str(e.name)) for e in events])
+    time_ns = _ns([e.ts for e in events], reading)
+    known = time_ns != MISSING
+    rows.counts.append((np.stack([name, _ints([e.pid for e in events]), time_ns])[:, known], value[known]))
 
 
 def _args(events: list[Event]) -> list[Args]:

@@ -15,6 +15,7 @@ from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, 
 from traces.errors import TraceError
 from traces.read.kineto import TIME_LIMIT_NS, read_file
 from traces.read.nsight import is_sqlite, read_nsight
+from traces.read.own import arrows_of, samples_of
 from traces.read.remedies import REMEDIES
 from traces.read.rows import FileRows, Rows
 from traces.records import Ints
@@ -92,6 +93,8 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         sources=[str(path) for path in files],
         metadata={min(r.values(), default=0): part.reading.metadata for part, r in zip(parts, ranks, strict=True)},
         findings=_findings(parts, bases, work[5], launch, len(calls[0])),
+        depends=arrows_of(parts, bases, ranks, work[[0, 2, 6]]),
+        samples=samples_of(parts, bases, ranks, origin),
     )  # fmt: skip
     return capture if window is None else cut(capture, window)
 

@@ -17,13 +17,17 @@ class Rows:
     threads, family, host operator. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device,
     stream, source stream, record's correlation, correlation, start, duration. ``annotations``: name, process, lane,
     on GPU, start, duration. ``products``: what host operators multiply, by operator; ``own_products``: operators
-    (-2, -3, ...) of products that simulated kernels state themselves.
+    (-2, -3, ...) of products that simulated kernels state themselves. ``arrows`` of simulated traces: number, half (0:
+    leaves, 1: arrives), device, stream, time. ``counts``, with their values: counter (of :data:`traces.read.own.COUNTERS`),
+    device, time.
     """
 
     names: dict[str, int] = field(default_factory=dict)
     collectives: dict[CollectiveArgs, int] = field(default_factory=dict)
     products: dict[int, MatrixProduct] = field(default_factory=dict)
     own_products: dict[MatrixProduct, int] = field(default_factory=dict)
+    arrows: list[Ints] = field(default_factory=list)
+    counts: list[tuple[Ints, Floats]] = field(default_factory=list)
     work: list[Ints] = field(default_factory=list)
     energy_j: list[Floats] = field(default_factory=list)
     calls: list[Ints] = field(default_factory=list)
