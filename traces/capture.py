@@ -34,6 +34,7 @@ class GpuWork:
     ``Capture.collectives``. ``graph`` is the launching call where one call launched more than one row (a CUDA
     or HIP graph). ``family`` indexes ``names``: the class that a simulated trace states itself. ``matrix`` indexes
     ``Capture.matrices``: the product that the host's operator asked for.
+    ``stated`` indexes ``Capture.stated``: what a simulated kernel says of its work.
     ``energy_j`` is NaN where the trace has none.
     """
 
@@ -52,6 +53,7 @@ class GpuWork:
     threads: Ints
     family: Ints
     matrix: Ints
+    stated: Ints
     energy_j: Floats
 
     @property
@@ -128,6 +130,9 @@ class CollectiveArgs:
     sequence: int = NONE
 
 
+Stated = tuple[tuple[str, int | float | str], ...]  # family and sizes of a simulated kernel, by name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProduct:
     """An ``m x k`` by ``k x n`` product, as the shapes of a host operator record it."""
@@ -172,6 +177,7 @@ class Capture:
     annotations: Annotations
     collectives: Sequence[CollectiveArgs] = ()
     matrices: Sequence[MatrixProduct] = ()
+    stated: Sequence[Stated] = ()
     origin_ns: int = 0
     sources: Sequence[str] = ()
     metadata: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)

@@ -155,19 +155,25 @@ class Correction:
 
     @classmethod
     def of(cls, capture: Capture, prices: Priced, works_ns: Floats, idle_j: Mapping[int, float]) -> Correction:
-        """The correction at which ``prices`` give each row the joules that it has, and each rank its ``idle_j``."""
+        """The correction at which ``prices`` give the joules that the rows have, and each rank's GPU its ``idle_j``.
+
+        A simulated kernel's joules hold the idle power of its GPU, shared with what runs beside it.
+        """
         work = capture.work
+        beneath_j = np.minimum(prices.idle_w * alone_ns(capture) * 1e-9, work.energy_j)
+        own_j = work.energy_j - beneath_j
         by_law_j = (prices.dynamic_w * works_ns + prices.waiting_w * (work.dur_ns - works_ns)) * 1e-9
         lawful = by_law_j > 0.0
-        dynamic = np.where(lawful, work.energy_j / np.where(lawful, by_law_j, 1.0), 0.0)
-        added_w = np.where(lawful, 0.0, work.energy_j / (np.maximum(work.dur_ns, 1) * 1e-9))
+        dynamic = np.where(lawful, own_j / np.where(lawful, by_law_j, 1.0), 0.0)
+        added_w = np.where(lawful, 0.0, own_j / (np.maximum(work.dur_ns, 1) * 1e-9))
         nothing = replace(prices, dynamic_w=np.zeros(len(work)), waiting_w=np.zeros(len(work)))
         _, per_rank_j = energy_j(
             capture, nothing, start_ns=work.start_ns, end_ns=work.end_ns, works_ns=works_ns, together=True
         )
         idle = np.ones(len(work))
         for rank, by_law in zip(capture.ranks, per_rank_j.tolist(), strict=True):
-            idle[work.rank == rank] = idle_j[rank] / by_law if by_law > 0.0 else 1.0
+            mine = work.rank == rank
+            idle[mine] = (idle_j[rank] + float(beneath_j[mine].sum())) / by_law if by_law > 0.0 else 1.0
         return cls(dynamic=dynamic, added_w=added_w, idle=idle)
 
     def of_rows(self, rows: Ints) -> Correction:
@@ -183,6 +189,21 @@ class Correction:
             idle_w=prices.idle_w * self.idle,
             free_w=prices.free_w * self.idle,
         )
+
+
+def alone_ns(capture: Capture) -> Floats:
+    """Nanoseconds of each row, those that it shares with other rows of its rank divided among them."""
+    work = capture.work
+    found = np.zeros(len(work))
+    for rank in capture.ranks:
+        mine = np.flatnonzero(work.rank == rank)
+        moments, place = np.unique(np.concatenate([work.start_ns[mine], work.end_ns[mine]]), return_inverse=True)
+        begins, ends = place.reshape(2, -1)
+        steps = np.bincount(begins, minlength=len(moments)) - np.bincount(ends, minlength=len(moments))
+        running = np.maximum(np.cumsum(steps)[:-1], 1)
+        so_far = np.append(0.0, np.cumsum(np.diff(moments) / running))
+        found[mine] = so_far[ends] - so_far[begins]
+    return found
 
 
 def idle_j_of(capture: Capture) -> dict[int, float] | None:

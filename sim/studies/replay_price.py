@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,21 @@ from hardware.nvml import CATALOG_IDS
 from hardware.power import OperatingPoint, steady_point
 from sim.cost import Pricer
 from sim.machine import Machine
-from traces.capture import NONE, Capture, CollectiveArgs
+from traces.capture import NONE, Capture, CollectiveArgs, Stated
 from traces.classify import COMMUNICATION, Classes
 from traces.intervals import length
 from traces.records import Floats, Ints
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    DType,
+    Elementwise,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    Work,
+)
 
 # Devices in traces that NVML spells otherwise, or that differ from a catalog entry in the size of memory alone.
 PROFILER_IDS = {
@@ -79,16 +90,20 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
     by_shape = 0
     job = np.full(len(work), NONE, dtype=np.int64)
     steps = np.rint(np.log2(np.maximum(dur_ns, 100)) * STEPS_PER_OCTAVE).astype(np.int64)
-    columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps)
+    columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps, work.stated)
+    stated = [work_of(one) for one in capture.stated]
     for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        name, cls, matrix, collective, blocks, step = key
+        name, cls, matrix, collective, blocks, step, own = key
         text, label = capture.names[name], classes.labels[cls]
         recorded = matrix != NONE and label == "gemm" and REDUCTION.search(text) is None
-        by_shape += recorded
+        exact = stated[own] if own != NONE else None
+        by_shape += recorded or exact is not None
         if key not in by_key:
-            if recorded:
+            if exact is not None:
+                found: Work | None = exact
+            elif recorded:
                 product = capture.matrices[matrix]
-                found: Work | None = GemmWork(m=product.m, n=product.n, k=product.k)
+                found = GemmWork(m=product.m, n=product.n, k=product.k)
             elif "HtoD" in text or "DtoH" in text:
                 found = None
             elif label == COMMUNICATION:
@@ -100,6 +115,29 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
             by_key[key] = NONE if found is None else known.setdefault(found, len(known))
         job[row] = by_key[key]
     return Jobs(works=tuple(known), job=job, by_shape=by_shape)
+
+
+def work_of(stated: Stated) -> Work | None:
+    """What a simulated kernel states of its work; None of a collective, and where this release has no such work.
+
+    >>> work_of((("family", "gemm"), ("m", 8), ("n", 16), ("k", 32), ("dtype", "fp16"))).dtype
+    <DType.FP16: 'fp16'>
+    """
+    said = dict(stated)
+    kinds: dict[object, type[GemmWork | GroupedGemmWork | AttentionWork | ElementwiseWork]] = {
+        "gemm": GroupedGemmWork if "experts" in said else GemmWork,
+        "attention": AttentionWork,
+        "elementwise": ElementwiseWork,
+    }
+    kind = kinds.get(said.get("family"))
+    if kind is None:
+        return None
+    given: dict[str, Any] = {field.name: said[field.name] for field in fields(kind) if field.name in said}
+    try:
+        given |= {name: DType(given[name]) for name in ("dtype", "out_dtype", "kv_dtype") if name in given}
+        return kind(**given | ({"op": Elementwise(given["op"])} if "op" in given else {}))
+    except (TypeError, ValueError):
+        return None
 
 
 class _StandIns:

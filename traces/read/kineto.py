@@ -60,6 +60,22 @@ class Args(msgspec.Struct, gc=False, rename={
     k: Any = None
     count: Any = None
     value: Any = None  # of a counter
+    rows: Any = None  # from here on: sizes of our own kernels, see STATED
+    width: Any = None
+    bytes_moved: Any = None
+    batch: Any = None
+    q_len: Any = None
+    kv_len: Any = None
+    q_heads: Any = None
+    kv_heads: Any = None
+    head_dim: Any = None
+    v_head_dim: Any = None
+    causal: Any = None
+    latent: Any = None
+    experts: Any = None
+    distinct: Any = None
+    out_dtype: Any = None
+    kv_dtype: Any = None
     cuda_sync_kind: Loose = None
     input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
     wait_on_stream: Loose = None
@@ -88,6 +104,10 @@ CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
 ANNOTATIONS = {"user_annotation": 0, "gpu_user_annotation": 1, "layer": 1, "phase": 1}
 PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}  # place of the first factor among the inputs
 NOTHING = Args()
+STATED = (
+    "family", "op", "m", "n", "k", "count", "dtype", "blocks", "rows", "width", "bytes_moved", "batch", "q_len", "kv_len",
+    "q_heads", "kv_heads", "head_dim", "v_head_dim", "causal", "latent", "experts", "distinct", "out_dtype", "kv_dtype",
+)  # fmt: skip
 
 
 def read_file(path: Path) -> FileRows:
@@ -163,7 +183,7 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
         _ints(blocks),
         np.array([_product(a.block) for a in args], dtype=np.int64),
         _names([a.family for a in args], rows) if any(a.family is not None for a in args) else np.full(len(args), NONE),
-        _ints([a.external_id if a.k is None else _own_product(a, rows) for a in args]),
+        _ints([a.external_id if a.family is None else _own_work(a, rows) for a in args]),
     ]
     ghost = (start == 0) & (dur == 0)
     backwards = dur < 0
@@ -251,12 +271,12 @@ def _collective(a: Args, rows: Rows) -> int:
     return rows.collectives.setdefault(args, len(rows.collectives))
 
 
-def _own_product(a: Args, rows: Rows) -> int:
-    """The product of a kernel of ours, which states its sizes itself, as an operator that no host has."""
+def _own_work(a: Args, rows: Rows) -> int:
+    """What a kernel of ours states of itself, as an operator that no host has."""
+    stated = tuple((name, value) for name in STATED if isinstance(value := getattr(a, name), int | float | str))
     product = MatrixProduct(m=_whole(a.m), k=_whole(a.k), n=_whole(a.n))
-    if a.family != "gemm" or a.count not in (None, 1) or min(product.m, product.k, product.n) < 1:
-        return _whole(a.external_id)
-    return rows.own_product(product)
+    plain = a.family == "gemm" and a.count in (None, 1) and min(product.m, product.k, product.n) > 0
+    return rows.own_work(stated, product if plain else None)
 
 
 def _names(texts: Sequence[Loose], rows: Rows) -> Ints:
