@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sim.serving.kernels import kernels_of
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
-from sim.trace import FIRST_STREAM
+from sim.trace import FIRST_STREAM, release
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
 
@@ -55,7 +56,7 @@ def to_trace(run: ServeResult) -> Trace:
         SpanKind(
             name=f"{what} x {steps}" if steps > 1 else what,
             category="step",
-            args={"steps": steps, "decoding": decoding, "prompt_tokens": prompt_tokens},
+            args={"family": "step", "steps": steps, "decoding": decoding, "prompt_tokens": prompt_tokens},
             timed=True,
         )
         for what, steps, decoding, prompt_tokens in kinds
@@ -105,6 +106,9 @@ def to_trace(run: ServeResult) -> Trace:
             values = mine[column].to_numpy(dtype=float)
             if np.isfinite(values).all():
                 counters.append(Counter(pid=replica, name=name, time_ps=_ps(mine["start_s"].tolist()), value=values))
+        joules = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.group().world
+        ends_ps = _ps(mine["end_s"].tolist())
+        counters.append(Counter(pid=replica, name="energy J per GPU", total=True, time_ps=ends_ps, value=joules))
     processes = {
         replica: f"replica {replica} ({run.spec.group().world} x {run.machine.gpu.id})" for replica in replicas
     }
@@ -114,8 +118,21 @@ def to_trace(run: ServeResult) -> Trace:
         kinds=table_of_kinds,
         spans=spans,
         counters=counters,
-        metadata={"schemaVersion": 1, "traceName": f"wattline serve {run.spec.model}"},
+        metadata={"schemaVersion": 1, "traceName": f"wattline serve {run.spec.model}", "wattline": _about(run)},
     )
+
+
+def _about(run: ServeResult) -> dict[str, Any]:
+    """What a reader needs to know of the server: the GPUs of a replica, whose joules its steps carry, and their policy."""
+    spec, issue_s = run.spec, run.machine.profile.launch.host_issue_s
+    policy = {"power_cap_w": spec.power_cap_w, "sm_clock_mhz": spec.sm_clock_mhz, "launch": spec.launch}
+    return {
+        "version": release(),
+        "gpu": run.machine.gpu.id,
+        "status": run.machine.status,
+        "world": spec.group().world,
+        "scenario": {name: value for name, value in policy.items() if value is not None},
+    } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})
 
 
 def _what(row: Stretch) -> str:

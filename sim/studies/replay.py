@@ -18,7 +18,7 @@ from sim.settle import held_clocks
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
 from sim.studies.replay_chunks import chains_of, split, split_jobs, split_load
 from sim.studies.replay_load import fitted, host_waits, load_of, with_lags, with_tiles
-from sim.studies.replay_own import Correction, Recorded, clocks_of, idle_j_of, recorded_loads, without_launches
+from sim.studies.replay_own import STEP, Correction, Recorded, as_run, clocks_of, idle_j_of, recorded_loads
 from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, unpriced, with_ctas
 from sim.studies.replay_run import HostWait, Load, Times, replay
 from traces.capture import NONE, Capture, Category
@@ -105,7 +105,7 @@ def replay_capture(
     changes = changes or Changes()
     recorded = Recorded.of(capture)
     if recorded is not None:
-        capture = without_launches(capture)
+        capture = as_run(capture, classes)
     dag = dag_of(capture, classes)
     named = gpu_id_of(capture)
     gpu_id = trace_gpu or named
@@ -234,10 +234,17 @@ class _Setting:
 
         What was recorded steady stays so unless a regime is asked for.
         """
-        settles = self.recorded is not None and self.recorded.steady and changes.regime is None and self.base is not None
+        settles = (
+            self.recorded is not None and self.recorded.steady and changes.regime is None and self.base is not None
+        )
         if not (changes.by_law or settles):
             return self._run(changes, self.target, self.base)
         known, jobs, _ = self._known()
+        if self.classes.is_class(STEP).any():
+            raise ReplayError(
+                "the trace holds steps of a served run and no kernels, whose times no law gives: write them with "
+                "serve --timeline FILE --kernels FROM:TO, or serve under that change"
+            )
         target = self._target(changes, known)
         if changes.ctas is not None and changes.ctas > target.gpu.sms:
             raise ReplayError(f"ctas = {changes.ctas}: {target.gpu.id} has {target.gpu.sms} SMs: give at most as many")

@@ -13,10 +13,12 @@ from sim.machine import Machine, Policy, machine
 from sim.studies.replay_price import Priced, energy_j
 from sim.studies.replay_run import NEVER, Load
 from traces.capture import NONE, Capture
+from traces.classify import Classes
 from traces.dag import Dag
 from traces.read.own import CLOCK
 from traces.records import Floats, Ints
 
+STEP = "step"  # the class of a served run's steps, where its kernels were not written
 CLOCK_STEP_HZ = 1e6  # recorded clocks are told apart to this, so that kernels share prices
 
 
@@ -31,8 +33,15 @@ def own_of(capture: Capture) -> Mapping[str, Any] | None:
     return next((own for own in found if isinstance(own, dict)), None)
 
 
-def without_launches(capture: Capture) -> Capture:
-    """``capture`` without host calls: those of ours stand for no host (readers of other tools pair kernels by them)."""
+def as_run(capture: Capture, classes: Classes) -> Capture:
+    """``capture`` without host calls: those of ours stand for no host (readers of other tools pair kernels by them).
+
+    Steps of a served run carry the joules of all GPUs of a replica: they get one GPU's.
+    """
+    own, work = own_of(capture) or {}, capture.work
+    steps = classes.is_class(STEP)
+    if steps.any() and type(world := own.get("world")) is int and world > 1:
+        capture = replace(capture, work=replace(work, energy_j=np.where(steps, work.energy_j / world, work.energy_j)))
     none = np.full(len(capture.work), NONE, dtype=np.int64)
     calls = replace(capture.calls, **{name: getattr(capture.calls, name)[:0] for name in type(capture.calls).__slots__})
     return replace(capture, work=replace(capture.work, launch=none, graph=none), calls=calls)
@@ -69,6 +78,8 @@ class Recorded:
             return max(1, int(number(name) or 1))
 
         world = count("tp") * count("cp") * count("pp") * count("dp") * (2 if said.get("guidance") == "parallel" else 1)
+        if type(stated := own.get("world")) is int:
+            world = stated
         node, issue_s = said.get("node"), own.get("host_issue_s")
         return cls(
             policy=Policy(

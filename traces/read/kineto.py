@@ -76,6 +76,7 @@ class Args(msgspec.Struct, gc=False, rename={
     distinct: Any = None
     out_dtype: Any = None
     kv_dtype: Any = None
+    steps: Any = None
     cuda_sync_kind: Loose = None
     input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
     wait_on_stream: Loose = None
@@ -116,6 +117,7 @@ def read_file(path: Path) -> FileRows:
     Raises :class:`TraceError` with file, line and remedy where it cannot be read.
     """
     reading, rows = Reading(path=path), Rows()
+    steps: list[Event] = []
     sorts: dict[str | None, list[Event] | None] = {None: None}
     with open_trace(path, reading) as stream:
         for events in read_events(stream, reading, Event):
@@ -138,10 +140,14 @@ def read_file(path: Path) -> FileRows:
                     assert table is not None
                     table(found, cat.lower(), rows, reading)
                     found.clear()
+            steps += [event for event in events if event.cat == "step" and event.ph == "X"]
             if arrows:
                 _take_arrows(arrows, rows, reading)
             if counts:
                 _take_counts(counts, rows, reading)
+    if steps and not rows.work:  # a served run without kernels: its steps are the GPUs' work
+        busy = [event for event in steps if type(event.args) is Args and event.args.steps]
+        _take_work(busy, "kernel", rows, reading)
     return FileRows(rows=rows, reading=reading)
 
 

@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, MatrixProduct, Stated, Waits
+from traces.capture import (
+    NONE,
+    Annotations,
+    Capture,
+    CollectiveArgs,
+    Finding,
+    GpuWork,
+    HostCalls,
+    MatrixProduct,
+    Stated,
+    Waits,
+)
 from traces.errors import TraceError
 from traces.read.kineto import TIME_LIMIT_NS, read_file
 from traces.read.nsight import is_sqlite, read_nsight
