@@ -13,7 +13,7 @@ import numpy as np
 from traces.capture import NONE, Capture
 from traces.classify import Classes
 from traces.collectives import match_collectives
-from traces.edges import edges_of
+from traces.edges import edges_of, stream_order
 from traces.records import Ints
 
 ROWS_LIMIT = 200_000  # networkx needs about 1 kB and 10 us a node
@@ -48,7 +48,7 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
 
     A piece of work weighs its duration, a collective the least duration over its ranks (it begins at the last
     arrival), a launch the time since the host's call before it, and a blocking call nothing beyond what it
-    waited for. Idle time that no edge explains is on no path, so the path is at most the span.
+    waited for. A launch holds up work only where the stream was empty when it came, and the path ends in work. Idle time that no edge explains is on no path, so the path is at most the span.
     """
     if len(capture.work) > ROWS_LIMIT:
         why = f"{len(capture.work):,} rows: cut the trace below {ROWS_LIMIT:,} with --window or --rank"
@@ -63,6 +63,7 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
         weight_ns[members] = least[collective[members]]
     graph: nx.DiGraph[object] = nx.DiGraph()
     graph.add_weighted_edges_from(_edges(capture, weight_ns, collective))
+    _drop_idle_calls(graph)
     source = "start"
     for node in [node for node, degree in graph.in_degree() if degree == 0]:
         graph.add_edge(source, node, weight=float(weight_ns[node]) if isinstance(node, int) else 0.0)
@@ -91,6 +92,15 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
     )
 
 
+def _drop_idle_calls(graph: nx.DiGraph[object]) -> None:
+    """Leave out host calls that no work waits for."""
+    wanted: set[object] = set()
+    for node in reversed(list(nx.topological_sort(graph))):
+        if isinstance(node, int) or any(after in wanted for after in graph.successors(node)):
+            wanted.add(node)
+    graph.remove_nodes_from([node for node in graph if node not in wanted])
+
+
 def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> list[tuple[object, object, float]]:
     work, calls = capture.work, capture.calls
     dependencies = edges_of(capture)
@@ -98,6 +108,11 @@ def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> list[tuple[ob
         (a, b, float(weight_ns[b]))
         for a, b in zip(dependencies.before.tolist(), dependencies.after.tolist(), strict=True)
     ]
+    # Where a kernel begins in the tail of the one before (programmatic dependent launch), its rest comes after that.
+    before, after = stream_order(capture)
+    tails = (work.start_ns[after] < work.end_ns[before]) & (work.end_ns[after] > work.end_ns[before])
+    rest_ns = np.minimum(work.end_ns[after] - work.end_ns[before], weight_ns[after])[tails]
+    found += zip(before[tails].tolist(), after[tails].tolist(), rest_ns.astype(float).tolist(), strict=True)
     # The last to arrive starts a collective: what is before one member is before all.
     group: dict[int, list[int]] = {}
     for row in np.flatnonzero(collective != NONE).tolist():
@@ -131,7 +146,11 @@ def _host_edges(capture: Capture, weight_ns: Ints) -> list[tuple[object, object,
             pause = max(0, int(calls.start_ns[after] - begin))
             found.append((("done" if blocks[before] else "call", before), ("call", after), float(pause)))
     found += [(("call", call), ("done", call), 0.0) for call in np.flatnonzero(blocks).tolist()]
-    for row in np.flatnonzero(work.launch != NONE).tolist():
+    before, after = stream_order(capture)
+    free_ns = np.full(len(work), np.iinfo(np.int64).min)
+    free_ns[after] = work.end_ns[before]
+    empty = own & (free_ns <= ends[work.launch])
+    for row in np.flatnonzero(empty).tolist():
         found.append((("call", int(work.launch[row])), row, float(weight_ns[row])))
     for rank in capture.ranks:
         rows = np.flatnonzero(work.rank == rank)

@@ -17,7 +17,7 @@ from sim.machine import Machine, Policy, machine
 from sim.settle import held_clocks
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
 from sim.studies.replay_chunks import chains_of, split, split_jobs, split_load
-from sim.studies.replay_load import fitted, host_waits, load_of, with_lags, with_tiles
+from sim.studies.replay_load import fitted, host_waits, load_of, shown_pause_ns, with_lags, with_tiles
 from sim.studies.replay_own import STEP, Correction, Recorded, as_run, clocks_of, idle_j_of, recorded_loads
 from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, unpriced, with_ctas
 from sim.studies.replay_run import HostWait, Load, Times, replay
@@ -128,6 +128,8 @@ def replay_capture(
         load = with_tiles(load, capture, jobs)
     if target is not None and load.early.all():  # a trace of ours, or one of graphs whose launches are not in it
         load = replace(load, pause_ns=graph_pause_ns(target.gpu))
+    if recorded is None and (shown_ns := shown_pause_ns(capture, dag)) is not None:
+        load = replace(load, pause_ns=shown_ns)
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
     usual = load

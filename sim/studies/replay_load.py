@@ -28,6 +28,7 @@ from workloads.work import GemmWork
 # CUDA graph of 72 to 578 nodes begins 49 us after the call began (median of 20 under records/; 42 to 71, save two).
 AFTER_LAUNCH_NS, AFTER_CALL_NS, AFTER_GRAPH_NS, WAKE_UP_NS = 1_500, 10_000, 49_000, 8_000
 # Between kernels that queue: 0.8 to 1.5 us on V100, A100 and H100. Used where no blocking call tells.
+FEWEST_PAUSES = 8
 USUAL_PAUSE_NS, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 300, 4_000, 10
 # A collective asks for SMs later than the kernels that the same event released: by 1.5 us where SMs are free, but it
 # loses them to a GEMM that comes 3.1 us later behind a memset (kineto_llama3-70b_sp_chunks4_w2_rank0, 16 cases).
@@ -184,6 +185,29 @@ def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
         moved = load.early & (load.rank == rank)
         load = replace(load, issue_ns=np.where(moved, load.issue_ns - late_ns(load, [first]), load.issue_ns))
     return load
+
+
+def shown_pause_ns(capture: Capture, dag: Dag) -> int | None:
+    """The mean pause between kernels that queued, as the trace shows it; None where too few did.
+
+    One queued where it came with its predecessor (a graph) or its launch had returned while that still ran, and waited
+    for no other stream and no other rank.
+    """
+    work, calls = capture.work, capture.calls
+    free = (work.category == Category.KERNEL) & (dag.collective == NONE)
+    free[dag.after] = False
+    ready_ns = np.full(len(work), np.iinfo(np.int64).min)
+    known = work.launch != NONE
+    ready_ns[known] = (calls.start_ns + calls.dur_ns)[work.launch[known]] + AFTER_CALL_NS
+    pauses = []
+    for queue in dag.queues:
+        first, second = queue[:-1], queue[1:]
+        together = (work.graph[first] == work.graph[second]) & (work.graph[second] != NONE)
+        queued = free[second] & (together | (ready_ns[second] <= work.end_ns[first]))
+        pauses.append((work.start_ns[second] - work.end_ns[first])[queued])
+    pause_ns = np.concatenate(pauses)
+    pause_ns = pause_ns[(pause_ns >= 0) & (pause_ns <= LONGEST_PAUSE_NS)]
+    return round(float(pause_ns.mean())) if len(pause_ns) >= FEWEST_PAUSES else None
 
 
 def with_lags(waits: list[HostWait], end_ns: Ints) -> list[HostWait]:

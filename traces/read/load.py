@@ -24,6 +24,7 @@ from traces.capture import (
     Waits,
 )
 from traces.errors import TraceError
+from traces.overruns import clipped
 from traces.read.kineto import TIME_LIMIT_NS, read_file
 from traces.read.nsight import is_sqlite, read_nsight
 from traces.read.own import arrows_of, samples_of
@@ -109,6 +110,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         depends=arrows_of(parts, bases, ranks, work[[0, 2, 6]]),
         samples=samples_of(parts, bases, ranks, origin),
     )  # fmt: skip
+    capture = clipped(capture)
     return capture if window is None else cut(capture, window)
 
 
