@@ -188,26 +188,32 @@ def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
 
 
 def shown_pause_ns(capture: Capture, dag: Dag) -> int | None:
-    """The mean pause between kernels that queued, as the trace shows it; None where too few did.
+    """The pause between kernels that queued, as the trace shows it (a median); None where it shows none.
 
-    One queued where it came with its predecessor (a graph) or its launch had returned while that still ran, and waited
-    for no other stream and no other rank.
+    Kernels that came together (a graph, or before the trace began) show it. Those that the host launched one by one also
+    wait for SMs and counters, so that their pauses are believed only where they are too short to hold any of that.
     """
     work, calls = capture.work, capture.calls
     free = (work.category == Category.KERNEL) & (dag.collective == NONE)
     free[dag.after] = False
-    ready_ns = np.full(len(work), np.iinfo(np.int64).min)
     known = work.launch != NONE
+    ready_ns = np.full(len(work), np.iinfo(np.int64).min)
     ready_ns[known] = (calls.start_ns + calls.dur_ns)[work.launch[known]] + AFTER_CALL_NS
-    pauses = []
+    together, queued = [], []
     for queue in dag.queues:
         first, second = queue[:-1], queue[1:]
-        together = (work.graph[first] == work.graph[second]) & (work.graph[second] != NONE)
-        queued = free[second] & (together | (ready_ns[second] <= work.end_ns[first]))
-        pauses.append((work.start_ns[second] - work.end_ns[first])[queued])
-    pause_ns = np.concatenate(pauses)
-    pause_ns = pause_ns[(pause_ns >= 0) & (pause_ns <= LONGEST_PAUSE_NS)]
-    return round(float(pause_ns.mean())) if len(pause_ns) >= FEWEST_PAUSES else None
+        pause_ns = work.start_ns[second] - work.end_ns[first]
+        fits = free[second] & (pause_ns >= 0) & (pause_ns <= LONGEST_PAUSE_NS)
+        same = (work.graph[first] == work.graph[second]) & (known[first] == known[second])
+        same &= (work.graph[second] != NONE) | ~known[second]
+        together.append(pause_ns[fits & same])
+        queued.append(pause_ns[fits & known[second] & (ready_ns[second] <= work.end_ns[first])])
+    shown, hosted = np.concatenate(together), np.concatenate(queued)
+    if len(shown) >= FEWEST_PAUSES:
+        return round(float(np.median(shown)))
+    if len(hosted) >= FEWEST_PAUSES and np.median(hosted) < SHORTEST_PAUSE_NS:
+        return round(float(np.median(hosted)))
+    return None
 
 
 def with_lags(waits: list[HostWait], end_ns: Ints) -> list[HostWait]:
