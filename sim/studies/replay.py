@@ -18,7 +18,7 @@ from sim.settle import held_clocks
 from sim.studies.replay_changes import Changes, ReplayError, beside_products, changed
 from sim.studies.replay_chunks import chains_of, split, split_jobs, split_load
 from sim.studies.replay_load import fitted, host_waits, load_of, shown_pause_ns, with_lags, with_tiles
-from sim.studies.replay_own import STEP, Correction, Recorded, as_run, clocks_of, idle_j_of, recorded_loads
+from sim.studies.replay_own import STEP, Correction, Recorded, as_run, clocks_of, head_ns_of, idle_j_of, recorded_loads
 from sim.studies.replay_price import Jobs, Priced, energy_j, gpu_id_of, jobs_of, priced, unpriced, with_ctas
 from sim.studies.replay_run import HostWait, Load, Times, replay
 from traces.capture import NONE, Capture, Category
@@ -136,9 +136,8 @@ def replay_capture(
     if recorded is not None:
         load, asking = recorded_loads(load, capture, dag, recorded)
     run = _Setting(capture, classes, dag, load, waits, target, jobs, recorded=recorded, clock_hz=clock_hz)
-    idle_j = None if recorded is None else idle_j_of(capture)
-    if idle_j is not None:
-        run.correct(idle_j)
+    if recorded is not None:
+        run.correct(head_ns_of(capture, recorded))
     times = replay(dag, load)
     unchanged = run.outcome(load, times, None if run.correction is not None else target, run.base)
     simulated, chunked = unchanged, 0
@@ -149,6 +148,8 @@ def replay_capture(
         run.beside = beside_products(load, times.start_ns, times.end_ns)
         if changes.chunks is not None:
             run, chunked = run.chunked(changes.chunks)
+        if changes.launch == "graph" and run.head_ns is not None:
+            run.head_ns = min(run.head_ns, load.pause_ns)
         simulated = run.under(changes)
     return Replayed(
         capture=capture,
@@ -177,6 +178,7 @@ class _Setting:
         self.capture, self.classes, self.dag, self.load, self.waits = capture, classes, dag, load, waits
         self.target, self.jobs, self.recorded, self.clock_hz = target, jobs, recorded, clock_hz
         self.correction: Correction | None = None
+        self.head_ns: int | None = None  # of a trace of ours: from the start of all GPUs to the first kernel
         self.base = None
         if target is not None and jobs is not None:
             # A real trace is short: its kernels run at the clock that the fast limiter allows.
@@ -186,11 +188,14 @@ class _Setting:
         self.beside = np.zeros(len(capture.work))
         self.lonely = group > len(capture.ranks)  # collectives with ranks that were not captured
 
-    def correct(self, idle_j: dict[int, float]) -> None:
-        """From now on give each kernel the joules that the trace says, and each GPU its ``idle_j`` beside them."""
+    def correct(self, head_ns: int) -> None:
+        """From now on give kernels, and GPUs beside them, the joules that the trace says, if it does."""
+        self.head_ns = head_ns
+        if (idle_j := idle_j_of(self.capture, head_ns)) is None:
+            return
         prices = self.base or unpriced(len(self.capture.work))
         works_ns = np.minimum(self._works_ns(self.load, prices), self.capture.work.dur_ns)
-        self.correction = Correction.of(self.capture, prices, works_ns, idle_j)
+        self.correction = Correction.of(self.capture, prices, works_ns, idle_j, head_ns)
 
     def chunked(self, chunks: int) -> tuple[_Setting, int]:
         """The same with chains of product and collective in ``chunks`` parts; the number of collectives cut.
@@ -223,6 +228,7 @@ class _Setting:
             clock_hz=clock_hz,
         )
         run.beside = self.beside[parts.origin]
+        run.head_ns = self.head_ns
         run.correction = None if self.correction is None else self.correction.of_rows(parts.origin)
         return run, parts.chunked
 
@@ -321,17 +327,16 @@ class _Setting:
         start_ns, end_ns, own_j, ranks_j = times.start_ns, times.end_ns, None, None
         if self.correction is not None:
             prices = self.correction.on(prices or unpriced(len(start_ns)))
-        together = self.recorded is not None
         if prices is not None:
             own_j, ranks_j = energy_j(
                 self.capture, prices, start_ns=start_ns, end_ns=end_ns, works_ns=self._works_ns(load, prices),
-                together=together, limit_w=math.inf if target is None else target.limits.fast_limit_w,
+                head_ns=self.head_ns, limit_w=math.inf if target is None else target.limits.fast_limit_w,
             )  # fmt: skip
         capture, classes = timed(self.capture, self.classes, start_ns, end_ns, own_j)
         ranks = summarise(capture, classes).ranks
         span_s = np.array([times.span_us * 1e-6 for times in ranks])
-        if together:
-            span_s[:] = float(end_ns.max() - start_ns.min()) * 1e-9
+        if self.head_ns is not None:
+            span_s[:] = float(end_ns.max() - start_ns.min() + self.head_ns) * 1e-9
         return Outcome(
             capture=capture, classes=classes, ranks=ranks, energy_j_per_rank=ranks_j, over_s=np.maximum(span_s, 1e-9)
         )

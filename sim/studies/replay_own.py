@@ -19,6 +19,7 @@ from traces.read.own import CLOCK
 from traces.records import Floats, Ints
 
 STEP = "step"  # the class of a served run's steps, where its kernels were not written
+GRAPH_HEAD_NS = 5_000  # the first kernel of a graph begins within this
 CLOCK_STEP_HZ = 1e6  # recorded clocks are told apart to this, so that kernels share prices
 
 
@@ -165,7 +166,9 @@ class Correction:
     idle: Floats
 
     @classmethod
-    def of(cls, capture: Capture, prices: Priced, works_ns: Floats, idle_j: Mapping[int, float]) -> Correction:
+    def of(
+        cls, capture: Capture, prices: Priced, works_ns: Floats, idle_j: Mapping[int, float], head_ns: int
+    ) -> Correction:
         """The correction at which ``prices`` give the joules that the rows have, and each rank's GPU its ``idle_j``.
 
         A simulated kernel's joules hold the idle power of its GPU, shared with what runs beside it.
@@ -179,7 +182,7 @@ class Correction:
         added_w = np.where(lawful, 0.0, own_j / (np.maximum(work.dur_ns, 1) * 1e-9))
         nothing = replace(prices, dynamic_w=np.zeros(len(work)), waiting_w=np.zeros(len(work)))
         _, per_rank_j = energy_j(
-            capture, nothing, start_ns=work.start_ns, end_ns=work.end_ns, works_ns=works_ns, together=True
+            capture, nothing, start_ns=work.start_ns, end_ns=work.end_ns, works_ns=works_ns, head_ns=head_ns
         )
         idle = np.ones(len(work))
         for rank, by_law in zip(capture.ranks, per_rank_j.tolist(), strict=True):
@@ -217,15 +220,23 @@ def alone_ns(capture: Capture) -> Floats:
     return found
 
 
-def idle_j_of(capture: Capture) -> dict[int, float] | None:
-    """Joules of each rank's GPU beside those of its kernels, from its first kernel's start (on any rank) to the last end.
+def head_ns_of(capture: Capture, recorded: Recorded) -> int:
+    """Nanoseconds from the run's start to its first kernel, 0 where the trace begins later."""
+    starts_ns = [int(samples.time_ns[0]) for samples in capture.samples if samples.name == CLOCK and len(samples.value)]
+    head_ns = int(capture.work.start_ns.min()) - min(starts_ns, default=0)
+    longest_ns = GRAPH_HEAD_NS if recorded.graph else max(GRAPH_HEAD_NS, round(1.5e9 * recorded.host_issue_s))
+    return head_ns if 0 <= head_ns <= longest_ns else 0
+
+
+def idle_j_of(capture: Capture, head_ns: int) -> dict[int, float] | None:
+    """Joules of each rank's GPU beside those of its kernels, from ``head_ns`` before the first of any rank to the last end.
 
     None where the trace does not say.
     """
     work = capture.work
     if not np.isfinite(work.energy_j).all():
         return None
-    begin_ns, end_ns = int(work.start_ns.min()), int(work.end_ns.max())
+    begin_ns, end_ns = int(work.start_ns.min()) - head_ns, int(work.end_ns.max())
     found = {}
     first_ns = {samples.rank: int(samples.time_ns[0]) for samples in capture.samples if samples.name == CLOCK}
     for samples in capture.samples:

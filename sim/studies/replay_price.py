@@ -261,12 +261,12 @@ def unpriced(rows: int) -> Priced:
 
 
 def energy_j(
-    capture: Capture, prices: Priced, *, start_ns: Ints, end_ns: Ints, works_ns: Floats, together: bool,
+    capture: Capture, prices: Priced, *, start_ns: Ints, end_ns: Ints, works_ns: Floats, head_ns: int | None,
     limit_w: float = math.inf,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Joules of each row beyond idle, and of each rank's GPU with idle between its first and last work.
 
-    ``together``: between the first and last of all ranks, whose files began and ended at once. A row that takes longer
+    With ``head_ns``: from so long before the first to the last of all ranks, which began and ended at once. A row that takes longer
     than ``works_ns`` waits for other ranks. Idle power is that at the clock of what runs; another where nothing does.
     Rows that run beside one another never add up to more than ``limit_w``, the fast limiter's.
     """
@@ -276,8 +276,8 @@ def energy_j(
         mine = np.flatnonzero(capture.work.rank == rank)
         since_ns, until_ns = start_ns[mine], end_ns[mine]
         busy_ns = length(since_ns, until_ns)
-        of = slice(None) if together else mine
-        span_ns = int(end_ns[of].max() - start_ns[of].min())
+        of = mine if head_ns is None else slice(None)
+        span_ns = int(end_ns[of].max() - start_ns[of].min()) + (head_ns or 0)
         time_ns = until_ns - since_ns
         busy_w = float((prices.idle_w[mine] * time_ns).sum() / max(1, time_ns.sum()))
         own_j[mine] *= _held(own_j[mine], since_ns, until_ns, room_w=limit_w - busy_w)
