@@ -124,8 +124,8 @@ def test_means_above_the_board_and_misses_are_said(tmp_path: Path, capsys: pytes
     (note,) = notes_of(result)
     assert result.unchanged.power_w is not None and result.unchanged.power_w > 710.0
     assert note == (
-        f"replayed: {result.unchanged.power_w:.0f} W a GPU is more than its limit of 700 W: as the trace has it: a short "
-        "run at the clocks of its limiters"
+        f"replayed: {result.unchanged.power_w:.0f} W a GPU is more than its limit of 700 W: as the trace has it: a "
+        "short run at the clocks of its limiters"
     )
     main(["replay", str(path)])
     assert "is more than its limit of 700 W" in " ".join(capsys.readouterr().out.split())
@@ -143,16 +143,16 @@ def test_a_replay_that_misses_its_file_says_so(tmp_path: Path, capsys: pytest.Ca
     main(["replay", str(path), "--json"])
     (note,) = json.loads(capsys.readouterr().out)["notes"]
     assert note == (
-        "the unchanged replay misses the file's span of rank 0 by -66.5%: compare what-ifs with the replay, not with the "
-        "file"
+        "the unchanged replay misses the file's span of rank 0 by -66.5%: compare what-ifs with the replay, not with "
+        "the file"
     )
     main(["replay", str(path)])
     assert note in " ".join(capsys.readouterr().out.split())
 
 
 def test_steps_and_kernels_of_a_served_run_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["serve", "--model", "llama3-8b", "--tp", "2", "--requests", "4", "--rate-per-s", "8", "--input-tokens", "128",
-             "--output-tokens", "4", "--json"]  # fmt: skip
+    words = ["serve", "--model", "llama3-8b", "--tp", "2", "--requests", "4", "--rate-per-s", "8",
+             "--input-tokens", "128", "--output-tokens", "4", "--json"]  # fmt: skip
     energies = []
     for name, more in (("steps", []), ("kernels", ["--kernels", "0:9"])):
         path = tmp_path / f"{name}.json.gz"
@@ -175,3 +175,9 @@ def test_a_rank_of_ours_alone_keeps_its_joules(tmp_path: Path) -> None:
     result = replay_trace([tmp_path / "ranks" / "rank1.json.gz"])
     assert result.unchanged.energy_j == pytest.approx(run.energy_j_per_gpu[1], rel=0.01)
     assert math.isclose(result.unchanged.ranks[0].span_us, result.measured[0].span_us, rel_tol=1e-3)
+
+
+def test_a_raised_cap_is_the_limit_that_counts(tmp_path: Path) -> None:
+    result = _replayed(tmp_path, PREFILL | {"power_cap_w": 450.0}, power_cap_w=600.0)
+    assert result.simulated.power_w == pytest.approx(600.0, rel=0.01)
+    assert notes_of(result) == []

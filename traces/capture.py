@@ -166,8 +166,8 @@ class Finding:
 class Capture:
     """A whole captured run: all ranks on one clock.
 
-    ``depends`` are rows of ``work``, before and after, that the trace itself joins, and ``samples`` the clock and joules
-    of each GPU: both are in simulated traces alone.
+    ``depends`` are rows of ``work``, before and after, that the trace itself joins, and ``samples`` the clock and
+    joules of each GPU: both are in simulated traces alone.
     """
 
     names: Sequence[str]

@@ -26,9 +26,9 @@ def match_collectives(capture: Capture, classes: Classes) -> Ints:
     Ranks run the collectives of one group in the same order (NCCL requires it): the n-th of a group and
     operation on one rank is the n-th on the others. Where ranks disagree on how many there were (a window cut
     them), the first or the last ones are matched, whichever meet in time more often. The group is what the kernel's
-    arguments say, else the only one that ``distributedInfo.pg_config`` gives its rank, else the ranks whose kernels meet.
-    Kernels whose intervals do not meet are no collective, unless those of a stated group hardly ever do: then the clocks
-    of its files differ.
+    arguments say, else the only one that ``distributedInfo.pg_config`` gives its rank, else the ranks whose kernels
+    meet. Kernels whose intervals do not meet are no collective, unless those of a stated group hardly ever do: then the
+    clocks of its files differ.
     """
     work = capture.work
     rows = np.flatnonzero(classes.is_class(COMMUNICATION))
@@ -78,14 +78,14 @@ def _matched(capture: Capture, by_rank: Queue, *, stated: bool) -> list[list[int
         return []
     members, met = _in_order(capture, by_rank)
     if met.mean() >= ALIGNED_SHARE:
-        return members[met].tolist()
+        return list(members[met].tolist())
     parts = _meeting(capture, by_rank)
     if len(parts) > 1 or not stated:
         found = [_in_order(capture, {rank: by_rank[rank] for rank in part}) for part in parts if len(part) > 1]
         together = [members[met] for members, met in found]
         if together or not stated:
             return [row for some in together for row in some.tolist()]
-    return members.tolist()
+    return list(members.tolist())
 
 
 def _in_order(capture: Capture, by_rank: Queue) -> tuple[Ints, Any]:

@@ -48,7 +48,8 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
 
     A piece of work weighs its duration, a collective the least duration over its ranks (it begins at the last
     arrival), a launch the time since the host's call before it, and a blocking call nothing beyond what it
-    waited for. A launch holds up work only where the stream was empty when it came, and the path ends in work. Idle time that no edge explains is on no path, so the path is at most the span.
+    waited for. A launch holds up work only where the stream was empty when it came, and the path ends in work. Idle
+    time that no edge explains is on no path, so the path is at most the span.
     """
     if len(capture.work) > ROWS_LIMIT:
         why = f"{len(capture.work):,} rows: cut the trace below {ROWS_LIMIT:,} with --window or --rank"

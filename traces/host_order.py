@@ -183,8 +183,8 @@ def _events(capture: Capture, rank: int) -> tuple[list[_Event], dict[int, tuple[
 def _inside_library(events: list[_Event], library: list[bool], records: bool) -> set[int]:
     """Places of the records and waits that NCCL makes around its launch: [wait] record wait LAUNCH record wait record.
 
-    Where the profiler did not see records, what is left of that is the wait after the launch: if most launches have one.
-    Else it is the program's: the last wait of a backward pass holds the optimizer back.
+    Where the profiler did not see records, what is left of that is the wait after the launch, if most launches
+    have one. Else it is the program's: the last wait of a backward pass holds the optimizer back.
     """
     kinds = [event.kind for event in events]
     inside: set[int] = set()

@@ -106,9 +106,9 @@ def to_trace(run: ServeResult) -> Trace:
             values = mine[column].to_numpy(dtype=float)
             if np.isfinite(values).all():
                 counters.append(Counter(pid=replica, name=name, time_ps=_ps(mine["start_s"].tolist()), value=values))
-        joules = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.group().world
+        so_far_j = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.group().world
         ends_ps = _ps(mine["end_s"].tolist())
-        counters.append(Counter(pid=replica, name="energy J per GPU", total=True, time_ps=ends_ps, value=joules))
+        counters.append(Counter(pid=replica, name="energy J per GPU", total=True, time_ps=ends_ps, value=so_far_j))
     processes = {
         replica: f"replica {replica} ({run.spec.group().world} x {run.machine.gpu.id})" for replica in replicas
     }
@@ -123,7 +123,7 @@ def to_trace(run: ServeResult) -> Trace:
 
 
 def _about(run: ServeResult) -> dict[str, Any]:
-    """What a reader needs to know of the server: the GPUs of a replica, whose joules its steps carry, and their policy."""
+    """The server as readers need it: GPUs of a replica, whose joules its steps carry, and their policy."""
     spec, issue_s = run.spec, run.machine.profile.launch.host_issue_s
     policy = {"power_cap_w": spec.power_cap_w, "sm_clock_mhz": spec.sm_clock_mhz, "launch": spec.launch}
     return {

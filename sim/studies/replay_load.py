@@ -190,8 +190,8 @@ def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
 def shown_pause_ns(capture: Capture, dag: Dag) -> int | None:
     """The pause between kernels that queued, as the trace shows it (a median); None where it shows none.
 
-    Kernels that came together (a graph, or before the trace began) show it. Those that the host launched one by one also
-    wait for SMs and counters, so that their pauses are believed only where they are too short to hold any of that.
+    Kernels that came together (a graph, or before the trace began) show it. Those that the host launched one by one
+    also wait for SMs and counters: their pauses are believed only where they are too short to hold any of that.
     """
     work, calls = capture.work, capture.calls
     free = (work.category == Category.KERNEL) & (dag.collective == NONE)

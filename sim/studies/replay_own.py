@@ -10,7 +10,8 @@ import numpy as np
 
 from sim.errors import SimError
 from sim.machine import Machine, Policy, machine
-from sim.studies.replay_price import Priced, energy_j
+from sim.studies.replay_energy import energy_j
+from sim.studies.replay_price import Priced
 from sim.studies.replay_run import NEVER, Load
 from traces.capture import NONE, Capture
 from traces.classify import Classes
@@ -229,7 +230,7 @@ def head_ns_of(capture: Capture, recorded: Recorded) -> int:
 
 
 def idle_j_of(capture: Capture, head_ns: int) -> dict[int, float] | None:
-    """Joules of each rank's GPU beside those of its kernels, from ``head_ns`` before the first of any rank to the last end.
+    """Joules of each rank's GPU beside its kernels', from ``head_ns`` before any rank's first to the last end.
 
     None where the trace does not say.
     """

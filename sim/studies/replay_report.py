@@ -20,6 +20,7 @@ FIGURES = ("span_us", "computation_us", "communication_us", "overlap_us", "expos
 def as_document(result: Replayed) -> dict[str, Any]:
     """The fixed interface of ``--json``: microseconds; the figures at the top are those of the first rank read."""
     measured, unchanged, simulated = result.measured[0], result.unchanged.ranks[0], result.simulated.ranks[0]
+    limit_w = result.simulated.limit_w
     return {
         "sources": list(result.capture.sources),
         "measured_span_us": measured.span_us,
@@ -34,7 +35,7 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "simulated_energy_j": result.simulated.energy_j,
         "unchanged_power_w": result.unchanged.power_w,
         "simulated_power_w": result.simulated.power_w,
-        "board_power_w": result.board_w if result.board_w is not None and math.isfinite(result.board_w) else None,
+        "board_power_w": limit_w if limit_w is not None and math.isfinite(limit_w) else None,
         "energies_from": None if result.unchanged.energy_j is None else "trace" if result.recorded else "laws",
         "notes": notes_of(result),
         "gpu": result.gpu,
@@ -52,7 +53,7 @@ def as_document(result: Replayed) -> dict[str, Any]:
 
 
 def notes_of(result: Replayed) -> list[str]:
-    """What to bear in mind before the figures are used: a replay that misses its file, a mean that no board sustains."""
+    """What to know before the figures are used: a replay that misses its file, a mean that no board sustains."""
     notes = []
     if (miss := missed(result)) is not None:
         notes.append(miss)
@@ -61,12 +62,11 @@ def notes_of(result: Replayed) -> list[str]:
         watts = max(outcome.power_w_per_rank, default=0.0)
         if label == "changed" and outcome is result.unchanged:
             continue
-        if result.board_w is not None and watts > ABOVE_BOARD * result.board_w:
-            why = (
-                "as the trace has it: a short run at the clocks of its limiters" if result.recorded and label == "replayed"
-                else "a short trace runs at the fast limiter's clock: --regime steady gives what the board sustains"
-            )  # fmt: skip
-            notes.append(f"{label}: {watts:.0f} W a GPU is more than its limit of {result.board_w:.0f} W: {why}")
+        if outcome.limit_w is not None and watts > ABOVE_BOARD * outcome.limit_w:
+            why = "a short trace runs at the fast limiter's clock: --regime steady gives what the board sustains"
+            if result.recorded and label == "replayed":
+                why = "as the trace has it: a short run at the clocks of its limiters"
+            notes.append(f"{label}: {watts:.0f} W a GPU is more than its limit of {outcome.limit_w:.0f} W: {why}")
     return notes
 
 

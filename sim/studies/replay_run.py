@@ -35,9 +35,9 @@ class Load:
     and have ``own`` tiles by their number; where ``fetches``, a memset clears the counter of further ones. ``talks``: a
     collective, which cannot start where nothing is free; on a GPU with ``clusters`` in clusters of its own. ``lead_ns``
     passes after what it waited for, beyond ``pause_ns``; ``graph_lead_ns`` in a graph. ``clearing_ns`` of its own time
-    pass before its blocks ask for SMs. Where it ``asks`` for none, each begins as its lead says. ``rounds``, where given, are
-    those in which the durations were measured: in more of them, because a collective holds SMs, or fewer, a row takes
-    so much longer or shorter.
+    pass before its blocks ask for SMs. Where it ``asks`` for none, each begins as its lead says.
+    ``rounds``, where given, are those in which the durations were measured: in more of them, because a collective holds
+    SMs, or fewer, a row takes so much longer or shorter.
     """
 
     dur_ns: Ints

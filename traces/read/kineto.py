@@ -106,8 +106,9 @@ ANNOTATIONS = {"user_annotation": 0, "gpu_user_annotation": 1, "layer": 1, "phas
 PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}  # place of the first factor among the inputs
 NOTHING = Args()
 STATED = (
-    "family", "op", "m", "n", "k", "count", "dtype", "blocks", "rows", "width", "bytes_moved", "batch", "q_len", "kv_len",
-    "q_heads", "kv_heads", "head_dim", "v_head_dim", "causal", "latent", "experts", "distinct", "out_dtype", "kv_dtype",
+    "family", "op", "m", "n", "k", "count", "dtype", "blocks", "rows", "width", "bytes_moved", "batch", "q_len",
+    "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim", "causal", "latent", "experts", "distinct",
+    "out_dtype", "kv_dtype",
 )  # fmt: skip
 
 

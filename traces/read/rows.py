@@ -17,9 +17,9 @@ class Rows:
     threads, family, host operator. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device,
     stream, source stream, record's correlation, correlation, start, duration. ``annotations``: name, process, lane,
     on GPU, start, duration. ``products``: what host operators multiply, by operator; ``own_works``: operators
-    (-2, -3, ...) that stand for what simulated kernels state themselves. ``arrows`` of simulated traces: number, half (0:
-    leaves, 1: arrives), device, stream, time. ``counts``, with their values: counter (of :data:`traces.read.own.COUNTERS`),
-    device, time.
+    (-2, -3, ...) that stand for what simulated kernels state themselves. ``arrows`` of simulated traces: number, half
+    (0: leaves, 1: arrives), device, stream, time. ``counts``, with their values: counter (of
+    :data:`traces.read.own.COUNTERS`), device, time.
     """
 
     names: dict[str, int] = field(default_factory=dict)
