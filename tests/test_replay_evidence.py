@@ -19,17 +19,8 @@ SMALL = {"grid": [64, 1, 1], "block": [128, 1, 1]}
 
 
 def _call(name: str, ts: float, number: int, *, dur: float = 3, thread: int = 1) -> Event:
-    args = {"correlation": number}
-    return {
-        "ph": "X",
-        "cat": "cuda_runtime",
-        "name": name,
-        "pid": 99,
-        "tid": thread,
-        "ts": ts,
-        "dur": dur,
-        "args": args,
-    }
+    event = {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 99, "tid": thread, "ts": ts, "dur": dur}
+    return event | {"args": {"correlation": number}}
 
 
 def _ran(
@@ -65,7 +56,7 @@ def test_a_wait_that_the_times_refute_is_none(tmp_path: Path) -> None:
 
 
 def test_a_refuted_wait_with_nothing_in_its_place_is_dropped(tmp_path: Path) -> None:
-    events = _ran("gemm", 1000, 4000, 1) + [_call("cudaStreamWaitEvent", 15, 2)]
+    events = [*_ran("gemm", 1000, 4000, 1), _call("cudaStreamWaitEvent", 15, 2)]
     events += _ran("ncclDevKernel_AllReduce", 2000, 100, 3, stream=27)
     result = replay_trace([write(tmp_path / "t.json", events, deviceProperties=H100)])
     assert (result.dag.counts["refuted"]["count"], len(result.dag.before)) == (1, 0)
@@ -128,9 +119,10 @@ def test_the_pause_between_kernels_of_a_graph_is_the_files(tmp_path: Path, pause
 
 def _rank(path: Path, rank: int, at: float, groups: list[list[int]] | None, **args: object) -> Path:
     """A product and an all-reduce; ``groups`` as ``pg_config`` gives them."""
+    reduce = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(...)"
     events = [
         launch(at + 10, 1), kernel("nvjet_tst_128x256_64x4_2x1_v_bz_TNT", at + 20, 100, correlation=1),
-        launch(at + 13, 2), kernel("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(...)", at + 121, 30, correlation=2),
+        launch(at + 13, 2), kernel(reduce, at + 121, 30, correlation=2),
     ]  # fmt: skip
     events[-1]["args"] |= args
     info: dict[str, object] = {"backend": "nccl", "rank": rank, "world_size": 4}
