@@ -19,7 +19,7 @@ from sim.trace import write_timeline
 from tests.traces_kit import REAL, kernel, launch, needs_real, write
 from traces.capture import NONE, Capture
 from traces.classify import classify
-from traces.dag import dag_of
+from traces.dag import Dag, dag_of
 from traces.read.load import read_trace
 
 # Span and overlap. In one of 27 files a collective and a product without a counter are released together, and the
@@ -53,15 +53,24 @@ def test_one_race_lost_explains_the_file_that_is_worse(monkeypatch: pytest.Monke
     assert replayed.overlap_us == pytest.approx(measured.overlap_us, rel=0.02)
 
 
-def _scrambled(capture: Capture, seed: int) -> Capture:
-    """Every kernel at another time; only the order on each stream is kept, and the order of rows."""
+def _scrambled(capture: Capture, dag: Dag, seed: int) -> tuple[Capture, Dag]:
+    """Every kernel at another time; only the order on each stream is kept, and what waits for what."""
     work, generator = capture.work, np.random.default_rng(seed)
     start_ns = work.start_ns.copy()
     for lane in np.unique(np.stack([work.rank, work.stream]), axis=1).T:
         rows = np.flatnonzero((work.rank == lane[0]) & (work.stream == lane[1]))
         rows = rows[np.argsort(work.start_ns[rows], kind="stable")]
         start_ns[rows] = np.sort(generator.integers(0, 10**9, len(rows)))
-    return replace(capture, work=replace(work, start_ns=start_ns))
+    order = np.lexsort((start_ns, work.rank))
+    place = np.argsort(order)
+    moved = replace(
+        dag,
+        queues=[place[queue] for queue in dag.queues],
+        before=place[dag.before],
+        after=place[dag.after],
+        collective=dag.collective[order],
+    )
+    return replace(capture, work=replace(work, start_ns=start_ns)).keep(order), moved
 
 
 @needs_real
@@ -69,11 +78,12 @@ def _scrambled(capture: Capture, seed: int) -> Capture:
 def test_no_measured_start_enters_a_replay_beyond_edges_and_pause(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are the evidence for what waited for what, and for the pause of a graph; no kernel is put where it was."""
     capture = read_trace(next(path for path in REAL if part in path.name))
-    dag, pause_ns = dag_of(capture, classify(capture)), shown_pause_ns(capture, dag_of(capture, classify(capture)))
-    monkeypatch.setattr(replay_module, "dag_of", lambda *_: dag)
+    dag = dag_of(capture, classify(capture))
+    pause_ns = shown_pause_ns(capture, dag)
     monkeypatch.setattr(replay_module, "shown_pause_ns", lambda *_: pause_ns)
     times = []
-    for one in (capture, _scrambled(capture, 1), _scrambled(capture, 2)):
+    for one, same in ((capture, dag), _scrambled(capture, dag, 1), _scrambled(capture, dag, 2)):
+        monkeypatch.setattr(replay_module, "dag_of", lambda *_, same=same: same)
         result = replay_capture(one, classify(one))
         times.append((result.pause_ns, result.dag.counts, result.simulated.ranks))
         assert result.measured[0].span_us != pytest.approx(times[0][2][0].span_us) or one is capture

@@ -59,8 +59,17 @@ class Args(msgspec.Struct, gc=False, rename={
     n: Any = None
     k: Any = None
     count: Any = None
+    cuda_sync_kind: Loose = None
+    input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
+    wait_on_stream: Loose = None
+    wait_on_cuda_event_record_corr_id: Loose = None
+
+
+class OwnArgs(Args, gc=False):
+    """Those of our own traces: sizes of kernels (``STATED``), values of counters, steps of a served run."""
+
     value: Any = None  # of a counter
-    rows: Any = None  # from here on: sizes of our own kernels, see STATED
+    rows: Any = None
     width: Any = None
     bytes_moved: Any = None
     batch: Any = None
@@ -77,10 +86,6 @@ class Args(msgspec.Struct, gc=False, rename={
     out_dtype: Any = None
     kv_dtype: Any = None
     steps: Any = None
-    cuda_sync_kind: Loose = None
-    input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
-    wait_on_stream: Loose = None
-    wait_on_cuda_event_record_corr_id: Loose = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -95,6 +100,17 @@ class Event(msgspec.Struct, gc=False):
     dur: msgspec.Raw = msgspec.Raw(b"null")
     id: Any = None
     args: Args | Loose | list[Any] = None
+
+
+class OwnEvent(Event, gc=False):
+    """One event of ours."""
+
+    args: OwnArgs | Loose | list[Any] = None
+
+
+def _kind(reading: Reading) -> type[Event]:
+    """What events of the file are decoded as: fewer arguments where they are not ours, which is quicker."""
+    return OwnEvent if isinstance(reading.metadata.get("wattline"), dict) else Event
 
 
 WORK = {
@@ -121,7 +137,7 @@ def read_file(path: Path) -> FileRows:
     steps: list[Event] = []
     sorts: dict[str | None, list[Event] | None] = {None: None}
     with open_trace(path, reading) as stream:
-        for events in read_events(stream, reading, Event):
+        for events in read_events(stream, reading, _kind):
             arrows, counts = [], []
             for event in events:
                 if event.ph != "X":
@@ -147,7 +163,7 @@ def read_file(path: Path) -> FileRows:
             if counts:
                 _take_counts(counts, rows, reading)
     if steps and not rows.work:  # a served run without kernels: its steps are the GPUs' work
-        busy = [event for event in steps if type(event.args) is Args and event.args.steps]
+        busy = [event for event in steps if getattr(event.args, "steps", None)]
         _take_work(busy, "kernel", rows, reading)
     return FileRows(rows=rows, reading=reading)
 
@@ -235,7 +251,7 @@ def _take_products(events: list[Event], category: str, rows: Rows, reading: Read
     """Host operators that multiply two matrices whose shapes were recorded."""
     for event in events:
         first = PRODUCTS.get(event.name) if type(event.name) is str else None
-        if first is None or type(event.args) is not Args or (operator := _whole(event.args.external_id)) == NONE:
+        if first is None or not isinstance(event.args, Args) or (operator := _whole(event.args.external_id)) == NONE:
             continue  # without an id it would be that of all work without one
         try:
             (m, k), (_, n) = msgspec.json.decode(event.args.input_dims, type=list[list[int]])[first : first + 2]
@@ -252,7 +268,7 @@ def _take_arrows(events: list[Event], rows: Rows, reading: Reading) -> None:
 
 
 def _take_counts(events: list[Event], rows: Rows, reading: Reading) -> None:
-    value = np.array([_joules(a.value) for a in _args(events)])
+    value = np.array([_joules(getattr(a, "value", None)) for a in _args(events)])
     name = np.array([COUNTERS.index(str(e.name)) for e in events])
     time_ns = _ns([e.ts for e in events], reading)
     known = time_ns != MISSING
@@ -260,7 +276,7 @@ def _take_counts(events: list[Event], rows: Rows, reading: Reading) -> None:
 
 
 def _args(events: list[Event]) -> list[Args]:
-    return [event.args if type(event.args) is Args else NOTHING for event in events]
+    return [event.args if isinstance(event.args, Args) else NOTHING for event in events]
 
 
 def _collective(a: Args, rows: Rows) -> int:
@@ -280,7 +296,7 @@ def _collective(a: Args, rows: Rows) -> int:
 
 def _own_work(a: Args, rows: Rows) -> int:
     """What a kernel of ours states of itself, as an operator that no host has."""
-    stated = tuple((name, value) for name in STATED if isinstance(value := getattr(a, name), int | float | str))
+    stated = tuple((name, value) for name in STATED if isinstance(value := getattr(a, name, None), int | float | str))
     product = MatrixProduct(m=_whole(a.m), k=_whole(a.k), n=_whole(a.n))
     plain = a.family == "gemm" and a.count in (None, 1) and min(product.m, product.k, product.n) > 0
     return rows.own_work(stated, product if plain else None)
