@@ -83,7 +83,7 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         cluster=cluster,
         own=np.where(persistent, OWN_TILES, 0),
         talks=talks & (blocks > 0),
-        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks, COLLECTIVE_LEAD_NS, 0)),
+        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks & _beside_others(capture), COLLECTIVE_LEAD_NS, 0)),
         graph_lead_ns=graph_lead_ns,
         clearing_ns=clearing_ns,
         fetches=fetches,
@@ -92,6 +92,14 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         clusters=clusters,
         pause_ns=USUAL_PAUSE_NS,
     )
+
+
+def _beside_others(capture: Capture) -> NDArray[np.bool_]:
+    """Rows of ranks with more than one stream; on a lone one a collective begins like any other kernel."""
+    work = capture.work
+    lanes = np.unique(np.stack([work.rank, work.stream]), axis=1)[0]
+    ranks, streams = np.unique(lanes, return_counts=True)
+    return np.asarray(streams[np.searchsorted(ranks, work.rank)] > 1)
 
 
 def _behind_memset(capture: Capture, dag: Dag) -> NDArray[np.bool_]:
