@@ -47,18 +47,29 @@ def mean_w(parts: Sequence[Part]) -> list[float]:
 def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[Held]:
     """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
-    A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps) whose mean power is within the
-    slow limit while the next point's is not.
+    See :func:`held_clocks`.
     """
-    model = sequence[0].piece.model.gpu
 
     def at(clocks_hz: list[float]) -> list[float]:
         return mean_w(play(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz])))
 
+    scheduled = any(part.piece.serial is None for part in sequence)
+    found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, slow_top=scheduled)
+    return [Held(clock_hz, limits.fast_limit_w) for clock_hz in found]
+
+
+def held_clocks(
+    at: Callable[[list[float]], list[float]], limits: ClockLimits, model: GpuModel, gpus: int, *, slow_top: bool
+) -> list[float]:
+    """The clock of each GPU at which its mean power, ``at`` all clocks, meets the slow limit.
+
+    A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps) whose mean power is within the
+    slow limit while the next point's is not. ``slow_top``: the highest clock takes longest to work out.
+    """
     found = [model.max_clock_hz] * gpus
     searches = [_Search(limits.slow_limit_w, model) for _ in range(gpus)]
-    if math.isfinite(limits.slow_limit_w) and any(part.piece.serial is None for part in sequence):
-        _look(searches, at)  # the top, where the fast limiter acts too, takes longest to work out
+    if math.isfinite(limits.slow_limit_w) and slow_top:
+        _look(searches, at)  # at the top the fast limiter acts too
     if any(search.low for search in searches) or not searches[0].seen:
         for search, power in zip(searches, at(found), strict=True):
             search.high_w = power if search.high_w == math.inf else search.high_w
@@ -73,7 +84,7 @@ def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int)
             # Power goes with the cube of the clock at most.
             less = [math.ceil(excess * hz / 3.0 / CLOCK_GRID_HZ) for hz, excess in zip(found, over, strict=True)]
             found = [max(model.min_clock_hz, hz - n * CLOCK_GRID_HZ) for hz, n in zip(found, less, strict=True)]
-    return [Held(clock_hz, limits.fast_limit_w) for clock_hz in found]
+    return found
 
 
 def _look(searches: Sequence[_Search], at: Callable[[list[float]], list[float]]) -> None:

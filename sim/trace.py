@@ -245,6 +245,7 @@ def _metadata(run: Timeline) -> dict[str, Any]:
             "version": release(),
             "scenario": run.scenario.model_dump(mode="json", exclude_none=True),
             "gpu": run.machine.gpu.id,
+            **({"host_issue_s": run.machine.profile.launch.host_issue_s} if run.scenario.launch == "eager" else {}),
             **run.standing.as_json(),
             "latency_s": run.latency_s,
             "energy_j": run.energy_j,

@@ -14,8 +14,9 @@ from sim import cost, plan
 from sim.cli import main
 from sim.engine.time import WholeTime
 from sim.runner import simulate
-from sim.studies.replay import Outcome, Replayed, replay_trace
+from sim.studies.replay import Replayed, replay_trace
 from sim.studies.replay_changes import Changes, ReplayError
+from sim.studies.replay_setting import Outcome
 from sim.studies.replay_sms import Change, Grid, SmPool, course
 from sim.trace import write_timeline
 from tests.traces_kit import Event, kernel, launch, write

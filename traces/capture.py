@@ -41,6 +41,7 @@ class GpuWork(_Ends):
     ``Capture.collectives``. ``graph`` is the launching call where one call launched more than one row (a CUDA
     or HIP graph). ``family`` indexes ``names``: the class that a simulated trace states itself. ``matrix`` indexes
     ``Capture.matrices``: the product that the host's operator asked for.
+    ``stated`` indexes ``Capture.stated``: what a simulated kernel says of its work.
     ``energy_j`` is NaN where the trace has none.
     """
 
@@ -59,6 +60,7 @@ class GpuWork(_Ends):
     threads: Ints
     family: Ints
     matrix: Ints
+    stated: Ints
     energy_j: Floats
 
     @property
@@ -141,6 +143,9 @@ class CollectiveArgs:
     sequence: int = NONE
 
 
+Stated = tuple[tuple[str, int | float | str], ...]  # family and sizes of a simulated kernel, by name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProduct:
     """An ``m x k`` by ``k x n`` product, as the shapes of a host operator record it."""
@@ -148,6 +153,16 @@ class MatrixProduct:
     m: int
     k: int
     n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Samples:
+    """A counter of one rank's GPU as a simulated trace holds it: values that hold from their time on."""
+
+    name: str
+    rank: int
+    time_ns: Ints
+    value: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +177,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Capture:
-    """A whole captured run: all ranks on one clock."""
+    """A whole captured run: all ranks on one clock.
+
+    ``depends`` are rows of ``work``, before and after, that the trace itself joins, and ``samples`` the clock and
+    joules of each GPU: both are in simulated traces alone.
+    """
 
     names: Sequence[str]
     work: GpuWork
@@ -171,10 +190,13 @@ class Capture:
     annotations: Annotations
     collectives: Sequence[CollectiveArgs] = ()
     matrices: Sequence[MatrixProduct] = ()
+    stated: Sequence[Stated] = ()
     origin_ns: int = 0
     sources: Sequence[str] = ()
     metadata: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+    depends: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    samples: Sequence[Samples] = ()
 
     @property
     def ranks(self) -> list[int]:
@@ -189,4 +211,8 @@ class Capture:
     def keep(self, mask: Any) -> Capture:
         """The same capture with only those rows of ``work`` where ``mask`` holds."""
         kept = {column: getattr(self.work, column)[mask] for column in GpuWork.__slots__}
-        return replace(self, work=GpuWork(**kept))
+        place = np.full(len(self.work), NONE, dtype=np.int64)
+        rows = np.arange(len(self.work))[mask]
+        place[rows] = np.arange(len(rows))
+        depends = place[self.depends]
+        return replace(self, work=GpuWork(**kept), depends=depends[:, (depends != NONE).all(axis=0)])

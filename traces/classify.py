@@ -1,10 +1,11 @@
-"""What a kernel is, by its name: GEMM, attention, norm, elementwise, communication, memory, other."""
+"""What a kernel is, by its name: GEMM, attention, norm, elementwise, state space, communication, memory, other."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,38 +28,16 @@ class Rule:
     cls: str
 
 
-def _rule(cls: str, *patterns: str) -> Rule:
-    return Rule(pattern=re.compile("|".join(patterns), re.IGNORECASE), cls=cls)
+DATA = Path(__file__).parent / "data" / "kernels.toml"
 
 
-# Communication first: fused kernels (all-reduce + norm) wait for other ranks, whatever else they do.
-RULES: tuple[Rule, ...] = (
-    _rule(
-        COMMUNICATION,
-        r"nccl|rccl|nvshmem|rocshmem",  # libraries
-        r"deep_?ep\b|dpsk::ep|::(?:inter|intra)node(?:_ll)?::|low_latency::(?:dispatch|combine)",  # DeepEP
-        r"multimem|one_?shot_?all_?reduce|two_?shot_?all_?reduce|symm_?mem",  # PyTorch symmetric memory
-        r"cross_device_reduce|custom_?all_?reduce|quick_?reduce|vllm::\w*all_?reduce",  # vLLM, SGLang, aiter
-        r"all_?reduce_?fusion|allreduce|all_reduce|moe_?(?:all_?to_?all|a2a)",  # TensorRT-LLM, FlashInfer
-        r"all_?gather|reduce_?scatter|all_?to_?all|ring_exchange|barrier_all_blocks",
-    ),
-    _rule(
-        "attention",
-        r"flash|fmha|sdpa|attention|attn|mla_(?:fwd|decode)|paged_?kv|BatchPrefill|BatchDecode|merge_state",
-    ),
-    _rule("norm", r"(?:layer|rms|batch|group|instance)_?norm|_add_rms|GammaBeta|bn_(?:fw|bw)|norm_(?:fw|bw)d?"),
-    _rule(
-        "gemm",
-        r"gemm|gemv|nvjet|cutlass.*tensorop|Cijk_|xmma|matmul|mma_(?:kernel|f16|bf16)|splitk_?reduce|reduce_?splitk|wgmma",
-        r"scudnn|winograd|implicit_?con|dgrad|wgrad|fprop|conv(?:olution)?(?:2d|3d|_depthwise)|tensile|cublas",
-    ),
-    _rule(
-        "elementwise",
-        r"elementwise|silu|gelu|relu|act_and_mul|rotary|rope|softmax|dropout|copy|cast|fill|triton_|where",
-        r"multi_tensor_apply|index|gather|scatter|embedding|reduce_kernel|Cat(?:Array|Kernel)|transpose|arange",
-        r"topk|sort|cumsum|scan|store_kvcache|reshape_and_cache|pool|permute|quant|nchw|nhwc|offsets|triu|tril|reduction|scale",
-    ),
-)
+@cache
+def built_in() -> tuple[Rule, ...]:
+    """The rules of ``data/kernels.toml``, from the most specific to the least."""
+    return tuple(
+        Rule(pattern=re.compile("|".join(rule["match"]), re.IGNORECASE), cls=rule["class"])
+        for rule in parse_toml(DATA.read_text(encoding="utf-8"), DATA.name, TraceError)["rule"]
+    )
 
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
@@ -99,7 +78,7 @@ def class_of(name: str, rules: Sequence[Rule] = ()) -> str:
     >>> class_of("void dpsk::ep::internode::dispatch<false>(int)")
     'communication'
     """
-    for rule in (*rules, *RULES):
+    for rule in (*rules, *built_in()):
         if rule.pattern.search(name):
             return rule.cls
     return OTHER

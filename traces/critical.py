@@ -11,7 +11,7 @@ import numpy as np
 from traces.capture import NONE, Capture
 from traces.classify import Classes
 from traces.collectives import match_collectives
-from traces.edges import edges_of
+from traces.edges import edges_of, stream_order
 from traces.records import Ints
 
 ROWS_LIMIT = 2_000_000  # a few hundred bytes and microseconds a row
@@ -46,7 +46,8 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
 
     A piece of work weighs its duration, a collective the least duration over its ranks (it begins at the last
     arrival), a launch the time since the host's call before it, and a blocking call nothing beyond what it
-    waited for. Idle time that no edge explains is on no path, so the path is at most the span.
+    waited for. A launch holds up work only where the stream was empty when it came, and the path ends in work. Idle
+    time that no edge explains is on no path, so the path is at most the span.
     """
     if len(capture.work) > ROWS_LIMIT:
         why = f"{len(capture.work):,} rows: cut the trace below {ROWS_LIMIT:,} with --window or --rank"
@@ -63,7 +64,7 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
     nodes = len(work) + 2 * len(capture.calls)
     first_ns = np.zeros(nodes, dtype=np.int64)
     first_ns[: len(work)] = weight_ns
-    path = _longest(first_ns, before, after, cost_ns)
+    path = _longest(first_ns, before, after, cost_ns, ends=len(work))
     if path is None:
         return _no_path("its times contradict one another: some work waited for what came after it")
     by_class: Counter[str] = Counter()
@@ -90,8 +91,8 @@ def _no_path(why: str) -> CriticalPath:
     return CriticalPath(length_us=0.0, by_class={}, first=(), rows=np.empty(0, dtype=np.int64), skipped=why)
 
 
-def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints) -> list[tuple[int, int]] | None:
-    """Nodes of the longest path and what each adds to it; None where the edges go round in a circle.
+def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints, *, ends: int) -> list[tuple[int, int]] | None:
+    """Nodes of the longest path to one of the first ``ends`` and what each adds; None where edges go in a circle.
 
     A node that nothing comes before adds its ``first_ns``, others what the edge to them costs. In plain lists: a graph
     library takes ten times as long for the same pass.
@@ -116,7 +117,7 @@ def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints) -> list[t
                 ready.append(target)
     if len(ready) < len(left):
         return None
-    node = max(ready, key=length.__getitem__)
+    node = max(range(ends), key=length.__getitem__)
     path = []
     while node != NONE:
         earlier = came_from[node]
@@ -131,6 +132,11 @@ def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> tuple[Ints, I
     dependencies = edges_of(capture)
     before, after = dependencies.before, dependencies.after
     parts = [(before, after, weight_ns[after])]
+    # Where a kernel begins in the tail of the one before (programmatic dependent launch), its rest comes after that.
+    first, second = stream_order(capture)
+    tails = (work.start_ns[second] < work.end_ns[first]) & (work.end_ns[second] > work.end_ns[first])
+    rest_ns = np.minimum(work.end_ns[second] - work.end_ns[first], weight_ns[second])
+    parts.append((first[tails], second[tails], rest_ns[tails]))
     # The last to arrive starts a collective: what is before one member is before all.
     group: dict[int, list[int]] = {}
     for row in np.flatnonzero(collective != NONE).tolist():
@@ -168,10 +174,14 @@ def _host_edges(capture: Capture, weight_ns: Ints) -> list[tuple[Ints, Ints, Int
     earlier, later = order[:-1][same], order[1:][same]
     since = np.where(blocks[earlier], ends[earlier], calls.start_ns[earlier])
     blocking = np.flatnonzero(blocks)
+    first, second = stream_order(capture)
+    free_ns = np.full(len(work), np.iinfo(np.int64).min)
+    free_ns[second] = work.end_ns[first]
+    empty = launched[free_ns[launched] <= ends[work.launch[launched]]]  # the launch found its stream empty
     found = [
         (np.where(blocks[earlier], done, begun) + earlier, begun + later, np.maximum(calls.start_ns[later] - since, 0)),
         (begun + blocking, done + blocking, np.zeros(len(blocking), dtype=np.int64)),
-        (begun + work.launch[launched], launched, weight_ns[launched]),
+        (begun + work.launch[empty], empty, weight_ns[empty]),
     ]
     for rank in capture.ranks:
         rows = np.flatnonzero(work.rank == rank)

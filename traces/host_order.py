@@ -183,13 +183,16 @@ def _events(capture: Capture, rank: int) -> tuple[list[_Event], dict[int, tuple[
 def _inside_library(events: list[_Event], library: list[bool], records: bool) -> set[int]:
     """Places of the records and waits that NCCL makes around its launch: [wait] record wait LAUNCH record wait record.
 
-    Where the profiler did not see records, what is left of that is the wait after the launch.
+    Where the profiler did not see records, what is left of that is the wait after the launch, if most launches
+    have one. Else it is the program's: the last wait of a backward pass holds the optimizer back.
     """
     kinds = [event.kind for event in events]
     inside: set[int] = set()
+    followed = [kinds[place + 1 : place + 2] == ["wait"] for place, launches in enumerate(library) if launches]
+    own = 2 * sum(followed) > len(followed)
     for place in (place for place, launches in enumerate(library) if launches):
         if not records:
-            if kinds[place + 1 : place + 2] == ["wait"]:
+            if own and kinds[place + 1 : place + 2] == ["wait"]:
                 inside.add(place + 1)
         elif kinds[max(0, place - 2) : place] == ["record", "wait"] and kinds[place + 1 : place + 4] == [
             "record", "wait", "record"

@@ -1,6 +1,9 @@
-"""Waits across streams of work that no call of its own launched: nodes of a graph, work launched before the trace."""
+"""Waits across streams that no call tells: of nodes of a graph, of work launched before the trace, and of everything
+where the profiler recorded launches but no calls about events."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +12,7 @@ from traces.capture import NONE, Capture, Category
 from traces.records import Floats, Ints
 
 COINCIDENCE = 0.8  # the most that times alone can say
+EVENT_CALL = re.compile("EventRecord|StreamWaitEvent")
 HALF_SURE_NS = 4_000  # a stream wakes up 1 to 7 us after what it waited for
 
 
@@ -21,7 +25,7 @@ def unlaunched_waits(capture: Capture) -> tuple[Ints, Ints, Floats]:
     nobody else waits for one.
     """
     work, calls = capture.work, capture.calls
-    silent = (work.launch == NONE) | (work.graph != NONE)
+    silent = (work.launch == NONE) | (work.graph != NONE) | ~np.isin(work.rank, _telling(capture))
     launched = np.full(len(work), np.iinfo(np.int64).min)
     known = silent & (work.launch != NONE)
     launched[known] = calls.start_ns[work.launch[known]]
@@ -39,6 +43,13 @@ def unlaunched_waits(capture: Capture) -> tuple[Ints, Ints, Floats]:
     first, second = np.array(before, dtype=np.int64), np.array(after, dtype=np.int64)
     pause_ns = work.start_ns[second] - work.end_ns[first]
     return first, second, np.minimum(HALF_SURE_NS / (HALF_SURE_NS + pause_ns), COINCIDENCE)
+
+
+def _telling(capture: Capture) -> list[int]:
+    """Ranks whose trace holds calls that record or await events."""
+    about = np.array([EVENT_CALL.search(name) is not None for name in capture.names], dtype=bool)
+    ranks = np.unique(capture.calls.rank[about[capture.calls.name]]).tolist() if len(capture.calls) else []
+    return sorted({*ranks, *capture.waits.rank.tolist()})
 
 
 def _last_to_end(

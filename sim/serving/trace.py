@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from sim.serving.kernels import kernels_of
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
 from sim.standing import standing_served
-from sim.trace import FIRST_STREAM
+from sim.trace import FIRST_STREAM, release
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
 
@@ -56,7 +57,7 @@ def to_trace(run: ServeResult) -> Trace:
         SpanKind(
             name=f"{what} x {steps}" if steps > 1 else what,
             category="step",
-            args={"steps": steps, "decoding": decoding, "prompt_tokens": prompt_tokens},
+            args={"family": "step", "steps": steps, "decoding": decoding, "prompt_tokens": prompt_tokens},
             timed=True,
         )
         for what, steps, decoding, prompt_tokens in kinds
@@ -117,6 +118,9 @@ def to_trace(run: ServeResult) -> Trace:
             values = mine[column].to_numpy(dtype=float)
             if np.isfinite(values).all():
                 counters.append(Counter(pid=replica, name=name, time_ps=_ps(mine["start_s"].tolist()), value=values))
+        so_far_j = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.group().world
+        ends_ps = _ps(mine["end_s"].tolist())
+        counters.append(Counter(pid=replica, name="energy J per GPU", total=True, time_ps=ends_ps, value=so_far_j))
     processes = {
         replica: f"replica {replica} ({run.spec.group().world} x {run.machine.gpu.id})" for replica in replicas
     }
@@ -130,13 +134,22 @@ def to_trace(run: ServeResult) -> Trace:
             "schemaVersion": 1,
             "traceName": f"wattline serve {run.spec.model}",
             "served": {"energy_j": run.energy_j, "energy_j_by_part": run.energy_j_by_part},
-            "wattline": {
-                "scenario": run.spec.model_dump(mode="json", exclude_none=True),
-                "gpu": run.machine.gpu.id,
-                **standing_served(run.machine).as_json(),
-            },
+            "wattline": _about(run),
         },
     )
+
+
+def _about(run: ServeResult) -> dict[str, Any]:
+    """The server as readers need it: GPUs of a replica, whose joules its steps carry, and their policy."""
+    spec, issue_s = run.spec, run.machine.profile.launch.host_issue_s
+    policy = {"power_cap_w": spec.power_cap_w, "sm_clock_mhz": spec.sm_clock_mhz, "launch": spec.launch}
+    return {
+        "version": release(),
+        "gpu": run.machine.gpu.id,
+        **standing_served(run.machine).as_json(),
+        "world": spec.group().world,
+        "scenario": {name: value for name, value in policy.items() if value is not None},
+    } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})
 
 
 def _what(row: Stretch) -> str:

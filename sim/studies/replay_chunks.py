@@ -282,6 +282,7 @@ def split_load(load: Load, parts: Split, factor: Floats, units: Sequence[Unit]) 
         talks=load.talks[origin],
         lead_ns=lead(load.lead_ns),
         graph_lead_ns=lead(load.graph_lead_ns),
+        clearing_ns=np.where(fetches, load.clearing_ns[origin], 0),
         fetches=fetches,
         rank=load.rank[origin],
         rounds=rounds,

@@ -13,7 +13,8 @@ from scipy.optimize import brentq
 from hardware.laws.price import GEMM_CLUSTER
 from sim.cost import CLEARING_S, SIDE_STREAM_LEAD_S
 from sim.engine.grants import OWN_TILES
-from sim.studies.replay_price import Jobs, is_ours
+from sim.studies.replay_own import is_ours
+from sim.studies.replay_price import Jobs
 from sim.studies.replay_run import HostWait, Load, replay
 from traces.capture import NONE, Capture, Category
 from traces.classify import COMMUNICATION, Classes
@@ -27,6 +28,7 @@ from workloads.work import GemmWork
 # CUDA graph of 72 to 578 nodes begins 49 us after the call began (median of 20 under records/; 42 to 71, save two).
 AFTER_LAUNCH_NS, AFTER_CALL_NS, AFTER_GRAPH_NS, WAKE_UP_NS = 1_500, 10_000, 49_000, 8_000
 # Between kernels that queue: 0.8 to 1.5 us on V100, A100 and H100. Used where no blocking call tells.
+FEWEST_PAUSES = 8
 USUAL_PAUSE_NS, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 300, 4_000, 10
 # A collective asks for SMs later than the kernels that the same event released: by 1.5 us where SMs are free, but it
 # loses them to a GEMM that comes 3.1 us later behind a memset (kineto_llama3-70b_sp_chunks4_w2_rank0, 16 cases).
@@ -62,13 +64,15 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     blocks, tiles = rounds_of(capture, classes, sms)
     persistent, cluster = products_of(capture)
     fetches = persistent & _behind_memset(capture, dag)
-    clearing_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
+    cleared_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
+    clearing_ns = np.zeros(len(work), dtype=np.int64)
     if clusters and is_ours(capture):  # ours name no kernels of cuBLAS
         persistent = classes.is_class("gemm")
         cluster = np.where(persistent, GEMM_CLUSTER, cluster)
         fetches = persistent & (tiles > OWN_TILES * blocks)
+        cleared_ns = np.zeros(len(work), dtype=np.int64)
         clearing_ns = np.where(fetches, round(CLEARING_S * 1e9), 0)
-    graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), clearing_ns)
+    graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), cleared_ns)
     in_graph = ~known | (work.graph != NONE)
     return Load(
         dur_ns=work.dur_ns,
@@ -79,14 +83,23 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         cluster=cluster,
         own=np.where(persistent, OWN_TILES, 0),
         talks=talks & (blocks > 0),
-        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks, COLLECTIVE_LEAD_NS, 0)),
+        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks & _beside_others(capture), COLLECTIVE_LEAD_NS, 0)),
         graph_lead_ns=graph_lead_ns,
+        clearing_ns=clearing_ns,
         fetches=fetches,
         rank=work.rank,
         sms=sms,
         clusters=clusters,
         pause_ns=USUAL_PAUSE_NS,
     )
+
+
+def _beside_others(capture: Capture) -> NDArray[np.bool_]:
+    """Rows of ranks with more than one stream; on a lone one a collective begins like any other kernel."""
+    work = capture.work
+    lanes = np.unique(np.stack([work.rank, work.stream]), axis=1)[0]
+    ranks, streams = np.unique(lanes, return_counts=True)
+    return np.asarray(streams[np.searchsorted(ranks, work.rank)] > 1)
 
 
 def _behind_memset(capture: Capture, dag: Dag) -> NDArray[np.bool_]:
@@ -180,6 +193,35 @@ def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
         moved = load.early & (load.rank == rank)
         load = replace(load, issue_ns=np.where(moved, load.issue_ns - late_ns(load, [first]), load.issue_ns))
     return load
+
+
+def shown_pause_ns(capture: Capture, dag: Dag) -> int | None:
+    """The pause between kernels that queued, as the trace shows it (a median); None where it shows none.
+
+    Kernels that came together (a graph, or before the trace began) show it. Those that the host launched one by one
+    also wait for SMs and counters: their pauses are believed only where they are too short to hold any of that.
+    """
+    work, calls = capture.work, capture.calls
+    free = (work.category == Category.KERNEL) & (dag.collective == NONE)
+    free[dag.after] = False
+    known = work.launch != NONE
+    ready_ns = np.full(len(work), np.iinfo(np.int64).min)
+    ready_ns[known] = (calls.start_ns + calls.dur_ns)[work.launch[known]] + AFTER_CALL_NS
+    together, queued = [], []
+    for queue in dag.queues:
+        first, second = queue[:-1], queue[1:]
+        pause_ns = work.start_ns[second] - work.end_ns[first]
+        fits = free[second] & (pause_ns >= 0) & (pause_ns <= LONGEST_PAUSE_NS)
+        same = (work.graph[first] == work.graph[second]) & (known[first] == known[second])
+        same &= (work.graph[second] != NONE) | ~known[second]
+        together.append(pause_ns[fits & same])
+        queued.append(pause_ns[fits & known[second] & (ready_ns[second] <= work.end_ns[first])])
+    shown, hosted = np.concatenate(together), np.concatenate(queued)
+    if len(shown) >= FEWEST_PAUSES:
+        return round(float(np.median(shown)))
+    if len(hosted) >= FEWEST_PAUSES and np.median(hosted) < SHORTEST_PAUSE_NS:
+        return round(float(np.median(hosted)))
+    return None
 
 
 def with_lags(waits: list[HostWait], end_ns: Ints) -> list[HostWait]:

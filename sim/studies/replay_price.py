@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,20 @@ from hardware.nvml import CATALOG_IDS
 from hardware.power import OperatingPoint, steady_point
 from sim.cost import Pricer
 from sim.machine import Machine
-from traces.capture import NONE, Capture, CollectiveArgs
+from traces.capture import NONE, Capture, CollectiveArgs, Stated
 from traces.classify import COMMUNICATION, Classes
-from traces.intervals import length
 from traces.records import Floats, Ints
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    DType,
+    Elementwise,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    Work,
+)
 
 # Devices in traces that NVML spells otherwise, or that differ from a catalog entry in the size of memory alone.
 PROFILER_IDS = {
@@ -40,11 +50,6 @@ OPERATIONS = (
     ("broadcast", CollectiveOp.BROADCAST),
     ("", CollectiveOp.ALL_REDUCE),
 )
-
-
-def is_ours(capture: Capture) -> bool:
-    """Whether a simulated run wrote the trace."""
-    return any(isinstance(known.get("wattline"), dict) for known in capture.metadata.values())
 
 
 def gpu_id_of(capture: Capture) -> str | None:
@@ -74,26 +79,30 @@ class Jobs:
     by_shape: int
 
 
-def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine) -> Jobs:
-    """The job of each row on the GPU of the trace, ``target``."""
+def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, clock_hz: float) -> Jobs:
+    """The job of each row on the trace's GPU, ``target``, at ``clock_hz`` or what the fast limiter allows."""
     work = capture.work
     rows = [capture.matrices[one].m for one in work.matrix[work.matrix != NONE].tolist()]
-    stand_in = _StandIns(target, rows=round(float(np.median(rows))) if rows else None)
+    stand_in = _StandIns(target, clock_hz, rows=round(float(np.median(rows))) if rows else None)
     known: dict[Work, int] = {}
     by_key: dict[tuple[int, ...], int] = {}
     by_shape = 0
     job = np.full(len(work), NONE, dtype=np.int64)
     steps = np.rint(np.log2(np.maximum(dur_ns, 100)) * STEPS_PER_OCTAVE).astype(np.int64)
-    columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps)
+    columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps, work.stated)
+    stated = [work_of(one) for one in capture.stated]
     for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        name, cls, matrix, collective, blocks, step = key
+        name, cls, matrix, collective, blocks, step, own = key
         text, label = capture.names[name], classes.labels[cls]
         recorded = matrix != NONE and label == "gemm" and REDUCTION.search(text) is None
-        by_shape += recorded
+        exact = stated[own] if own != NONE else None
+        by_shape += recorded or exact is not None
         if key not in by_key:
-            if recorded:
+            if exact is not None:
+                found: Work | None = exact
+            elif recorded:
                 product = capture.matrices[matrix]
-                found: Work | None = GemmWork(m=product.m, n=product.n, k=product.k)
+                found = GemmWork(m=product.m, n=product.n, k=product.k)
             elif "HtoD" in text or "DtoH" in text:
                 found = None
             elif label == COMMUNICATION:
@@ -107,11 +116,34 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine) -
     return Jobs(works=tuple(known), job=job, by_shape=by_shape)
 
 
+def work_of(stated: Stated) -> Work | None:
+    """What a simulated kernel states of its work; None of a collective, and where this release has no such work.
+
+    >>> work_of((("family", "gemm"), ("m", 8), ("n", 16), ("k", 32), ("dtype", "fp16"))).dtype
+    <DType.FP16: 'fp16'>
+    """
+    said = dict(stated)
+    kinds: dict[object, type[GemmWork | GroupedGemmWork | AttentionWork | ElementwiseWork]] = {
+        "gemm": GroupedGemmWork if "experts" in said else GemmWork,
+        "attention": AttentionWork,
+        "elementwise": ElementwiseWork,
+    }
+    kind = kinds.get(said.get("family"))
+    if kind is None:
+        return None
+    given: dict[str, Any] = {field.name: said[field.name] for field in fields(kind) if field.name in said}
+    try:
+        given |= {name: DType(given[name]) for name in ("dtype", "out_dtype", "kv_dtype") if name in given}
+        return kind(**given | ({"op": Elementwise(given["op"])} if "op" in given else {}))
+    except (TypeError, ValueError):
+        return None
+
+
 class _StandIns:
     """Works of a class that take a given time on one GPU."""
 
-    def __init__(self, target: Machine, *, rows: int | None) -> None:
-        self.target, self.rows = target, rows
+    def __init__(self, target: Machine, clock_hz: float, *, rows: int | None) -> None:
+        self.target, self.clock_hz, self.rows = target, clock_hz, rows
         self.pricer = pricer_of(target)
         self.of = lru_cache(maxsize=None)(self._of)
 
@@ -152,13 +184,13 @@ class _StandIns:
         return self._sized(step, sized, least=256)
 
     def _sized(self, step: int, make: Callable[[int], Work], *, least: int, power: int = 1) -> Work:
-        """The size whose time at the GPU's fast limit is 2**(step / STEPS_PER_OCTAVE) nanoseconds (bisection)."""
+        """The size whose time at the trace's clock is 2**(step / STEPS_PER_OCTAVE) nanoseconds (bisection)."""
         wanted_s = 2.0 ** (step / STEPS_PER_OCTAVE) * 1e-9
         low, high = 0.0, math.log2(SIZE_LIMIT) / power
         while high - low > 0.02:
             middle = 0.5 * (low + high)
             made = make(max(least, round(2.0**middle)))
-            at = point_of(self.pricer.terms(made), self.target, self.target.model.max_clock_hz)
+            at = point_of(self.pricer.terms(made), self.target, self.clock_hz)
             low, high = (middle, high) if at.latency_s < wanted_s else (low, middle)
         return make(max(least, round(2.0**low)))
 
@@ -185,48 +217,46 @@ def point_of(terms: KernelTerms, target: Machine, clock_hz: float) -> OperatingP
 class Priced:
     """Each row's time by law (s; NaN without a job), watts beyond idle at its clock, waiting for others, and idle.
 
-    ``beside``: how many times as long it takes while products run beside it.
+    ``free_w``: of its GPU while nothing runs. ``beside``: how many times as long it takes while products run beside it.
     """
 
     time_s: Floats
     dynamic_w: Floats
     waiting_w: Floats
     idle_w: Floats
+    free_w: Floats
     beside: Floats
 
 
-def priced(jobs: Jobs, target: Machine, clock_hz: float) -> Priced:
-    """``jobs`` on ``target`` at ``clock_hz``, as settled limiters hold it, within the fast limiter's power."""
+def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
+    """``jobs`` on ``target``, each row at its ``clock_hz``, or as low as the fast limiter holds it."""
     pricer = pricer_of(target)
     highest_hz = target.model.max_clock_hz
-    table = np.full((len(jobs.works) + 1, 5), (math.nan, 0.0, 0.0, target.curve.idle_w(highest_hz), 1.0))
-    for number, work in enumerate(jobs.works):
-        terms = pricer.terms(work)
-        at = point_of(terms, target, clock_hz)
+    free_w = target.curve.idle_w(highest_hz)
+    clocks_hz, which = np.unique(np.broadcast_to(clock_hz, len(jobs.job)), return_inverse=True)
+    pairs, back = np.unique(np.stack([jobs.job, which.reshape(-1)]), axis=1, return_inverse=True)
+    table = np.full((pairs.shape[1], 5), (math.nan, 0.0, 0.0, free_w, 1.0))
+    terms_of = [pricer.terms(work) for work in jobs.works]
+    for number, (job, clock) in enumerate(pairs.T.tolist()):
+        if job == NONE:
+            continue
+        terms = terms_of[job]
+        at = point_of(terms, target, float(clocks_hz[clock]))
         idle_w = target.curve.idle_w(at.sm_clock_hz)
         table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w, terms.beside_slowdown
-    time_s, dynamic_w, waiting_w, idle_w, beside = table[jobs.job].T
-    return Priced(time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w, beside=beside)
+    time_s, dynamic_w, waiting_w, idle_w, beside = table[back.reshape(-1)].T
+    return Priced(
+        time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w,
+        free_w=np.full(len(jobs.job), free_w), beside=beside,
+    )  # fmt: skip
 
 
-def energy_j(
-    capture: Capture, prices: Priced, target: Machine, *, start_ns: Ints, end_ns: Ints, works_ns: Floats
-) -> tuple[Floats, float]:
-    """Joules of each row beyond idle, and of all GPUs with idle between first and last work of each rank.
-
-    A row that takes longer than ``works_ns`` waits for other ranks. Idle power is that at the clock of what runs; at
-    the highest clock where nothing does.
-    """
-    own_j = (prices.dynamic_w * works_ns + prices.waiting_w * (end_ns - start_ns - works_ns)) * 1e-9
-    whole_j = float(own_j.sum())
-    for rank in capture.ranks:
-        mine = capture.work.rank == rank
-        busy_ns = length(start_ns[mine], end_ns[mine])
-        span_ns = int(end_ns[mine].max() - start_ns[mine].min())
-        time_ns = (end_ns - start_ns)[mine]
-        busy_w = float((prices.idle_w[mine] * time_ns).sum() / max(1, time_ns.sum()))
-        whole_j += (busy_w * busy_ns + target.curve.idle_w(target.model.max_clock_hz) * (span_ns - busy_ns)) * 1e-9
-    return own_j, whole_j
+def unpriced(rows: int) -> Priced:
+    """Prices of a GPU without laws: no times, no watts, an idle power to be corrected."""
+    none, one = np.zeros(rows), np.ones(rows)
+    return Priced(
+        time_s=np.full(rows, math.nan), dynamic_w=none, waiting_w=none, idle_w=one, free_w=one, beside=one
+    )  # fmt: skip
 
 
 def with_ctas(jobs: Jobs, ctas: int) -> Jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.console import Console
@@ -10,12 +11,16 @@ from rich.table import Table
 from sim.studies.replay import Replayed
 from traces.summary import RankTimes
 
+# A miss of the unchanged replay that is worth saying: of the figure, and of the span so that nothing small counts.
+MISS, MISS_LEAST = 0.02, 0.005
+ABOVE_BOARD = 1.01  # settled limiters swing by less
 FIGURES = ("span_us", "computation_us", "communication_us", "overlap_us", "exposed_us", "idle_us")
 
 
 def as_document(result: Replayed) -> dict[str, Any]:
     """The fixed interface of ``--json``: microseconds; the figures at the top are those of the first rank read."""
     measured, unchanged, simulated = result.measured[0], result.unchanged.ranks[0], result.simulated.ranks[0]
+    limit_w = result.simulated.limit_w
     return {
         "sources": list(result.capture.sources),
         "measured_span_us": measured.span_us,
@@ -28,6 +33,11 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "pause_us": result.pause_ns / 1e3,
         "unchanged_energy_j": result.unchanged.energy_j,
         "simulated_energy_j": result.simulated.energy_j,
+        "unchanged_power_w": result.unchanged.power_w,
+        "simulated_power_w": result.simulated.power_w,
+        "board_power_w": limit_w if limit_w is not None and math.isfinite(limit_w) else None,
+        "energies_from": None if result.unchanged.energy_j is None else "trace" if result.recorded else "laws",
+        "notes": notes_of(result),
         "gpu": result.gpu,
         "status": result.status,
         "kernels_priced_by_shape": result.by_shape,
@@ -40,6 +50,40 @@ def as_document(result: Replayed) -> dict[str, Any]:
             for a, b, c in zip(result.measured, result.unchanged.ranks, result.simulated.ranks, strict=True)
         ],
     }  # fmt: skip
+
+
+def notes_of(result: Replayed) -> list[str]:
+    """What to know before the figures are used: a replay that misses its file, a mean that no board sustains."""
+    notes = []
+    if (miss := missed(result)) is not None:
+        notes.append(miss)
+    outcomes = {"replayed": result.unchanged, "changed": result.simulated}
+    for label, outcome in outcomes.items():
+        watts = max(outcome.power_w_per_rank, default=0.0)
+        if label == "changed" and outcome is result.unchanged:
+            continue
+        if outcome.limit_w is not None and watts > ABOVE_BOARD * outcome.limit_w:
+            why = "a short trace runs at the fast limiter's clock: --regime steady gives what the board sustains"
+            if result.recorded and label == "replayed":
+                why = "as the trace has it: a short run at the clocks of its limiters"
+            notes.append(f"{label}: {watts:.0f} W a GPU is more than its limit of {outcome.limit_w:.0f} W: {why}")
+    return notes
+
+
+def missed(result: Replayed) -> str | None:
+    """By how much the unchanged replay misses the file, where that is more than ``MISS``."""
+    found = []
+    for measured, again in zip(result.measured, result.unchanged.ranks, strict=True):
+        for figure in ("span_us", "overlap_us"):
+            was, now = getattr(measured, figure), getattr(again, figure)
+            off = (now - was) / was if was else math.inf
+            if abs(off) > MISS and abs(now - was) > MISS_LEAST * measured.span_us:
+                found.append((abs(now - was), f"{figure.removesuffix('_us')} of rank {measured.rank} by {off:+.1%}"))
+    if not found:
+        return None
+    return (
+        f"the unchanged replay misses the file's {max(found)[1]}: compare what-ifs with the replay, not with the file"
+    )
 
 
 def print_replay(result: Replayed, console: Console) -> None:
@@ -67,11 +111,13 @@ def print_replay(result: Replayed, console: Console) -> None:
         for label, outcome in outcomes.items() if outcome.energy_j is not None
     ]  # fmt: skip
     if known:
-        console.print(
-            f"energy of all GPUs: {', '.join(known)}; by the laws of {result.gpu} ({result.status}), "
-            f"{result.by_shape:,} kernels by recorded shape",
-            highlight=False,
-        )
+        laws = f"the laws of {result.gpu} ({result.status}), {result.by_shape:,} kernels by recorded shape"
+        source = "as the trace has it" if result.recorded else f"by {laws}"
+        if result.recorded and result.gpu is not None and result.simulated is not result.unchanged:
+            source += f", and as {laws} change it"
+        console.print(f"energy of the GPUs in the trace: {', '.join(known)}; {source}", highlight=False)
+    for note in notes_of(result):
+        console.print(note, markup=False, highlight=False)
     if result.chunked_collectives:
         console.print(f"collectives cut into parts: {result.chunked_collectives:,}", highlight=False)
     for row in result.capture.findings:

@@ -34,9 +34,10 @@ class Load:
     are free, for as many rounds as ``tiles`` need on them (0: it keeps nobody out); blocks start ``cluster`` at a time
     and have ``own`` tiles by their number; where ``fetches``, a memset clears the counter of further ones. ``talks``: a
     collective, which cannot start where nothing is free; on a GPU with ``clusters`` in clusters of its own. ``lead_ns``
-    passes after what it waited for, beyond ``pause_ns``; ``graph_lead_ns`` in a graph. ``rounds``, where given, are
-    those in which the durations were measured: in more of them, because a collective holds SMs, or fewer, a row takes
-    so much longer or shorter.
+    passes after what it waited for, beyond ``pause_ns``; ``graph_lead_ns`` in a graph. ``clearing_ns`` of its own time
+    pass before its blocks ask for SMs. Where it ``asks`` for none, each begins as its lead says.
+    ``rounds``, where given, are those in which the durations were measured: in more of them, because a collective holds
+    SMs, or fewer, a row takes so much longer or shorter.
     """
 
     dur_ns: Ints
@@ -49,11 +50,13 @@ class Load:
     talks: NDArray[np.bool_]
     lead_ns: Ints
     graph_lead_ns: Ints
+    clearing_ns: Ints
     fetches: NDArray[np.bool_]
     rank: Ints
     sms: int
     clusters: bool
     pause_ns: int
+    asks: bool = True
     rounds: Floats | None = None
 
 
@@ -106,7 +109,7 @@ class _Run:
         self.env = env = WholeTime()
         self.dag, self.load = dag, load
         self.dur_ns, self.issue_ns, self.lead_ns = load.dur_ns.tolist(), load.issue_ns.tolist(), load.lead_ns.tolist()
-        self.blocks, self.talks = load.blocks.tolist(), load.talks.tolist()
+        self.blocks, self.talks, self.clearing_ns = load.blocks.tolist(), load.talks.tolist(), load.clearing_ns.tolist()
         cluster = load.cluster.copy()
         if load.clusters:
             cluster[load.talks & (load.blocks % CLUSTER_BLOCKS == 0)] = CLUSTER_BLOCKS
@@ -182,7 +185,8 @@ class _Run:
             if begin_ns > env.now:
                 yield Timeout(env, begin_ns - env.now)
             if talks := self.talks[row]:
-                yield from pool.room_for(self.grids[row])
+                if self.load.asks:
+                    yield from pool.room_for(self.grids[row])
                 self._hold(row, pool, env.now + self.dur_ns[row])
             self.start_ns[row] = env.now
             if (number := self.collective[row]) != NONE:
@@ -198,7 +202,9 @@ class _Run:
                     meeting.together.succeed()
             dur_ns = self.dur_ns[row]
             if self.blocks[row] and not talks:
-                dur_ns = self._run_blocks(row, pool)
+                if clearing_ns := min(self.clearing_ns[row], dur_ns):
+                    yield Timeout(env, clearing_ns)
+                dur_ns = self._run_blocks(row, pool, int(dur_ns - clearing_ns))
             if dur_ns:
                 yield Timeout(env, dur_ns)
             pool.leave(row)
@@ -213,9 +219,9 @@ class _Run:
         openings = pool.openings(grid, first=pool.room(grid) or grid.blocks)
         pool.take(row, [*openings, (end_ns, -sum(sms for _, sms in openings))], clustered=False)
 
-    def _run_blocks(self, row: int, pool: SmPool) -> int:
-        """Nanoseconds of work whose blocks start on the SMs that are free, and hold them from now on."""
-        grid, dur_ns, usual = self.grids[row], int(self.dur_ns[row]), self.usual_rounds[row]
+    def _run_blocks(self, row: int, pool: SmPool, dur_ns: int) -> int:
+        """Nanoseconds of work of ``dur_ns`` whose blocks start on the SMs that are free, and hold them from now on."""
+        grid, usual = self.grids[row], self.usual_rounds[row]
         if not dur_ns or not (openings := pool.openings(grid)):
             return dur_ns
         self.rounds[row] = rounds = usual or pool.rounds(grid, openings, dur_ns)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.studies.replay import Outcome
+from sim.studies.replay_setting import Outcome
 from traces.classify import COMMUNICATION
 from traces.records import Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace

@@ -41,14 +41,17 @@ class Reading:
         self.mended[rule] = (seen + count, first)
 
 
-def read_events(stream: BinaryIO, reading: Reading, kind: type[Event]) -> Iterator[list[Event]]:
-    """Lists of events decoded as ``kind`` (a ``msgspec.Struct``); ``reading`` takes the metadata and the repairs.
+def read_events(stream: BinaryIO, reading: Reading, kind_of: Callable[[Reading], type[Event]]) -> Iterator[list[Event]]:
+    """Lists of events decoded as what ``kind_of`` says (a ``msgspec.Struct``) of the file's head.
+
+    ``reading`` takes the metadata and the repairs.
 
     Reads ``BLOCK_BYTES`` at a time. A block is cut at its last event boundary and decoded whole; only a block
     that does not decode is walked event by event, mended, or refused with file, line and remedy.
     """
-    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
     rest = _skip_head(stream, reading)
+    kind = kind_of(reading)
+    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
     while True:
         block = stream.read(BLOCK_BYTES)
         text = rest + block

@@ -14,6 +14,7 @@ import numpy as np
 
 from traces.capture import NONE, Category, CollectiveArgs, MatrixProduct
 from traces.read.events import Reading, read_events
+from traces.read.own import ARROW, COUNTERS
 from traces.read.rows import FileRows, Rows
 from traces.read.stream import open_trace
 from traces.read.values import TIME_LIMIT_NS, product, whole
@@ -64,6 +65,29 @@ class Args(msgspec.Struct, gc=False, rename={
     wait_on_cuda_event_record_corr_id: Loose = None
 
 
+class OwnArgs(Args, gc=False):
+    """Those of our own traces: sizes of kernels (``STATED``), values of counters, steps of a served run."""
+
+    value: Any = None  # of a counter
+    rows: Any = None
+    width: Any = None
+    bytes_moved: Any = None
+    batch: Any = None
+    q_len: Any = None
+    kv_len: Any = None
+    q_heads: Any = None
+    kv_heads: Any = None
+    head_dim: Any = None
+    v_head_dim: Any = None
+    causal: Any = None
+    latent: Any = None
+    experts: Any = None
+    distinct: Any = None
+    out_dtype: Any = None
+    kv_dtype: Any = None
+    steps: Any = None
+
+
 class Event(msgspec.Struct, gc=False):
     """One event; values may be of the wrong type, which is mended and counted, but not of a nested one."""
 
@@ -74,7 +98,19 @@ class Event(msgspec.Struct, gc=False):
     tid: Loose = None
     ts: msgspec.Raw = msgspec.Raw(b"null")  # as written: a float of epoch microseconds would lose nanoseconds
     dur: msgspec.Raw = msgspec.Raw(b"null")
+    id: Any = None
     args: Args | Loose | list[Any] = None
+
+
+class OwnEvent(Event, gc=False):
+    """One event of ours."""
+
+    args: OwnArgs | Loose | list[Any] = None
+
+
+def _kind(reading: Reading) -> type[Event]:
+    """What events of the file are decoded as: fewer arguments where they are not ours, which is quicker."""
+    return OwnEvent if isinstance(reading.metadata.get("wattline"), dict) else Event
 
 
 WORK = {
@@ -85,6 +121,11 @@ CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
 ANNOTATIONS = {"user_annotation": 0, "gpu_user_annotation": 1, "layer": 1, "phase": 1}
 PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}  # place of the first factor among the inputs
 NOTHING = Args()
+STATED = (
+    "family", "op", "m", "n", "k", "count", "dtype", "blocks", "rows", "width", "bytes_moved", "batch", "q_len",
+    "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim", "causal", "latent", "experts", "distinct",
+    "out_dtype", "kv_dtype",
+)  # fmt: skip
 
 
 def read_file(path: Path) -> FileRows:
@@ -93,11 +134,18 @@ def read_file(path: Path) -> FileRows:
     Raises :class:`TraceError` with file, line and remedy where it cannot be read.
     """
     reading, rows = Reading(path=path), Rows()
+    steps: list[Event] = []
     sorts: dict[str | None, list[Event] | None] = {None: None}
     with open_trace(path, reading) as stream:
-        for events in read_events(stream, reading, Event):
+        for events in read_events(stream, reading, _kind):
+            arrows, counts = [], []
             for event in events:
-                if event.ph == "X":
+                if event.ph != "X":
+                    if event.name == ARROW and event.cat == "flow":
+                        arrows.append(event)
+                    elif event.ph == "C" and event.name in COUNTERS:
+                        counts.append(event)
+                else:
                     cat = event.cat
                     if cat not in sorts:
                         sorts[cat] = [] if cat is not None and _table(cat.lower()) is not None else None
@@ -109,6 +157,14 @@ def read_file(path: Path) -> FileRows:
                     assert table is not None
                     table(found, cat.lower(), rows, reading)
                     found.clear()
+            steps += [event for event in events if event.cat == "step" and event.ph == "X"]
+            if arrows:
+                _take_arrows(arrows, rows, reading)
+            if counts:
+                _take_counts(counts, rows, reading)
+    if steps and not rows.work:  # a served run without kernels: its steps are the GPUs' work
+        busy = [event for event in steps if getattr(event.args, "steps", None)]
+        _take_work(busy, "kernel", rows, reading)
     return FileRows(rows=rows, reading=reading)
 
 
@@ -150,7 +206,7 @@ def _take_work(events: list[Event], category: str, rows: Rows, reading: Reading)
         _ints(blocks),
         np.array([_blocks(a.block) for a in args], dtype=np.int64),
         _names([a.family for a in args], rows) if any(a.family is not None for a in args) else np.full(len(args), NONE),
-        _ints([a.external_id if a.k is None else _own_product(a, rows) for a in args]),
+        _ints([a.external_id if a.family is None else _own_work(a, rows) for a in args]),
     ]
     ghost = (start == 0) & (dur == 0)
     if ghost.any():
@@ -193,7 +249,7 @@ def _take_products(events: list[Event], category: str, rows: Rows, reading: Read
     """Host operators that multiply two matrices whose shapes were recorded."""
     for event in events:
         first = PRODUCTS.get(event.name) if type(event.name) is str else None
-        if first is None or type(event.args) is not Args or (operator := whole(event.args.external_id)) == NONE:
+        if first is None or not isinstance(event.args, Args) or (operator := whole(event.args.external_id)) == NONE:
             continue  # without an id it would be that of all work without one
         try:
             (m, k), (_, n) = msgspec.json.decode(event.args.input_dims, type=list[list[int]])[first : first + 2]
@@ -202,8 +258,23 @@ def _take_products(events: list[Event], category: str, rows: Rows, reading: Read
         rows.products[operator] = MatrixProduct(m=m, k=k, n=n)
 
 
+def _take_arrows(events: list[Event], rows: Rows, reading: Reading) -> None:
+    half = np.array([int(e.ph == "f") for e in events])
+    columns = [_ints([e.id for e in events]), half, _ints([e.pid for e in events]), _ints([e.tid for e in events])]
+    time_ns = _ns([e.ts for e in events], reading)
+    rows.arrows.append(np.stack([*columns, time_ns])[:, time_ns != MISSING])
+
+
+def _take_counts(events: list[Event], rows: Rows, reading: Reading) -> None:
+    value = np.array([_joules(getattr(a, "value", None)) for a in _args(events)])
+    name = np.array([COUNTERS.index(str(e.name)) for e in events])
+    time_ns = _ns([e.ts for e in events], reading)
+    known = time_ns != MISSING
+    rows.counts.append((np.stack([name, _ints([e.pid for e in events]), time_ns])[:, known], value[known]))
+
+
 def _args(events: list[Event]) -> list[Args]:
-    return [event.args if type(event.args) is Args else NOTHING for event in events]
+    return [event.args if isinstance(event.args, Args) else NOTHING for event in events]
 
 
 def _collective(a: Args, rows: Rows) -> int:
@@ -221,12 +292,12 @@ def _collective(a: Args, rows: Rows) -> int:
     return rows.collectives.setdefault(args, len(rows.collectives))
 
 
-def _own_product(a: Args, rows: Rows) -> int:
-    """The product of a kernel of ours, which states its sizes itself, as an operator that no host has."""
-    asked = MatrixProduct(m=whole(a.m), k=whole(a.k), n=whole(a.n))
-    if a.family != "gemm" or a.count not in (None, 1) or min(asked.m, asked.k, asked.n) < 1:
-        return whole(a.external_id)
-    return rows.own_product(asked)
+def _own_work(a: Args, rows: Rows) -> int:
+    """What a kernel of ours states of itself, as an operator that no host has."""
+    stated = tuple((name, value) for name in STATED if isinstance(value := getattr(a, name, None), int | float | str))
+    product = MatrixProduct(m=whole(a.m), k=whole(a.k), n=whole(a.n))
+    plain = a.family == "gemm" and a.count in (None, 1) and min(product.m, product.k, product.n) > 0
+    return rows.own_work(stated, product if plain else None)
 
 
 def _names(texts: Sequence[Loose], rows: Rows) -> Ints:

@@ -11,10 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from traces.capture import NONE, Annotations, Capture, CollectiveArgs, Finding, GpuWork, HostCalls, MatrixProduct, Waits
+from traces.capture import (
+    NONE,
+    Annotations,
+    Capture,
+    CollectiveArgs,
+    Finding,
+    GpuWork,
+    HostCalls,
+    MatrixProduct,
+    Stated,
+    Waits,
+)
 from traces.errors import TraceError
+from traces.overruns import clipped
 from traces.read.kineto import read_file
 from traces.read.nsight import is_sqlite, read_nsight
+from traces.read.own import arrows_of, samples_of
 from traces.read.remedies import REMEDIES
 from traces.read.rows import FileRows, Rows, leave_out_far
 from traces.read.values import TIME_LIMIT_NS
@@ -56,8 +69,9 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     names: dict[str, int] = {}
     collectives: dict[CollectiveArgs, int] = {}
     matrices: dict[MatrixProduct, int] = {}
+    stated: dict[Stated, int] = {}
     tables = [
-        _tables(part, base, rank, names, collectives, matrices)
+        _tables(part, base, rank, names, collectives, matrices, stated)
         for part, base, rank in zip(parts, bases, ranks, strict=True)
     ]
     work, calls, waits, annotations = (
@@ -74,7 +88,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         work=GpuWork(
             rank=work[0], name=work[1], start_ns=work[2] - origin, dur_ns=work[3], category=work[4],
             correlation=work[5], stream=work[6], collective=work[7], moved_bytes=work[8], blocks=work[9],
-            threads=work[10], family=work[11], matrix=work[12], launch=launch, energy_j=energy_j,
+            threads=work[10], family=work[11], matrix=work[12], stated=work[13], launch=launch, energy_j=energy_j,
             graph=_graphs(launch, calls[1], list(names)),
         ),
         calls=HostCalls(
@@ -91,11 +105,15 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         ),
         collectives=list(collectives),
         matrices=list(matrices),
+        stated=list(stated),
         origin_ns=origin,
         sources=[str(path) for path in files],
         metadata={min(r.values(), default=0): part.reading.metadata for part, r in zip(parts, ranks, strict=True)},
         findings=_findings(parts, bases, work[5], launch, len(calls[0])),
+        depends=arrows_of(parts, bases, ranks, work[[0, 2, 6]]),
+        samples=samples_of(parts, bases, ranks, origin),
     )  # fmt: skip
+    capture = clipped(capture)
     return capture if window is None else cut(capture, window)
 
 
@@ -191,6 +209,7 @@ def _tables(
     names: dict[str, int],
     collectives: dict[CollectiveArgs, int],
     matrices: dict[MatrixProduct, int],
+    stated: dict[Stated, int],
 ) -> tuple[Ints, Ints, Ints, Ints, Any]:
     """The file's rows as columns, first rank, name, start, duration; names and collectives of all files."""
     rows: Rows = part.rows
@@ -210,6 +229,8 @@ def _tables(
     w = _columns(rows.work, 13)
     product = {operator: matrices.setdefault(one, len(matrices)) for operator, one in rows.products.items()}
     matrix = np.array([product.get(one, NONE) for one in w[12].tolist()] if product else np.full(len(w[12]), NONE))
+    works = {operator: stated.setdefault(one, len(stated)) for one, operator in rows.own_works.items()}
+    own = np.array([works.get(one, NONE) for one in w[12].tolist()] if works else np.full(len(w[12]), NONE))
     work = np.stack(
         [
             rank_of(w[2]),
@@ -225,6 +246,7 @@ def _tables(
             w[10],
             name[w[11]],
             matrix,
+            own,
         ]
     )
     c = _columns(rows.calls, 5)

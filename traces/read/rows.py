@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from traces.capture import CollectiveArgs, MatrixProduct
+from traces.capture import CollectiveArgs, MatrixProduct, Stated
 from traces.read.events import Reading
 from traces.records import Floats, Ints
 
@@ -20,14 +20,18 @@ class Rows:
     ``work``: name, category, device, stream, start, duration, correlation, collective, moved bytes, blocks,
     threads, family, host operator. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device,
     stream, source stream, record's correlation, correlation, start, duration. ``annotations``: name, process, lane,
-    on GPU, start, duration. ``products``: what host operators multiply, by operator; ``own_products``: operators
-    (-2, -3, ...) of products that simulated kernels state themselves.
+    on GPU, start, duration. ``products``: what host operators multiply, by operator; ``own_works``: operators
+    (-2, -3, ...) that stand for what simulated kernels state themselves. ``arrows`` of simulated traces: number, half
+    (0: leaves, 1: arrives), device, stream, time. ``counts``, with their values: counter (of
+    :data:`traces.read.own.COUNTERS`), device, time.
     """
 
     names: dict[str, int] = field(default_factory=dict)
     collectives: dict[CollectiveArgs, int] = field(default_factory=dict)
     products: dict[int, MatrixProduct] = field(default_factory=dict)
-    own_products: dict[MatrixProduct, int] = field(default_factory=dict)
+    own_works: dict[Stated, int] = field(default_factory=dict)
+    arrows: list[Ints] = field(default_factory=list)
+    counts: list[tuple[Ints, Floats]] = field(default_factory=list)
     work: list[Ints] = field(default_factory=list)
     energy_j: list[Floats] = field(default_factory=list)
     calls: list[Ints] = field(default_factory=list)
@@ -38,10 +42,11 @@ class Rows:
         """Index of a name."""
         return self.names.setdefault(str(text), len(self.names))
 
-    def own_product(self, product: MatrixProduct) -> int:
-        """The operator that stands for ``product``."""
-        operator = self.own_products.setdefault(product, -2 - len(self.own_products))
-        self.products[operator] = product
+    def own_work(self, stated: Stated, product: MatrixProduct | None) -> int:
+        """The operator that stands for ``stated``, and multiplies ``product``."""
+        operator = self.own_works.setdefault(stated, -2 - len(self.own_works))
+        if product is not None:
+            self.products[operator] = product
         return operator
 
 

@@ -1,0 +1,221 @@
+"""What a real trace's own times say: which waits there were, which ranks met, which durations lie, what is critical."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.studies.replay import Replayed, replay_trace
+from tests.traces_kit import Event, kernel, launch, write
+from traces.capture import Capture
+from traces.classify import classify
+from traces.collectives import match_collectives, waiting_ns
+from traces.critical import critical_path
+from traces.read.load import read_trace
+
+H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]
+SMALL = {"grid": [64, 1, 1], "block": [128, 1, 1]}
+
+
+def _call(name: str, ts: float, number: int, *, dur: float = 3, thread: int = 1) -> Event:
+    event = {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 99, "tid": thread, "ts": ts, "dur": dur}
+    return event | {"args": {"correlation": number}}
+
+
+def _ran(
+    name: str, ts: float, dur: float, number: int, *, stream: int = 7, host_us: float | None = None
+) -> list[Event]:
+    """A kernel and its launch, ten microseconds a call."""
+    at = 10.0 * number if host_us is None else host_us
+    return [launch(at, number), kernel(name, ts, dur, stream=stream, correlation=number, **SMALL)]
+
+
+def _miss(result: Replayed) -> float:
+    return result.unchanged.ranks[0].span_us / result.measured[0].span_us - 1.0
+
+
+def _edges(result: Replayed) -> set[tuple[str, str]]:
+    names, work = result.capture.names, result.capture.work
+    pairs = zip(result.dag.before.tolist(), result.dag.after.tolist(), strict=True)
+    return {(names[work.name[a]], names[work.name[b]]) for a, b in pairs}
+
+
+def test_a_wait_that_the_times_refute_is_none(tmp_path: Path) -> None:
+    """The wait is launched after ten products, yet the dispatch ran beside them: 5,112 us, not 9,113."""
+    events = _ran("gemm_a", 1000, 100, 1)
+    for number in range(10):
+        events += _ran(f"gemm_{number}", 1101.2 + 501.2 * number, 500, 2 + number)
+    events += [_call("cudaStreamWaitEvent", 120, 12)]
+    events += _ran("void deep_ep::internode::dispatch<false>", 1101.4, 4000, 13, stream=27)
+    result = replay_trace([write(tmp_path / "t.json", events, deviceProperties=H100)])
+    assert result.dag.counts["refuted"]["count"] == 1
+    assert _edges(result) == {("gemm_a", "void deep_ep::internode::dispatch<false>")}  # what had just ended as it began
+    assert abs(_miss(result)) < 0.005
+    assert result.unchanged.ranks[0].overlap_us == pytest.approx(result.measured[0].overlap_us, rel=0.01)
+
+
+def test_a_refuted_wait_with_nothing_in_its_place_is_dropped(tmp_path: Path) -> None:
+    events = [*_ran("gemm", 1000, 4000, 1), _call("cudaStreamWaitEvent", 15, 2)]
+    events += _ran("ncclDevKernel_AllReduce", 2000, 100, 3, stream=27)
+    result = replay_trace([write(tmp_path / "t.json", events, deviceProperties=H100)])
+    assert (result.dag.counts["refuted"]["count"], len(result.dag.before)) == (1, 0)
+
+
+def _backward(path: Path, *, own: bool) -> Replayed:
+    """A backward pass with two buckets, no record of events; ``own``: NCCL's own wait behind each launch."""
+    wait = "hipStreamWaitEvent"
+    events = _ran("backward_a", 1000, 1000, 1)
+    events += [_call(wait, 20, 2), *_ran("ncclDevKernel_Generic_1", 2001.2, 3000, 3, stream=4)]
+    events += [_call(wait, 34, 20)] if own else []
+    events += _ran("backward_b", 2001.2, 1000, 4)
+    events += [_call(wait, 50, 5), *_ran("ncclDevKernel_Generic_2", 5002.4, 3000, 6, stream=4)]
+    events += [_call(wait, 64, 21)] if own else []
+    events += [_call(wait, 70, 7), *_ran("copy_a", 5002.6, 10, 8), _call(wait, 90, 9)]
+    events += _ran("multi_tensor_apply_kernel", 8003.6, 500, 10)
+    return replay_trace([write(path / "t.json", events)])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_last_wait_of_a_backward_holds_the_optimizer_back(tmp_path: Path, own: bool) -> None:
+    result = _backward(tmp_path, own=own)
+    assert ("ncclDevKernel_Generic_2", "multi_tensor_apply_kernel") in _edges(result)
+    assert ("ncclDevKernel_Generic_1", "copy_a") in _edges(result)
+    assert abs(_miss(result)) < 0.01
+
+
+def test_where_no_call_about_events_was_recorded_times_tell_the_waits(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for number in range(4):
+        events += _ran("gemm", 1000 + 501.2 * number, 500, 1 + number)
+    events += _ran("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", 3004.8, 3000, 5, stream=84)
+    events += _ran("gemm_after", 6006.0, 3000, 6)
+    result = replay_trace([write(tmp_path / "t.json", events, deviceProperties=H100)])
+    nccl = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"
+    assert _edges(result) == {("gemm", nccl), (nccl, "gemm_after")}
+    assert abs(_miss(result)) < 0.001
+    assert result.unchanged.power_w is not None and result.unchanged.power_w < 1010.0
+
+
+def test_kernels_that_overlap_stay_within_the_fast_limit(tmp_path: Path) -> None:
+    """Two products at a time would draw 1.8 kW by their own laws."""
+    events = _ran("gemm", 1000, 3000, 1) + _ran("gemm", 1000, 3000, 2, stream=9)
+    result = replay_trace([write(tmp_path / "t.json", events, deviceProperties=H100)])
+    alone = replay_trace([write(tmp_path / "one.json", _ran("gemm", 1000, 3000, 1), deviceProperties=H100)])
+    assert result.unchanged.ranks[0].span_us < 3100.0
+    assert alone.unchanged.power_w is not None and alone.unchanged.power_w > 800.0
+    assert result.unchanged.power_w == pytest.approx(alone.unchanged.power_w, rel=0.1)
+    assert result.unchanged.power_w <= 1020.0
+
+
+@pytest.mark.parametrize("pause_us", [0.0, 0.5, 2.5])
+def test_the_pause_between_kernels_of_a_graph_is_the_files(tmp_path: Path, pause_us: float) -> None:
+    events: list[Event] = [launch(0, 1, name="hipGraphLaunch", dur=20)]
+    events += [kernel("Cijk_Alik_Bljk_BBS", 30 + (20 + pause_us) * i, 20, correlation=1) for i in range(100)]
+    result = replay_trace([write(tmp_path / "t.json", events)])
+    assert result.pause_ns == round(1e3 * pause_us)
+    assert abs(_miss(result)) < 1e-3
+
+
+def _rank(path: Path, rank: int, at: float, groups: list[list[int]] | None, **args: object) -> Path:
+    """A product and an all-reduce; ``groups`` as ``pg_config`` gives them."""
+    reduce = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(...)"
+    events = [
+        launch(at + 10, 1), kernel("nvjet_tst_128x256_64x4_2x1_v_bz_TNT", at + 20, 100, correlation=1),
+        launch(at + 13, 2), kernel(reduce, at + 121, 30, correlation=2),
+    ]  # fmt: skip
+    events[-1]["args"] |= args
+    info: dict[str, object] = {"backend": "nccl", "rank": rank, "world_size": 4}
+    if groups is not None:
+        info["pg_config"] = [{"pg_name": str(n), "ranks": g, "pg_size": len(g)} for n, g in enumerate(groups)]
+    return write(path / f"rank{rank}.json", events, distributedInfo=info, baseTimeNanoseconds=1_700_000_000_000_000_000)
+
+
+def _waited_us(capture: Capture) -> list[float]:
+    collective = match_collectives(capture, classify(capture))
+    return [float(one) / 1e3 for one in waiting_ns(capture, collective) if one]
+
+
+@pytest.mark.parametrize("told", ["pg_config", "world and group", "nothing"])
+def test_two_replicas_of_two_ranks_are_two_groups(tmp_path: Path, told: str) -> None:
+    """Five milliseconds apart: their kernels do not meet, so nobody waited."""
+    for rank in range(4):
+        own = [0, 1] if rank < 2 else [2, 3]
+        groups = {"pg_config": [own], "world and group": [[0, 1, 2, 3], own], "nothing": None}[told]
+        _rank(tmp_path, rank, 5000.0 * (rank // 2), groups)
+    capture = read_trace(tmp_path)
+    number = match_collectives(capture, classify(capture))
+    assert sorted(set(number[number >= 0].tolist())) == [0, 1]
+    assert _waited_us(capture) == []
+    result = replay_trace([tmp_path])
+    assert [rank.span_us for rank in result.measured] == [131.0] * 4
+    assert all(rank.span_us == pytest.approx(131.0, rel=0.03) for rank in result.unchanged.ranks)
+
+
+def test_replicas_at_the_same_time_are_told_apart_by_their_groups(tmp_path: Path) -> None:
+    for rank in range(4):
+        _rank(tmp_path, rank, 10.0 * (rank // 2), [[0, 1] if rank < 2 else [2, 3]])
+    assert _waited_us(read_trace(tmp_path)) == []
+
+
+def test_a_stated_group_of_files_with_clocks_of_their_own_stays_one(tmp_path: Path) -> None:
+    said = {
+        "Collective name": "allreduce",
+        "Process Group Name": "tp",
+        "Process Group Ranks": "[0, 1]",
+        "Group size": 2,
+    }
+    for rank in range(2):
+        _rank(tmp_path, rank, 9e5 * rank, None, **said)
+    capture = read_trace(tmp_path)
+    assert match_collectives(capture, classify(capture)).max() == 0
+
+
+def test_a_duration_that_runs_over_its_successors_is_cut_and_said(tmp_path: Path) -> None:
+    events = [
+        launch(0, 1), launch(3, 2), launch(6, 3),
+        kernel("void fmha_bwd_kernel", 100, 1000, correlation=1),
+        kernel("nvjet_a", 200, 90, correlation=2), kernel("nvjet_b", 300, 90, correlation=3),
+    ]  # fmt: skip
+    capture = read_trace(write(tmp_path / "t.json", events))
+    assert capture.work.dur_ns.tolist() == [100_000, 90_000, 90_000]
+    (finding,) = [one for one in capture.findings if one.rule == "overrun"]
+    assert finding.first == "'void fmha_bwd_kernel' on stream 7 of rank 0"
+    assert replay_trace([tmp_path / "t.json"]).unchanged.ranks[0].span_us == pytest.approx(290.0, rel=0.03)
+
+
+def test_programmatic_launch_and_branches_of_a_graph_may_overlap(tmp_path: Path) -> None:
+    tail = [launch(0, 1), launch(3, 2), kernel("a", 100, 50, correlation=1), kernel("b", 147, 50, correlation=2)]
+    branches = [
+        launch(300, 3, name="hipGraphLaunch"),
+        kernel("c", 400, 50, correlation=3),
+        kernel("d", 420, 50, correlation=3),
+    ]
+    capture = read_trace(write(tmp_path / "t.json", tail + branches))
+    assert capture.work.dur_ns.tolist() == [50_000] * 4
+    assert not [one for one in capture.findings if one.rule == "overrun"]
+
+
+def test_launches_are_critical_only_where_the_stream_was_empty(tmp_path: Path) -> None:
+    """200 products, one launched as another ends its run, the first after 100 us: the GPU never waited for the host."""
+    events: list[Event] = []
+    for number in range(200):
+        events += _ran("nvjet_a", 200 + 21.2 * number, 20, 1 + number, host_us=100 + 21.2 * number)
+    capture = read_trace(write(tmp_path / "t.json", events))
+    assert critical_path(capture, classify(capture)).by_class == {"gemm": 4000.0}
+
+
+def test_a_host_that_is_late_is_critical(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for number in range(10):
+        events += _ran("nvjet_a", 105 + 50 * number, 20, 1 + number, host_us=100 + 50 * number)
+    capture = read_trace(write(tmp_path / "t.json", events))
+    assert critical_path(capture, classify(capture)).by_class == {"host": 450.0, "gemm": 20.0}
+
+
+def test_a_kernel_in_the_tail_of_another_keeps_the_path_whole(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for number in range(10):
+        events += _ran("nvjet_a", 200 + 18 * number, 20, 1 + number, host_us=10.0 * number)
+    capture = read_trace(write(tmp_path / "t.json", events))
+    assert critical_path(capture, classify(capture)).by_class == {"gemm": 182.0}
