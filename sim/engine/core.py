@@ -80,7 +80,7 @@ class Core:
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
         gpu, flow = entry.gpu, entry.flow
-        now_ps = gpu.pool.rounds.env.now
+        now_ps = entry.env.now
         if gpu.integrated_ps != now_ps:
             self._integrate(gpu, now_ps)
         entry.start_ps = now_ps

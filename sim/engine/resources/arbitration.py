@@ -5,6 +5,9 @@ because its process happened to be created first. A resource here answers SimPy'
 an arbitration: one event at the present instant with a lower priority (:data:`ARBITRATE`) than requests, releases and
 governors have. When it surfaces, SimPy's own loop offers every waiting request to ``_do_put``, in the order of the
 queue. Releases (``_do_get``) are taken in at once: nobody can tell their order.
+
+Events that nobody waits for (most releases) fire without a place in SimPy's schedule; a process that yields one later
+goes on at once, as with any event of SimPy's that has been processed.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 
 from simpy.core import Environment
 from simpy.events import NORMAL, Event, EventPriority
-from simpy.resources.base import BaseResource
+from simpy.resources.base import BaseResource, Get, Put
 
 # SimPy orders events of one instant by priority: completions, requests and releases at NORMAL, then governors, then
 # arbitration (whose grants are NORMAL again), then the settling of rates and power.
@@ -33,6 +36,37 @@ class Moment(Event):
         self._ok = True
         self._value = None
         env.schedule(self, priority, delay)
+
+
+class Ask(Put["Arbitrated"]):
+    """A request: what simpy.resources.base.Put does, but that its grant need not look after releases: none waits."""
+
+    def __init__(self, resource: Arbitrated) -> None:
+        self.env = env = resource._env
+        self.callbacks = []
+        self.resource = resource
+        self.proc = env._active_proc
+        resource.put_queue.append(self)
+        resource._trigger_put(None)
+
+
+class Give(Get["Arbitrated"]):
+    """A release: taken in at once, so that it never stands in the queue."""
+
+    def __init__(self, resource: Arbitrated) -> None:
+        self.env = env = resource._env
+        self.callbacks = []
+        self.resource = resource
+        self.proc = env._active_proc
+        resource._do_get(self)
+
+
+def fire(event: Event) -> None:
+    """Let ``event`` succeed: by SimPy's schedule if somebody waits for it."""
+    if event.callbacks:
+        event.succeed()
+    else:
+        event._ok, event._value, event.callbacks = True, None, None  # type: ignore[assignment]
 
 
 class Rounds:
@@ -73,7 +107,10 @@ class Arbitrated(BaseResource[Any, Any]):
 
     def arbitrate(self) -> None:
         """Offer the waiting requests to ``_do_put`` in turn, until it refuses one."""
-        super()._trigger_put(None)
+        offer(self, None)
+
+
+offer = BaseResource._trigger_put  # SimPy's loop over the waiting requests
 
 
 def _by_place(resource: Arbitrated) -> int:

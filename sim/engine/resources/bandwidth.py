@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 from simpy.core import Environment
 from simpy.events import NORMAL
-from simpy.resources.base import Get, Put
 
-from sim.engine.resources.arbitration import Arbitrated, Moment, Rounds
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire, offer
 
 # A transfer of which no more than this share is left has ended: what rounding leaves of a float.
 DONE = 1e-9
@@ -36,7 +35,7 @@ class Shares(Protocol):
         """Bytes per unit of time of each."""
 
 
-class Transfer(Put["Bandwidth"]):
+class Transfer(Ask):
     """Bytes on their way: fires when all have moved."""
 
     def __init__(self, resource: Bandwidth, size: float, demand: float, weight: float, few: bool) -> None:
@@ -53,7 +52,7 @@ class Transfer(Put["Bandwidth"]):
         return self.left <= DONE * self.size
 
 
-class Carried(Put["Bandwidth"]):
+class Carried(Ask):
     """Bytes of a kernel of the engine, which move as the kernel goes on."""
 
     ended = False
@@ -65,10 +64,11 @@ class Carried(Put["Bandwidth"]):
     def end(self) -> None:
         """The kernel has ended."""
         self.ended = True
-        self.resource.move_on()
+        self.resource._do_put(self)
+        self.resource.put_queue.remove(self)
 
 
-class Stop(Get["Bandwidth"]):
+class Stop(Give):
     """A transfer is given up."""
 
     def __init__(self, resource: Bandwidth, transfer: Transfer) -> None:
@@ -95,7 +95,7 @@ class Bandwidth(Arbitrated):
     def _do_put(self, event: Transfer | Carried) -> bool:
         """Let a transfer move on, and fire it when all its bytes have moved."""
         if event.moved(self._env.now):
-            event.succeed()
+            fire(event)
         return True
 
     def _do_get(self, event: Stop) -> bool:
@@ -103,20 +103,17 @@ class Bandwidth(Arbitrated):
         event.transfer.moved(self._env.now)
         if event.transfer in self.put_queue:
             self.put_queue.remove(event.transfer)
-        event.succeed()
+        fire(event)
+        self._trigger_put(event)
         return True
 
     def _trigger_put(self, get_event: Any) -> None:
         if not self.paced:
             super()._trigger_put(get_event)
 
-    def move_on(self) -> None:
-        """Offer all transfers to ``_do_put``."""
-        super().arbitrate()
-
     def arbitrate(self) -> None:
         """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""
-        self.move_on()
+        offer(self, None)
         moving = self.put_queue
         if moving:
             weights = [one.weight for one in moving]

@@ -30,19 +30,14 @@ import math
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from simpy.core import Environment
 from simpy.events import NORMAL
-from simpy.resources.base import Get, Put
 
 from sim.engine.grants import room
-from sim.engine.resources.arbitration import Arbitrated, Moment, Rounds
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire, offer
 from sim.engine.resources.tiles import Progress, Split, last_round, share_out, split_of
-
-if TYPE_CHECKING:
-    from simpy.resources.base import BaseResource
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
@@ -62,7 +57,7 @@ class Grid:
     collective: bool = False
 
 
-class Blocks(Put["BaseResource[Any, Any]"]):
+class Blocks(Ask):
     """A kernel's request for SMs: fires when its first blocks start.
 
     ``held`` SMs are out of the pool, ``sms`` set the pace: more than are held once the tail has let some go. The other
@@ -82,7 +77,7 @@ class Blocks(Put["BaseResource[Any, Any]"]):
     fill = 1.0  # tiles of a round it goes through over the mean of the whole kernel's rounds
     tail_due: int | float = -1  # when SMs go back early
 
-    def __init__(self, pool: BaseResource[Any, Any], grid: Grid, key: tuple[float, ...], wanted: float) -> None:
+    def __init__(self, pool: Arbitrated, grid: Grid, key: tuple[float, ...], wanted: float) -> None:
         self.grid = grid
         self.key = key
         self.wanted = wanted
@@ -97,10 +92,10 @@ class Blocks(Put["BaseResource[Any, Any]"]):
         return type(self)(self.resource, self.grid, self.key, wanted)
 
 
-class Return(Get["BaseResource[Any, Any]"]):
+class Return(Give):
     """What ``blocks`` held goes back when their kernel has ended; ``keep`` SMs stay where it only lets some go."""
 
-    def __init__(self, pool: BaseResource[Any, Any], blocks: Blocks, keep: float | None = None) -> None:
+    def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
         self.blocks = blocks
         self.keep = keep
         super().__init__(pool)
@@ -174,7 +169,8 @@ class SmPool(Arbitrated):
         else:
             self.free += blocks.held - event.keep
             blocks.held = event.keep
-        event.succeed()
+        fire(event)
+        self._trigger_put(event)
         return True
 
     # -- arbitration ------------------------------------------------------------------------------------------
@@ -190,7 +186,7 @@ class SmPool(Arbitrated):
             # Further clusters of a collective that has begun go before the waiting.
             if self.scattered or len(self.put_queue) > 1 or self.put_queue[0].wanted > self.free:
                 grew = self._grow([one for one in self.users if one.grid.collective])
-            super().arbitrate()
+            offer(self, None)
             if self._late:
                 self._queue_late()
         if self.free > 0.0:
