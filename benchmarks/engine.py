@@ -4,7 +4,7 @@ Every case runs in a fresh process, so memory is its own and no memo is warm. *R
 graph of all ranks and layers under the settled power target, the best of ``--repeat``; *whole* is ``simulate`` in full
 detail with building, lowering and the search for that target (on folded layers, which agree with full detail), or
 both repetitions where the limiters act in time. All are CPU seconds. GPUs of one stream each are summed under fixed
-targets (sim/engine/serial.py); chunked overlap, and limiters in time, are events of the engine. Memory is the largest
+targets (sim/shortcuts/serial.py); chunked overlap, and limiters in time, are events of the engine. Memory is the largest
 resident set of the process, interpreter and libraries (about the first row) included.
 """
 
@@ -38,7 +38,7 @@ def measure(fields: dict[str, Any], repeat: int) -> dict[str, float]:
     """One case, in this process."""
     import workloads
     from sim import Scenario, simulate
-    from sim.engine.replay import play
+    from sim.shortcuts.pieces import play
     from sim.machine import machine_of
     from sim.runner import plan_of
 

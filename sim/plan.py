@@ -1,7 +1,7 @@
 """A scenario's work laid out for one machine, whatever its power policy: shared by all scenarios that differ in it.
 
-The plan proves which ranks are equal (:mod:`sim.fold`) and cuts the programs into repeating pieces
-(:mod:`sim.engine.replay`); what it cannot prove it says in a :class:`FoldError`.
+The plan proves which ranks are equal (:mod:`sim.shortcuts.fold`) and cuts the programs into repeating pieces
+(:mod:`sim.shortcuts.pieces`); what it cannot prove it says in a :class:`FoldError`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.cost import Pricer, drawn
-from sim.cut import Step, cut
+from sim.shortcuts.cut import Step, cut
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.replay import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
+from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
 from sim.engine.running import GpuModel
 from sim.errors import FoldError
-from sim.fold import Folding, fold, unfolded
-from sim.knots import error_bound
+from sim.shortcuts.fold import Folding, fold, unfolded
+from sim.shortcuts.knots import error_bound
 from sim.lower import Classify, lower
 from sim.machine import Machine
 from sim.outcome import Outcome

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
-from sim.engine.replay import Part, Repeated, play, play_governed
+from sim.shortcuts.pieces import Part, Repeated, play, play_governed
 from sim.engine.running import GpuModel, Held
 
 # Settled clocks lie on this grid, so that memo keys stay few.

@@ -9,7 +9,7 @@ import pytest
 from hardware.laws.terms import KernelTerms
 from sim import simulate
 from sim.engine.graph import KernelClass
-from sim.engine.replay import play
+from sim.shortcuts.pieces import play
 from sim.errors import ScenarioError
 from sim.machine import machine_of
 from sim.plan import Plan, Work

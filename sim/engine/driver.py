@@ -62,7 +62,6 @@ class Engine:
             gpu.port = LinkPort(self.env, gpu.model.rules.link, paced=True)
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
-        self.events = 0  # SimPy events that have been processed
         self._ready: dict[int, Event] = {}  # kernels whose turn has come before their predecessors have ended
         self._governor = governor
         self._settle_pending = False
@@ -95,7 +94,9 @@ class Engine:
         finally:
             if collecting:
                 gc.enable()
-        return core.finish(self._last_ps)
+        records = core.finish(self._last_ps)
+        records.events = next(env._eid)
+        return records
 
     # -- processes ----------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ import workloads
 from hardware.laws.uneven import longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.engine.record import Recorder
-from sim.engine.replay import Part as PlayedPart
-from sim.engine.replay import play
+from sim.shortcuts.pieces import Part as PlayedPart
+from sim.shortcuts.pieces import play
 from sim.errors import FoldError, ScenarioError
 from sim.layout import layout_of
 from sim.machine import Machine

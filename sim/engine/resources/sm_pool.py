@@ -39,6 +39,7 @@ from sim.engine.grants import room
 from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire, offer
 from sim.engine.resources.tiles import Progress, Split, last_round, share_out, split_of
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """How the blocks of a kernel come to SMs: what a pool has to know of it.
@@ -221,9 +222,7 @@ class SmPool(Arbitrated):
         want, grid = blocks.wanted - blocks.held, blocks.grid
         if not grid.collective:
             return min(want, self.free)
-        return room(
-            want, self.free, scattered=self.scattered, cluster=grid.cluster, sms_per_block=grid.sms_per_block
-        )
+        return room(want, self.free, scattered=self.scattered, cluster=grid.cluster, sms_per_block=grid.sms_per_block)
 
     def _grow(self, users: Iterable[Blocks]) -> bool:
         """Blocks that have waited for SMs, of kernels that run, get those that are free."""

@@ -14,8 +14,8 @@ from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.replay import Piece
-from sim.engine.serial import Serial, is_serial
+from sim.shortcuts.pieces import Piece
+from sim.shortcuts.serial import Serial, is_serial
 from sim.errors import DeadlockError
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
 
