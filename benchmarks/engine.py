@@ -38,9 +38,9 @@ def measure(fields: dict[str, Any], repeat: int) -> dict[str, float]:
     """One case, in this process."""
     import workloads
     from sim import Scenario, simulate
-    from sim.shortcuts.pieces import play
     from sim.machine import machine_of
     from sim.runner import plan_of
+    from sim.shortcuts.pieces import play
 
     scenario = Scenario.of(**fields, detail="full")
     begin = time.process_time()

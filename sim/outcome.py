@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
-from sim.shortcuts.pieces import Part, Played
 from sim.exposure import S_PER_PS, exposure
 from sim.shortcuts.fold import Folding
+from sim.shortcuts.pieces import Part, Played
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.cost import Pricer, drawn
-from sim.shortcuts.cut import Step, cut
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
 from sim.engine.running import GpuModel
 from sim.errors import FoldError
-from sim.shortcuts.fold import Folding, fold, unfolded
-from sim.shortcuts.knots import error_bound
 from sim.lower import Classify, lower
 from sim.machine import Machine
 from sim.outcome import Outcome
+from sim.shortcuts.cut import Step, cut
+from sim.shortcuts.fold import Folding, fold, unfolded
+from sim.shortcuts.knots import error_bound
+from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 
 # Prices remembered for one GPU type and world; beyond it they are worked out again.

@@ -13,16 +13,16 @@ from functools import lru_cache
 from typing import Any
 
 import workloads
-from sim.shortcuts.pieces import Part, Repeated, by_events, play
 from sim.engine.running import Target
 from sim.errors import FoldError, ScenarioError
-from sim.shortcuts.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
 from sim.plan import Layout, Plan, Work, classifier
 from sim.scenario import Scenario
 from sim.settle import followed_s, governed, in_time, settled_clocks
+from sim.shortcuts.knots import EXACT_STEPS, context_knots
+from sim.shortcuts.pieces import Part, Repeated, by_events, play
 from sim.timeline import Timeline
 from sim.video import Model, model_of, video_run
 from workloads.diffusion import DitSpec
@@ -266,7 +266,7 @@ def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program
 
 
 def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
-    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.shortcuts.knots` for contexts."""
+    """The rank programs of ``scenario`` and the tokens they process or produce; contexts of :mod:`sim.shortcuts.knots`."""
     if isinstance(model, DitSpec):
         run = video_run(scenario, model)
         return build_video(run), run.videos * run.tokens

@@ -11,8 +11,6 @@ import workloads
 from sim import simulate
 from sim.engine.running import Held
 from sim.errors import FoldError
-from sim.shortcuts.fold import fold
-from sim.shortcuts.knots import context_knots
 from sim.machine import machine_of
 from sim.plan import classifier
 from sim.report import summary
@@ -20,6 +18,8 @@ from sim.runner import MOST_EVENT_KERNELS, build
 from sim.runner import plan_of as plan_of_model
 from sim.scenario import Scenario
 from sim.settle import settled_clocks
+from sim.shortcuts.fold import fold
+from sim.shortcuts.knots import context_knots
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork
 

@@ -127,8 +127,9 @@ class Core:
                 raise LivelockError(f"time stands still at {now_ps} ps after {self._settles} settles")
         else:
             self._settled_ps, self._settles = now_ps, 0
-        group = sorted(tied_together(self.gpus, self._dirty))
-        self._dirty.clear()
+        dirty = self._dirty
+        group = sorted(dirty if len(dirty) == len(self.gpus) else tied_together(self.gpus, dirty))
+        dirty.clear()
         self._solve(group, now_ps)
         for index in group:
             pool = self.gpus[index].pool
@@ -165,15 +166,17 @@ class Core:
             state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
             solved.append((gpu, state))
             for entry in running:
-                if entry.flow.collective >= 0 and not entry.flow.missing:
-                    tied.add(entry.flow)
+                flow = entry.flow
+                if flow.collective >= 0 and not flow.missing:
+                    tied.add(flow)
         paces = common_paces(solved, tied) if tied and len(solved) > 1 else {}
         driver = self.driver
         assert driver is not None
         arms: dict[int, list[Flow]] = {}
         for gpu, state in solved:
             if gpu.state is not state:
-                self._integrate(gpu, now_ps)
+                if gpu.integrated_ps != now_ps:
+                    self._integrate(gpu, now_ps)
                 gpu.state = state
                 recorder = self.recorder
                 recorder.step_gpu.append(gpu.index)
@@ -184,7 +187,9 @@ class Core:
                 flow = entry.flow
                 if paces and flow in paces:
                     rate = paces[flow]
-                if (flow.rate != rate or flow.due_ps < 0) and not flow.missing:
+                if flow.missing:
+                    continue
+                if flow.rate != rate or flow.due_ps < 0:
                     if flow.rate:
                         flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
                     else:
@@ -216,7 +221,7 @@ class Core:
     def _complete(self, flow: Flow, now_ps: int) -> None:
         self.inflight -= 1
         flow.due_ps = -1
-        recorder, finished = self.recorder, self._finished
+        recorder, finished, dirty = self.recorder, self._finished, self._dirty
         if flow.collective >= 0:
             del self._flows[flow.collective]
         for entry in flow.entries:
@@ -227,7 +232,10 @@ class Core:
             for transfer in entry.transfers:
                 transfer.end()
             Return(entry.resource, entry)
-            self.touch(gpu.index)
+            if dirty:
+                dirty.add(gpu.index)
+            else:
+                self.touch(gpu.index)
             split = entry.split
             if split is not None:
                 last = split.ended(entry)

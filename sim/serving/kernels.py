@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sim.shortcuts.pieces import play
 from sim.errors import FoldError, ScenarioError
 from sim.serving.records import RunStep
+from sim.shortcuts.pieces import play
 from traces.records import SpanKind
 
 # Steps whose kernels fit into a trace that people look at.

@@ -24,8 +24,8 @@ from sim.engine.governor import Limiter
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import Target
-from sim.shortcuts.serial import Serial, is_serial
 from sim.errors import FoldError
+from sim.shortcuts.serial import Serial, is_serial
 
 Limits = tuple[Target, ...]
 # A whole run of more kernels than this is forgotten at once.

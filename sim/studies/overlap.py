@@ -155,7 +155,7 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
 def study(
     grid: Sequence[Scenario], *, traces: Path | None = None, step: Callable[[], None] = lambda: None
 ) -> tuple[list[OverlapPoint], list[LeftOut]]:
-    """Simulate the grid, its Pareto front with every kernel as events; with ``traces`` their timelines are written there.
+    """Simulate the grid, its Pareto front with every kernel as events, whose timelines go into ``traces``.
 
     Schedules that cannot run (chunks that do not divide the tokens, models that do not fit) are left out by name;
     where none can, the first refusal is raised.

@@ -6,8 +6,8 @@ an arbitration: one event at the present instant with a lower priority (:data:`A
 governors have. When it surfaces, SimPy's own loop offers every waiting request to ``_do_put``, in the order of the
 queue. Releases (``_do_get``) are taken in at once: nobody can tell their order.
 
-Events that nobody waits for (most releases) fire without a place in SimPy's schedule; a process that yields one later
-goes on at once, as with any event of SimPy's that has been processed.
+Releases, and bytes that have moved while nobody waits for them, take no place in SimPy's schedule; a process that
+yields one goes on at once, as with any event that SimPy has processed.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ class Ask(Put["Arbitrated"]):
 
 
 class Give(Get["Arbitrated"]):
-    """A release: taken in at once, so that it never stands in the queue."""
+    """A release: taken in at once, so that it never stands in the queue, and has succeeded when it is made."""
+
+    callbacks = None  # type: ignore[assignment]
+    _ok = True
+    _value = None
 
     def __init__(self, resource: Arbitrated) -> None:
-        self.env = env = resource._env
-        self.callbacks = []
+        self.env = resource._env
         self.resource = resource
-        self.proc = env._active_proc
         resource._do_get(self)
 
 
@@ -102,7 +104,7 @@ class Arbitrated(BaseResource[Any, Any]):
         self.place = place
         self.asked = False
 
-    def _trigger_put(self, get_event: Any) -> None:
+    def _trigger_put(self, _: Any) -> None:
         self.rounds.ask(self)
 
     def arbitrate(self) -> None:

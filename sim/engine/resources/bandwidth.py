@@ -28,10 +28,10 @@ class Shares(Protocol):
     def bytes_per_s(self) -> float:
         """What there is to share."""
 
-    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool]) -> list[float]:
+    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool], /) -> list[float]:
         """What transfers that could use ``demands`` ask for beside each other; ``few`` ones come from few blocks."""
 
-    def divide(self, asked: Sequence[float], weights: Sequence[float]) -> list[float]:
+    def divide(self, asked: Sequence[float], weights: Sequence[float], /) -> list[float]:
         """Bytes per unit of time of each."""
 
 
@@ -55,17 +55,14 @@ class Transfer(Ask):
 class Carried(Ask):
     """Bytes of a kernel of the engine, which move as the kernel goes on."""
 
-    ended = False
-
-    def moved(self, now: int | float) -> bool:
-        """True once the kernel has ended."""
-        return self.ended
+    def moved(self, _now: int | float) -> bool:
+        """The kernel says when."""
+        return False
 
     def end(self) -> None:
         """The kernel has ended."""
-        self.ended = True
-        self.resource._do_put(self)
         self.resource.put_queue.remove(self)
+        fire(self)
 
 
 class Stop(Give):
@@ -103,13 +100,12 @@ class Bandwidth(Arbitrated):
         event.transfer.moved(self._env.now)
         if event.transfer in self.put_queue:
             self.put_queue.remove(event.transfer)
-        fire(event)
         self._trigger_put(event)
         return True
 
-    def _trigger_put(self, get_event: Any) -> None:
+    def _trigger_put(self, _: Any) -> None:
         if not self.paced:
-            super()._trigger_put(get_event)
+            self.rounds.ask(self)
 
     def arbitrate(self) -> None:
         """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""

@@ -27,7 +27,7 @@ from typing import Any
 
 from simpy.core import Environment
 
-from sim.engine.resources.arbitration import Arbitrated, Rounds, fire
+from sim.engine.resources.arbitration import Arbitrated, Rounds
 from sim.engine.resources.sm_pool import Blocks, Grid, Return, Waiting
 
 NO_SMS = Grid(sms=0.0)
@@ -63,10 +63,9 @@ class CopyEngine(Arbitrated):
     def _do_get(self, event: Return) -> bool:
         """The engine is idle again."""
         self.users.remove(event.blocks)
-        fire(event)
         self._trigger_put(event)
         return True
 
-    def _trigger_put(self, get_event: Any) -> None:
+    def _trigger_put(self, _: Any) -> None:
         if self.put_queue:
             self.rounds.ask(self)

@@ -29,11 +29,11 @@ class LinkShares:
 
     bytes_per_s: float
 
-    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool]) -> list[float]:
+    def asked(self, demands: Sequence[float], _weights: Sequence[float], _few: Sequence[bool]) -> list[float]:
         """What each asks for: all that it could use."""
         return list(demands)
 
-    def divide(self, asked: Sequence[float], weights: Sequence[float]) -> list[float]:
+    def divide(self, asked: Sequence[float], _weights: Sequence[float]) -> list[float]:
         """Bytes/s of each transfer, whatever blocks it comes from."""
         return share(asked, [1.0] * len(asked), self.bytes_per_s)
 

@@ -36,7 +36,7 @@ from simpy.core import Environment
 from simpy.events import NORMAL
 
 from sim.engine.grants import room
-from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire, offer
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, offer
 from sim.engine.resources.tiles import Progress, Split, last_round, share_out, split_of
 
 
@@ -84,7 +84,7 @@ class Blocks(Ask):
         self.wanted = wanted
         super().__init__(pool)
 
-    def thin(self, rounds: int) -> float:
+    def thin(self, rounds: int) -> float:  # noqa: ARG002 - kernels of the engine know
         """What the last of ``rounds``, with few tiles, takes of a round's time at least."""
         return 1.0
 
@@ -125,6 +125,7 @@ class SmPool(Arbitrated):
         self.users: list[Blocks] = []
         self.on_change: Callable[[], None] = _nothing  # after an arbitration that left somebody waiting, or grew one
         self._late: list[Blocks] = []
+        self._partial = False  # a kernel may run on fewer SMs than it asked for, and grow
 
     def request(self, sms: float, *, priority: float = 0) -> Blocks:
         """Ask for ``sms`` SMs for blocks that join in as they get them."""
@@ -148,6 +149,8 @@ class SmPool(Arbitrated):
             if event.split is None:
                 event.split = split_of(event)
             self._late.append(event)
+        elif give < event.wanted:
+            self._partial = True
         self.free -= give
         event.held = event.sms = give
         self.users.append(event)
@@ -170,14 +173,13 @@ class SmPool(Arbitrated):
         else:
             self.free += blocks.held - event.keep
             blocks.held = event.keep
-        fire(event)
         self._trigger_put(event)
         return True
 
     # -- arbitration ------------------------------------------------------------------------------------------
 
-    def _trigger_put(self, get_event: Any) -> None:
-        if not self.asked and (self.put_queue or any([one.held < one.wanted for one in self.users])):
+    def _trigger_put(self, _: Any) -> None:
+        if not self.asked and (self.put_queue or self._partial):
             self.rounds.ask(self)
 
     def arbitrate(self) -> None:
@@ -185,13 +187,15 @@ class SmPool(Arbitrated):
         grew = False
         if self.put_queue:
             # Further clusters of a collective that has begun go before the waiting.
-            if self.scattered or len(self.put_queue) > 1 or self.put_queue[0].wanted > self.free:
+            first = self.put_queue[0]
+            if self._partial and (self.scattered or len(self.put_queue) > 1 or first.wanted > self.free):
                 grew = self._grow([one for one in self.users if one.grid.collective])
             offer(self, None)
             if self._late:
                 self._queue_late()
-        if self.free > 0.0:
+        if self._partial and self.free > 0.0:
             grew = self._grow(self.users) or grew
+            self._partial = any(one.held < one.wanted for one in self.users)
         if grew or self.put_queue:
             self.on_change()
 
@@ -245,6 +249,7 @@ class SmPool(Arbitrated):
                 if take > 0.0:
                     victim.held = victim.sms = victim.held - take
                     self.free += take
+                    self._partial = True
 
     # -- tails ------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,16 @@ class Launch(Put["Stream"]):
 class Turn(Get["Stream"]):
     """Fires with the next kernel when its turn has come."""
 
+    def __init__(self, stream: Stream) -> None:
+        # What simpy.resources.base.Get does, but that the stream itself lets waiting launches in.
+        self.env = env = stream._env
+        self.callbacks = []
+        self.resource = stream
+        self.proc = env._active_proc
+        stream.get_queue.append(self)
+        if not stream.busy:
+            stream._trigger_get(None)
+
 
 class Stream(BaseResource[Launch, Turn]):
     """Launched kernels in order; see the module docstring. The host and the order of calls decide, at once."""
@@ -67,7 +77,8 @@ class Stream(BaseResource[Launch, Turn]):
     def end(self) -> None:
         """The kernel whose turn it was has ended."""
         self.busy = False
-        self._trigger_get(None)
+        if self.get_queue:
+            self._trigger_get(None)
 
     def _do_put(self, event: Launch) -> bool:
         """Take launched kernels in, if there is room (a launch of more than there can ever be: when nobody waits)."""
@@ -88,4 +99,6 @@ class Stream(BaseResource[Launch, Turn]):
         while (kernel := next(launched[0], launched)) is launched:
             launched.popleft()
         event.succeed(kernel)
+        if self.put_queue:
+            self._trigger_put(None)
         return True
