@@ -266,7 +266,7 @@ def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program
 
 
 def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
-    """The rank programs of ``scenario`` and the tokens they process or produce; contexts of :mod:`sim.shortcuts.knots`."""
+    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.shortcuts.knots`."""
     if isinstance(model, DitSpec):
         run = video_run(scenario, model)
         return build_video(run), run.videos * run.tokens

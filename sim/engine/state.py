@@ -13,6 +13,7 @@ from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.sm_pool import Blocks, SmPool
 from sim.engine.running import GpuState, Target, bounds
+from sim.engine.time import WholeTime
 
 
 class Driver(Protocol):
@@ -46,6 +47,7 @@ class Flow:
 class Entry(Blocks):
     """One rank's part of a flow: its request for SMs (or a copy engine), and the joules it has burnt."""
 
+    env: WholeTime
     progress: Flow
     energy_j = 0.0
     power_w = 0.0

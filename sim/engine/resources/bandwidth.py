@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from simpy.core import Environment
 from simpy.events import NORMAL
@@ -38,7 +38,7 @@ class Shares(Protocol):
 class Transfer(Ask):
     """Bytes on their way: fires when all have moved."""
 
-    def __init__(self, resource: Bandwidth, size: float, demand: float, weight: float, few: bool) -> None:
+    def __init__(self, resource: Bandwidth[Any], size: float, demand: float, weight: float, few: bool) -> None:
         self.left = self.size = size
         self.demand, self.weight, self.few = demand, weight, few
         self.rate = 0.0
@@ -68,15 +68,18 @@ class Carried(Ask):
 class Stop(Give):
     """A transfer is given up."""
 
-    def __init__(self, resource: Bandwidth, transfer: Transfer) -> None:
+    def __init__(self, resource: Bandwidth[Any], transfer: Transfer) -> None:
         self.transfer = transfer
         super().__init__(resource)
 
 
-class Bandwidth(Arbitrated):
+Rule = TypeVar("Rule", bound=Shares)
+
+
+class Bandwidth(Arbitrated, Generic[Rule]):
     """Bandwidth under a rule; ``paced`` by kernels of the engine, or by itself."""
 
-    def __init__(self, env: Environment, shares: Shares, *, paced: bool = False, rounds: Rounds | None = None) -> None:
+    def __init__(self, env: Environment, shares: Rule, *, paced: bool = False, rounds: Rounds | None = None) -> None:
         super().__init__(env, shares.bytes_per_s, rounds)
         self.shares = shares
         self.paced = paced

@@ -49,7 +49,7 @@ class HbmShares:
         ]
 
 
-class Hbm(Bandwidth):
+class Hbm(Bandwidth[HbmShares]):
     """One GPU's memory."""
 
 

@@ -38,5 +38,5 @@ class LinkShares:
         return share(asked, [1.0] * len(asked), self.bytes_per_s)
 
 
-class LinkPort(Bandwidth):
+class LinkPort(Bandwidth[LinkShares]):
     """One GPU's port."""
