@@ -20,8 +20,8 @@ class Progress(Protocol):
 
     left: float
     rate: float
-    updated_ps: int | float
-    due_ps: int | float
+    updated_ps: int
+    due_ps: int
 
 
 class Split:
@@ -71,7 +71,7 @@ def split_of(blocks: Blocks) -> Split:
     )
 
 
-def share_out(split: Split, sms_per_block: float, now_ps: int | float) -> None:
+def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
     """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
 
     What a part has left is in units of the rounds that the whole kernel takes, all its blocks at once. Joules go by
