@@ -18,6 +18,7 @@ from sim.errors import FoldError, ScenarioError
 from sim.layout import layout_of
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
+from sim.partition import Partitions
 from sim.plan import Layout, Plan, Work, classifier
 from sim.scenario import Scenario
 from sim.settle import followed_s, governed, in_time, settled_clocks
@@ -257,7 +258,17 @@ def _work(request: _Request) -> Work:
         classify=classifier(target, eager=eager),
         issue_s=target.profile.launch.host_issue_s if eager else None,
         contexts=contexts,
+        partitions=partitions_of(scenario, target),
     )
+
+
+def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
+    """The partitions of each GPU's SMs, if there are any."""
+    if scenario.sm_partitions is None:
+        return None
+    found = Partitions(sms=scenario.sm_partitions, streams=scenario.sm_partition or ())
+    found.check(target.gpu.sms)
+    return found
 
 
 @lru_cache(maxsize=16)

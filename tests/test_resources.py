@@ -43,10 +43,10 @@ def test_a_pool_of_fewer_sms_or_of_another_order_changes_the_timeline() -> None:
     assert spans(g, run(g)) == [("gemm", 0, 0.0, 10.0), ("copy", 0, 10.0, 20.0)]
 
     def fewer(engine: Engine) -> None:
-        engine.core.gpus[0].pool = SmPool(engine.env, 50, engine.rounds)
+        engine.core.gpus[0].pools = [SmPool(engine.env, 50, engine.rounds)]
 
     def other_order(engine: Engine) -> None:
-        engine.core.gpus[0].pool = LastComes(engine.env, 100, engine.rounds)
+        engine.core.gpus[0].pools = [LastComes(engine.env, 100, engine.rounds)]
 
     # Half of the product's blocks start at first; the others are the next in the queue.
     assert changed(g, fewer) == [("gemm", 0, 0.0, 20.0), ("copy", 0, 20.0, 30.0)]
@@ -191,7 +191,7 @@ def test_kernels_queue_as_simpy_events_in_simpy_queues() -> None:
             super().arbitrate()
 
     def watch(engine: Engine) -> None:
-        engine.core.gpus[0].pool = Watched(engine.env, 100, engine.rounds)
+        engine.core.gpus[0].pools = [Watched(engine.env, 100, engine.rounds)]
 
     changed(graph((0, [COMPUTE, COMPUTE]), (0, [COMPUTE])), watch)
     assert seen == [(0, 2), (10_000_000, 2), (20_000_000, 1)]

@@ -45,6 +45,7 @@ class Core:
         self.inflight = 0  # armed flows: what can still move without outside help
         self.scheduled = 0  # launches a driver will still deliver by itself (host issue times)
         self.driver: Driver | None = None
+        self._partition = graph.queue_partition
         self._dirty: set[int] = set()
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
@@ -58,6 +59,7 @@ class Core:
         self.driver = driver
         self._finished = driver.finished
         for gpu in self.gpus:
+            gpu.begin = self.begin
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
             self.touch(gpu.index)
 
@@ -75,7 +77,9 @@ class Core:
         class_id = graph.op_class[op]
         gpu = self.gpus[graph.op_gpu[op]]
         key = (graph.classes[class_id].priority, now_ps, op)
-        Entry(op, class_id, gpu, flow, key, gpu.model.grid(class_id).sms, self.begin)
+        wanted = gpu.model.grid(class_id).sms
+        place = self._partition[graph.op_queue[op]] if self._partition else 0
+        Entry(op, class_id, gpu, flow, key, wanted, gpu.pools[place] if wanted else gpu.copy_engine)
 
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
@@ -132,9 +136,9 @@ class Core:
         dirty.clear()
         self._solve(group, now_ps)
         for index in group:
-            pool = self.gpus[index].pool
-            if pool.put_queue:
-                pool.arm_tails(now_ps)
+            for pool in self.gpus[index].pools:
+                if pool.put_queue:
+                    pool.arm_tails(now_ps)
         if not self.inflight and not self.scheduled and self.left:
             raise DeadlockError(deadlock_message(self.graph, self._flows, self.gpus, self.left))
 

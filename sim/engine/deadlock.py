@@ -10,7 +10,8 @@ from sim.engine.state import Flow, Gpu
 
 def deadlock_message(graph: KernelGraph, flows: Mapping[int, Flow], gpus: Sequence[Gpu], left: int) -> str:
     """Which collective waits, who arrived and who is missing."""
-    waiting = [(gpu.index, entry) for gpu in gpus for entry in [*gpu.pool.put_queue, *gpu.copy_engine.put_queue]]
+    queues = [(gpu.index, resource.put_queue) for gpu in gpus for resource in (*gpu.pools, gpu.copy_engine)]
+    waiting = [(index, entry) for index, queue in queues for entry in queue]
     for collective, flow in sorted(flows.items()):
         if flow.missing:
             arrived = sorted(e.gpu.index for e in flow.entries)

@@ -48,7 +48,7 @@ class Governor(Protocol):
 class Engine:
     """Runs a :class:`Core` on SimPy until its last kernel has ended.
 
-    Until :meth:`run`, the resources of a GPU (``core.gpus[i].pool`` and the others) may be replaced by others.
+    Until :meth:`run`, the resources of a GPU (``core.gpus[i].pools`` and the others) may be replaced by others.
     """
 
     def __init__(self, core: Core, governor: Governor | None = None) -> None:
@@ -56,7 +56,8 @@ class Engine:
         self.env = WholeTime()
         self.rounds = Rounds(self.env)
         for place, gpu in enumerate(core.gpus):
-            gpu.pool = SmPool(self.env, gpu.sms, self.rounds, place)
+            sizes = core.graph.partition_sms or (gpu.sms,)
+            gpu.pools = [SmPool(self.env, sms, self.rounds, place) for sms in sizes]
             gpu.copy_engine = CopyEngine(self.env, rounds=self.rounds, place=place)
             gpu.hbm = Hbm(self.env, gpu.model.rules.hbm, paced=True)
             gpu.port = LinkPort(self.env, gpu.model.rules.link, paced=True)
@@ -81,7 +82,8 @@ class Engine:
         if self._governor is not None:
             env.process(self._governor.process(self))
         for gpu in core.gpus:
-            gpu.pool.on_change = partial(core.touch, gpu.index)
+            for pool in gpu.pools:
+                pool.on_change = partial(core.touch, gpu.index)
         core.start(self)
         collecting = gc.isenabled()
         gc.disable()  # nothing the loop makes is cyclic; collecting would cost 7 %

@@ -48,7 +48,6 @@ class Entry(Blocks):
     """One rank's part of a flow: its request for SMs (or a copy engine), and the joules it has burnt."""
 
     env: WholeTime
-    progress: Flow
     energy_j = 0.0
     power_w = 0.0
     start_ps = 0
@@ -62,15 +61,14 @@ class Entry(Blocks):
         flow: Flow,
         key: tuple[float, ...],
         wanted: float,
-        begin: Callable[[Any], None],
+        pool: SmPool | CopyEngine,
     ) -> None:
         self.op = op
         self.class_id = class_id
         self.gpu = gpu
         self.flow = self.progress = flow
-        super().__init__(gpu.pool if wanted else gpu.copy_engine, gpu.model.grid(class_id), key, wanted)
-        self.begin = begin
-        self.callbacks.append(begin)
+        super().__init__(pool, gpu.model.grid(class_id), key, wanted)
+        self.callbacks.append(gpu.begin)
 
     def thin(self, rounds: int) -> float:
         """What the arithmetic of a round takes of it."""
@@ -80,13 +78,14 @@ class Entry(Blocks):
 
     def late(self, wanted: float) -> Entry:
         """The blocks of the same kernel that start when more SMs are free, with tiles of their own."""
-        return Entry(self.op, self.class_id, self.gpu, Flow(-1, 1), self.key, wanted, self.begin)
+        return Entry(self.op, self.class_id, self.gpu, Flow(-1, 1), self.key, wanted, self.resource)
 
 
 class Gpu:
     """One GPU's run state and its resources, which the driver brings."""
 
     __slots__ = (
+        "begin",
         "clock_cap_hz",
         "copy_engine",
         "energy_j",
@@ -95,13 +94,14 @@ class Gpu:
         "integrated_ps",
         "limit_w",
         "model",
-        "pool",
+        "pools",
         "port",
         "running",
         "sms",
         "state",
     )
-    pool: SmPool
+    pools: list[SmPool]  # one a partition
+    begin: Callable[[Any], None]  # what a granted request does
     copy_engine: CopyEngine
     hbm: Hbm
     port: LinkPort

@@ -28,7 +28,7 @@ AXES: dict[str, Sequence[Any]] = {
     "overlap_chunks": (1, 2, 4, 8),
 }
 # Fields that say how a schedule overlaps; schedules that agree in all others do the same work in the same layout.
-HOW = frozenset({"overlap", "overlap_chunks", "comm_ctas", "sm_margin"})
+HOW = frozenset({"overlap", "overlap_chunks", "comm_ctas", "sm_margin", "sm_partitions", "sm_partition"})
 REFUSALS = (ScenarioError, workloads.WorkloadError, HardwareError)
 
 
@@ -65,7 +65,8 @@ class OverlapPoint:
         """How a user would say it."""
         s = self.scenario
         degree = f"EP{s.ep}" if s.ep > 1 else f"TP{s.tp}"
-        return f"{degree}, batch {s.batch}, {transform(s)}, {blocks(s)}"
+        split = "".join(f", {name} on {sms} SMs" for name, sms in s.sm_partitions or ())
+        return f"{degree}, batch {s.batch}, {transform(s)}, {blocks(s)}{split}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,7 @@ def _write_trace(run: Timeline, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     s = run.scenario
     parts = [f"tp{s.tp}", f"ep{s.ep}" if s.ep > 1 else "", f"b{s.batch}", s.overlap, f"chunks{s.overlap_chunks}"]
+    parts += ["-".join(f"{name}{sms}" for name, sms in s.sm_partitions or ())]
     parts += ["margin" if s.sm_margin else "", "ctasdefault" if s.comm_ctas is None else f"ctas{s.comm_ctas}"]
     return run.to_chrome(folder / ("_".join(part for part in parts if part) + ".json.gz"))
 
