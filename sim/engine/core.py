@@ -51,6 +51,7 @@ class Core:
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._moves = [(c.terms.hbm_bytes > 0.0, c.terms.link_bytes > 0.0) for c in graph.classes]
+        self._grids = [models[0].grid(class_id) for class_id in range(len(graph.classes))]
         self._settled_ps = -1
         self._settles = 0
 
@@ -77,9 +78,9 @@ class Core:
         class_id = graph.op_class[op]
         gpu = self.gpus[graph.op_gpu[op]]
         key = (graph.classes[class_id].priority, now_ps, op)
-        wanted = gpu.model.grid(class_id).sms
+        grid = self._grids[class_id]
         place = self._partition[graph.op_queue[op]] if self._partition else 0
-        Entry(op, class_id, gpu, flow, key, wanted, gpu.pools[place] if wanted else gpu.copy_engine)
+        Entry(op, class_id, gpu, flow, grid, key, grid.sms, gpu.pools[place] if grid.sms else gpu.copy_engine)
 
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
@@ -97,7 +98,10 @@ class Core:
             entry.transfers = (Carried(gpu.hbm), Carried(gpu.port)) if moves[1] else (Carried(gpu.hbm),)
         elif moves[1]:
             entry.transfers = (Carried(gpu.port),)
-        self.touch(gpu.index)
+        if self._dirty:
+            self._dirty.add(gpu.index)
+        else:
+            self.touch(gpu.index)
         if flow.collective >= 0 and not flow.missing:
             for member in flow.entries:
                 self._dirty.add(member.gpu.index)

@@ -11,7 +11,7 @@ from sim.engine.resources.bandwidth import Carried
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
-from sim.engine.resources.sm_pool import Blocks, SmPool
+from sim.engine.resources.sm_pool import Blocks, Grid, SmPool
 from sim.engine.running import GpuState, Target, bounds
 from sim.engine.time import WholeTime
 
@@ -59,6 +59,7 @@ class Entry(Blocks):
         class_id: int,
         gpu: Gpu,
         flow: Flow,
+        grid: Grid,
         key: tuple[float, ...],
         wanted: float,
         pool: SmPool | CopyEngine,
@@ -67,7 +68,7 @@ class Entry(Blocks):
         self.class_id = class_id
         self.gpu = gpu
         self.flow = self.progress = flow
-        super().__init__(pool, gpu.model.grid(class_id), key, wanted)
+        super().__init__(pool, grid, key, wanted)
         self.callbacks.append(gpu.begin)
 
     def thin(self, rounds: int) -> float:
@@ -78,7 +79,7 @@ class Entry(Blocks):
 
     def late(self, wanted: float) -> Entry:
         """The blocks of the same kernel that start when more SMs are free, with tiles of their own."""
-        return Entry(self.op, self.class_id, self.gpu, Flow(-1, 1), self.key, wanted, self.resource)
+        return Entry(self.op, self.class_id, self.gpu, Flow(-1, 1), self.grid, self.key, wanted, self.resource)
 
 
 class Gpu:
