@@ -77,7 +77,10 @@ class Engine:
         """Run to the last completion; errors of the core come through as they are."""
         env, core = self.env, self.core
         for stream, kernels in zip(self.streams, core.graph.queue_ops, strict=True):
-            env.process(self._host(stream, kernels))
+            if core.graph.issue_ps is None:
+                stream.launch(kernels)  # all at once, as a graph does
+            else:
+                env.process(self._host(stream, kernels, core.graph.issue_ps))
             env.process(self._serve(stream, len(kernels)))
         if self._governor is not None:
             env.process(self._governor.process(self))
@@ -102,12 +105,9 @@ class Engine:
 
     # -- processes ----------------------------------------------------------------------------------------
 
-    def _host(self, stream: Stream, kernels: Sequence[int]) -> Generator[Event, Any, None]:
-        """Launch a stream's kernels: all at once, as a graph does, or when the host comes to each."""
-        env, core, issue = self.env, self.core, self.core.graph.issue_ps
-        if issue is None:
-            yield stream.launch(kernels)
-            return
+    def _host(self, stream: Stream, kernels: Sequence[int], issue: Sequence[int]) -> Generator[Event, Any, None]:
+        """Launch a stream's kernels when the host comes to each."""
+        env, core = self.env, self.core
         for moment, together in groupby(kernels, key=issue.__getitem__):
             if moment > env.now:
                 core.scheduled += 1

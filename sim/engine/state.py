@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from hardware.laws.terms import time_s
 from sim.engine.fluid import FluidModel
+from sim.engine.resources.arbitration import Arbitrated
 from sim.engine.resources.bandwidth import Carried
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm
@@ -62,7 +63,7 @@ class Entry(Blocks):
         grid: Grid,
         key: tuple[float, ...],
         wanted: float,
-        pool: SmPool | CopyEngine,
+        pool: Arbitrated,
     ) -> None:
         self.op = op
         self.class_id = class_id
