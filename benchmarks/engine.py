@@ -1,11 +1,11 @@
 """Speed and memory of the engine at full detail: ``python benchmarks/engine.py [--out benchmarks/results.md]``.
 
 Every case runs in a fresh process, so memory is its own and no memo is warm. *Run* is one repetition of the kernel
-graph of all ranks and layers under the settled power target, the best of ``--repeat``; *whole* is ``simulate`` in full
-detail with building, lowering and the search for that target (on folded layers, which agree with full detail), or
-both repetitions where the limiters act in time. All are CPU seconds. GPUs of one stream each are summed under fixed
-targets (sim/engine/serial.py); chunked overlap, and limiters in time, are events of the engine. Memory is the largest
-resident set of the process, interpreter and libraries (about the first row) included.
+graph of all ranks and layers under the settled clock, every kernel as SimPy events, the best of ``--repeat``; *summed*
+is the same by the sums of :mod:`sim.shortcuts.serial`, where each GPU has one stream. *Whole* is ``simulate`` in full
+detail with building, lowering and the search for that clock (by shortcuts), or all repetitions where the limiters act
+in time. All are CPU seconds. Memory is the largest resident set of the process, interpreter and libraries (about the
+first row) included.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def measure(fields: dict[str, Any], repeat: int) -> dict[str, float]:
+def measure(fields: dict[str, Any], repeat: int) -> dict[str, Any]:
     """One case, in this process."""
     import workloads
     from sim import Scenario, simulate
-    from sim.engine.replay import play
     from sim.machine import machine_of
     from sim.runner import plan_of
+    from sim.shortcuts.pieces import play
 
     scenario = Scenario.of(**fields, detail="full")
     begin = time.process_time()
@@ -49,6 +49,8 @@ def measure(fields: dict[str, Any], repeat: int) -> dict[str, float]:
     whole_s = time.process_time() - begin
     targets = timeline.targets
     kernels, steps = timeline.graph.kernels, len(timeline.records.step_time_ps)
+    assert timeline.outcome.events_kernels == kernels
+    simpy_events = timeline.outcome.events
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     del timeline
 
@@ -56,20 +58,26 @@ def measure(fields: dict[str, Any], repeat: int) -> dict[str, float]:
     begin = time.process_time()
     plan.work.full_graph()
     lower_s = time.process_time() - begin
-    run_s = []
-    for _ in range(repeat):
-        for step in plan.full.sequence:
-            step.piece.played.clear()
-        begin = time.process_time()
-        play(plan.full.sequence, targets)
-        run_s.append(time.process_time() - begin)
+    sequence = plan.full.sequence
+    took_s: dict[bool, list[float]] = {True: [], False: []}
+    for events in (True, False) if sequence[0].piece.serial is not None else (True,):
+        for _ in range(repeat):
+            for step in sequence:
+                step.piece.played.clear()
+            begin = time.process_time()
+            (part,) = play(sequence, targets, events=events)
+            took_s[events].append(time.process_time() - begin)
+            assert part.played.by_events == events
+            del part
     return {
         "kernels": kernels,
         "steps": steps,
         "energy_j": energy_j,
         "whole_s": whole_s,
         "lower_s": lower_s,
-        "run_s": min(run_s),
+        "events": simpy_events,
+        "run_s": min(took_s[True]),
+        "summed_s": min(took_s[False], default=None),
         "peak_bytes": peak_bytes,
     }
 
@@ -93,15 +101,28 @@ def main() -> None:
                 name,
                 f"{got['kernels']:,.0f}",
                 f"{got['steps']:,.0f}",
+                f"{got['events']:,.0f}",
                 f"{got['lower_s']:.2f}",
                 f"{got['run_s']:.2f}",
                 f"{got['kernels'] / got['run_s']:,.0f}",
+                "" if got["summed_s"] is None else f"{got['summed_s']:.2f}",
                 f"{got['whole_s']:.2f}",
                 f"{got['peak_bytes'] / 1e6:,.0f}",
             )
         )
         print(" | ".join(rows[-1]), flush=True)
-    head = ("case", "kernels", "power steps", "lower s", "run s", "kernels/s", "whole s", "memory MB")
+    head = (
+        "case",
+        "kernels",
+        "power steps",
+        "SimPy events",
+        "lower s",
+        "run s",
+        "kernels/s",
+        "summed s",
+        "whole s",
+        "memory MB",
+    )
     text = section("Engine, full detail on H100s", "python benchmarks/engine.py", where, head, rows)
     print(text)
     if arguments.out is not None:

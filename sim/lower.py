@@ -86,7 +86,7 @@ def lower(
 
     ``issue_s`` is the host's time per launch in eager mode (kernel i of a rank cannot start before
     ``(i + 1) * issue_s``), None for graph launches. ``groups`` says what groups of ranks become when the
-    programs are those of representatives (:mod:`sim.fold`).
+    programs are those of representatives (:mod:`sim.shortcuts.fold`).
     """
     tables = _Tables(classify)
     laid: dict[int, _Columns] = {}

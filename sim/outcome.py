@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.replay import Part, Played
 from sim.exposure import S_PER_PS, exposure
-from sim.fold import Folding
+from sim.shortcuts.fold import Folding
+from sim.shortcuts.pieces import Part, Played
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -119,6 +119,17 @@ class Outcome:
     def end_ps(self) -> int:
         """Picoseconds from the start to the last completion."""
         return sum(part.repeat * part.played.records.end_ps for part in self.parts)
+
+    @cached_property
+    def events_kernels(self) -> int:
+        """Kernels that SimPy ran; all others are sums of serial programs, or copies of equal ranks or layers."""
+        runs = {id(part.played): part for part in self.parts if part.played.by_events}
+        return sum(part.piece.graph.kernels for part in runs.values())
+
+    @cached_property
+    def events(self) -> int:
+        """Events that SimPy scheduled for them."""
+        return sum({id(part.played): part.played.records.events for part in self.parts}.values())
 
     @cached_property
     def per_gpu(self) -> Floats:

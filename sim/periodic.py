@@ -17,10 +17,10 @@ import numpy as np
 
 from hardware.clock import ClockLimits
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.replay import Part, Repeated, play_governed
 from sim.engine.running import GpuModel, Held
 from sim.errors import ScenarioError
 from sim.settle import mean_w, seconds_of
+from sim.shortcuts.pieces import Part, Repeated, play_governed
 
 # Two repetitions agree when times and joules differ by less than this share; the mean lies so far below the limit at
 # most, and above it by hardly more than nothing.

@@ -1,7 +1,7 @@
 """A scenario's work laid out for one machine, whatever its power policy: shared by all scenarios that differ in it.
 
-The plan proves which ranks are equal (:mod:`sim.fold`) and cuts the programs into repeating pieces
-(:mod:`sim.engine.replay`); what it cannot prove it says in a :class:`FoldError`.
+The plan proves which ranks are equal (:mod:`sim.shortcuts.fold`) and cuts the programs into repeating pieces
+(:mod:`sim.shortcuts.pieces`); what it cannot prove it says in a :class:`FoldError`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.cost import Pricer, drawn
-from sim.cut import Step, cut
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.replay import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
 from sim.engine.running import GpuModel
 from sim.errors import FoldError
-from sim.fold import Folding, fold, unfolded
-from sim.knots import error_bound
 from sim.lower import Classify, lower
 from sim.machine import Machine
 from sim.outcome import Outcome
+from sim.partition import Partitions, partitioned
+from sim.shortcuts.cut import Step, cut
+from sim.shortcuts.fold import Folding, fold, unfolded
+from sim.shortcuts.knots import error_bound
+from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 
 # Prices remembered for one GPU type and world; beyond it they are worked out again.
@@ -52,6 +53,7 @@ class Work:
     classify: Classify
     issue_s: float | None
     contexts: tuple[int, ...] | None = None
+    partitions: Partitions | None = None
     _graphs: dict[object, KernelGraph] = field(default_factory=dict)
 
     @cached_property
@@ -65,7 +67,11 @@ class Work:
 
     def full_graph(self) -> KernelGraph:
         """The kernel graph of every rank."""
-        return lower(self.program, self.classify, issue_s=self.issue_s)
+        return self.lowered(lower(self.program, self.classify, issue_s=self.issue_s))
+
+    def lowered(self, graph: KernelGraph) -> KernelGraph:
+        """``graph`` on the partitions of its GPUs."""
+        return graph if self.partitions is None else partitioned(graph, self.partitions)
 
     @cached_property
     def folding(self) -> Folding:
@@ -89,7 +95,8 @@ class Work:
                 )
                 for of_rank in zip(*(step.segments for step in steps), strict=True)
             )
-            graph = self._graphs[key] = lower(Program(ranks=ranks), self.classify, groups=self.folding.groups)
+            graph = lower(Program(ranks=ranks), self.classify, groups=self.folding.groups)
+            graph = self._graphs[key] = self.lowered(graph)
         return graph
 
 
@@ -122,7 +129,8 @@ class Plan:
                 f"no two of the {len(self.work.program.ranks)} ranks run equal programs: use detail = 'full'"
             )
         chosen = folding.representatives(self.work.program)
-        return self._whole(folding, lower(chosen, self.work.classify, issue_s=self.work.issue_s, groups=folding.groups))
+        graph = lower(chosen, self.work.classify, issue_s=self.work.issue_s, groups=folding.groups)
+        return self._whole(folding, self.work.lowered(graph))
 
     @cached_property
     def segments(self) -> Layout:

@@ -44,6 +44,9 @@ def summary(run: Timeline) -> dict[str, Any]:
         },
         "bubble_s": run.bubble_s,
         "kernels": run.outcome.kernels,
+        "events_kernels": run.outcome.events_kernels,
+        "derived_kernels": run.outcome.kernels - run.outcome.events_kernels,
+        "simpy_events": run.outcome.events,
         "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
@@ -156,6 +159,7 @@ def print_summary(run: Timeline, console: Console) -> None:
         head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
     head.add_row("kernels", f"{run.outcome.kernels:,}")
     head.add_row("simulated", simulated(run))
+    head.add_row("as SimPy events", by_events(run))
     if run.outcome.knots:
         off = f"off by {100 * run.outcome.knot_error:.2g} % at most"
         head.add_row("decode steps", f"on {run.outcome.knots} contexts for {run.scenario.output_len} tokens: {off}")
@@ -206,6 +210,17 @@ def simulated(run: Timeline) -> str:
             return f"{ranks} once"
         case _:
             return "every rank and layer"
+
+
+def by_events(run: Timeline) -> str:
+    """How many kernels went through SimPy, and what became of the others."""
+    outcome = run.outcome
+    done, kernels = outcome.events_kernels, outcome.kernels
+    if done == kernels:
+        return f"all kernels ({outcome.events:,} events)"
+    if not done:
+        return "none: streams are summed, equal ranks and layers once"
+    return f"{done:,} kernels ({outcome.events:,} events), {kernels - done:,} derived from them"
 
 
 def status_text(run: Timeline) -> str:

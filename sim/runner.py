@@ -1,4 +1,9 @@
-"""``simulate(scenario)``: plan the work, find the settled clock, run as little of it as will do, hand over."""
+"""``simulate(scenario)``: plan the work, find the settled clock, run every kernel of it as events, hand over.
+
+By itself a run is all ranks and all layers on SimPy, up to :data:`MOST_EVENT_KERNELS`; beyond, equal ranks and layers
+run once. Where only figures are wanted (sweeps, searches), ``shortcuts`` choose the cheapest way that gives the same
+(:mod:`sim.shortcuts`); so do the details ``folded`` and ``segment``.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +14,29 @@ from typing import Any
 
 import workloads
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.replay import Part, Repeated, play, play_governed
 from sim.engine.running import Target
 from sim.errors import FoldError, ScenarioError
-from sim.knots import EXACT_STEPS, context_knots
 from sim.layout import layout_of
 from sim.machine import Machine, machine_of
 from sim.memory import check_memory
+from sim.partition import Partitions
 from sim.periodic import needs_time, periodic
 from sim.plan import Layout, Plan, Work, classifier
 from sim.scenario import Scenario
 from sim.settle import governed, settled_clocks
+from sim.shortcuts.knots import EXACT_STEPS, context_knots
+from sim.shortcuts.pieces import Part, Repeated, by_events, play, play_governed
 from sim.timeline import Timeline
 from sim.video import Model, model_of, video_run
 from workloads.diffusion import DitSpec
 from workloads.families.dit_video import STEP, build_video
 from workloads.program import Program
 
-# Full detail, kernels a second of one core (benchmarks/results.md, "Engine"): chunked overlap, the slowest case, and
-# GPUs of one stream each under fixed targets, which are summed (sim/engine/serial.py).
-SCHEDULED_PER_S, SUMMED_PER_S = 58_000, 1_000_000
+# Kernels that all run as events unless somebody asks for more: some seconds.
+MOST_EVENT_KERNELS = 200_000
+# Kernels a second of one core as events (benchmarks/results.md, "Engine": chunked overlap, the slowest case).
+EVENT_KERNELS_PER_S = 20_000
+WORTH_SAYING_S = 2
 FULL_DETAIL = "full detail"
 # Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
 POLICY = frozenset(
@@ -53,11 +61,13 @@ def simulate(
     *,
     progress: Progress | None = None,
     target: Machine | None = None,
+    shortcuts: bool = False,
     **fields: Any,
 ) -> Timeline:
     """Simulate one scenario, given whole or as keywords, and return its :class:`Timeline`.
 
     ``target`` takes the place of the machine that the scenario describes (its GPUs under another profile).
+    With ``shortcuts`` the cheapest way to the same figures is taken.
 
     >>> from sim import simulate
     >>> run = simulate(model="llama3-8b", gpu="h100-sxm-80gb", seq_len=512, layers=2)
@@ -75,14 +85,16 @@ def simulate(
     if not scenario.ignore_memory:
         check_memory(scenario, model, target.gpu)
     long = scenario.detail == "auto" and (scenario.output_len or 0) > EXACT_STEPS
+    events = scenario.detail == "full" or (scenario.detail == "auto" and not shortcuts)
     refused: list[str] = []
-    for detail, plan, layout in _ways(scenario, model, target, refused, knots=long):
-        if detail == "full":
+    for detail, plan, layout in _ways(scenario, model, target, refused, knots=long, events=events):
+        if detail == "full" and events:
             kernels = plan.work.kernels
-            seconds = max(1, round(kernels / kernels_per_s(scenario, layout)))
-            say(f"{FULL_DETAIL}: {kernels:,} kernels, about {seconds} s a repetition")
+            seconds = round(kernels / EVENT_KERNELS_PER_S)
+            if seconds >= WORTH_SAYING_S:
+                say(f"{FULL_DETAIL}: {kernels:,} kernels, about {seconds} s a repetition")
         try:
-            parts, targets = _run(plan, layout, target, scenario, say)
+            parts, targets = _run(plan, layout, target, scenario, say, events=events)
         except FoldError as error:
             if scenario.detail != "auto":
                 raise
@@ -105,21 +117,25 @@ def simulate(
     raise AssertionError("full detail is never refused")
 
 
-def kernels_per_s(scenario: Scenario, layout: Layout) -> int:
-    """Kernels that full detail gets through in a second: runs that the limiters may follow in time are scheduled."""
-    fixed = scenario.regime == "steady" and not _uneven(scenario)
-    return SUMMED_PER_S if fixed and all(one.piece.serial is not None for one in layout.sequence) else SCHEDULED_PER_S
-
-
 def _uneven(scenario: Scenario) -> bool:
     """Whether stretches of a settled run differ so much in power that the limiters may have to be followed in time."""
     return scenario.phase == "generate" or scenario.pp > 1
 
 
 def _ways(
-    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, knots: bool
+    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, knots: bool, events: bool
 ) -> Iterator[tuple[str, Plan, Layout]]:
-    """Plans and layouts to try, the cheapest first; context knots only where layers are replayed too."""
+    """Plans and layouts to try: all as ``events`` where that is soon done, else the cheapest first.
+
+    Context knots only where layers are replayed too.
+    """
+    if events and scenario.detail == "auto":
+        plan = plan_of(scenario, model, target)
+        kernels = plan.work.kernels
+        if kernels <= MOST_EVENT_KERNELS:
+            yield "full", plan, plan.full
+        else:
+            refused.append(f"full: {kernels:,} kernels, all of which run as events up to {MOST_EVENT_KERNELS:,}")
     if knots:
         plan = plan_of(scenario, model, target, knots=True)
         with suppress(FoldError):
@@ -143,19 +159,21 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 
 
 def _run(
-    plan: Plan, layout: Layout, target: Machine, scenario: Scenario, say: Progress
+    plan: Plan, layout: Layout, target: Machine, scenario: Scenario, say: Progress, *, events: bool
 ) -> tuple[list[Part], Sequence[Target]]:
     """Parts of the run and where the limiters hold each of the layout's GPUs."""
     gpus = len(layout.folding.classes)
     if scenario.regime == "cold":
         say("running")
-        return governed(layout.sequence, target.limits, gpus, repetitions=1)
+        parts, ends = governed(layout.sequence, target.limits, gpus, repetitions=1)
+        return (by_events(parts) if events else parts), ends
     say("finding the settled clock")
     settled = _settled(plan, layout, target, uneven=_uneven(scenario))
     say("running")
     if isinstance(settled, SteadyLimiter):
-        return play_governed(layout.sequence, settled), settled.targets()
-    return play(layout.sequence, tuple(settled)), settled
+        parts = play_governed(layout.sequence, settled)
+        return (by_events(parts) if events else parts), settled.targets()
+    return play(layout.sequence, tuple(settled), events=events), settled
 
 
 def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> Sequence[Target] | SteadyLimiter:
@@ -243,7 +261,17 @@ def _work(request: _Request) -> Work:
         classify=classifier(target, eager=eager),
         issue_s=target.profile.launch.host_issue_s if eager else None,
         contexts=contexts,
+        partitions=partitions_of(scenario, target),
     )
+
+
+def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
+    """The partitions of each GPU's SMs, if there are any."""
+    if scenario.sm_partitions is None:
+        return None
+    found = Partitions(sms=scenario.sm_partitions, streams=scenario.sm_partition or ())
+    found.check(target.gpu.sms)
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -252,7 +280,7 @@ def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program
 
 
 def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
-    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.knots` for contexts."""
+    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.shortcuts.knots`."""
     if isinstance(model, DitSpec):
         run = video_run(scenario, model)
         return build_video(run), run.videos * run.tokens

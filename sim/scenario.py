@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hardware.catalog import gpu_id
 from hardware.errors import HardwareError
 from inputs.files import read_text
 from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
+from sim.partition import check_names, pairs
 from workloads.errors import WorkloadError
 from workloads.model import model_id
 
@@ -151,6 +152,12 @@ class Scenario(Table):
         None, description="blocks for communication; 0: copy engines [default: the library's choice; ring_exchange: 0]"
     )
     sm_margin: bool = Field(False, description="matrix products leave the SMs of comm_ctas blocks free")
+    sm_partitions: Annotated[tuple[tuple[str, Positive], ...], BeforeValidator(pairs)] | None = Field(
+        None, description="SMs of each GPU split into named partitions: compute=116,comm=16 [default: one of all SMs]"
+    )
+    sm_partition: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], str], ...], BeforeValidator(pairs)] | None = Field(
+        None, description="partition of each stream: 0=compute,1=comm [default: the first of the first, and so on]"
+    )
     launch: Literal["graph", "eager"] = "graph"
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit of each GPU; default its TDP; 'inf' is spelled uncapped = true"
@@ -179,6 +186,7 @@ class Scenario(Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
+        check_names(self.sm_partitions, self.sm_partition)
         if self.phase == "denoise":
             return _check_denoise(self)
         for name in VIDEO_FIELDS:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
-from sim.engine.replay import Part, Repeated, play, play_governed
 from sim.engine.running import GpuModel, Held
+from sim.shortcuts.pieces import Part, Repeated, play, play_governed
 
 # Settled clocks lie on this grid, so that memo keys stay few.
 CLOCK_GRID_HZ = 2e6

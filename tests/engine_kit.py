@@ -1,10 +1,7 @@
-"""Toy kernels, a graph builder and a plain heap driver for engine tests."""
+"""Toy kernels and a graph builder for engine tests."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 from hardware.laws.terms import KernelTerms
@@ -14,7 +11,6 @@ from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuModel
-from sim.engine.state import Flow
 
 GPU = GpuModel(
     sms=100,
@@ -131,75 +127,3 @@ def spans(g: KernelGraph, records: Recorder) -> list[tuple[str, int, float, floa
         for op, start, end in zip(records.span_op, records.span_start_ps, records.span_end_ps, strict=True)
     ]
     return sorted(rows, key=lambda row: (row[2], row[1], row[0]))
-
-
-class HeapDriver:
-    """The driver protocol on a bare heap: a second opinion on the SimPy driver."""
-
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.now = 0
-        self.queue: list[tuple[int, int, int, object]] = []
-        self.counter = itertools.count()
-        self.blocked = dict(core.graph.predecessor_count)
-        self.next: list[Iterator[int]] = [iter(ops) for ops in core.graph.queue_ops]
-        self.held: dict[int, int] = {}
-        self.settling = False
-
-    def arm(self, flows: list[Flow], due_ps: int) -> None:
-        heapq.heappush(self.queue, (due_ps, 1, next(self.counter), flows))
-
-    def want_settle(self) -> None:
-        if not self.settling:
-            self.settling = True
-            heapq.heappush(self.queue, (self.now, 3, next(self.counter), None))
-
-    def finished(self, op: int) -> None:
-        graph = self.core.graph
-        heapq.heappush(self.queue, (self.now, 1, next(self.counter), ("go", graph.op_queue[op])))
-        for successor in graph.successors.get(op, ()):
-            self.blocked[successor] -= 1
-            if not self.blocked[successor] and successor in self.held:
-                self.held.pop(successor)
-                heapq.heappush(self.queue, (self.now, 1, next(self.counter), ("submit", successor)))
-
-    def advance(self, queue: int) -> None:
-        op = next(self.next[queue], None)
-        if op is None:
-            return
-        issue = self.core.graph.issue_ps
-        if issue is not None and issue[op] > self.now:
-            self.core.scheduled += 1
-            heapq.heappush(self.queue, (issue[op], 1, next(self.counter), ("issued", op)))
-        else:
-            self.offer(op)
-
-    def offer(self, op: int) -> None:
-        if self.blocked.get(op):
-            self.held[op] = op
-        else:
-            self.core.submit(op, self.now)
-
-    def run(self) -> Recorder:
-        core, last = self.core, 0
-        core.start(self)
-        for queue in range(len(self.next)):
-            self.advance(queue)
-        while core.left and self.queue:
-            self.now, _, _, what = heapq.heappop(self.queue)
-            left = core.left
-            match what:
-                case None:
-                    self.settling = False
-                    core.settle(self.now)
-                case ("go", int(queue)):
-                    self.advance(queue)
-                case ("submit", int(op)):
-                    core.submit(op, self.now)
-                case ("issued", int(op)):
-                    core.scheduled -= 1
-                    self.offer(op)
-                case list(flows):
-                    core.due(flows, self.now)
-            last = self.now if core.left != left else last
-        return core.finish(last)

@@ -211,12 +211,15 @@ def test_json_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run([*LAYER, "--phase", "generate", "--output-len", "3", "--json"], capsys)
     assert sorted(json.loads(out)) == [
         "bubble_s", "clock_limit_hz_per_gpu", "context_knot_error", "context_knots",
-        "decode_energy_j", "detail", "detail_why", "energy_j", "energy_j_by_class", "energy_j_by_phase",
+        "decode_energy_j", "derived_kernels",
+        "detail", "detail_why", "energy_j", "energy_j_by_class", "energy_j_by_phase",
         "energy_j_per_gpu",
-        "energy_j_per_request", "energy_j_per_token", "energy_to_first_token_j", "expected_error",
+        "energy_j_per_request", "energy_j_per_token",
+        "energy_to_first_token_j", "events_kernels", "expected_error",
         "exposed_communication_by_kind", "exposed_communication_s", "extrapolated_kernels", "files", "gpu", "kernels",
-        "latency_s", "model", "positions", "power_target_w_per_gpu", "power_w_per_gpu", "scenario",
-        "sm_clock_hz_per_gpu", "status", "status_of_card", "status_reasons", "tokens", "tpot_s", "trace", "ttft_s",
+        "latency_s", "model", "positions", "power_target_w_per_gpu", "power_w_per_gpu", "scenario", "simpy_events",
+        "sm_clock_hz_per_gpu", "status", "status_notes", "status_of_card", "status_reasons", "tokens", "tpot_s",
+        "trace", "ttft_s",
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Folded and segment runs equal full detail; what cannot be folded says which obligation failed."""
+"""Runs by shortcuts equal the event run of every rank and layer; what cannot be folded says why."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import workloads
 from sim import simulate
 from sim.engine.running import Held
 from sim.errors import FoldError
-from sim.fold import fold
-from sim.knots import context_knots
 from sim.machine import machine_of
 from sim.plan import classifier
 from sim.report import summary
-from sim.runner import SCHEDULED_PER_S, SUMMED_PER_S, build, kernels_per_s
+from sim.runner import MOST_EVENT_KERNELS, build
 from sim.runner import plan_of as plan_of_model
 from sim.scenario import Scenario
 from sim.settle import settled_clocks
+from sim.shortcuts.fold import fold
+from sim.shortcuts.knots import context_knots
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork
 
@@ -108,13 +108,47 @@ def test_the_settled_target_is_the_highest_that_the_slow_limit_allows() -> None:
     assert mean_w(0.0) <= limits.slow_limit_w < mean_w(2e6)
 
 
-def test_the_choice_is_automatic_and_shown() -> None:
+def test_every_kernel_is_an_event_unless_somebody_wants_only_figures() -> None:
     run = simulate(**CASES["overlap"])
-    assert summary(run)["detail"] == "segment"
-    assert "equal ranks (1 of 4 GPUs) and equal layers once" in repr(run)
-    eager = simulate(**CASES["eager"])
+    assert summary(run)["detail"] == "full"
+    assert summary(run)["events_kernels"] == run.outcome.kernels == len(run.kernels) <= summary(run)["simpy_events"]
+    assert "every rank and layer" in repr(run) and "all kernels (" in repr(run)
+    short = simulate(**CASES["overlap"], shortcuts=True)
+    assert summary(short)["detail"] == "segment"
+    assert 0 < summary(short)["events_kernels"] < run.outcome.kernels / 4
+    assert "equal ranks (1 of 4 GPUs) and equal layers once" in repr(short)
+    eager = simulate(**CASES["eager"], shortcuts=True)
     assert summary(eager)["detail"] == "folded"
     assert "launch times are absolute" in summary(eager)["detail_why"]
+    sums = simulate(**LLAMA, detail="folded")
+    assert summary(sums)["events_kernels"] == 0 and summary(sums)["derived_kernels"] == sums.outcome.kernels
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "llama3-8b", "seq_len": 512},  # the README's example
+        {"model": "llama3-70b", "tp": 4, "batch": 2, "seq_len": 4096},  # make demo
+        {"model": "llama3-70b", "tp": 4, "phase": "decode", "batch": 8, "detail": "full"},
+        {"model": "qwen3-30b-a3b", "ep": 2, "ep_mode": "all_to_all", "seq_len": 512},
+        {"model": "llama3-8b", "tp": 2, "pp": 2, "layers": 8, "batch": 4, "seq_len": 256},
+        {"model": "llama3-8b", "phase": "generate", "layers": 4, "output_len": 8},
+        {"model": "llama3-8b", "regime": "cold", "layers": 4},
+        {"model": "llama3-8b", "cp": 4, "cp_mode": "ring", "layers": 4},
+    ],
+)
+def test_there_are_at_least_as_many_simpy_events_as_kernels(fields: dict[str, Any]) -> None:
+    run = simulate(**fields)
+    assert run.outcome.events >= run.outcome.events_kernels == run.outcome.kernels
+
+
+def test_more_kernels_than_run_as_events_in_a_few_seconds_are_folded_and_told() -> None:
+    run = simulate(model="llama3-8b", tp=2, layers=20, phase="generate", seq_len=64, output_len=600)
+    kernels, events_kernels = run.outcome.kernels, run.outcome.events_kernels
+    assert kernels > MOST_EVENT_KERNELS
+    assert run.outcome.detail == "segment" and 0 < events_kernels < kernels / 4
+    assert f"{kernels:,} kernels, all of which run as events up to 200,000" in run.outcome.why
+    assert f"{kernels - events_kernels:,} derived from them" in repr(run)
 
 
 def test_what_cannot_be_replayed_or_folded_is_refused_by_name() -> None:
@@ -124,31 +158,6 @@ def test_what_cannot_be_replayed_or_folded_is_refused_by_name() -> None:
         simulate(**CASES["pipeline"], detail="segment")
     with pytest.raises(FoldError, match="no two of the 4 ranks run equal programs"):
         simulate(**CASES["uneven experts"], detail="folded")
-
-
-@pytest.mark.parametrize(
-    ("name", "summed"),
-    [
-        ("prefill at 400 W", True),
-        ("decode", True),
-        ("overlap", False),
-        ("eager", False),
-        ("limiters in time", False),
-        ("generate", False),
-        ("pipeline", False),
-    ],
-)
-def test_the_cost_of_full_detail_is_that_of_sums_only_where_nothing_has_to_be_scheduled(
-    name: str, summed: bool
-) -> None:
-    scenario = Scenario.of(**CASES[name])
-    layout = plan_of(scenario).full
-    assert kernels_per_s(scenario, layout) == (SUMMED_PER_S if summed else SCHEDULED_PER_S)
-    # What the limiters follow is scheduled whatever its programs look like.
-    serial = plan_of(Scenario.of(**CASES["decode"])).full
-    assert kernels_per_s(scenario, serial) == (
-        SUMMED_PER_S if summed or name in ("overlap", "eager") else SCHEDULED_PER_S
-    )
 
 
 # -- context knots ---------------------------------------------------------------------------------------------
@@ -174,7 +183,8 @@ def test_knots_are_near_every_step_and_right_on_average(first: int, steps: int) 
     ],
 )  # fmt: skip
 def test_a_long_generation_is_within_its_stated_error(fields: dict[str, Any]) -> None:
-    exact, knots = (simulate(**fields, phase="generate", detail=d) for d in ("segment", "auto"))
+    exact = simulate(**fields, phase="generate", detail="segment")
+    knots = simulate(**fields, phase="generate", shortcuts=True)
     assert exact.outcome.knots == 0 < knots.outcome.knots < fields["output_len"]
     bound = knots.outcome.knot_error
     assert 0.0 < bound < 2e-3

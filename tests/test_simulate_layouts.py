@@ -9,11 +9,11 @@ import pytest
 from hardware.laws.terms import KernelTerms
 from sim import simulate
 from sim.engine.graph import KernelClass
-from sim.engine.replay import play
 from sim.errors import ScenarioError
 from sim.machine import machine_of
 from sim.plan import Plan, Work
 from sim.scenario import Scenario
+from sim.shortcuts.pieces import play
 from sim.studies.predict import predict
 from sim.studies.records import read_records
 from sim.studies.validate import validate

@@ -50,6 +50,8 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
         text = f"{text} [default: {field.default}]".strip()
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+    if name in ("sm_partitions", "sm_partition"):
+        return click.option(flag, name, default=None, help=text)
     if name == "tokens_per_ep_rank":
         return click.option(flag, name, default=None, help="comma-separated", callback=_integers)
     return click.option(flag, name, default=None, type=click.Choice(choices) if choices else kind, help=text)

@@ -1,47 +1,41 @@
-"""The SimPy driver: environment, processes and the order of events within an instant."""
+"""The SimPy driver: environment, resources, processes and the order of events within an instant."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any, Protocol
 
 from simpy.core import EmptySchedule
-from simpy.events import NORMAL, Event, EventPriority
+from simpy.events import NORMAL, Event, Timeout
 
 from sim.engine.core import Core
 from sim.engine.record import Recorder
-from sim.engine.resources import LinkPort, SmPool, Stream
+from sim.engine.resources.arbitration import GOVERNOR, SETTLE, Moment, Rounds
+from sim.engine.resources.copy_engine import CopyEngine
+from sim.engine.resources.hbm import Hbm
+from sim.engine.resources.link_port import LinkPort
+from sim.engine.resources.sm_pool import SmPool
+from sim.engine.resources.stream import Stream
 from sim.engine.state import Flow
 from sim.engine.time import WholeTime
 
-# SimPy orders events of one instant by priority. Completions come at NORMAL, then everything that follows
-# from them (streams moving on) at NORMAL too, then governors, then one settle.
-GOVERNOR, SETTLE = EventPriority(NORMAL + 1), EventPriority(NORMAL + 2)
 
-
-class Due(Event):
+class Due(Moment):
     """An armed moment of some flows. Void ones stay in SimPy's queue and are ignored when they surface."""
 
     def __init__(self, env: WholeTime, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
-        # What simpy.events.Timeout does in its constructor; private fields are touched only here.
-        self.env = env
-        self.callbacks = [callback]
-        self._ok = True
-        self._value = None
         self.flows = flows
-        env.schedule(self, NORMAL, delay)
+        super().__init__(env, [callback], NORMAL, delay)
 
 
-class Tick(Event):
-    """A governor's pause: wakes after everything else of its instant, before the settle."""
+class Tick(Moment):
+    """A governor's pause: wakes after requests and releases of its instant, before what is decided on them."""
 
     def __init__(self, env: WholeTime, delay: int) -> None:
-        self.env = env
-        self.callbacks: list[Callable[[Any], None]] = []
-        self._ok = True
-        self._value = None
-        env.schedule(self, GOVERNOR, delay)
+        super().__init__(env, [], GOVERNOR, delay)
 
 
 class Governor(Protocol):
@@ -52,16 +46,24 @@ class Governor(Protocol):
 
 
 class Engine:
-    """Runs a :class:`Core` on SimPy until its last kernel has ended."""
+    """Runs a :class:`Core` on SimPy until its last kernel has ended.
+
+    Until :meth:`run`, the resources of a GPU (``core.gpus[i].pools`` and the others) may be replaced by others.
+    """
 
     def __init__(self, core: Core, governor: Governor | None = None) -> None:
         self.core = core
         self.env = WholeTime()
-        graph = core.graph
-        self.pools = [SmPool(self.env, int(gpu.free)) for gpu in core.gpus]
-        self.ports = [LinkPort(self.env, gpu.model.gpu.link_bytes_per_s) for gpu in core.gpus]
-        self.blocked = dict(graph.predecessor_count)
-        self.streams = [Stream(self, queue) for queue in range(len(graph.queue_ops))]
+        self.rounds = Rounds(self.env)
+        for place, gpu in enumerate(core.gpus):
+            sizes = core.graph.partition_sms or (gpu.sms,)
+            gpu.pools = [SmPool(self.env, sms, self.rounds, place) for sms in sizes]
+            gpu.copy_engine = CopyEngine(self.env, rounds=self.rounds, place=place)
+            gpu.hbm = Hbm(self.env, gpu.model.rules.hbm, paced=True)
+            gpu.port = LinkPort(self.env, gpu.model.rules.link, paced=True)
+        self.blocked = dict(core.graph.predecessor_count)
+        self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
+        self._ready: dict[int, Event] = {}  # kernels whose turn has come before their predecessors have ended
         self._governor = governor
         self._settle_pending = False
         self._last_ps = 0
@@ -73,24 +75,61 @@ class Engine:
 
     def run(self) -> Recorder:
         """Run to the last completion; errors of the core come through as they are."""
-        env = self.env
-        for stream in self.streams:
-            env.process(stream.serve())
+        env, core = self.env, self.core
+        for stream, kernels in zip(self.streams, core.graph.queue_ops, strict=True):
+            if core.graph.issue_ps is None:
+                stream.launch(kernels)  # all at once, as a graph does
+            else:
+                env.process(self._host(stream, kernels, core.graph.issue_ps))
+            env.process(self._serve(stream, len(kernels)))
         if self._governor is not None:
             env.process(self._governor.process(self))
-        self.core.start(self)
+        for gpu in core.gpus:
+            for pool in gpu.pools:
+                pool.on_change = partial(core.touch, gpu.index)
+        core.start(self)
         collecting = gc.isenabled()
         gc.disable()  # nothing the loop makes is cyclic; collecting would cost 7 %
         try:
             step = env.step
-            while self.core.left:
+            while core.left:
                 step()
         except EmptySchedule:
-            self.core.settle(self._last_ps)  # names what is stuck
+            core.settle(self._last_ps)  # names what is stuck
         finally:
             if collecting:
                 gc.enable()
-        return self.core.finish(self._last_ps)
+        records = core.finish(self._last_ps)
+        records.events = next(env._eid)
+        return records
+
+    # -- processes ----------------------------------------------------------------------------------------
+
+    def _host(self, stream: Stream, kernels: Sequence[int], issue: Sequence[int]) -> Generator[Event, Any, None]:
+        """Launch a stream's kernels when the host comes to each."""
+        env, core = self.env, self.core
+        for moment, together in groupby(kernels, key=issue.__getitem__):
+            if moment > env.now:
+                core.scheduled += 1
+                yield Timeout(env, moment - env.now)
+                core.scheduled -= 1
+            yield stream.launch(list(together))
+
+    def _serve(self, stream: Stream, kernels: int) -> Generator[Event, Any, None]:
+        """The front end of a stream: each kernel waits for its turn, its predecessors and its lead, then asks."""
+        env, core, blocked = self.env, self.core, self.blocked
+        op_class, lead_ps, submit, turn = core.graph.op_class, core.lead_ps, core.submit, stream.turn
+        for _ in range(kernels):
+            op = yield turn()
+            if blocked and blocked.get(op):
+                ready = self._ready[op] = Event(env)
+                yield ready
+            lead = lead_ps[op_class[op]]
+            if lead:
+                core.scheduled += 1
+                yield Timeout(env, lead)
+                core.scheduled -= 1
+            submit(op, env.now)
 
     # -- what the core asks for ---------------------------------------------------------------------------
 
@@ -99,29 +138,23 @@ class Engine:
         Due(self.env, flows, due_ps - self.env.now, self._on_due)
 
     def finished(self, op: int) -> None:
-        """Wake the stream of ``op`` and whoever waits for it."""
-        _core, graph = self.core, self.core.graph
+        """Let the stream of ``op`` go on, and whoever waits for it."""
+        graph = self.core.graph
         self._last_ps = self.env.now
-        self.pools[graph.op_gpu[op]].leave(op)
-        if graph.op_collective[op] >= 0:
-            self.ports[graph.op_gpu[op]].users.discard(graph.op_collective[op])
+        self.streams[graph.op_queue[op]].end()
         for successor in graph.successors.get(op, ()):
             left = self.blocked[successor] - 1
             self.blocked[successor] = left
             if not left:
-                stream = self.streams[graph.op_queue[successor]]
-                if stream.waiting_for == successor and stream.ready is not None:
-                    stream.ready.succeed()
-                    stream.ready = None
+                ready = self._ready.pop(successor, None)
+                if ready is not None:
+                    ready.succeed()
 
     def want_settle(self) -> None:
         """Settle once, after everything else of this instant."""
         if not self._settle_pending:
             self._settle_pending = True
-            event = Event(self.env)
-            event._ok, event._value = True, None
-            event.callbacks = [self._on_settle]
-            self.env.schedule(event, SETTLE)
+            Moment(self.env, [self._on_settle], SETTLE)
 
     def _on_due(self, event: Due) -> None:
         self.core.due(event.flows, self.env.now)

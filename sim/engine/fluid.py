@@ -13,7 +13,8 @@ from functools import lru_cache
 
 from hardware.laws.terms import KernelTerms, pace, part, wanted_sms
 from sim.engine.graph import KernelClass
-from sim.engine.running import GpuModel, GpuState, Member, RunningSet
+from sim.engine.resources.sm_pool import Grid
+from sim.engine.running import GpuModel, GpuState, Member, Rules, RunningSet, rules_of
 
 # How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
 POWER_TOLERANCE = 1e-10
@@ -25,7 +26,7 @@ Running = tuple[tuple[int, float, bool, float], ...]
 
 
 @lru_cache(maxsize=32)
-def _states_of(_gpu: GpuModel) -> dict[tuple[object, ...], GpuState]:
+def _states_of(_gpu: GpuModel, _rules: Rules) -> dict[tuple[object, ...], GpuState]:
     return {}
 
 
@@ -42,11 +43,40 @@ class FluidModel:
     gpu: GpuModel
     classes: tuple[KernelClass, ...]
     states: list[GpuState]
+    other_rules: Rules | None = None  # of sharing memory and port, where they are not the GPU's own
     _memo: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
+    _grids: dict[int, Grid] = field(default_factory=dict)
+    rules: Rules = field(init=False)
+    _known: dict[tuple[object, ...], GpuState] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rules = self.other_rules or rules_of(self.gpu)
+        self._known = _states_of(self.gpu, self.rules)
+
+    def under(self, rules: Rules) -> FluidModel:
+        """The same GPU, records and kernels, with memory and port shared by other rules."""
+        return self if rules == self.rules else FluidModel(self.gpu, self.classes, self.states, rules)
+
+    def grid(self, class_id: int) -> Grid:
+        """What a pool of SMs has to know of a kernel class."""
+        found = self._grids.get(class_id)
+        if found is None:
+            cls = self.classes[class_id]
+            terms = cls.terms
+            found = self._grids[class_id] = Grid(
+                sms=wanted_sms(terms, float(self.gpu.sms)),
+                tiles=terms.blocks,
+                sms_per_block=terms.sms_per_block,
+                cluster=terms.cluster,
+                own_tiles=terms.quantised and not cls.collective,
+                short=terms.shrink == "fluid",
+                collective=cls.collective,
+            )
+        return found
 
     def solve(
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None = None
@@ -58,7 +88,7 @@ class FluidModel:
         key = (running, limit_w, clock_cap_hz, caps)
         state = self._memo.get(key)
         if state is None:
-            known = _states_of(self.gpu)
+            known = self._known
             everywhere = (tuple([(self._cost(c), *rest) for c, *rest in running]), *key[1:])
             state = known.get(everywhere)
             if state is None:
@@ -125,7 +155,9 @@ class FluidModel:
         found = self._sets.get((running, caps))
         if found is None:
             members = [self._member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
-            found = self._sets[running, caps] = RunningSet(self.gpu, members, [fill for *_, fill in running], caps)
+            found = self._sets[running, caps] = RunningSet(
+                self.gpu, members, [fill for *_, fill in running], caps, self.rules
+            )
         return found
 
     def _member(self, class_id: int, hold: float, waiting: bool) -> Member:

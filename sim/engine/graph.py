@@ -39,6 +39,7 @@ class KernelGraph:
 
     ``issue_ps`` holds the host's launch time of every kernel in eager mode, and is None for graphs.
     ``asynchronous_segments`` are transfers that run beside the other segments of their rank.
+    ``partition_sms``: SMs of each partition of a GPU (none: all SMs are one), ``queue_partition`` that of each queue.
     """
 
     gpus: int
@@ -57,6 +58,8 @@ class KernelGraph:
     segments: tuple[tuple[str, str, int], ...]
     issue_ps: list[int] | None = None
     asynchronous_segments: frozenset[int] = frozenset()
+    partition_sms: tuple[float, ...] = ()
+    queue_partition: tuple[int, ...] = ()
 
     @property
     def kernels(self) -> int:

@@ -23,3 +23,4 @@ class Recorder:
     energy_j: list[float] = field(default_factory=list)
     states: list[GpuState] = field(default_factory=list)
     end_ps: int = 0
+    events: int = 0  # that SimPy scheduled

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from hardware.laws.terms import KernelTerms, Pace, dynamic_power_w, wanted_sms
 from sim.engine.graph import KernelClass
+from sim.engine.resources.hbm import HbmShares
+from sim.engine.resources.link_port import LinkShares
 
 PS_PER_S = 1e12
 
@@ -61,6 +63,19 @@ def bounds(target: Target, max_clock_hz: float) -> tuple[float, float]:
             return target, max_clock_hz
 
 
+class Rules(NamedTuple):
+    """How a GPU's memory and its port share their bandwidth."""
+
+    hbm: HbmShares
+    link: LinkShares
+
+
+def rules_of(gpu: GpuModel) -> Rules:
+    """The rules of a GPU as it is sold."""
+    hbm = HbmShares(bytes_per_s=gpu.hbm_bytes_per_s, mixed_share=gpu.mixed_hbm_share)
+    return Rules(hbm=hbm, link=LinkShares(bytes_per_s=gpu.link_bytes_per_s))
+
+
 @dataclass(slots=True, eq=False)
 class GpuState:
     """One solved running set. ``rates`` are fractions of a kernel per picosecond, ``index`` its place in ``states``."""
@@ -88,44 +103,6 @@ class GpuState:
         )
 
 
-def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
-    """Weighted max-min fair shares of ``capacity``, no one above its demand (progressive filling).
-
-    >>> share([10.0, 1.0, 10.0], [1.0, 1.0, 2.0], 13.0)
-    [4.0, 1.0, 8.0]
-    """
-    if math.fsum(demands) <= capacity:
-        return list(demands)
-    granted = list(demands)
-    open_ = [i for i, demand in enumerate(demands) if demand > 0.0]
-    left = capacity
-    while open_:
-        level = left / math.fsum([weights[i] for i in open_])
-        capped = [i for i in open_ if demands[i] <= level * weights[i]]
-        if not capped:
-            for i in open_:
-                granted[i] = level * weights[i]
-            break
-        left -= math.fsum([demands[i] for i in capped])
-        open_ = [i for i in open_ if i not in capped]
-    return granted
-
-
-def crowded(demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float) -> float:
-    """What few blocks get of HBM when others fill it: their requests queue behind all that is in flight.
-
-    Their level is what the others leave, at least their share by weight; demand and level join as squares of times,
-    so that the wait grows with the load and not at once when the last byte a second is asked for.
-
-    >>> round(crowded(3.0, 1.0, [4.0], [1.0], 8.0), 3), crowded(3.0, 1.0, [], [], 8.0)
-    (2.4, 3.0)
-    """
-    if not others or demand <= 0.0:
-        return demand
-    level = max(cap - math.fsum(others), cap * weight / (weight + math.fsum(other_weights)))
-    return demand / math.hypot(1.0, demand / level)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A kernel of a running set: ``terms`` of the blocks that run, the ``sms`` that price them, those they ``hold``."""
@@ -142,10 +119,16 @@ class RunningSet:
     """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps)."""
 
     def __init__(
-        self, gpu: GpuModel, members: Sequence[Member], fills: Sequence[float], caps: tuple[float, ...] | None
+        self,
+        gpu: GpuModel,
+        members: Sequence[Member],
+        fills: Sequence[float],
+        caps: tuple[float, ...] | None,
+        rules: Rules,
     ) -> None:
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
-        self._gpu, self._members, self._caps = gpu, members, caps
+        self._gpu, self._members, self._caps, self._rules = gpu, members, caps, rules
+        self._few = [m.cls.collective for m in members]
         self._factors = [fill * gpu.chip_power_factor for fill in fills]
         self._held = math.fsum([m.hold for m in members])
         # Cycles in which a collective's blocks move its data beside compute, one after another where they hold few SMs.
@@ -209,20 +192,13 @@ class RunningSet:
 
     def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
         """How much of its own pace each kernel keeps beside the others."""
-        gpu, weights = self._gpu, self._weights
+        rules, weights, few = self._rules, self._weights, self._few
         most = self._caps or (math.inf,) * len(pace)
         held_back = [min(1.0, cap / rate) if rate else 1.0 for cap, rate in zip(most, pace, strict=True)]
-        capacity = gpu.hbm_bytes_per_s * gpu.mixed_hbm_share
-        asked = [
-            crowded(hbm[i], weights[i], hbm[:i] + hbm[i + 1 :], weights[:i] + weights[i + 1 :], capacity)
-            if member.cls.collective
-            else hbm[i]
-            for i, member in enumerate(self._members)
-        ]
+        asked = rules.hbm.asked(hbm, weights, few)
         asked = [min(want, own * back) for want, own, back in zip(asked, hbm, held_back, strict=True)]
-        hbm_granted = share(asked, weights, capacity)
-        link_asked = [want * back for want, back in zip(link, held_back, strict=True)]
-        link_granted = share(link_asked, [1.0] * len(link), gpu.link_bytes_per_s)
+        hbm_granted = rules.hbm.divide(asked, weights)
+        link_granted = rules.link.divide([want * back for want, back in zip(link, held_back, strict=True)], weights)
         return [
             min(back, got / own if own else 1.0, link_got / link_own if link_own else 1.0)
             for back, got, own, link_got, link_own in zip(held_back, hbm_granted, hbm, link_granted, link, strict=True)

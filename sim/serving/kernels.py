@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sim.engine.replay import play
 from sim.errors import FoldError, ScenarioError
 from sim.serving.records import RunStep
+from sim.shortcuts.pieces import play
 from traces.records import SpanKind
 
 # Steps whose kernels fit into a trace that people look at.
@@ -37,7 +37,7 @@ def _run(step: RunStep) -> list[Kernel]:
         layout = plan.folded
     except FoldError:
         layout = plan.full
-    (part,) = play(layout.sequence, (limit_w,) * len(layout.folding.classes))
+    (part,) = play(layout.sequence, (limit_w,) * len(layout.folding.classes), events=True)
     graph, records, drawing = part.piece.graph, part.played.records, step.prices.drawing(step.batch)
     tail = step.prices.tail(step.batch, step.target_w)
     op = np.frombuffer(records.span_op, dtype=np.int64)

@@ -18,8 +18,6 @@ import workloads
 from hardware.laws.uneven import longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.engine.record import Recorder
-from sim.engine.replay import Part as PlayedPart
-from sim.engine.replay import play
 from sim.errors import FoldError, ScenarioError
 from sim.layout import layout_of
 from sim.machine import Machine
@@ -27,6 +25,8 @@ from sim.plan import Layout, Plan, Work, classifier
 from sim.runner import routing_of
 from sim.scenario import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
+from sim.shortcuts.pieces import Part as PlayedPart
+from sim.shortcuts.pieces import play
 from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, CollectiveOp, CollectiveWork

@@ -194,7 +194,7 @@ def _speeds() -> Iterator[Bar]:
 def _video(wan: dict[str, Any], cp: int, reuse: str | None = None) -> Timeline:
     return simulate(
         model=wan["model"], video=wan["video"], phase="denoise", gpu="a100-sxm-80gb", guidance="sequential", cp=cp,
-        reuse=reuse,
+        reuse=reuse, shortcuts=True,
     )  # fmt: skip
 
 

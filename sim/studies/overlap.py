@@ -28,7 +28,7 @@ AXES: dict[str, Sequence[Any]] = {
     "overlap_chunks": (1, 2, 4, 8),
 }
 # Fields that say how a schedule overlaps; schedules that agree in all others do the same work in the same layout.
-HOW = frozenset({"overlap", "overlap_chunks", "comm_ctas", "sm_margin"})
+HOW = frozenset({"overlap", "overlap_chunks", "comm_ctas", "sm_margin", "sm_partitions", "sm_partition"})
 REFUSALS = (ScenarioError, workloads.WorkloadError, HardwareError)
 
 
@@ -42,6 +42,7 @@ class OverlapPoint:
     energy_j: float
     exposed_communication_s: float
     on_front: bool
+    events_kernels: int = 0  # that SimPy ran; the others are derived
     trace: Path | None = None
     status: str = "unchecked"
     status_reasons: tuple[str, ...] = ()
@@ -66,7 +67,8 @@ class OverlapPoint:
         """How a user would say it."""
         s = self.scenario
         degree = f"EP{s.ep}" if s.ep > 1 else f"TP{s.tp}"
-        return f"{degree}, batch {s.batch}, {transform(s)}, {blocks(s)}"
+        split = "".join(f", {name} on {sms} SMs" for name, sms in s.sm_partitions or ())
+        return f"{degree}, batch {s.batch}, {transform(s)}, {blocks(s)}{split}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
 def study(
     grid: Sequence[Scenario], *, traces: Path | None = None, step: Callable[[], None] = lambda: None
 ) -> tuple[list[OverlapPoint], list[LeftOut]]:
-    """Simulate the grid; with ``traces`` the timelines of the Pareto front are written there.
+    """Simulate the grid, its Pareto front with every kernel as events, whose timelines go into ``traces``.
 
     Schedules that cannot run (chunks that do not divide the tokens, models that do not fit) are left out by name;
     where none can, the first refusal is raised.
@@ -166,7 +168,7 @@ def study(
     refusal: Exception | None = None
     for scenario in grid:
         try:
-            runs.append(simulate(scenario))
+            runs.append(simulate(scenario, shortcuts=True))
         except REFUSALS as error:
             refusal = refusal or error
             left_out.append(LeftOut(scenario=scenario, reason=str(error)))
@@ -174,6 +176,7 @@ def study(
     if not runs and refusal is not None:
         raise refusal
     best = set(front([(run.latency_s / run.tokens, run.energy_j / run.tokens) for run in runs]))
+    runs = [simulate(run.scenario) if i in best else run for i, run in enumerate(runs)]
     points = [
         _point(run, on_front=i in best, trace=_write_trace(run, traces) if traces is not None and i in best else None)
         for i, run in enumerate(runs)
@@ -189,6 +192,7 @@ def _point(run: Timeline, *, on_front: bool, trace: Path | None) -> OverlapPoint
         energy_j=run.energy_j,
         exposed_communication_s=run.exposed_communication_s,
         on_front=on_front,
+        events_kernels=run.outcome.events_kernels,
         trace=trace,
         status=run.standing.status,
         status_reasons=run.standing.reasons,
@@ -199,6 +203,7 @@ def _write_trace(run: Timeline, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     s = run.scenario
     parts = [f"tp{s.tp}", f"ep{s.ep}" if s.ep > 1 else "", f"b{s.batch}", s.overlap, f"chunks{s.overlap_chunks}"]
+    parts += ["-".join(f"{name}{sms}" for name, sms in s.sm_partitions or ())]
     parts += ["margin" if s.sm_margin else "", "ctasdefault" if s.comm_ctas is None else f"ctas{s.comm_ctas}"]
     return run.to_chrome(folder / ("_".join(part for part in parts if part) + ".json.gz"))
 
@@ -283,6 +288,7 @@ def table(points: Sequence[OverlapPoint]) -> pd.DataFrame:
                 "energy_j_per_token": point.energy_j_per_token,
                 "exposed_communication_s": point.exposed_communication_s,
                 "pareto": point.on_front,
+                "events_kernels": point.events_kernels,
                 "trace": str(point.trace) if point.trace else None,
                 "status": point.status,
                 "status_reasons": "; ".join(point.status_reasons),

@@ -122,7 +122,7 @@ def scenario_of(inputs: Inputs) -> Scenario:
 def _model_step(inputs: Inputs) -> Prediction:
     if inputs.get("fast_accumulation"):
         raise NotPredicted(FAST_ACCUMULATION)
-    run = simulate(scenario_of(inputs))
+    run = simulate(scenario_of(inputs), shortcuts=True)
     return Prediction(
         latency_s=run.latency_s,
         energy_j=run.energy_j,

@@ -11,10 +11,10 @@ from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.record import Recorder
-from sim.engine.replay import Piece, Repeated
 from sim.lower import lower
 from sim.machine import Machine, Policy, machine
 from sim.settle import settled_clocks
+from sim.shortcuts.pieces import Piece, Repeated
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import Work
 

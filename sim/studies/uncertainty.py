@@ -91,7 +91,7 @@ def _sums(parts: list[tuple[Scenario, int]], profile: Profile | None) -> tuple[f
     """Latency (s) and energy (J) of all parts, on their own machine or under ``profile``."""
     latency_s = energy_j = 0.0
     for scenario, count in parts:
-        run = simulate(scenario, target=None if profile is None else machine_with(scenario, profile))
+        run = simulate(scenario, target=None if profile is None else machine_with(scenario, profile), shortcuts=True)
         latency_s += count * run.latency_s
         energy_j += count * run.energy_j
     return latency_s, energy_j

@@ -68,7 +68,15 @@ def saving(gpu: str, phase: Phase, launch: Launch, batch: int, seq_len: int) -> 
     """
     unfused, fused = (
         simulate(
-            model="llama3-70b", gpu=gpu, tp=4, phase=phase, launch=launch, batch=batch, seq_len=seq_len, stack=stack
+            model="llama3-70b",
+            gpu=gpu,
+            tp=4,
+            phase=phase,
+            launch=launch,
+            batch=batch,
+            seq_len=seq_len,
+            stack=stack,
+            shortcuts=True,
         )
         for stack in ("unfused-torch", "reference-torch")
     )

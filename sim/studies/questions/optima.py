@@ -58,8 +58,8 @@ def costs(
         with suppress(MemoryShortError):
             common: dict[str, Any] = {"model": model, "gpu": gpu, "tp": tp, "pp": pp, "batch": batch}
             # The decode step first: its cache is the longer one, and what does not fit is left out whole.
-            decode = simulate(phase="decode", seq_len=tokens_in + tokens_out // 2, **common)
-            prefill = simulate(phase="prefill", seq_len=tokens_in, **common)
+            decode = simulate(phase="decode", seq_len=tokens_in + tokens_out // 2, **common, shortcuts=True)
+            prefill = simulate(phase="prefill", seq_len=tokens_in, **common, shortcuts=True)
             steps = tokens_out - 1
             found["prefill"][tp, pp] = (prefill.latency_s, prefill.energy_j)
             found["decode step"][tp, pp] = (decode.latency_s, decode.energy_j)

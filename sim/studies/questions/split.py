@@ -115,7 +115,7 @@ def prefill_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int) -> 
     found = []
     for batch in PREFILL_BATCHES:
         try:
-            run = simulate(**_decode(gpu, tp, batch, tokens_in, clock_mhz) | {"phase": "prefill"})
+            run = simulate(**_decode(gpu, tp, batch, tokens_in, clock_mhz) | {"phase": "prefill"}, shortcuts=True)
         except MemoryShortError:
             break
         if run.latency_s > TTFT_S:
@@ -141,7 +141,7 @@ def decode_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int, toke
     room = largest_batch(gpu, tp, tokens_in + tokens_out)
 
     def step(batch: int) -> Timeline:
-        return simulate(**_decode(gpu, tp, batch, tokens_in + tokens_out // 2, clock_mhz))
+        return simulate(**_decode(gpu, tp, batch, tokens_in + tokens_out // 2, clock_mhz), shortcuts=True)
 
     batch = _largest(lambda b: b <= room and step(b).latency_s <= TPOT_S)
     if not batch:

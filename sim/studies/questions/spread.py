@@ -48,7 +48,9 @@ def points(gpu: str, phase: Phase, batches: Sequence[int]) -> list[Point]:
     found = []
     for tp, batch, seq_len in itertools.product(DEGREES, batches, LENGTHS):
         with suppress(MemoryShortError):
-            run = simulate(model="llama3-70b", gpu=gpu, tp=tp, phase=phase, batch=batch, seq_len=seq_len)
+            run = simulate(
+                model="llama3-70b", gpu=gpu, tp=tp, phase=phase, batch=batch, seq_len=seq_len, shortcuts=True
+            )
             energy_j, gpu_s = run.sums_by("family")["communication"]
             found.append(
                 Point(

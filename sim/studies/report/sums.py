@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.graph import KernelClass
-from sim.engine.replay import Part
 from sim.exposure import S_PER_PS, covered, moving_ps
 from sim.outcome import Outcome, power_steps
+from sim.shortcuts.pieces import Part
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

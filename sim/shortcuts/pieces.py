@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +23,8 @@ from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import Target, bounds
-from sim.engine.serial import Serial, is_serial
 from sim.errors import FoldError
+from sim.shortcuts.serial import Serial, is_serial
 
 Limits = tuple[Target, ...]
 # A whole run of more kernels than this is forgotten at once.
@@ -59,12 +59,18 @@ class Played:
 
     records: Recorder
     level: bool  # all GPUs end their last kernel at the same instant
+    summed_at: Limits | None = None  # its serial programs were summed under these targets; else SimPy ran it
     _steps: list[tuple[list[int], list[float], list[float]]] | None = None
 
     @property
     def energy_j(self) -> list[float]:
         """Joules of each GPU."""
         return self.records.energy_j
+
+    @property
+    def by_events(self) -> bool:
+        """True where SimPy ran it."""
+        return self.summed_at is None
 
     def energy_until_j(self, gpu: int, offset_ps: int) -> float:
         """Joules of one GPU from the piece's start to ``offset_ps``."""
@@ -95,26 +101,27 @@ class Piece:
     def __post_init__(self) -> None:
         self.serial = Serial(self.graph, self.model) if is_serial(self.graph, self.model) else None
 
-    def play(self, limits_w: Limits) -> Played:
-        """Its run under fixed power targets (W per GPU)."""
+    def play(self, limits_w: Limits, *, events: bool = False) -> Played:
+        """Its run under fixed power targets (W per GPU); a serial program is summed unless ``events`` are asked for."""
         known = self.played.get(limits_w)
-        if known is None:
-            records = self.serial.run(limits_w) if self.serial is not None else None
+        if known is None or (events and not known.by_events):
+            records = self.serial.run(limits_w) if self.serial is not None and not events else None
+            summed_at = limits_w if records is not None else None
             if records is None:
                 records = Engine(Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))).run()
-            known = self.ended(records)
+            known = self.ended(records, summed_at)
             if self.whole or len(self.played) >= MAX_PLAYED:
                 self.played.clear()
             if not self.whole or self.graph.kernels <= MAX_KEPT_KERNELS:
                 self.played[limits_w] = known
         return known
 
-    def ended(self, records: Recorder) -> Played:
+    def ended(self, records: Recorder, summed_at: Limits | None = None) -> Played:
         """A run of it."""
         last_ps = np.zeros(self.graph.gpus, dtype=np.int64)
         gpu = np.asarray(self.graph.op_gpu)[np.frombuffer(records.span_op, dtype=np.int64)]
         np.maximum.at(last_ps, gpu, np.frombuffer(records.span_end_ps, dtype=np.int64))
-        return Played(records=records, level=int(last_ps.min()) == records.end_ps)
+        return Played(records=records, level=int(last_ps.min()) == records.end_ps, summed_at=summed_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +156,28 @@ class Part:
             yield (end_ps - begin_ps) * 1e-12, records.states[state].power_w
 
 
-def play(sequence: Sequence[Repeated], limits_w: Limits) -> list[Part]:
-    """The parts of one run under fixed power targets; raises :class:`FoldError` where a cut is not level."""
+def play(sequence: Sequence[Repeated], limits_w: Limits, *, events: bool = False) -> list[Part]:
+    """The parts of one run under fixed power targets, each different one by ``events`` or as it is quickest.
+
+    Raises :class:`FoldError` where a cut is not level.
+    """
     parts = []
     for step in sequence:
-        played = step.piece.play(limits_w)
+        played = step.piece.play(limits_w, events=events)
         if (step.repeat > 1 or step is not sequence[-1]) and not played.level:
             raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times: layers do not repeat")
         parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=step.repeat))
     return parts
+
+
+def by_events(parts: Sequence[Part]) -> list[Part]:
+    """The same parts with those that were summed run by SimPy."""
+    return [
+        part
+        if part.played.summed_at is None
+        else replace(part, played=part.piece.play(part.played.summed_at, events=True))
+        for part in parts
+    ]
 
 
 def play_governed(sequence: Sequence[Repeated], limiter: Limiters) -> list[Part]:

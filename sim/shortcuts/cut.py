@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from sim.fold import Folding
+from sim.shortcuts.fold import Folding
 from workloads.program import Segment
 from workloads.work import CollectiveWork
 

@@ -14,9 +14,9 @@ from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.replay import Piece
-from sim.engine.serial import Serial, is_serial
 from sim.errors import DeadlockError
+from sim.shortcuts.pieces import Piece
+from sim.shortcuts.serial import Serial, is_serial
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
 
 WIDE = replace(with_terms(REDUCE, blocks=20, link_bytes=3e6, cycles_per_block=4e3, core_energy_j=2e-3), name="wide")

@@ -1,0 +1,1 @@
+"""What kernels queue for, as SimPy resources: each file holds one, with its requests and its sharing rule."""

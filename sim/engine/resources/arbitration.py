@@ -1,0 +1,119 @@
+"""Resources that decide once an instant, after all requests and releases of that instant.
+
+SimPy calls a resource's ``_do_put`` as soon as a request is made: the first of several simultaneous requests would win
+because its process happened to be created first. A resource here answers SimPy's call (``_trigger_put``) by asking for
+an arbitration: one event at the present instant with a lower priority (:data:`ARBITRATE`) than requests, releases and
+governors have. When it surfaces, SimPy's own loop offers every waiting request to ``_do_put``, in the order of the
+queue. Releases (``_do_get``) are taken in at once: nobody can tell their order.
+
+Releases, and bytes that have moved while nobody waits for them, take no place in SimPy's schedule; a process that
+yields one goes on at once, as with any event that SimPy has processed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simpy.core import Environment
+from simpy.events import NORMAL, Event, EventPriority
+from simpy.resources.base import BaseResource, Get, Put
+
+# SimPy orders events of one instant by priority: completions, requests and releases at NORMAL, then governors, then
+# arbitration (whose grants are NORMAL again), then the settling of rates and power.
+GOVERNOR, ARBITRATE, SETTLE = (EventPriority(NORMAL + step) for step in (1, 2, 3))
+
+
+class Moment(Event):
+    """An event that is sure to come: at the present instant or after ``delay``, with a priority among its peers."""
+
+    def __init__(
+        self, env: Environment, callbacks: list[Callable[[Any], None]], priority: EventPriority, delay: int | float = 0
+    ) -> None:
+        # What simpy.events.Timeout does in its constructor; SimPy's private fields are written only here.
+        self.env = env
+        self.callbacks = callbacks
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority, delay)
+
+
+class Ask(Put["Arbitrated"]):
+    """A request: what simpy.resources.base.Put does, but that its grant need not look after releases: none waits."""
+
+    def __init__(self, resource: Arbitrated) -> None:
+        self.env = env = resource._env
+        self.callbacks = []
+        self.resource = resource
+        self.proc = env._active_proc
+        resource.put_queue.append(self)
+        resource._trigger_put(None)
+
+
+class Give(Get["Arbitrated"]):
+    """A release: taken in at once, so that it never stands in the queue, and has succeeded when it is made."""
+
+    callbacks = None  # type: ignore[assignment]
+    _ok = True
+    _value = None
+
+    def __init__(self, resource: Arbitrated) -> None:
+        self.env = resource._env
+        self.resource = resource
+        resource._do_get(self)
+
+
+def fire(event: Event) -> None:
+    """Let ``event`` succeed: by SimPy's schedule if somebody waits for it."""
+    if event.callbacks:
+        event.succeed()
+    else:
+        event._ok, event._value, event.callbacks = True, None, None  # type: ignore[assignment]
+
+
+class Rounds:
+    """The arbitrations of an environment: one event an instant for all resources that share it."""
+
+    def __init__(self, env: Environment) -> None:
+        self.env = env
+        self._asked: list[Arbitrated] = []
+
+    def ask(self, resource: Arbitrated) -> None:
+        """Have ``resource.arbitrate()`` called once, at the end of this instant."""
+        if not resource.asked:
+            resource.asked = True
+            self._asked.append(resource)
+            if len(self._asked) == 1:
+                Moment(self.env, [self._arbitrate], ARBITRATE)
+
+    def _arbitrate(self, _: Event) -> None:
+        asked, self._asked = self._asked, []
+        if len(asked) > 1:
+            asked.sort(key=_by_place)
+        for resource in asked:
+            resource.arbitrate()  # requests that it makes itself wait for the next time
+            resource.asked = False
+
+
+class Arbitrated(BaseResource[Any, Any]):
+    """A resource that offers waiting requests to ``_do_put`` once an instant; ``place`` orders it among others."""
+
+    def __init__(self, env: Environment, capacity: float, rounds: Rounds | None = None, place: int = 0) -> None:
+        super().__init__(env, capacity)
+        self.rounds = rounds or Rounds(env)
+        self.place = place
+        self.asked = False
+
+    def _trigger_put(self, _: Any) -> None:
+        self.rounds.ask(self)
+
+    def arbitrate(self) -> None:
+        """Offer the waiting requests to ``_do_put`` in turn, until it refuses one."""
+        offer(self, None)
+
+
+offer = BaseResource._trigger_put  # SimPy's loop over the waiting requests
+
+
+def _by_place(resource: Arbitrated) -> int:
+    return resource.place

@@ -1,0 +1,151 @@
+"""Bandwidth that transfers share: what the memory and the link ports of a GPU have in common.
+
+A transfer is a SimPy put that stays in the queue while its bytes move and fires when all have. By itself the resource
+moves them: at every change it divides its bandwidth anew. In the engine a kernel paces its transfers, because its
+arithmetic and its other transfers hold them up too; then the core asks the same rule for shares, and the transfer
+fires when its kernel ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from simpy.core import Environment
+from simpy.events import NORMAL
+
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire, offer
+
+# A transfer of which no more than this share is left has ended: what rounding leaves of a float.
+DONE = 1e-9
+
+
+class Shares(Protocol):
+    """A sharing rule with its capacity (bytes per unit of time)."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What there is to share."""
+
+    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool], /) -> list[float]:
+        """What transfers that could use ``demands`` ask for beside each other; ``few`` ones come from few blocks."""
+
+    def divide(self, asked: Sequence[float], weights: Sequence[float], /) -> list[float]:
+        """Bytes per unit of time of each."""
+
+
+class Transfer(Ask):
+    """Bytes on their way: fires when all have moved."""
+
+    def __init__(self, resource: Bandwidth[Any], size: float, demand: float, weight: float, few: bool) -> None:
+        self.left = self.size = size
+        self.demand, self.weight, self.few = demand, weight, few
+        self.rate = 0.0
+        self.since = resource._env.now
+        super().__init__(resource)
+
+    def moved(self, now: int | float) -> bool:
+        """Let bytes move until ``now``; True when none is left."""
+        self.left -= self.rate * (now - self.since)
+        self.since = now
+        return self.left <= DONE * self.size
+
+
+class Carried(Ask):
+    """Bytes of a kernel of the engine, which move as the kernel goes on."""
+
+    def moved(self, _now: int | float) -> bool:
+        """The kernel says when."""
+        return False
+
+    def end(self) -> None:
+        """The kernel has ended."""
+        self.resource.put_queue.remove(self)
+        fire(self)
+
+
+class Stop(Give):
+    """A transfer is given up."""
+
+    def __init__(self, resource: Bandwidth[Any], transfer: Transfer) -> None:
+        self.transfer = transfer
+        super().__init__(resource)
+
+
+Rule = TypeVar("Rule", bound=Shares)
+
+
+class Bandwidth(Arbitrated, Generic[Rule]):
+    """Bandwidth under a rule; ``paced`` by kernels of the engine, or by itself."""
+
+    def __init__(self, env: Environment, shares: Rule, *, paced: bool = False, rounds: Rounds | None = None) -> None:
+        super().__init__(env, shares.bytes_per_s, rounds)
+        self.shares = shares
+        self.paced = paced
+
+    def move(self, size: float, *, demand: float = math.inf, weight: float = 1.0, few: bool = False) -> Transfer:
+        """Move ``size`` bytes, at most ``demand`` per unit of time; yield the answer to wait until they have moved."""
+        return Transfer(self, size, min(demand, self.shares.bytes_per_s), weight, few)
+
+    def stop(self, transfer: Transfer) -> Stop:
+        """Give a transfer up; what it has not moved stays in its ``left``."""
+        return Stop(self, transfer)
+
+    def _do_put(self, event: Transfer | Carried) -> bool:
+        """Let a transfer move on, and fire it when all its bytes have moved."""
+        if event.moved(self._env.now):
+            fire(event)
+        return True
+
+    def _do_get(self, event: Stop) -> bool:
+        """Take a transfer out of the queue."""
+        event.transfer.moved(self._env.now)
+        if event.transfer in self.put_queue:
+            self.put_queue.remove(event.transfer)
+        self._trigger_put(event)
+        return True
+
+    def _trigger_put(self, _: Any) -> None:
+        if not self.paced:
+            self.rounds.ask(self)
+
+    def arbitrate(self) -> None:
+        """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""
+        offer(self, None)
+        moving = self.put_queue
+        if moving:
+            weights = [one.weight for one in moving]
+            asked = self.shares.asked([one.demand for one in moving], weights, [one.few for one in moving])
+            granted = self.shares.divide(asked, weights)
+            for one, rate in zip(moving, granted, strict=True):
+                one.rate = rate
+            first = min([one.left / one.rate for one in moving if one.rate], default=math.inf)
+            if first < math.inf:
+                Moment(self._env, [self._again], NORMAL, first)
+
+    def _again(self, _: Moment) -> None:
+        self.rounds.ask(self)
+
+
+def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
+    """Weighted max-min fair shares of ``capacity``, no one above its demand (progressive filling).
+
+    >>> share([10.0, 1.0, 10.0], [1.0, 1.0, 2.0], 13.0)
+    [4.0, 1.0, 8.0]
+    """
+    if math.fsum(demands) <= capacity:
+        return list(demands)
+    granted = list(demands)
+    open_ = [i for i, demand in enumerate(demands) if demand > 0.0]
+    left = capacity
+    while open_:
+        level = left / math.fsum([weights[i] for i in open_])
+        capped = [i for i in open_ if demands[i] <= level * weights[i]]
+        if not capped:
+            for i in open_:
+                granted[i] = level * weights[i]
+            break
+        left -= math.fsum([demands[i] for i in capped])
+        open_ = [i for i in open_ if i not in capped]
+    return granted

@@ -1,0 +1,68 @@
+"""The memory of one GPU as a SimPy resource: transfers share its bandwidth by the SMs that ask for them.
+
+A share goes with the SMs that a kernel holds times what each has in flight. Few blocks (a collective's) queue behind
+all that the others have in flight, so that they wait before the bandwidth is used up. Shares are divided once an
+instant (:mod:`sim.engine.resources.bandwidth`).
+
+>>> from simpy import Environment
+>>> env = Environment()
+>>> hbm = Hbm(env, HbmShares(bytes_per_s=8.0))
+>>> def kernel(name, size, sms):
+...     yield hbm.move(size, weight=sms)
+...     print(f"{env.now:.1f} {name} has moved {size} bytes")
+>>> for one in (kernel("wide copy", 60, sms=96), kernel("narrow copy", 40, sms=32)):
+...     process = env.process(one)
+>>> env.run()
+10.0 wide copy has moved 60 bytes
+12.5 narrow copy has moved 40 bytes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.engine.resources.bandwidth import Bandwidth, share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HbmShares:
+    """The rule: weighted max-min fair, of ``mixed_share`` of the rate once several kernels share it."""
+
+    bytes_per_s: float
+    mixed_share: float = 1.0
+
+    def divide(self, asked: Sequence[float], weights: Sequence[float]) -> list[float]:
+        """Bytes/s of each of several kernels that ask for so much."""
+        return share(asked, weights, self.bytes_per_s * self.mixed_share)
+
+    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool]) -> list[float]:
+        """What each asks for once few blocks have queued behind the others."""
+        capacity = self.bytes_per_s * self.mixed_share
+        demands, weights = list(demands), list(weights)
+        return [
+            crowded(demands[i], weights[i], demands[:i] + demands[i + 1 :], weights[:i] + weights[i + 1 :], capacity)
+            if one
+            else demands[i]
+            for i, one in enumerate(few)
+        ]
+
+
+class Hbm(Bandwidth[HbmShares]):
+    """One GPU's memory."""
+
+
+def crowded(demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float) -> float:
+    """What few blocks get of HBM when others fill it: their requests queue behind all that is in flight.
+
+    Their level is what the others leave, at least their share by weight; demand and level join as squares of times,
+    so that the wait grows with the load and not at once when the last byte a second is asked for.
+
+    >>> round(crowded(3.0, 1.0, [4.0], [1.0], 8.0), 3), crowded(3.0, 1.0, [], [], 8.0)
+    (2.4, 3.0)
+    """
+    if not others or demand <= 0.0:
+        return demand
+    level = max(cap - math.fsum(others), cap * weight / (weight + math.fsum(other_weights)))
+    return demand / math.hypot(1.0, demand / level)

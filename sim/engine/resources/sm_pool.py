@@ -1,0 +1,292 @@
+"""The SMs of one GPU, or of one partition of it: a SimPy resource whose blocks come and go one by one.
+
+A kernel asks for SMs for all its blocks. Requests are served by priority, then by the time at which they were made;
+the first that gets nothing keeps the others waiting. A kernel starts on fewer SMs than it asks for; its other blocks
+join in, or, where each block has tiles of its own, queue as a request of their own (:mod:`sim.engine.resources.tiles`).
+Kernels of short blocks give their SMs to requests of higher priority at once. While somebody waits, SMs that a
+kernel's last round of blocks does not need go back early. The pool arbitrates once an instant
+(:mod:`sim.engine.resources.arbitration`).
+
+>>> from simpy import Environment
+>>> env = Environment()
+>>> pool = SmPool(env, 132)
+>>> def kernel(name, sms, lasts, priority=0):
+...     blocks = pool.request(sms, priority=priority)
+...     yield blocks
+...     print(f"{env.now} {name} starts on {blocks.held:.0f}")
+...     yield env.timeout(lasts)
+...     yield pool.release(blocks)
+>>> for one in (kernel("product", 132, 10), kernel("copy", 20, 5), kernel("all-reduce", 32, 5, priority=-1)):
+...     process = env.process(one)
+>>> env.run()
+0 all-reduce starts on 32
+0 product starts on 100
+5 copy starts on 20
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from simpy.core import Environment
+from simpy.events import NORMAL
+
+from sim.engine.grants import room
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, offer
+from sim.engine.resources.tiles import Progress, Split, last_round, share_out, split_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How the blocks of a kernel come to SMs: what a pool has to know of it.
+
+    ``sms`` is what all blocks ask for, ``tiles`` what they work through, ``cluster`` blocks start together. Blocks with
+    ``own_tiles`` do not share theirs with blocks that start late. ``short`` blocks end all the time, so that a request
+    of higher priority gets their SMs at once. A ``collective`` starts on whole clusters near one another.
+    """
+
+    sms: float
+    tiles: int = 1
+    sms_per_block: float = 1.0
+    cluster: int = 1
+    own_tiles: bool = False
+    short: bool = False
+    collective: bool = False
+
+
+class Blocks(Ask):
+    """A kernel's request for SMs: fires when its first blocks start.
+
+    ``held`` SMs are out of the pool, ``sms`` set the pace: more than are held once the tail has let some go. The other
+    fields are those of a part of a kernel whose blocks started at different times.
+    """
+
+    progress: Progress | None = None
+    split: Split | None = None
+    sms = 0.0
+    held = 0.0
+    rounds = 0.0  # rounds of tiles of this part: all, and those behind it
+    gone = 0.0
+    fetched = 0.0  # tiles it fetches, and those whose joules are spent
+    billed = 0.0
+    last = 0.0  # blocks that are busy in its last round, and how many rounds that one takes
+    lasts = 1.0
+    fill = 1.0  # tiles of a round it goes through over the mean of the whole kernel's rounds
+    tail_due: int | float = -1  # when SMs go back early
+
+    def __init__(self, pool: Arbitrated, grid: Grid, key: tuple[float, ...], wanted: float) -> None:
+        self.grid = grid
+        self.key = key
+        self.wanted = wanted
+        super().__init__(pool)
+
+    def thin(self, rounds: int) -> float:  # noqa: ARG002 - kernels of the engine know
+        """What the last of ``rounds``, with few tiles, takes of a round's time at least."""
+        return 1.0
+
+    def late(self, wanted: float) -> Self:
+        """A request for ``wanted`` SMs more, for blocks of the same kernel."""
+        return type(self)(self.resource, self.grid, self.key, wanted)
+
+
+class Return(Give):
+    """What ``blocks`` held goes back when their kernel has ended; ``keep`` SMs stay where it only lets some go."""
+
+    def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
+        self.blocks = blocks
+        self.keep = keep
+        super().__init__(pool)
+
+
+class Waiting(list[Blocks]):
+    """SimPy's put queue in the order of the requests' keys."""
+
+    def append(self, item: Blocks) -> None:
+        """Put a request in its place."""
+        if not self or self[-1].key <= item.key:
+            super().append(item)
+        else:
+            insort(self, item, key=_by_key)
+
+
+class SmPool(Arbitrated):
+    """SMs with block-level grants; see the module docstring."""
+
+    PutQueue = Waiting
+
+    def __init__(self, env: Environment, capacity: float, rounds: Rounds | None = None, place: int = 0) -> None:
+        super().__init__(env, capacity, rounds, place)
+        self.free = float(capacity)
+        self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
+        self.users: list[Blocks] = []
+        self.on_change: Callable[[], None] = _nothing  # after an arbitration that left somebody waiting, or grew one
+        self._late: list[Blocks] = []
+        self._partial = False  # a kernel may run on fewer SMs than it asked for, and grow
+
+    def request(self, sms: float, *, priority: float = 0) -> Blocks:
+        """Ask for ``sms`` SMs for blocks that join in as they get them."""
+        return Blocks(self, Grid(sms=sms), (priority, self._env.now), sms)
+
+    def release(self, blocks: Blocks) -> Return:
+        """The kernel has ended: its SMs go back."""
+        return Return(self, blocks)
+
+    # -- SimPy's two methods ----------------------------------------------------------------------------------
+
+    def _do_put(self, event: Blocks) -> bool:
+        """Start the request's blocks on free SMs; False, and no later request is looked at, where there are none."""
+        grid = event.grid
+        if event.wanted > self.free:
+            self._displace(event)
+        give = event.wanted if event.wanted <= self.free and not self.scattered else self._room(event)
+        if give <= 0.0:
+            return False
+        if give < event.wanted and grid.own_tiles:
+            if event.split is None:
+                event.split = split_of(event)
+            self._late.append(event)
+        elif give < event.wanted:
+            self._partial = True
+        self.free -= give
+        event.held = event.sms = give
+        self.users.append(event)
+        if grid.cluster > 1 and not grid.collective:
+            self.scattered = self.free
+        if event.split is not None:
+            event.split.begun.append(event)
+            share_out(event.split, grid.sms_per_block, int(self._env.now))
+        event.succeed()
+        return True
+
+    def _do_get(self, event: Return) -> bool:
+        """Take SMs back."""
+        blocks = event.blocks
+        if event.keep is None:
+            self.free += blocks.held
+            blocks.held = 0.0
+            self.users.remove(blocks)
+            self.scattered = 0.0
+        else:
+            self.free += blocks.held - event.keep
+            blocks.held = event.keep
+        self._trigger_put(event)
+        return True
+
+    # -- arbitration ------------------------------------------------------------------------------------------
+
+    def _trigger_put(self, _: Any) -> None:
+        if not self.asked and (self.put_queue or self._partial):
+            self.rounds.ask(self)
+
+    def arbitrate(self) -> None:
+        """Serve the waiting in order; then blocks of running kernels that have waited for SMs start on what is left."""
+        grew = False
+        if self.put_queue:
+            # Further clusters of a collective that has begun go before the waiting.
+            first = self.put_queue[0]
+            if self._partial and (self.scattered or len(self.put_queue) > 1 or first.wanted > self.free):
+                grew = self._grow([one for one in self.users if one.grid.collective])
+            offer(self, None)
+            if self._late:
+                self._queue_late()
+        if self._partial and self.free > 0.0:
+            grew = self._grow(self.users) or grew
+            self._partial = any(one.held < one.wanted for one in self.users)
+        if grew or self.put_queue:
+            self.on_change()
+
+    def _queue_late(self) -> None:
+        """Blocks of kernels that begin on part of their SMs queue as requests of their own, from the next time on."""
+        late, self._late = self._late, []
+        for event in late:
+            rest = event.late(event.wanted - event.held)
+            event.wanted = event.held
+            rest.split = event.split
+            assert event.split is not None
+            event.split.parts += 1
+
+    def _room(self, blocks: Blocks) -> float:
+        """SMs that a kernel begins with now: all it wants, else what whole clusters of its blocks can use."""
+        free, grid = self.free, blocks.grid
+        if grid.collective:
+            return self._more(blocks)
+        if blocks.wanted <= free:
+            return blocks.wanted
+        return free - free % (grid.sms_per_block * grid.cluster)
+
+    def _more(self, blocks: Blocks) -> float:
+        """SMs that further blocks of a kernel can start on.
+
+        Where few are free, blocks of a collective run one after the other: 32 ended beside a kernel that left them 6.
+        """
+        want, grid = blocks.wanted - blocks.held, blocks.grid
+        if not grid.collective:
+            return min(want, self.free)
+        return room(want, self.free, scattered=self.scattered, cluster=grid.cluster, sms_per_block=grid.sms_per_block)
+
+    def _grow(self, users: Iterable[Blocks]) -> bool:
+        """Blocks that have waited for SMs, of kernels that run, get those that are free."""
+        grew = False
+        waiting = [one for one in users if one.held < one.wanted]
+        for blocks in sorted(waiting, key=_by_key) if len(waiting) > 1 else waiting:
+            more = self._more(blocks)
+            if more > 0.0 and blocks.held == blocks.sms:
+                self.free -= more
+                blocks.held = blocks.sms = blocks.held + more
+                grew = True
+        return grew
+
+    def _displace(self, request: Blocks) -> None:
+        """Kernels of short blocks and lower priority give their SMs to ``request``, all but one block's."""
+        for victim in self.users:
+            grid = victim.grid
+            if grid.short and victim.key[0] > request.key[0] and self.free < request.wanted:
+                take = min(victim.held - grid.sms_per_block, request.wanted - self.free)
+                if take > 0.0:
+                    victim.held = victim.sms = victim.held - take
+                    self.free += take
+                    self._partial = True
+
+    # -- tails ------------------------------------------------------------------------------------------------
+
+    def arm_tails(self, now: int | float) -> None:
+        """Somebody waits: SMs that the last round of a running kernel does not need go back when it begins."""
+        for blocks in self.users:
+            progress = blocks.progress
+            if not blocks.grid.own_tiles or progress is None or progress.rate == 0.0 or blocks.held < blocks.sms:
+                continue
+            last, needed = last_round(blocks)
+            if needed >= blocks.held:
+                continue
+            left = progress.left - progress.rate * (now - progress.updated_ps) - last
+            due = now + max(1, math.ceil(left / progress.rate))
+            if due < progress.due_ps and due != blocks.tail_due:
+                blocks.tail_due = due
+                Tail(self, blocks, due - now)
+
+    def on_tail(self, tail: Tail) -> None:
+        """A kernel's last round begins, unless its pace has changed since."""
+        blocks = tail.blocks
+        if blocks.tail_due == self._env.now and blocks in self.users:
+            blocks.tail_due = -1
+            Return(self, blocks, last_round(blocks)[1])
+
+
+class Tail(Moment):
+    """The moment at which the last round of ``blocks`` begins."""
+
+    def __init__(self, pool: SmPool, blocks: Blocks, delay: int | float) -> None:
+        self.blocks = blocks
+        super().__init__(pool._env, [pool.on_tail], NORMAL, delay)
+
+
+def _by_key(blocks: Blocks) -> tuple[float, ...]:
+    return blocks.key
+
+
+def _nothing() -> None:
+    pass

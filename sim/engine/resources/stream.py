@@ -1,0 +1,104 @@
+"""A stream as a SimPy resource: kernels that a host launches, handed out in order, one at a time.
+
+A launch brings one kernel or, as a graph does, many at once. The front end of the GPU takes turns: a turn fires with
+the next kernel once that is launched and the one before it has ended. A stream that holds ``capacity`` kernels makes
+the host wait.
+
+>>> from simpy import Environment
+>>> env = Environment()
+>>> stream = Stream(env)
+>>> def host():
+...     yield stream.launch(["product", "all-reduce"])
+...     yield env.timeout(9)
+...     yield stream.launch(["copy"])
+>>> def front_end():
+...     for _ in range(3):
+...         kernel = yield stream.turn()
+...         print(env.now, kernel)
+...         yield env.timeout(2)
+...         stream.end()
+>>> processes = env.process(host()), env.process(front_end())
+>>> env.run()
+0 product
+2 all-reduce
+9 copy
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from simpy.core import Environment
+from simpy.resources.base import BaseResource, Get, Put
+
+
+class Launch(Put["Stream"]):
+    """Kernels that the host launches: fires when they are in the stream."""
+
+    def __init__(self, stream: Stream, kernels: Sequence[Any]) -> None:
+        self.kernels = kernels
+        super().__init__(stream)
+
+
+class Turn(Get["Stream"]):
+    """Fires with the next kernel when its turn has come."""
+
+    def __init__(self, stream: Stream) -> None:
+        # What simpy.resources.base.Get does, but that the stream itself lets waiting launches in.
+        self.env = env = stream._env
+        self.callbacks = []
+        self.resource = stream
+        self.proc = env._active_proc
+        stream.get_queue.append(self)
+        if not stream.busy:
+            stream._trigger_get(None)
+
+
+class Stream(BaseResource[Launch, Turn]):
+    """Launched kernels in order; see the module docstring. The host and the order of calls decide, at once."""
+
+    def __init__(self, env: Environment, capacity: float = math.inf) -> None:
+        super().__init__(env, capacity)
+        self.waiting = 0  # kernels launched that have not had their turn
+        self.busy = False
+        self._launched: deque[Iterator[Any]] = deque()
+
+    def launch(self, kernels: Sequence[Any]) -> Launch:
+        """Put kernels at the end of the stream."""
+        return Launch(self, kernels)
+
+    def turn(self) -> Turn:
+        """Ask for the next kernel."""
+        return Turn(self)
+
+    def end(self) -> None:
+        """The kernel whose turn it was has ended."""
+        self.busy = False
+        if self.get_queue:
+            self._trigger_get(None)
+
+    def _do_put(self, event: Launch) -> bool:
+        """Take launched kernels in, if there is room (a launch of more than there can ever be: when nobody waits)."""
+        if self.waiting and self.waiting + len(event.kernels) > self.capacity:
+            return False
+        self.waiting += len(event.kernels)
+        self._launched.append(iter(event.kernels))
+        event.succeed()
+        return True
+
+    def _do_get(self, event: Turn) -> bool:
+        """Hand the next kernel out, unless one still runs or none is launched."""
+        if self.busy or not self.waiting:
+            return False
+        self.busy = True
+        self.waiting -= 1
+        launched = self._launched
+        while (kernel := next(launched[0], launched)) is launched:
+            launched.popleft()
+        event.succeed(kernel)
+        if self.put_queue:
+            self._trigger_put(None)
+        return True

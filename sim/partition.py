@@ -1,0 +1,91 @@
+"""SMs of a GPU split into named partitions (CUDA green contexts, MPS shares, MIG compute slices): who runs where.
+
+A partition is an SM pool of its own, and a stream belongs to one: its kernels ask for at most that partition's SMs,
+whatever stands idle beside it. Memory, links, clock and power stay those of the whole GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sim.engine.graph import KernelClass, KernelGraph
+from sim.errors import ScenarioError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partitions:
+    """Partitions by name with their SMs, and the partition of some streams; others: the first to the first, and so on.
+
+    >>> two = Partitions(sms=(("compute", 116), ("comm", 16)), streams=())
+    >>> [two.of_stream(stream) for stream in range(4)]
+    [0, 1, 1, 1]
+    """
+
+    sms: tuple[tuple[str, int], ...]
+    streams: tuple[tuple[int, str], ...]
+
+    def check(self, gpu_sms: int) -> None:
+        """Refuse partitions that the GPU does not have the SMs for."""
+        total = sum(sms for _, sms in self.sms)
+        if total > gpu_sms:
+            text = ", ".join(f"{name} = {sms}" for name, sms in self.sms)
+            raise ScenarioError(f"sm_partitions = {text}: {total} SMs in all, the GPU has {gpu_sms}: give less")
+
+    def of_stream(self, stream: int) -> int:
+        """The place of a stream's partition in ``sms``."""
+        chosen = dict(self.streams).get(stream)
+        names = [name for name, _ in self.sms]
+        return min(stream, len(names) - 1) if chosen is None else names.index(chosen)
+
+
+def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
+    """The same kernels, each asking for SMs of its stream's partition only."""
+    of_queue = tuple(partitions.of_stream(stream) for stream in graph.queue_stream)
+    classes: list[KernelClass] = []
+    known: dict[tuple[int, int], int] = {}
+
+    def class_of(kernel_class: int, place: int) -> int:
+        index = known.get((kernel_class, place))
+        if index is None:
+            name, sms = partitions.sms[place]
+            cls = graph.classes[kernel_class]
+            cap = min(cls.terms.sms_cap, float(sms))
+            index = known[kernel_class, place] = len(classes)
+            describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
+            classes.append(replace(cls, terms=replace(cls.terms, sms_cap=cap), describe=describe))
+        return index
+
+    op_class = [class_of(cls, of_queue[queue]) for cls, queue in zip(graph.op_class, graph.op_queue, strict=True)]
+    return replace(
+        graph,
+        classes=tuple(classes),
+        op_class=op_class,
+        queue_partition=of_queue,
+        partition_sms=tuple(float(sms) for _, sms in partitions.sms),
+    )
+
+
+def pairs(value: object) -> object:
+    """Pairs from a table or from text like ``compute=116,comm=16``; anything else is left for the field to refuse.
+
+    >>> pairs("compute=116, comm=16"), pairs({"compute": 116})
+    ((('compute', '116'), ('comm', '16')), (('compute', 116),))
+    """
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    if isinstance(value, str):
+        parts = [part.partition("=") for part in value.split(",")]
+        return tuple((key.strip(), after.strip()) for key, _, after in parts)
+    return value
+
+
+def check_names(partitions: Sequence[tuple[str, int]] | None, streams: Sequence[tuple[int, str]] | None) -> None:
+    """Refuse names that are there twice, or not at all."""
+    names = [name for name, _ in partitions or ()]
+    if len(set(names)) < len(names):
+        raise ValueError(f"sm_partitions = {', '.join(names)}: give each partition a name of its own")
+    for stream, name in streams or ():
+        if name not in names:
+            known = f"one of {', '.join(names)}" if names else "sm_partitions too"
+            raise ValueError(f"sm_partition = {stream}={name}: give {known}")
