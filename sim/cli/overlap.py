@@ -138,11 +138,13 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console:
     from sim.cli.console import print_reasons
     from sim.studies.overlap import blocks, transform
 
-    shown = Table(title="Schedules (Pareto front marked)", title_justify="left")
+    shown = Table(title="Schedules (times in ms, Pareto front marked)", title_justify="left")
     ranks = "EP" if points[0].scenario.ep > 1 else "TP"
-    columns = ("batch", "transform", "blocks", "latency ms", "energy J", "mJ per token", "exposed comm. ms", "front")
+    columns = ("batch", "transform", "blocks", "latency", "energy J", "mJ/token", "exposed", "front")
     for name in (ranks, *columns, "status"):
-        shown.add_column(name, justify="left" if name in ("transform", "status") else "right")
+        # The longest status has its room: headings of two words break before it is cut.
+        room = len("uncalibrated") if name == "status" else None
+        shown.add_column(name, justify="left" if name in ("transform", "status") else "right", min_width=room)
     for point in points:
         s = point.scenario
         shown.add_row(
