@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hardware.laws.streaming import on_few_sms
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
 
@@ -17,20 +18,23 @@ from sim.errors import ScenarioError
 class Partitions:
     """Partitions by name with their SMs, and the partition of some streams; others: the first to the first, and so on.
 
-    >>> two = Partitions(sms=(("compute", 116), ("comm", 16)), streams=())
+    ``gpu_sms`` is what the whole GPU has.
+
+    >>> two = Partitions(sms=(("compute", 116), ("comm", 16)), streams=(), gpu_sms=132)
     >>> [two.of_stream(stream) for stream in range(4)]
     [0, 1, 1, 1]
     """
 
     sms: tuple[tuple[str, int], ...]
     streams: tuple[tuple[int, str], ...]
+    gpu_sms: int
 
-    def check(self, gpu_sms: int) -> None:
+    def __post_init__(self) -> None:
         """Refuse partitions that the GPU does not have the SMs for."""
         total = sum(sms for _, sms in self.sms)
-        if total > gpu_sms:
+        if total > self.gpu_sms:
             text = ", ".join(f"{name} = {sms}" for name, sms in self.sms)
-            raise ScenarioError(f"sm_partitions = {text}: {total} SMs in all, the GPU has {gpu_sms}: give less")
+            raise ScenarioError(f"sm_partitions = {text}: {total} SMs in all, the GPU has {self.gpu_sms}: give less")
 
     def of_stream(self, stream: int) -> int:
         """The place of a stream's partition in ``sms``."""
@@ -50,10 +54,18 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
         if index is None:
             name, sms = partitions.sms[place]
             cls = graph.classes[kernel_class]
-            cap = min(cls.terms.sms_cap, float(sms))
+            # A product's grid is made for the whole GPU: its other blocks come late and keep their own tiles, as beside
+            # a collective. On 128 of 132 SMs a product of 768 tiles takes 8 rounds, not 6 (records/*/partitions).
+            terms = cls.terms
+            if cls.collective or not terms.quantised:
+                terms = replace(terms, sms_cap=min(terms.sms_cap, float(sms)))
+            if not cls.collective and not terms.quantised and sms < partitions.gpu_sms:
+                terms = on_few_sms(
+                    terms, min(terms.blocks * terms.sms_per_block, float(sms)), float(partitions.gpu_sms)
+                )
             index = known[kernel_class, place] = len(classes)
             describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
-            classes.append(replace(cls, terms=replace(cls.terms, sms_cap=cap), describe=describe))
+            classes.append(replace(cls, terms=terms, describe=describe))
         return index
 
     op_class = [class_of(cls, of_queue[queue]) for cls, queue in zip(graph.op_class, graph.op_queue, strict=True)]

@@ -269,9 +269,7 @@ def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
     """The partitions of each GPU's SMs, if there are any."""
     if scenario.sm_partitions is None:
         return None
-    found = Partitions(sms=scenario.sm_partitions, streams=scenario.sm_partition or ())
-    found.check(target.gpu.sms)
-    return found
+    return Partitions(sms=scenario.sm_partitions, streams=scenario.sm_partition or (), gpu_sms=target.gpu.sms)
 
 
 @lru_cache(maxsize=16)

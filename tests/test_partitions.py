@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 from hardware.calibrate.suite.partitions import BESIDE, SIZES, SPLITS, alone_rows, beside_rows, comm_rows
 from hardware.calibrate.suite.run import share_of
 from hardware.calibrate.suite.worker import nvml_index
+from hardware.laws.streaming import on_few_sms
+from hardware.laws.terms import KernelTerms
+from sim.studies.validate import validate
 
 RECORDS = Path(__file__).parents[1] / "records"
 ONE_GPU = [f"{gpu}/partitions/one_gpu.jsonl" for gpu in ("h100-sxm-80gb", "h200-sxm-141gb")]
@@ -66,7 +71,31 @@ def test_sides_of_a_split_are_the_whole_card(path: str) -> None:
 @pytest.mark.parametrize("path", ONE_GPU)
 def test_a_prompt_scales_with_its_sms_until_the_cap(path: str) -> None:
     times = {
-        row["sms"]: row["latency_s"] for row in of_kind(path, "partition") if row["work"].get("phase") == "prefill"
+        row["sms"]: row["latency_s"] for row in of_kind(path, "partition") if row["kernel"].get("phase") == "prefill"
     }
     # 1980 MHz up to 64 SMs: time goes with the inverse of the SMs, to the waves of 128-row tiles.
     assert [times[8] / times[sms] for sms in (16, 32, 64)] == pytest.approx([2, 4, 8], rel=0.1)
+
+
+def test_kernels_on_partitions_are_as_measured() -> None:
+    """Rows that entered no fit but copy and add_rmsnorm, whose streaming rate is theirs."""
+    rows = validate([RECORDS / ONE_GPU[0]])
+    alone = [row for row in rows if row.record.kind == "partition" and row.record.inputs["kernel"]["kind"] == "gemm"]
+    assert len(alone) == 50
+    errors = [abs(error) for row in alone if (error := row.error("latency_s")) is not None]
+    assert sum(errors) / len(errors) < 0.035
+    beside = [row for row in rows if row.record.kind == "partitions" and _products(row.record.inputs)]
+    both = [row.error(name) for row in beside for name in ("latency_s", "beside_s")]
+    assert len(both) == 10 and max(abs(error) for error in both if error is not None) < 0.06
+
+
+def _products(inputs: Mapping[str, Any]) -> bool:
+    """Two large products side by side."""
+    return all(inputs[side]["kind"] == "gemm" and inputs[side]["m"] == 4096 for side in ("a", "b"))
+
+
+def test_all_sms_are_no_partition() -> None:
+    copy = KernelTerms(floor_s=0.0, blocks=9000, cycles_per_block=0.0, hbm_bytes=1e9, hbm_bytes_per_s=3e12)
+    rates = [on_few_sms(copy, float(sms), 132.0).hbm_bytes_per_s for sms in range(1, 133)]
+    assert rates[-1] == pytest.approx(3e12) and rates[0] == pytest.approx(81e9, rel=0.02)
+    assert all(more > fewer for fewer, more in pairwise(rates))

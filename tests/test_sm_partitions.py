@@ -52,7 +52,7 @@ def test_no_kernel_ever_holds_more_than_its_partition(programs: list[list[int]],
         queues += [
             (gpu, [KERNELS[i] if i < len(KERNELS) else (REDUCE, next(number)) for i in program]) for program in programs
         ]
-    names = Partitions(sms=(("left", sizes[0]), ("right", sizes[1])), streams=())
+    names = Partitions(sms=(("left", sizes[0]), ("right", sizes[1])), streams=(), gpu_sms=100)
     g = partitioned(graph(*queues), names)
     engine = Engine(core_of(g))
     for gpu in engine.core.gpus:
@@ -65,10 +65,11 @@ def test_kernels_of_two_partitions_do_not_wait_for_each_other() -> None:
     g = graph((0, [COMPUTE]), (0, [COMPUTE]))
     assert [end for *_, end in spans(g, run(g))] == [10.0, 20.0]
     # 100 tiles of 10 us on 80 SMs take two rounds, on 20 five.
-    split = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=()))
+    split = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=(), gpu_sms=100))
     assert spans(split, run(split)) == [("gemm", 0, 0.0, 20.0), ("gemm", 0, 0.0, 50.0)]
-    both = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=((1, "most"),)))
-    assert [end for *_, end in spans(both, run(both))] == [20.0, 40.0]
+    both = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=((1, "most"),), gpu_sms=100))
+    # The first one's last 20 tiles leave 60 SMs to the second from 10 us on, whose other 40 tiles end at 30 us.
+    assert [end for *_, end in spans(both, run(both))] == [20.0, 30.0]
 
 
 def test_a_scenario_names_partitions_and_the_streams_that_they_serve() -> None:
@@ -78,7 +79,9 @@ def test_a_scenario_names_partitions_and_the_streams_that_they_serve() -> None:
     assert whole.latency_s == plain.latency_s and whole.energy_j == pytest.approx(plain.energy_j, rel=1e-9)
     assert split.latency_s != plain.latency_s
     started = split.kernels.query("stream == 0 and family == 'gemm'")
-    assert len(started) and {c.terms.sms_cap for c in split.graph.classes if c.family == "gemm"} == {116.0}
+    assert len(started) and {c.describe["sm_partition"] for c in split.graph.classes if c.family == "gemm"} == {
+        "compute (116 SMs)"
+    }
     narrow = simulate(**OVERLAP, sm_partitions="compute=64,comm=16")
     assert narrow.latency_s > split.latency_s
     for detail in ("folded", "segment"):

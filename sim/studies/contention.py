@@ -130,7 +130,7 @@ def beside_waiting(inputs: Inputs, target: Machine) -> tuple[float, float, float
     )
     held = min(wait.terms.blocks * wait.terms.sms_per_block, target.gpu.sms - 1.0) if inputs.get("waits") else 0.0
     spins_w = wait.terms.waiting_power_w if held else 0.0
-    graph = _graph(1, [gemm], [[0] * 8])
+    graph = graph_of_lanes(1, [gemm], [[0] * 8])
     low, high = 0.5 * target.limits.slow_limit_w, target.limits.fast_limit_w
     seconds, watts, clock_hz = 0.0, math.inf, 0.0
     tried = high
@@ -179,7 +179,7 @@ def _loop(
     """One kernel alone: its seconds at the settled clock."""
     kernel = a or b
     assert kernel is not None
-    graph = _graph(1, [kernel], [[0] * max(n_a, n_b)])
+    graph = graph_of_lanes(1, [kernel], [[0] * max(n_a, n_b)])
     core = Core(graph, [FluidModel(target.model, graph.classes, [])], [limit_w])
     seconds = Engine(core).run().end_ps * 1e-12
     return seconds, seconds
@@ -194,7 +194,7 @@ def _loops(
     chips = [
         replace(a, name=f"a{r}", terms=replace(a.terms, scale=a.terms.scale * (1.0 - lag * r))) for r in range(world)
     ]
-    graph = _graph(world, [*chips, b], [lane for r in range(world) for lane in ([r] * n_a, [world] * n_b)])
+    graph = graph_of_lanes(world, [*chips, b], [lane for r in range(world) for lane in ([r] * n_a, [world] * n_b)])
     core = Core(graph, [FluidModel(target.model, graph.classes, [])] * world, [limit_w] * world)
     records = Engine(core).run()
     end = np.zeros(graph.kernels)
@@ -209,7 +209,7 @@ def _loops(
     return (float(np.mean(means[0])), float(np.mean(means[1]))), power
 
 
-def _graph(gpus: int, classes: list[KernelClass], lanes: list[list[int]]) -> KernelGraph:
+def graph_of_lanes(gpus: int, classes: list[KernelClass], lanes: list[list[int]]) -> KernelGraph:
     """Loops without edges: lanes of class indices, as many for each GPU; collectives meet in order."""
     op_class = [c for lane in lanes for c in lane]
     starts = np.concatenate([[0], np.cumsum([len(lane) for lane in lanes])]).tolist()

@@ -14,6 +14,7 @@ from sim.runner import simulate
 from sim.scenario import Scenario
 from sim.studies import predict_time
 from sim.studies.contention import beside_waiting, computation, together
+from sim.studies.partitions import on_partition, side_by_side
 from sim.studies.records import MEASURED_FIELDS
 from sim.studies.repetition import Prediction, machine_for, run_program, run_works, seen
 from workloads.diffusion import load_dit
@@ -37,7 +38,8 @@ SIZES = frozenset(
 )
 COUNTS = frozenset(
     {"rows", "heads", "experts", "distinct", "tiles64", "tiles128", "max_rows", "bytes_moved", "copy_bytes_moved",
-     "comm_bytes", "text_tokens", "ctas", "comm_ctas"}
+     "comm_bytes", "text_tokens", "ctas", "comm_ctas",
+     "sms", "a_sms", "b_sms", "asked_sms", "asked_b_sms"}
 )  # fmt: skip
 DEGREES = frozenset(
     {"world", "n_per_burst", "bursts", "tp", "ep", "cp", "pp", "dp", "ulysses", "layers", "parts", "micro_batches"}
@@ -165,17 +167,37 @@ def _ring_attention(inputs: Inputs) -> Prediction:
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
 
 
-def _gemm(inputs: Inputs) -> Prediction:
-    if inputs.get("fast_accumulation") or inputs.get("values", "normal") != "normal":
-        raise NotPredicted(FAST_ACCUMULATION)
-    return _works(
-        inputs,
-        GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType(inputs.get("dtype", "bf16"))),
-    )
-
-
-def _attention(inputs: Inputs) -> Prediction:
-    return _works(inputs, attention_work(inputs))
+def kernel_work(inputs: Inputs) -> Work:
+    """The kernel of a row that runs a single one."""
+    match inputs["kind"]:
+        case "gemm":
+            if inputs.get("fast_accumulation") or inputs.get("values", "normal") != "normal":
+                raise NotPredicted(FAST_ACCUMULATION)
+            return GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType(inputs.get("dtype", "bf16")))
+        case "attention":
+            return attention_work(inputs)
+        case "grouped_gemm":
+            fields = ("experts", "rows", "distinct", "tiles128", "n", "k")
+            return GroupedGemmWork(
+                tiles256=tiles256_of(inputs), rows_beyond128=rows_beyond128_of(inputs), **{f: inputs[f] for f in fields}
+            )
+        case "collective" | "alone":
+            return CollectiveWork(
+                op=CollectiveOp(inputs["op"]),
+                ranks=tuple(range(inputs["world"])),
+                buffer_bytes=inputs["bytes"],
+                ctas=inputs.get("ctas"),
+            )
+        case kind:
+            rows = inputs.get("tokens") or inputs.get("rows") or 1
+            moved = int(moved_bytes(inputs))
+            return ElementwiseWork(
+                op=Elementwise(kind),
+                rows=rows,
+                width=inputs.get("width") or moved // rows,
+                bytes_moved=moved,
+                blocks=rows * inputs["heads"] if "heads" in inputs else None,
+            )
 
 
 def attention_work(inputs: Inputs) -> AttentionWork:
@@ -192,37 +214,24 @@ def attention_work(inputs: Inputs) -> AttentionWork:
     )
 
 
-def _elementwise(inputs: Inputs) -> Prediction:
-    rows = inputs.get("tokens") or inputs.get("rows") or 1
-    moved = int(moved_bytes(inputs))
-    return _works(
-        inputs,
-        ElementwiseWork(
-            op=Elementwise(inputs["kind"]),
-            rows=rows,
-            width=inputs.get("width") or moved // rows,
-            bytes_moved=moved,
-            blocks=rows * inputs["heads"] if "heads" in inputs else None,
-        ),
-    )
+def _kernel(inputs: Inputs) -> Prediction:
+    return _works(inputs, kernel_work(inputs))
 
 
-def _grouped(inputs: Inputs) -> Prediction:
-    fields = ("experts", "rows", "distinct", "tiles128", "n", "k")
-    work = GroupedGemmWork(
-        tiles256=tiles256_of(inputs), rows_beyond128=rows_beyond128_of(inputs), **{f: inputs[f] for f in fields}
-    )
-    return _works(inputs, work)
+def _part(inputs: Inputs, name: str) -> Work:
+    """The kernel that the field ``name`` of a row describes."""
+    row = inputs[name]
+    if not isinstance(row, Mapping):
+        raise NotPredicted(f"{name} = {shown(row)}: give the fields of a kernel's row")
+    return kernel_work(_checked({**row, "world": inputs["world"]}))
 
 
-def _collective(inputs: Inputs) -> Prediction:
-    work = CollectiveWork(
-        op=CollectiveOp(inputs["op"]),
-        ranks=tuple(range(inputs["world"])),
-        buffer_bytes=inputs["bytes"],
-        ctas=inputs.get("ctas"),
-    )
-    return _works(inputs, work)
+def _on_partition(inputs: Inputs) -> Prediction:
+    return on_partition(inputs, _part(inputs, "kernel"))
+
+
+def _side_by_side(inputs: Inputs) -> Prediction:
+    return side_by_side(inputs, _part(inputs, "a"), _part(inputs, "b"))
 
 
 def _in_context(inputs: Inputs) -> Prediction:
@@ -248,7 +257,7 @@ def _waiting(inputs: Inputs) -> Prediction:
 
 def _alone(inputs: Inputs) -> Prediction:
     if "op" in inputs:
-        return _collective(inputs)
+        return _works(inputs, kernel_work(inputs))
     return _works(inputs, computation(inputs, str(inputs["what"])))
 
 
@@ -287,10 +296,12 @@ def _transient(inputs: Inputs) -> Prediction:
 PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
     "model_step": _model_step,
     "generate": _model_step,
-    "gemm": _gemm,
-    "attention": _attention,
-    "grouped_gemm": _grouped,
-    "collective": _collective,
+    "gemm": _kernel,
+    "attention": _kernel,
+    "grouped_gemm": _kernel,
+    "collective": _kernel,
+    "partition": _on_partition,
+    "partitions": _side_by_side,
     "in_context": _in_context,
     "waiting": _waiting,
     "duty": _duty,
@@ -300,7 +311,7 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
     "small_kernels": _small_kernels,
     "dit_step": _dit_step,
     "ring_attention": _ring_attention,
-} | {op.value: _elementwise for op in Elementwise}
+} | {op.value: _kernel for op in Elementwise}
 
 SKIPPED = {
     "host": "describes the machine, measures nothing",

@@ -77,10 +77,11 @@ def measured_outputs(record: Record) -> dict[str, Any]:
                 outputs["latency_s"] = statistics.fmean(measured["iter_s"])
                 outputs["sm_clock_mhz"] = [statistics.fmean(measured["clock_mhz"])]
                 outputs["energy_j"] = measured["power_w"][0] * record.inputs["period_s"]
-            case "together":
+            case "together" | "partitions":
                 outputs["latency_s"] = statistics.fmean(measured["a_together_s"])
                 outputs["beside_s"] = statistics.fmean(measured["b_together_s"])
-                outputs["power_w"] = None  # of both; neither side's own
+                if record.kind == "together":
+                    outputs["power_w"] = None  # of both; neither side's own
             case "transient":
                 first, last = measured["log"][0], measured["log"][-1]
                 outputs["latency_s"] = sum(ms * 1e-3 for mark in measured["marks"] for ms in mark["step_ms"])

@@ -172,7 +172,7 @@ def _dropping(launch: Callable[[int], object]) -> Callable[[int], None]:
 def alone_rows(share: int, of: int) -> list[Row]:
     """Kernels by themselves on the whole GPU and on every size; the kernels are dealt out over ``of`` GPUs."""
     works = [work for i, work in enumerate(ALONE) if i % of == share]
-    return [{"kind": "partition", "work": work, "asked_sms": sms} for work in works for sms in (None, *SIZES)]
+    return [{"kind": "partition", "kernel": work, "asked_sms": sms} for work in works for sms in (None, *SIZES)]
 
 
 def beside_rows(share: int, of: int) -> list[Row]:
@@ -187,7 +187,9 @@ def beside_rows(share: int, of: int) -> list[Row]:
 def comm_rows() -> list[Row]:
     """Collectives of forced block counts on a partition, alone and beside a product on the rest."""
     ops = [plan.collective(op, COMM_BYTES, ctas) for op, ctas in itertools.product(OPS, BLOCKS)]
-    rows: list[Row] = [{"kind": "partition", "work": one, "asked_sms": sms} for one in ops for sms in (None, *COMM_SMS)]
+    rows: list[Row] = [
+        {"kind": "partition", "kernel": one, "asked_sms": sms} for one in ops for sms in (None, *COMM_SMS)
+    ]
     rows += [
         {"kind": "partitions", "a": PREFILL, "b": one, "asked_b_sms": sms}
         for one in ops
@@ -204,12 +206,12 @@ def measure(bench: Bench, splitter: Splitter, row: Row) -> dict[str, Any]:
         asked = row["asked_sms"]
         own = splitter.whole() if asked is None else splitter.split(asked)[0]
         facts = {"sms": own.sms, "sms_seen": sms_seen(bench, own)}
-        if row["work"]["kind"] == "collective":
+        if row["kernel"]["kind"] == "collective":
             with on(bench, own):
-                launch, rotate = launcher(bench, row["work"])
+                launch, rotate = launcher(bench, row["kernel"])
                 replay, count = repeated(bench, launch, rotate=rotate, stream=own.stream)
                 return {**facts, **together(bench, steady(bench, replay, count))}
-        return {**facts, **measure_alone(bench, row["work"], own)}
+        return {**facts, **measure_alone(bench, row["kernel"], own)}
     asked = row["asked_b_sms"]
     whole = splitter.whole()
     second, first = (whole, whole) if asked is None else splitter.split(asked, priority=-1)
@@ -219,7 +221,7 @@ def measure(bench: Bench, splitter: Splitter, row: Row) -> dict[str, Any]:
 
 def work(rank: int, rows: Sequence[Row], options: Options) -> None:
     """One rank's process: every row; one that fails is said and left out."""
-    flat = [{"kind": "x", "ctas": row.get("work", row.get("b", {})).get("ctas")} for row in rows]
+    flat = [{"kind": "x", "ctas": row.get("kernel", row.get("b", {})).get("ctas")} for row in rows]
     bench = make_bench(rank, flat, options)
     splitter = Splitter(bench)
     for row in rows:
