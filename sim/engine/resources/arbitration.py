@@ -53,7 +53,7 @@ class Ask(Put["Arbitrated"]):
 class Give(Get["Arbitrated"]):
     """A release: taken in at once, so that it never stands in the queue, and has succeeded when it is made."""
 
-    callbacks = None  # type: ignore[assignment]
+    callbacks = None  # type: ignore[assignment]  # what SimPy sets once an event is processed
     _ok = True
     _value = None
 
@@ -68,7 +68,7 @@ def fire(event: Event) -> None:
     if event.callbacks:
         event.succeed()
     else:
-        event._ok, event._value, event.callbacks = True, None, None  # type: ignore[assignment]
+        event._ok, event._value, event.callbacks = True, None, None  # type: ignore[assignment]  # likewise
 
 
 class Rounds:
