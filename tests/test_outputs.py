@@ -421,3 +421,15 @@ def test_the_workers_of_a_sweep_end_with_it_and_its_rows_stay(number: int, folde
         for one in children
     ):
         time.sleep(0.01)  # ends at once: those that wait for a parent that is gone do so for five minutes
+
+
+def test_the_tracker_of_workers_prints_nothing_after_the_last_line() -> None:
+    code = (
+        "from sim.studies.explore.workers import Pool\n"
+        "from joblib.externals.loky.backend import resource_tracker as tracker\n"
+        "with Pool(jobs=2)._backend():\n"
+        "    tracker.ensure_running()\n"
+        "    tracker.register('/left-behind', 'semlock')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)  # the tracker holds the pipe
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

@@ -19,6 +19,9 @@ Batch = TypeVar("Batch")
 Lines = TypeVar("Lines")
 # Batches in flight for every worker of a backend that returns whole rounds.
 ROUND = 4
+# What loky's tracker of semaphores may not print: a sweep that is stopped while a worker starts leaves one semaphore
+# registered, which the tracker removes at once and warns of after the command's own last line.
+QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
 # How often a worker looks whether the process that started it still lives.
 WATCH_S = 0.2
 
@@ -56,8 +59,11 @@ class Pool:
         """Set joblib up; yields whether results stream back, or come in whole rounds."""
         match self.backend:
             case "processes":
-                with joblib.parallel_config(
-                    backend="loky", inner_max_num_threads=1, initializer=_end_with, initargs=(os.getpid(),)
+                with (
+                    _environment(PYTHONWARNINGS=QUIET_TRACKER),
+                    joblib.parallel_config(
+                        backend="loky", inner_max_num_threads=1, initializer=_end_with, initargs=(os.getpid(),)
+                    ),
                 ):
                     yield True
             case "dask":
@@ -69,6 +75,21 @@ class Pool:
                     yield False
             case _:
                 assert_never(self.backend)
+
+
+@contextmanager
+def _environment(**added: str) -> Iterator[None]:
+    """Processes started meanwhile get ``added`` in their environment, after a value of the user's own."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update({name: ",".join(filter(None, (before[name], value))) for name, value in added.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _end_with(parent: int) -> None:
