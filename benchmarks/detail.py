@@ -1,6 +1,6 @@
 """What a scenario costs by detail: ``python benchmarks/detail.py [--out benchmarks/results.md]``.
 
-CPU milliseconds of one scenario with its figures (``sim.report.summary``), in one process. *First* is a scenario
+CPU milliseconds of one scenario with its figures (``sim.result.report.summary``), in one process. *First* is a scenario
 nobody has run before in a process that has run another of its kind: building, prices and the search for the power
 target included. *Again* is the mean over scenarios that differ from it in the power cap alone (uncapped: the same
 scenario). Every row runs in a process of its own.
@@ -43,8 +43,8 @@ CASES: dict[str, tuple[dict[str, Any], str, bool]] = {
 
 def measure(fields: dict[str, Any], detail: str, capped: bool) -> tuple[int, float, float, float]:
     """Kernels, GPUs simulated, and CPU seconds of the first and of later scenarios, in this process."""
-    from sim.report import summary
-    from sim.runner import simulate
+    from sim.result.report import summary
+    from sim.run.runner import simulate
 
     policies: list[dict[str, Any]] = [{"power_cap_w": w} for w in CAPPED] if capped else [{"uncapped": True}] * 4
     other = fields | {"batch": 2 * fields.get("batch", 1)}

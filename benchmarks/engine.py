@@ -38,8 +38,8 @@ def measure(fields: dict[str, Any], repeat: int) -> dict[str, Any]:
     """One case, in this process."""
     import workloads
     from sim import Scenario, simulate
-    from sim.machine import machine_of
-    from sim.runner import plan_of
+    from sim.run.runner import plan_of
+    from sim.scenario.machine import machine_of
     from sim.shortcuts.pieces import play
 
     scenario = Scenario.of(**fields, detail="full")

@@ -22,7 +22,7 @@ import workloads
 from hardware.catalog import load_gpu
 from sim import simulate
 from sim.studies.fidelity import record_files
-from sim.studies.records import read_records
+from sim.validation.records import read_records
 
 RESULTS = Path(__file__).with_name("results.md")
 GPU = "h100-sxm-80gb"

@@ -41,7 +41,7 @@ def predicted() -> Iterator[dict[str, Any]]:
     sys.path.insert(0, str(ROOT))
     from sim import simulate
     from sim.errors import SimError
-    from sim.studies.validate import validate
+    from sim.validation.validate import validate
 
     places = [(ROOT / "records", "records")]
     if "WATTLINE_SHARED" in os.environ:

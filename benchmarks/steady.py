@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from sim import simulate
 from sim.errors import SimError
-from sim.report import status_text
-from sim.timeline import Timeline
+from sim.result.report import status_text
+from sim.result.timeline import Timeline
 
 GPUS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "a100-sxm-80gb", "h100-pcie-80gb", "l40s-48gb")
 MODELS = ("llama3-8b", "qwen3-8b", "qwen3-30b-a3b", "qwen2-1.5b", "llama3-70b")

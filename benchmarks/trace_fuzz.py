@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 
 from sim.errors import SimError
-from sim.studies import replay_report
-from sim.studies.inspect import inspect_trace
-from sim.studies.inspect_report import as_document
-from sim.studies.replay import replay_trace
+from sim.replay import report as replay_report
+from sim.replay.inspect import inspect_trace
+from sim.replay.inspect_report import as_document
+from sim.replay.study import replay_trace
 from traces.errors import TraceError
 
 LIMIT_S = 20  # no small trace may take longer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.runner import simulate
-    from sim.scenario import Scenario
-    from sim.timeline import Timeline
+    from sim.result.timeline import Timeline
+    from sim.run.runner import simulate
+    from sim.scenario.spec import Scenario
 
 __all__ = ["Scenario", "Timeline", "simulate"]
 
@@ -15,15 +15,15 @@ __all__ = ["Scenario", "Timeline", "simulate"]
 def __getattr__(name: str) -> Any:
     # Lazy, so that the command line can print its help without importing pandas.
     if name == "Scenario":
-        from sim.scenario import Scenario
+        from sim.scenario.spec import Scenario
 
         return Scenario
     if name == "Timeline":
-        from sim.timeline import Timeline
+        from sim.result.timeline import Timeline
 
         return Timeline
     if name == "simulate":
-        from sim.runner import simulate
+        from sim.run.runner import simulate
 
         return simulate
     raise AttributeError(f"module 'sim' has no attribute '{name}'")

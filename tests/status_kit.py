@@ -1,4 +1,4 @@
-"""Scenarios at random, and by hand what was measured of them: an independent statement of sim.standing's envelope."""
+"""Scenarios at random, and what was measured of them: a statement of sim.result.status's envelope of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hardware.errors import HardwareError
 from sim.errors import SimError
-from sim.runner import simulate
+from sim.run.runner import simulate
 from workloads.errors import WorkloadError
 
 # Written down from the rows themselves (records/*/validation and the first H100 measurements), not from the data file.

@@ -14,10 +14,10 @@ import pytest
 from benchmarks.file_fuzz import KINDS, end_of, fault_of, run_one
 from inputs.texts import parse_json, parse_toml
 from sim.errors import ScenarioError
+from sim.explore.conditions import Condition
+from sim.output.spreadsheet import to_csv, without_quotes
+from sim.replay.inspect import inspect_trace
 from sim.serving.requests import read_requests, read_traffic
-from sim.spreadsheet import to_csv, without_quotes
-from sim.studies.explore.conditions import Condition
-from sim.studies.inspect import inspect_trace
 from traces.read.values import product
 
 SERVE = ["serve", "--model", "llama3-8b", "--trace"]

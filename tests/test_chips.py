@@ -17,10 +17,10 @@ from sim.cli import main
 from sim.cli.calibrate import command
 from sim.cli.console import wide_console
 from sim.errors import ScenarioError
+from sim.explore.uncertainty import intervals
 from sim.studies.chips import ChipPower, chip_powers, dump_chips, group_factor, print_chips
-from sim.studies.predict import predict
-from sim.studies.uncertainty import intervals
-from sim.studies.validate import validate
+from sim.validation.predict import predict
+from sim.validation.validate import validate
 
 GPU = load_gpu("h100-sxm-80gb")
 PROFILE = load_profile(GPU.id)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sim.cli import COMMANDS
-from sim.console import one_line
+from sim.output.console import one_line
 from tests.test_cli import run
 
 MODEL = (
@@ -169,7 +169,7 @@ def test_choices_of_a_missing_option_come_in_one_line(capsys: pytest.CaptureFixt
 def test_files_that_cannot_be_written_are_refused_before_anything_runs(
     files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.runner.simulate", None)
+    monkeypatch.setattr("sim.run.runner.simulate", None)
     code, _, err = run([*LAYER, *files], capsys)
     assert code == 2 and err.count("\n") == 1 and files[1] in err
 

@@ -9,7 +9,7 @@ import pytest
 
 from sim import Scenario, simulate
 from sim.errors import ScenarioError
-from sim.report import status_text, summary
+from sim.result.report import status_text, summary
 from sim.serving import ServeSpec, serve
 from tests.config_kit import LLAMA, MISTRAL, QWEN3
 from tests.test_cli import run

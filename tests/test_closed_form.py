@@ -15,15 +15,15 @@ import workloads
 from sim import Scenario, simulate
 from sim.cli import main
 from sim.errors import SimError
-from sim.studies.closed_form import rivals
-from sim.studies.closed_form.export import to_latex, to_python
-from sim.studies.closed_form.fit import Fitted, fit
-from sim.studies.closed_form.formula import NAMES, PARAMETERS, columns, predict
-from sim.studies.closed_form.judge import Score, interval, judge
-from sim.studies.closed_form.samples import PHASES, Sample, by_work, parts
-from sim.studies.closed_form.search import search
-from sim.studies.closed_form.sizes import Phase, Sizes
-from sim.studies.explore.grid import load_grid
+from sim.explore.closed_form import rivals
+from sim.explore.closed_form.export import to_latex, to_python
+from sim.explore.closed_form.fit import Fitted, fit
+from sim.explore.closed_form.formula import NAMES, PARAMETERS, columns, predict
+from sim.explore.closed_form.judge import Score, interval, judge
+from sim.explore.closed_form.samples import PHASES, Sample, by_work, parts
+from sim.explore.closed_form.search import search
+from sim.explore.closed_form.sizes import Phase, Sizes
+from sim.explore.grid import load_grid
 
 ROOT = Path(__file__).parents[1]
 # A machine of our own making: every coefficient 1.3 times where the fit starts, x_pipe apart.

@@ -13,9 +13,9 @@ import pytest
 
 from hardware.laws.collective import UNFITTED, ring_traffic
 from hardware.profile import load_profile, profile_for
-from sim.studies.contention import main, measured, on, together
-from sim.studies.predict import NotPredicted, predict
-from sim.studies.records import RecordError, read_records
+from sim.validation.contention import main, measured, on, together
+from sim.validation.predict import NotPredicted, predict
+from sim.validation.records import RecordError, read_records
 
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[1].parent / "shared")) / "measurements"
 GPU = "h100-sxm-80gb"

@@ -9,15 +9,16 @@ import pytest
 
 import workloads
 from sim import simulate
+from sim.build.program import build
 from sim.engine.running import Held
 from sim.errors import FoldError
-from sim.machine import machine_of
-from sim.plan import classifier
-from sim.report import summary
-from sim.runner import MOST_EVENT_KERNELS, build
-from sim.runner import plan_of as plan_of_model
-from sim.scenario import Scenario
-from sim.settle import settled_clocks
+from sim.result.report import summary
+from sim.run.plan import classifier
+from sim.run.runner import MOST_EVENT_KERNELS
+from sim.run.runner import plan_of as plan_of_model
+from sim.run.steady import settled_clocks
+from sim.scenario.machine import machine_of
+from sim.scenario.spec import Scenario
 from sim.shortcuts.fold import fold
 from sim.shortcuts.knots import context_knots
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment

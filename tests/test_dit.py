@@ -12,9 +12,9 @@ import pytest
 from sim import simulate
 from sim.cli import main
 from sim.errors import ScenarioError
-from sim.studies.validate import validate
-from sim.timeline import Timeline
-from sim.video import video_summary
+from sim.result.timeline import Timeline
+from sim.scenario.video import video_summary
+from sim.validation.validate import validate
 from workloads.diffusion import load_dit, parse_video, video_tokens
 from workloads.errors import WorkloadError
 from workloads.families.dit import build_denoise

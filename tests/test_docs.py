@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hardware.catalog import parse_gpu
-from sim.scenario import Scenario
+from sim.scenario.spec import Scenario
 from tests import docs
 from tests.docs_commands import PARSED, parse, prepare, small, why_parsed
 from tests.traces_kit import recorded_rows

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cost import Pricer
+from sim.build.cost import Pricer
+from sim.build.lower import lower
 from sim.engine.driver import Engine
 from sim.engine.graph import KernelClass
 from sim.engine.record import Recorder
 from sim.engine.resources.bandwidth import share
 from sim.errors import DeadlockError
-from sim.lower import lower
-from sim.machine import machine
+from sim.scenario.machine import machine
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, core_of, graph, run, spans, with_terms
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork, GemmWork

@@ -14,14 +14,14 @@ import pandas as pd
 import pytest
 
 from sim.cli import main
-from sim.scenario import Scenario
-from sim.studies.explore.choice import Objective, command_of, scenario_of
-from sim.studies.explore.grid import parse_grid
-from sim.studies.explore.sweep import sweep
-from sim.studies.explore.table import read_table
-from sim.studies.explore.tornado import Effect, effects
-from sim.studies.explore.workers import Pool
-from sim.studies.pareto import front
+from sim.explore.choice import Objective, command_of, scenario_of
+from sim.explore.grid import parse_grid
+from sim.explore.pareto import front
+from sim.explore.sweep import sweep
+from sim.explore.table import read_table
+from sim.explore.tornado import Effect, effects
+from sim.explore.workers import Pool
+from sim.scenario.spec import Scenario
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sim.errors import SimError
-from sim.studies.explore.conditions import Condition
-from sim.studies.explore.grid import parse_grid
-from sim.studies.explore.row import row_id
+from sim.explore.conditions import Condition
+from sim.explore.grid import parse_grid
+from sim.explore.row import row_id
 
 BASE = {"model": "llama3-8b"}
 

@@ -17,10 +17,10 @@ import pytest
 
 from sim import simulate
 from sim.cli import main
-from sim.studies.explore.grid import Grid, parse_grid
-from sim.studies.explore.sweep import run_batch, sweep
-from sim.studies.explore.table import read_table
-from sim.studies.explore.workers import Pool
+from sim.explore.grid import Grid, parse_grid
+from sim.explore.sweep import run_batch, sweep
+from sim.explore.table import read_table
+from sim.explore.workers import Pool
 
 SMALL = {"model": "llama3-8b", "layers": 1, "lm_head": False}
 ALONE = Pool(jobs=1)

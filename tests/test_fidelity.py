@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from hardware.profile import load_profile
+from sim.run.repetition import Prediction
 from sim.studies.fidelity import main, page, record_files
 from sim.studies.fidelity_bars import PUBLISHED, bars_section, striped_bars, video_bars
 from sim.studies.fidelity_errors import group_errors, mean_interval, summarise, weakly_identified
-from sim.studies.records import Record
-from sim.studies.repetition import Prediction
-from sim.studies.validate import Row
+from sim.validation.records import Record
+from sim.validation.validate import Row
 
 PROFILE = load_profile("h100-sxm-80gb")
 assert PROFILE is not None

@@ -21,11 +21,11 @@ from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
-from sim.machine import Policy, machine
-from sim.studies.predict import NotPredicted, predict
-from sim.studies.predict_time import Launch, run_schedule, transient_run, work_of
-from sim.studies.records import read_records
-from sim.studies.validate import measured_outputs
+from sim.scenario.machine import Policy, machine
+from sim.validation.predict import NotPredicted, predict
+from sim.validation.predict_time import Launch, run_schedule, transient_run, work_of
+from sim.validation.records import read_records
+from sim.validation.validate import measured_outputs
 from tests.engine_kit import COMPUTE, GPU, graph, with_terms
 from workloads.program import Kernel, Segment
 from workloads.work import GemmWork

@@ -241,7 +241,7 @@ def test_no_fitted_row_is_a_whole_model_row() -> None:
     if not (SHARED / "measurements").is_dir():
         pytest.skip(f"needs the measurement records ({SHARED / 'measurements'}; set WATTLINE_SHARED)")
     from hardware.profile import fitted_row_digests
-    from sim.studies.records import read_records
+    from sim.validation.records import read_records
 
     for name in ("model_step", "overlap", "ring_attention"):
         assert not {r.digest for r in read_records(SHARED / f"measurements/{name}.jsonl")} & fitted_row_digests()

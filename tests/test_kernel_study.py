@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sim.machine import Policy, machine
-from sim.studies.kernel import KernelReport, kernel_report
+from sim.explore.kernel import KernelReport, kernel_report
+from sim.scenario.machine import Policy, machine
 from tests.test_cli import run
 from workloads.work import AttentionWork, DType, GemmWork, GroupedGemmWork, Work
 

@@ -15,8 +15,8 @@ from hardware.profile import dump_profile, load_profile
 from sim import simulate
 from sim.cli import main
 from sim.errors import ScenarioError
-from sim.scenario import Scenario
-from sim.studies.measure import planned_row
+from sim.scenario.spec import Scenario
+from sim.validation.measure import planned_row
 
 ONE_GPU = Path(__file__).parents[1] / "records/h100-sxm-80gb/validation/one_gpu.jsonl"
 

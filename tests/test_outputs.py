@@ -22,8 +22,8 @@ import pytest
 
 from sim.cli import COMMANDS, main
 from sim.cli.paths import FOLDER, INPUT, OUTPUT
-from sim.output import OutputError, check_outputs, write_atomically
-from sim.studies.explore import sweep as sweeping
+from sim.explore import sweep as sweeping
+from sim.output.files import OutputError, check_outputs, write_atomically
 from traces.errors import TraceError
 from traces.write.files import whole_file, write_pieces
 
@@ -120,7 +120,7 @@ def test_a_new_file_has_what_the_umask_leaves(mask: int, mode: int, tmp_path: Pa
 
 def test_the_file_of_standard_output_is_written_on_not_replaced(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from sim.output import write_atomically; "
+        "import sys; from pathlib import Path; from sim.output.files import write_atomically; "
         "print('before', flush=True); write_atomically(Path('/dev/stdout'), b'table\\n'); print('after')"
     )
     with (tmp_path / "out.txt").open("wb") as out:
@@ -353,7 +353,7 @@ def test_a_missing_extra_is_told_before_the_run(
             raise ModuleNotFoundError(name)  # as of a part of a package that is not there
 
     monkeypatch.setattr("traces.write.files.find_spec", no_package)
-    for where in ("sim.runner.simulate", "sim.serving.serve", "sim.studies.replay.replay_trace"):
+    for where in ("sim.run.runner.simulate", "sim.serving.serve", "sim.replay.study.replay_trace"):
         monkeypatch.setattr(where, None)
     assert run(arguments, capsys) == (2, "", f"wattline: {message}\n")
     assert {p.name for p in Path.cwd().iterdir()} == set(FILES)
@@ -425,7 +425,7 @@ def test_the_workers_of_a_sweep_end_with_it_and_its_rows_stay(number: int, folde
 
 def test_the_tracker_of_workers_prints_nothing_after_the_last_line() -> None:
     code = (
-        "from sim.studies.explore.workers import Pool\n"
+        "from sim.explore.workers import Pool\n"
         "from joblib.externals.loky.backend import resource_tracker as tracker\n"
         "with Pool(jobs=2)._backend():\n"
         "    tracker.ensure_running()\n"

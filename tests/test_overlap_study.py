@@ -14,8 +14,8 @@ import pytest
 
 from sim.cli import main
 from sim.errors import ScenarioError
-from sim.scenario import Scenario
-from sim.studies.overlap import OverlapPoint, advice, read_grid, scenarios, study, transform
+from sim.explore.overlap import OverlapPoint, advice, read_grid, scenarios, study, transform
+from sim.scenario.spec import Scenario
 
 BASE = {"model": "llama3-70b", "layers": 1, "seq_len": 1024}
 

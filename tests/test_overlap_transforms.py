@@ -14,7 +14,7 @@ from hardware.errors import HardwareError
 from hardware.laws.gemm import wave_part
 from hardware.laws.terms import KernelTerms, time_s
 from sim import simulate
-from sim.lower import lower
+from sim.build.lower import lower
 from tests.engine_kit import COMPUTE, GPU, REDUCE, graph, run, spans, with_terms
 from tests.transformer_kit import build, gemm_flops, kernels
 from workloads import WorkloadError

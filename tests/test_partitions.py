@@ -15,7 +15,7 @@ from hardware.calibrate.suite.run import share_of
 from hardware.calibrate.suite.worker import nvml_index
 from hardware.laws.streaming import on_few_sms
 from hardware.laws.terms import KernelTerms
-from sim.studies.validate import validate
+from sim.validation.validate import validate
 
 RECORDS = Path(__file__).parents[1] / "records"
 ONE_GPU = [f"{gpu}/partitions/one_gpu.jsonl" for gpu in ("h100-sxm-80gb", "h200-sxm-141gb")]

@@ -13,11 +13,11 @@ from hardware.calibrate.fit import read_fit_records
 from hardware.errors import HardwareError
 from hardware.laws.collective_time import default_ctas
 from hardware.laws.terms import wanted_sms
-from sim.cost import Pricer
+from sim.build.cost import Pricer
 from sim.engine.grants import OWN_TILES
 from sim.engine.graph import KernelClass
-from sim.machine import machine
-from sim.studies.validate import validate
+from sim.scenario.machine import machine
+from sim.validation.validate import validate
 from tests.engine_kit import COMPUTE, graph, run, with_terms
 from tests.traces_kit import RECORDED, recorded_rows
 from workloads.program import Kernel

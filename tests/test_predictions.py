@@ -9,7 +9,7 @@ import pytest
 
 from hardware.calibrate.suite.plans import planned
 from sim.studies.predictions import Errors, foretell, judge, main, read, write
-from sim.studies.records import read_records
+from sim.validation.records import read_records
 
 EIGHT = Path(__file__).parents[1] / "docs/predictions/eight.jsonl"
 

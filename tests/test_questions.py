@@ -8,8 +8,8 @@ import pytest
 
 from hardware.catalog import load_gpu
 from sim.errors import MemoryShortError
-from sim.memory import check_memory
-from sim.scenario import Scenario
+from sim.scenario.memory import check_memory
+from sim.scenario.spec import Scenario
 from sim.studies.questions import fusion, optima, split, spread
 from sim.studies.questions.page import command
 from workloads import load_model

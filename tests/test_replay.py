@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.runner import simulate
-from sim.studies import replay as replay_module
-from sim.studies.replay import replay_capture, replay_trace
-from sim.studies.replay_changes import Changes
-from sim.studies.replay_load import load_of, shown_pause_ns
-from sim.studies.replay_run import Load
-from sim.trace import write_timeline
+from sim.replay import study as replay_module
+from sim.replay.changes import Changes
+from sim.replay.load import load_of, shown_pause_ns
+from sim.replay.run import Load
+from sim.replay.study import replay_capture, replay_trace
+from sim.result.trace import write_timeline
+from sim.run.runner import simulate
 from tests.traces_kit import REAL, kernel, launch, needs_real, write
 from traces.capture import NONE, Capture
 from traces.classify import classify

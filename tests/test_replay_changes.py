@@ -12,10 +12,10 @@ import pytest
 from hardware.catalog import load_gpu
 from hardware.profile import profile_for
 from sim.cli import main
-from sim.runner import simulate
-from sim.studies.replay import Replayed, replay_trace
-from sim.studies.replay_changes import Changes, ReplayError
-from sim.studies.replay_setting import Outcome
+from sim.replay.changes import Changes, ReplayError
+from sim.replay.setting import Outcome
+from sim.replay.study import Replayed, replay_trace
+from sim.run.runner import simulate
 from tests.traces_kit import OURS, Event, kernel, launch, needs_real, write
 from traces.read.load import read_trace
 

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim import cost, plan
+from sim.build import cost
 from sim.cli import main
 from sim.engine.time import WholeTime
-from sim.runner import simulate
-from sim.studies.replay import Replayed, replay_trace
-from sim.studies.replay_changes import Changes, ReplayError
-from sim.studies.replay_setting import Outcome
-from sim.studies.replay_sms import Change, Grid, SmPool, course
-from sim.trace import write_timeline
+from sim.replay.changes import Changes, ReplayError
+from sim.replay.setting import Outcome
+from sim.replay.sms import Change, Grid, SmPool, course
+from sim.replay.study import Replayed, replay_trace
+from sim.result.trace import write_timeline
+from sim.run import plan
+from sim.run.runner import simulate
 from tests.traces_kit import Event, kernel, launch, write
 from traces.read.load import read_trace
 

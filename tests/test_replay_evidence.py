@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.studies.replay import Replayed, replay_trace
+from sim.replay.study import Replayed, replay_trace
 from tests.traces_kit import Event, kernel, launch, write
 from traces.capture import Capture
 from traces.classify import classify

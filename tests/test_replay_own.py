@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sim.cli import main
-from sim.runner import simulate
-from sim.studies.replay import Replayed, replay_trace
-from sim.studies.replay_changes import Changes, ReplayError
-from sim.studies.replay_report import as_document, notes_of
-from sim.trace import Cut, write_timeline
+from sim.replay.changes import Changes, ReplayError
+from sim.replay.report import as_document, notes_of
+from sim.replay.study import Replayed, replay_trace
+from sim.result.trace import Cut, write_timeline
+from sim.run.runner import simulate
 from tests.traces_kit import kernel, launch, write
 
 EIGHT = {"model": "llama3-8b", "gpu": "h100-sxm-80gb", "layers": 4}

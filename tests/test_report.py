@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from sim import simulate
 from sim.cli import app, main
 from sim.errors import SimError
+from sim.pages import page as page_module
+from sim.pages.run import run_page, write_report
+from sim.pages.served import served_page, write_served_report
+from sim.pages.sums import binned, kernel_sums, mean_rates, split_of
+from sim.result.timeline import Timeline
 from sim.serving import serve
 from sim.serving.result import ServeResult
-from sim.studies.report import page as page_module
-from sim.studies.report.run import run_page, write_report
-from sim.studies.report.served import served_page, write_served_report
-from sim.studies.report.sums import binned, kernel_sums, mean_rates, split_of
-from sim.timeline import Timeline
 from tests.browser_kit import DESKTOP, PHONE, chromium, opened
 
 RUNS = {

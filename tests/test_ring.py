@@ -17,7 +17,7 @@ from sim import simulate
 from sim.cli import main
 from sim.errors import ScenarioError
 from sim.studies.striped import Device, compare, errors_by_device, prices, read_published, seconds
-from sim.studies.validate import validate
+from sim.validation.validate import validate
 from workloads import Layout, Options, WorkloadError, build_program, load_model
 from workloads.families.ring import LAYOUTS, RingLayout, build_ring
 from workloads.program import Program

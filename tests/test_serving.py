@@ -17,15 +17,15 @@ from rich.console import Console
 
 from sim.cli import main
 from sim.errors import ScenarioError
-from sim.machine import machine_of
-from sim.scenario import Scenario
+from sim.pages.served import served_page
+from sim.scenario.machine import machine_of
+from sim.scenario.spec import Scenario
 from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.price import StepPrices
 from sim.serving.report import print_summary
 from sim.serving.requests import arrivals, read_requests
 from sim.serving.trace import to_trace, write_served
-from sim.studies.report.served import served_page
 from tests.perfetto_kit import losses, perfetto, rows
 from traces.write.check import check_trace
 

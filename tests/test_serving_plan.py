@@ -8,9 +8,9 @@ import pytest
 
 from sim.cli import main
 from sim.errors import SimError
+from sim.explore.capacity import capacity, compare
+from sim.explore.workers import Pool
 from sim.serving import ServeSpec
-from sim.studies.capacity import capacity, compare
-from sim.studies.explore.workers import Pool
 
 LOAD = {"model": "llama3-8b", "requests": 60, "rate_per_s": 30.0, "input_tokens": 2000, "output_tokens": 30}
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hardware.laws.uneven import longest_tail_s
 from sim.errors import ScenarioError
-from sim.machine import machine_of
-from sim.scenario import Scenario
+from sim.scenario.machine import machine_of
+from sim.scenario.spec import Scenario
 from sim.serving import ServeResult, serve
 from sim.serving.cost import Batch
 from sim.serving.inflight import Limits, Sequence

@@ -11,8 +11,8 @@ import pytest
 
 from sim import simulate
 from sim.errors import ScenarioError
-from sim.report import status_text
-from sim.scenario import Scenario
+from sim.result.report import status_text
+from sim.scenario.spec import Scenario
 from tests.perfetto_kit import losses, perfetto, rows
 
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[1].parent / "shared"))
@@ -111,7 +111,7 @@ def test_a_locked_clock_is_kept_and_saves_energy_in_decode() -> None:
 
 
 def test_generate_parts_sum() -> None:
-    from sim.report import summary
+    from sim.result.report import summary
 
     data = summary(simulate(Scenario.of(**SMALL, phase="generate", batch=4, seq_len=256, output_len=8)))
     assert data["tokens"] == 32
@@ -194,7 +194,7 @@ def test_unseen_measurements_are_predicted(file: str, by: dict[str, int], latenc
     path = SHARED / "measurements" / file
     if not path.is_file():
         pytest.skip(f"needs the measurement records ({path}; set WATTLINE_SHARED)")
-    from sim.studies.validate import error_table, validate
+    from sim.validation.validate import error_table, validate
 
     predicted = [
         row for row in validate([path]) if all(row.record.inputs.get(field) == value for field, value in by.items())

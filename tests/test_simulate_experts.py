@@ -9,9 +9,9 @@ import pytest
 
 from sim import simulate
 from sim.errors import ScenarioError
-from sim.report import summary, summary_text
-from sim.scenario import Scenario
-from sim.timeline import Timeline
+from sim.result.report import summary, summary_text
+from sim.result.timeline import Timeline
+from sim.scenario.spec import Scenario
 
 
 @cache

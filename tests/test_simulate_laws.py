@@ -12,8 +12,8 @@ from hardware.profile import load_profile
 from sim import simulate
 from sim.engine.graph import KernelClass
 from sim.errors import ScenarioError
-from sim.machine import Machine
-from sim.report import summary
+from sim.result.report import summary
+from sim.scenario.machine import Machine
 
 BASE: dict[str, Any] = {"model": "llama3-8b", "gpu": "h100", "layers": 3}
 PHASES: list[dict[str, Any]] = [

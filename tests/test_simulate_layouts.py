@@ -10,15 +10,15 @@ from hardware.laws.terms import KernelTerms
 from sim import simulate
 from sim.engine.graph import KernelClass
 from sim.errors import ScenarioError
-from sim.machine import machine_of
-from sim.plan import Plan, Work
-from sim.scenario import Scenario
+from sim.result.timeline import Timeline
+from sim.result.trace import to_trace
+from sim.run.plan import Plan, Work
+from sim.scenario.machine import machine_of
+from sim.scenario.spec import Scenario
 from sim.shortcuts.pieces import play
-from sim.studies.predict import predict
-from sim.studies.records import read_records
-from sim.studies.validate import validate
-from sim.timeline import Timeline
-from sim.trace import to_trace
+from sim.validation.predict import predict
+from sim.validation.records import read_records
+from sim.validation.validate import validate
 from traces.lint import overlaps
 from workloads import Layout, Options, WorkloadError, build_generate, build_program, load_model
 from workloads.program import Kernel

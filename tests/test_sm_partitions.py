@@ -12,8 +12,8 @@ from sim import simulate
 from sim.engine.driver import Engine
 from sim.engine.resources.sm_pool import SmPool
 from sim.errors import ScenarioError
-from sim.partition import Partitions, partitioned
-from sim.scenario import Scenario
+from sim.scenario.partition import Partitions, partitioned
+from sim.scenario.spec import Scenario
 from tests.engine_kit import COMPUTE, COPY, REDUCE, core_of, graph, run, spans, with_terms
 
 OVERLAP = {

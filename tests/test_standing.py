@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hardware.catalog import list_gpus
-from sim.kind import KEY, kind_of, ring_kind
-from sim.machine import Policy, machine
-from sim.runner import simulate
-from sim.scenario import Scenario
-from sim.standing import STATUSES, checked_runs, standing_of_kind, standing_of_laws
+from sim.result.status import STATUSES, checked_runs, standing_of_kind, standing_of_laws
+from sim.run.runner import simulate
+from sim.scenario.kind import KEY, kind_of, ring_kind
+from sim.scenario.machine import Policy, machine
+from sim.scenario.spec import Scenario
 from sim.studies.checked_runs import grouped, rows_of, spanned
 from sim.studies.fidelity import record_files
 from tests.status_kit import fuzzed, measured

@@ -15,8 +15,8 @@ from hardware.clock import ClockLimits
 from sim import simulate
 from sim.engine.repeating import SteadyLimiter
 from sim.engine.running import Held
-from sim.report import status_text
-from sim.timeline import Timeline
+from sim.result.report import status_text
+from sim.result.timeline import Timeline
 
 _SPEC = importlib.util.spec_from_file_location("steady", Path(__file__).parents[1] / "benchmarks" / "steady.py")
 assert _SPEC is not None and _SPEC.loader is not None

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sim import simulate
-from sim.scenario import Scenario
-from sim.studies.inspect import inspect_trace
+from sim.replay.inspect import inspect_trace
+from sim.scenario.spec import Scenario
 
 RUNNER = Path(__file__).parents[1] / "benchmarks" / "hta_figures.py"
 PYTHON = os.environ.get("WATTLINE_HTA_PYTHON") or (sys.executable if find_spec("hta") else None)

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from sim import simulate
-from sim.chakra import write_execution_traces
 from sim.cli import app, main
-from sim.timeline import Timeline
-from sim.trace import to_trace
+from sim.result.chakra import write_execution_traces
+from sim.result.timeline import Timeline
+from sim.result.trace import to_trace
 from traces.errors import TraceError
 from traces.records import Counter, Trace
 from traces.write.cut import averaged, window

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.trace import Cut, to_trace
+from sim.result.trace import Cut, to_trace
 from tests.perfetto_kit import losses, perfetto, rows
 from tests.test_traces_chrome import US, counter, one_lane, two_gpus
 from traces.errors import TraceError

@@ -12,7 +12,7 @@ import pytest
 
 from sim import simulate
 from sim.cli import main
-from sim.scenario import Scenario
+from sim.scenario.spec import Scenario
 from tests.perfetto_kit import losses, perfetto, rows
 from tests.traces_kit import kernel, launch, write
 from traces.capture import Capture

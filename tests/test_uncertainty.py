@@ -13,16 +13,16 @@ from click.testing import CliRunner
 from hardware.profile import Profile, load_profile
 from hardware.uncertainty import drawn, left_out, scaled
 from sim.cli.simulate import command
-from sim.machine import machine_with
-from sim.runner import simulate
-from sim.scenario import Scenario
+from sim.explore.grid import parse_grid
+from sim.explore.row import INTERVALS
+from sim.explore.sweep import sweep
+from sim.explore.table import read_rows
+from sim.explore.uncertainty import intervals
+from sim.explore.workers import Pool
+from sim.run.runner import simulate
+from sim.scenario.machine import machine_with
+from sim.scenario.spec import Scenario
 from sim.studies.coverage import Held, coverage_table, main
-from sim.studies.explore.grid import parse_grid
-from sim.studies.explore.row import INTERVALS
-from sim.studies.explore.sweep import sweep
-from sim.studies.explore.table import read_rows
-from sim.studies.explore.workers import Pool
-from sim.studies.uncertainty import intervals
 
 SMALL = {"model": "llama3-8b", "layers": 2, "seq_len": 512}
 

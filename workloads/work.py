@@ -1,4 +1,4 @@
-"""What a kernel does, as sizes only: the vocabulary that meets hardware laws in ``sim.cost``.
+"""What a kernel does, as sizes only: the vocabulary that meets hardware laws in ``sim.build.cost``.
 
 Each class is one kernel family. Nothing here knows a GPU; nothing in ``hardware`` knows these classes.
 """

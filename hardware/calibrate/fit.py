@@ -98,7 +98,7 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     """All coefficients of ``gpu`` from kernel rows of that GPU.
 
     What the records do not show (collectives and chip spread on one GPU, experts, 8-bit types) stays as in the
-    shipped or forecast profile. So does what kernels take from one another: ``sim.studies.contention`` fits it.
+    shipped or forecast profile. So does what kernels take from one another: ``sim.validation.contention`` fits it.
     """
     rows = [row for row in rows if row["gpu"] == gpu.id]
     kinds = {row["kind"] for row in rows}

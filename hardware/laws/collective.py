@@ -32,7 +32,7 @@ BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What kernels take from one another, fitted by ``python -m sim.studies.contention`` on kernel rows.
+    """What kernels take from one another, fitted by ``python -m sim.validation.contention`` on kernel rows.
 
     A block of a collective holds ``sms_per_cta`` SMs and claims HBM like ``hbm_weight_per_sm`` SMs of streaming
     kernels each. A collective moves ``traffic_scale`` times the HBM bytes that :func:`ring_traffic` counts, and takes
@@ -53,7 +53,7 @@ class Sharing:
     row_digests: tuple[str, ...] = ()
 
 
-# Before sim.studies.contention has run: nobody takes anything from anybody but SMs.
+# Before sim.validation.contention has run: nobody takes anything from anybody but SMs.
 UNFITTED = Sharing(
     sms_per_cta=1.0,
     beside_slowdown=1.0,

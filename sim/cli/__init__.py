@@ -124,7 +124,7 @@ def _told(error: OSError) -> str:
 
 def _end(text: str, code: int) -> NoReturn:
     """One line on stderr, if that can still be written, and the exit code."""
-    from sim.console import one_line
+    from sim.output.console import one_line
 
     with suppress(OSError):
         click.echo(one_line(f"wattline: {text}"), err=True)

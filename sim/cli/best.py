@@ -30,8 +30,8 @@ def command(
     Over a sweep of sm_clock_mhz or power_cap_w this is the energy-optimal clock or cap of each phase:
     wattline best clocks.parquet --objective energy --within 5.
     """
-    from sim.studies.explore.choice import OBJECTIVES, Factors, best, eligible, objectives_of, varied
-    from sim.studies.explore.table import read_table
+    from sim.explore.choice import OBJECTIVES, Factors, best, eligible, objectives_of, varied
+    from sim.explore.table import read_table
 
     table = Factors(**factors).applied(read_table(file))
     (wanted,) = objectives_of(objective, table)

@@ -47,11 +47,11 @@ def command(
     from hardware.catalog import load_gpu
     from hardware.profile import dump_profile, load_profile
     from sim.cli.console import wide_console
-    from sim.output import write_atomically
-    from sim.studies.calibrate import measure_here
+    from sim.output.files import write_atomically
     from sim.studies.chips import chip_powers, dump_chips, print_chips
-    from sim.studies.validate import error_table, validate
-    from sim.studies.validate_report import print_groups
+    from sim.validation.calibrate import measure_here
+    from sim.validation.validate import error_table, validate
+    from sim.validation.validate_report import print_groups
 
     given = load_gpu(gpu) if gpu is not None else None
     if sources and given is None:

@@ -32,7 +32,7 @@ def choosing_options(function: Decorated) -> Decorated:
 
 def by_of(text: str | None) -> tuple[str, ...]:
     """Columns of ``--by``."""
-    from sim.studies.explore.choice import SAME_WORK
+    from sim.explore.choice import SAME_WORK
 
     return SAME_WORK if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -41,7 +41,7 @@ def rows_json(table: Any) -> list[dict[str, Any]]:
     """Rows with all their columns and the command of each."""
     import json
 
-    from sim.studies.explore.choice import command_of, scenario_of
+    from sim.explore.choice import command_of, scenario_of
 
     rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records", double_precision=15))
     commands = [command_of(scenario_of(row)) for _, row in table.iterrows()]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
-from sim.console import PlainConsole
+from sim.output.console import PlainConsole
 
 # Columns of a file or pipe, where there is no terminal to ask: wide enough for every table.
 PIPE_WIDTH = 140

@@ -43,8 +43,8 @@ def command(
     from rich.table import Table
 
     from sim.cli.console import print_reasons, wide_console
-    from sim.scenario import Scenario
-    from sim.studies.dit import video_points
+    from sim.explore.dit import video_points
+    from sim.scenario.spec import Scenario
 
     try:
         degrees = [int(part) for part in cp.split(",")]
@@ -96,7 +96,7 @@ def select_proxy(file: Path, reference: str, as_json: bool) -> None:
     from rich.table import Table
 
     from sim.cli.console import wide_console
-    from sim.studies.dit import rank_proxies
+    from sim.explore.dit import rank_proxies
 
     proxies = rank_proxies(file, reference)
     if as_json:

@@ -48,13 +48,13 @@ def command(
     phase with units and standard errors.
     """
     from sim.cli.sweep import progress_bar
-    from sim.output import check_extra, write_atomically
-    from sim.studies.closed_form.export import to_json, to_latex, to_python
-    from sim.studies.closed_form.judge import judge
-    from sim.studies.closed_form.samples import simulated
-    from sim.studies.explore.grid import load_grid
-    from sim.studies.explore.table import read_table
-    from sim.studies.explore.workers import Pool
+    from sim.explore.closed_form.export import to_json, to_latex, to_python
+    from sim.explore.closed_form.judge import judge
+    from sim.explore.closed_form.samples import simulated
+    from sim.explore.grid import load_grid
+    from sim.explore.table import read_table
+    from sim.explore.workers import Pool
+    from sim.output.files import check_extra, write_atomically
 
     if search:
         check_extra("--search", "search", "pyoperon")

@@ -39,9 +39,9 @@ def command(
     by cause, the critical path, launch-bound regions, top kernels, energy where the trace holds it.
     """
     from sim.cli.console import wide_console
-    from sim.studies.inspect import inspect_trace, window_of
-    from sim.studies.inspect_report import as_document, print_difference, print_inspection
-    from sim.studies.perfetto_ui import serve
+    from sim.pages.perfetto_ui import serve
+    from sim.replay.inspect import inspect_trace, window_of
+    from sim.replay.inspect_report import as_document, print_difference, print_inspection
 
     chosen = window_of(window, ranks, category)
     result = inspect_trace(trace, window=chosen, rules=rules, lint=lint, top=top)

@@ -162,9 +162,9 @@ def _show(
     from rich.table import Table
 
     from sim.cli.console import wide_console
-    from sim.machine import Policy, machine
-    from sim.standing import standing_of_laws
-    from sim.studies.kernel import kernel_report, unmeasured
+    from sim.explore.kernel import kernel_report, unmeasured
+    from sim.result.status import standing_of_laws
+    from sim.scenario.machine import Policy, machine
 
     target = machine(gpu, world, Policy(power_cap_w=power_cap_w, sm_clock_mhz=sm_clock_mhz))
     report = kernel_report(target, work)

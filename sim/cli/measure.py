@@ -30,9 +30,9 @@ def command(file: Path | None, out: Path, traces: Path | None, no_predict: bool,
     """
     from hardware.calibrate.suite.run import run_rows
     from sim.cli.console import wide_console
-    from sim.studies.measure import planned_row
-    from sim.studies.validate import error_table, validate
-    from sim.studies.validate_report import print_groups, print_worst
+    from sim.validation.measure import planned_row
+    from sim.validation.validate import error_table, validate
+    from sim.validation.validate_report import print_groups, print_worst
 
     scenario = scenario_of(file, fields)
     row, shapes = planned_row(scenario)

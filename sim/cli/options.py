@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 from pydantic.fields import FieldInfo
 
-from sim.scenario import Scenario, Table
+from sim.scenario.spec import Scenario, Table
 
 Decorated = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from sim.cli.paths import FOLDER, OUTPUT
 from sim.errors import SimError
 
 if TYPE_CHECKING:
-    from sim.timeline import Timeline
+    from sim.result.timeline import Timeline
 
 LAST_MS = 1e9  # the end of a window without one: eleven days
 
@@ -22,7 +22,7 @@ LAST_MS = 1e9  # the end of a window without one: eleven days
 def _window(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None
-    from sim.studies.inspect import window_of
+    from sim.replay.inspect import window_of
 
     chosen = window_of(text)
     assert chosen is not None
@@ -67,8 +67,8 @@ class Outputs:
 
     def check(self) -> None:
         """Refuse before anything is simulated what could not be written."""
-        from sim.output import check_outputs, check_table_ending
-        from sim.studies.report.page import check_report
+        from sim.output.files import check_outputs, check_table_ending
+        from sim.pages.page import check_report
         from traces.write.by_name import check_ending
         from traces.write.chakra import check_chakra
 
@@ -98,12 +98,12 @@ class Outputs:
     def write(self, run: Timeline) -> dict[str, str]:
         """Write all of them; returns the paths by name."""
         if self.trace is not None:
-            from sim.trace import Cut, write_timeline
+            from sim.result.trace import Cut, write_timeline
 
             cut = Cut(window_ms=self.window, counter_ms=self.counter_ms)
             write_timeline(run, self.trace, layout=self.trace_layout, cut=cut)
         if self.kernels is not None:
-            from sim.output import write_table
+            from sim.output.files import write_table
 
             table = run.kernels
             if self.window is not None:
@@ -111,11 +111,11 @@ class Outputs:
                 table = table[(table["start_s"] < end_s) & (table["end_s"] > begin_s)]
             write_table(table, self.kernels)
         if self.chakra is not None:
-            from sim.chakra import write_execution_traces
+            from sim.result.chakra import write_execution_traces
 
             write_execution_traces(run, self.chakra)
         if self.report is not None:
-            from sim.studies.report.run import write_report
+            from sim.pages.run import write_report
 
             write_report(run, self.report)
         return {name: str(path) for name in HOW_TO_OPEN if (path := getattr(self, name)) is not None}

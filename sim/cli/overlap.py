@@ -13,7 +13,7 @@ import click
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
 
 if TYPE_CHECKING:
-    from sim.studies.overlap import LeftOut, OverlapPoint
+    from sim.explore.overlap import LeftOut, OverlapPoint
 
 TRANSFORMS = ("chunks", "ring_exchange", "tile_signal", "two_batch", "bulk")
 
@@ -94,10 +94,10 @@ def command(
     from rich.progress import Progress
 
     from sim.cli.console import wide_console
-    from sim.output import check_picture_ending, write_atomically
-    from sim.spreadsheet import to_csv
-    from sim.studies.overlap import AXES, advice, default_of, read_grid, scenarios, study, table
-    from sim.studies.overlap_page import write_page, write_plot
+    from sim.explore.overlap import AXES, advice, default_of, read_grid, scenarios, study, table
+    from sim.explore.overlap_page import write_page, write_plot
+    from sim.output.files import check_picture_ending, write_atomically
+    from sim.output.spreadsheet import to_csv
 
     if plot is not None:
         check_picture_ending(plot)
@@ -136,7 +136,7 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console:
     from rich.table import Table
 
     from sim.cli.console import print_reasons
-    from sim.studies.overlap import blocks, transform
+    from sim.explore.overlap import blocks, transform
 
     shown = Table(title="Schedules (times in ms, Pareto front marked)", title_justify="left")
     ranks = "EP" if points[0].scenario.ep > 1 else "TP"

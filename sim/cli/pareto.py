@@ -31,10 +31,10 @@ def command(
     Objectives: latency, energy (per token), request-energy, throughput, efficiency (tokens/s/W), gpus, ttft, tpot,
     carbon, cost.
     """
-    from sim.output import check_extra, check_picture_ending
-    from sim.studies.explore.choice import Factors, eligible, fronts, objectives_of, varied
-    from sim.studies.explore.picture import write_page, write_plot
-    from sim.studies.explore.table import read_table
+    from sim.explore.choice import Factors, eligible, fronts, objectives_of, varied
+    from sim.explore.picture import write_page, write_plot
+    from sim.explore.table import read_table
+    from sim.output.files import check_extra, check_picture_ending
 
     if plot is not None:
         check_picture_ending(plot)

@@ -28,7 +28,7 @@ class PathCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Check the paths, then run."""
-        from sim.output import check_outputs
+        from sim.output.files import check_outputs
 
         check_outputs(written(ctx), _read(ctx))
         return super().invoke(ctx)
@@ -50,14 +50,14 @@ def keep_inputs(fields: Any, *more: Path) -> None:
 
     ``fields`` are what the input files said.
     """
-    from sim.output import check_not_inputs, files_named
+    from sim.output.files import check_not_inputs, files_named
 
     ctx = click.get_current_context()
     check_not_inputs([*written(ctx), *more], [*_read(ctx), *files_named(fields)])
 
 
 def _read(ctx: click.Context) -> Iterator[Path]:
-    from sim.output import files_named
+    from sim.output.files import files_named
 
     for parameter in ctx.command.params:
         if isinstance(parameter.type, Written):

@@ -63,11 +63,11 @@ def command(
     change an assumption.
     """
     from sim.cli.console import wide_console
-    from sim.studies.inspect import window_of
-    from sim.studies.replay import replay_trace
-    from sim.studies.replay_changes import Changes
-    from sim.studies.replay_report import as_document, print_replay
-    from sim.studies.replay_trace import write_replay
+    from sim.replay.changes import Changes
+    from sim.replay.inspect import window_of
+    from sim.replay.report import as_document, print_replay
+    from sim.replay.study import replay_trace
+    from sim.replay.trace import write_replay
     from traces.write.by_name import check_ending
 
     if out is not None:

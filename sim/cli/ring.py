@@ -47,8 +47,8 @@ def command(
 
     from hardware.catalog import load_gpu
     from sim.cli.console import print_reasons, wide_console
-    from sim.scenario import Scenario
-    from sim.studies.ring import model_points, ring_points
+    from sim.explore.ring import model_points, ring_points
+    from sim.scenario.spec import Scenario
 
     if published is not None:
         _compare(published, as_json)

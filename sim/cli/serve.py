@@ -14,7 +14,7 @@ from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 from sim.serving.spec import ServeSpec
 
 if TYPE_CHECKING:
-    from sim.studies.explore.workers import Pool
+    from sim.explore.workers import Pool
 
 
 class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
@@ -77,11 +77,11 @@ def command(
 ) -> None:
     """Serve requests on a simulated server, given as flags, as a FILE (.toml, .json), or both (flags win)."""
     from sim.cli.console import wide_console
-    from sim.output import check_table_ending, write_table
+    from sim.output.files import check_table_ending, write_table
+    from sim.pages.page import check_report
     from sim.serving import serve
     from sim.serving.report import print_summary
     from sim.serving.trace import write_served
-    from sim.studies.report.page import check_report
     from traces.write.by_name import check_ending
 
     for path in (out, power):
@@ -98,7 +98,7 @@ def command(
     spec = ServeSpec.load(file, **given(fields)) if file is not None else ServeSpec.of(**given(fields))
     keep_inputs(spec.model_dump())
     if plan or compare:
-        from sim.studies.explore.workers import Pool
+        from sim.explore.workers import Pool
 
         pool = Pool() if jobs is None else Pool(jobs=jobs)
         _studied(
@@ -121,7 +121,7 @@ def command(
     if timeline is not None:
         write_served(run, timeline)
     if report is not None:
-        from sim.studies.report.served import write_served_report
+        from sim.pages.served import write_served_report
 
         write_served_report(run, report)
     if as_json:
@@ -147,8 +147,8 @@ def _studied(
 ) -> None:
     """Many runs of the same traffic, one row each."""
     from sim.cli.console import wide_console
+    from sim.explore.capacity import capacity, compare
     from sim.serving.report import print_servers
-    from sim.studies.capacity import capacity, compare
 
     if not plan:
         rows = [server.row for server in compare(spec, [_changes(text) for text in changes], pool=pool)]
@@ -178,7 +178,7 @@ def _studied(
 
 def _changes(text: str) -> dict[str, str]:
     """``policy,key=value`` as fields; their values are checked as every scenario's are."""
-    from sim.studies.capacity import POLICIES
+    from sim.explore.capacity import POLICIES
 
     fields: dict[str, str] = {}
     for part in text.split(","):

@@ -27,8 +27,8 @@ def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: boo
     from rich.console import Console
 
     from sim.cli.console import wide_console
-    from sim.report import print_summary, summary
-    from sim.runner import simulate
+    from sim.result.report import print_summary, summary
+    from sim.run.runner import simulate
 
     outputs.check()
     scenario = scenario_of(file, fields)
@@ -43,7 +43,7 @@ def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: boo
             run = simulate(scenario, progress=status.update)
     found = None
     if uncertainty:
-        from sim.studies.uncertainty import intervals
+        from sim.explore.uncertainty import intervals
 
         found = intervals(run)
     written = outputs.write(run)
@@ -60,7 +60,7 @@ def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: boo
 
 def _cost_only(text: str) -> None:
     """Where nobody watches, only what is worth keeping: what a run in full detail will take."""
-    from sim.runner import FULL_DETAIL
+    from sim.run.runner import FULL_DETAIL
 
     if text.startswith(FULL_DETAIL):
         click.echo(text, err=True)

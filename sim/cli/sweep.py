@@ -35,10 +35,10 @@ def command(
 ) -> None:
     """Run every scenario of a grid FILE (.toml, .json); the same command resumes what was interrupted."""
     from sim.errors import SimError
-    from sim.studies.explore.grid import load_grid
-    from sim.studies.explore.sweep import journal_of, sweep
-    from sim.studies.explore.table import check_ending
-    from sim.studies.explore.workers import Pool
+    from sim.explore.grid import load_grid
+    from sim.explore.sweep import journal_of, sweep
+    from sim.explore.table import check_ending
+    from sim.explore.workers import Pool
 
     check_ending(out)
     if backend == "processes" and address is not None:

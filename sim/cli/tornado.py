@@ -22,10 +22,10 @@ def command(file: Path, objective: str, where: tuple[str, ...], plot: Path | Non
     from rich.table import Table
 
     from sim.cli.console import wide_console
-    from sim.output import check_picture_ending
-    from sim.studies.explore.choice import eligible, objectives_of
-    from sim.studies.explore.table import read_table
-    from sim.studies.explore.tornado import effects, write_plot
+    from sim.explore.choice import eligible, objectives_of
+    from sim.explore.table import read_table
+    from sim.explore.tornado import effects, write_plot
+    from sim.output.files import check_picture_ending
 
     if plot is not None:
         check_picture_ending(plot)

@@ -43,10 +43,10 @@ def command(
     from rich.progress import track
 
     from sim.cli.console import wide_console
-    from sim.studies.ordering import orderings
-    from sim.studies.records import read_records
-    from sim.studies.validate import error_table, validate
-    from sim.studies.validate_report import print_groups, print_orderings, print_worst, write_csv, write_plot
+    from sim.validation.ordering import orderings
+    from sim.validation.records import read_records
+    from sim.validation.validate import error_table, validate
+    from sim.validation.validate_report import print_groups, print_orderings, print_worst, write_csv, write_plot
 
     total = sum(1 for path in files for _ in read_records(path))
     ticks = iter(

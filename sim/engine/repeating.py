@@ -3,7 +3,7 @@
 The fast limit and the middle limiter act as :class:`sim.engine.governor.Limiter` has them act, but a repetition is cut
 into a whole number of ticks, so that equal repetitions meet equal ticks. The slow limiter is not followed through its
 dips, which need not meet a repetition twice at the same place: what they come to over many windows is a clock that no
-kernel passes (:class:`sim.engine.running.Held`); :mod:`sim.periodic` looks for the one at which the mean power is
+kernel passes (:class:`sim.engine.running.Held`); :mod:`sim.run.periodic` looks for the one at which the mean power is
 within the slow limit. In a repetition longer than the slow limiter's window some windows are hotter than that mean:
 while they are above the limit the middle limit falls, and rises again after them, as the dips have it on average.
 """

@@ -8,7 +8,7 @@ import simpy
 
 import workloads
 from sim.errors import ScenarioError
-from sim.machine import Machine, machine_of
+from sim.scenario.machine import Machine, machine_of
 from sim.serving.clock import SloClock, clocks_mhz
 from sim.serving.host import host_time
 from sim.serving.inflight import Limits

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import workloads
 from sim.errors import ScenarioError
-from sim.layout import layout_of
-from sim.machine import Machine, machine, policy_of
-from sim.scenario import Scenario
+from sim.scenario.layout import layout_of
+from sim.scenario.machine import Machine, machine, policy_of
+from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
-from sim.machine import Machine
+from sim.scenario.machine import Machine
 from sim.serving.cost import NOTHING, Cost
 
 

@@ -17,13 +17,13 @@ from typing import Literal, assert_never
 import workloads
 from hardware.laws.uneven import longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
+from sim.build.program import routing_of
 from sim.engine.record import Recorder
 from sim.errors import FoldError, ScenarioError
-from sim.layout import layout_of
-from sim.machine import Machine
-from sim.plan import Layout, Plan, Work, classifier
-from sim.runner import routing_of
-from sim.scenario import Scenario
+from sim.run.plan import Layout, Plan, Work, classifier
+from sim.scenario.layout import layout_of
+from sim.scenario.machine import Machine
+from sim.scenario.spec import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
 from sim.shortcuts.pieces import Part as PlayedPart
 from sim.shortcuts.pieces import play

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sim.console import visible
+from sim.output.console import visible
 from sim.serving.result import ServeResult
 
 # Parts of the energy whose name alone does not say what they are.

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 import workloads
-from sim.machine import Machine
+from sim.result.status import standing_served
+from sim.scenario.machine import Machine
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
-from sim.standing import standing_served
 
 PERCENTILES = (50, 90, 99)
 

@@ -10,7 +10,7 @@ from typing import Any
 import simpy
 
 from sim.errors import ScenarioError
-from sim.machine import Machine, machine_of
+from sim.scenario.machine import Machine, machine_of
 from sim.serving.build import replicas_of
 from sim.serving.cost import Cost
 from sim.serving.inflight import Sequence as InFlight

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from hardware.sampling import Sampling
-from sim.scenario import Degree, GpuName, ModelName, Positive, Scenario, Table
+from sim.scenario.spec import Degree, GpuName, ModelName, Positive, Scenario, Table
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from sim.result.status import standing_served
+from sim.result.trace import FIRST_STREAM, release
 from sim.serving.kernels import kernels_of
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
-from sim.standing import standing_served
-from sim.trace import FIRST_STREAM, release
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sim.build.lower import Classify, Group
 from sim.engine.graph import KernelClass
 from sim.errors import FoldError
-from sim.lower import Classify, Group
 from workloads.program import Kernel, Program, RankProgram, Segment
 from workloads.work import CollectiveWork
 

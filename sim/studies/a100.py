@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.output import write_atomically
+from sim.output.files import write_atomically
 from sim.studies.a100_hopper import KernelError, hopper_profile, kernel_errors
 from sim.studies.a100_power import MODELS, PARTS, Estimate, Floats, Job, Run, estimate, fit_scales, read_runs, refit
 from sim.studies.command import exit_code

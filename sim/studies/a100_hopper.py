@@ -15,10 +15,10 @@ from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.power import PowerCurve, steady_point
 from hardware.profile import Profile, forecast_profile
-from sim.cost import Pricer
+from sim.build.cost import Pricer
 from sim.studies.a100_power import GPU, Floats, shipped
-from sim.studies.predict import attention_work
-from sim.studies.records import Record, read_records
+from sim.validation.predict import attention_work
+from sim.validation.records import Record, read_records
 from workloads.work import DType, GemmWork, Work
 
 H100, IDLE = "h100-sxm-80gb", "H100-SXM5-80GB"

@@ -17,7 +17,7 @@ import workloads
 from hardware.catalog import load_gpu
 from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s, wanted_sms
 from hardware.profile import Profile, profile_for
-from sim.cost import Pricer
+from sim.build.cost import Pricer
 from workloads.work import ElementwiseWork
 
 Floats = NDArray[np.float64]

@@ -1,7 +1,7 @@
 """Which kinds of runs were measured, at which sizes, and how far off predictions were.
 
 ``python -m sim.studies.checked_runs FOLDER... --out hardware/data/checked_runs.toml`` reads every whole-model row that
-no fit has seen; :mod:`sim.standing` reads what it writes.
+no fit has seen; :mod:`sim.result.status` reads what it writes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from hardware.catalog import load_gpu
-from sim.kind import KEY, Kind, kind_of, ring_kind
-from sim.output import write_atomically
-from sim.scenario import Scenario
+from sim.output.files import write_atomically
+from sim.scenario.kind import KEY, Kind, kind_of, ring_kind
+from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
 from sim.studies.fidelity import WHOLE, record_files
-from sim.studies.predict import NotPredicted, scenario_of
-from sim.studies.records import Record, read_records
-from sim.studies.validate import Row, validate
+from sim.validation.predict import NotPredicted, scenario_of
+from sim.validation.records import Record, read_records
+from sim.validation.validate import Row, validate
 
 HEAD = """# Kinds of whole-model runs that were held against measurements, the sizes that these had, and the errors of
 # predictions (shares: mean of the absolute ones, worst). None of these rows was used in a fit. A run outside is not
-# "calibrated" (sim/standing.py). The number of layers is no size: layers are equal and repeat.
+# "calibrated" (sim/result/status.py). The number of layers is no size: layers are equal and repeat.
 # Written by: python -m sim.studies.checked_runs FOLDER... --out hardware/data/checked_runs.toml; do not edit.
 """
 

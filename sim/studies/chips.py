@@ -22,7 +22,7 @@ from hardware.calibrate.fit_power import IDLE_SIGMA_W
 from hardware.gpu import GpuSpec
 from hardware.profile import Profile
 from hardware.uncertainty import left_out
-from sim.studies.validate import Row
+from sim.validation.validate import Row
 
 Chip = tuple[str, int]
 

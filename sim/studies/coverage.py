@@ -13,14 +13,14 @@ from pathlib import Path
 
 from hardware.profile import BASE_GPU
 from hardware.uncertainty import HOST_SLOWEST, SLOW_LIMIT_LOG_ERROR, STATUS_LOG_ERROR, WEAK_LOG_ERROR, left_out
-from sim.output import write_atomically
-from sim.runner import simulate
+from sim.explore.uncertainty import DRAWS, LEVEL, SEED, intervals
+from sim.output.files import write_atomically
+from sim.run.runner import simulate
 from sim.studies.command import exit_code
 from sim.studies.fidelity import record_files
 from sim.studies.fidelity_tables import percent, table
-from sim.studies.predict import scenario_of
-from sim.studies.records import read_records
-from sim.studies.uncertainty import DRAWS, LEVEL, SEED, intervals
+from sim.validation.predict import scenario_of
+from sim.validation.records import read_records
 
 KINDS = frozenset({"model_step", "generate"})
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hardware.profile import Profile, load_profile
 from hardware.uncertainty import WEAK_LOG_ERROR
-from sim.output import write_atomically
+from sim.output.files import write_atomically
 from sim.studies.command import exit_code
 from sim.studies.fidelity_bars import PUBLISHED, bars_section
 from sim.studies.fidelity_errors import (
@@ -30,9 +30,9 @@ from sim.studies.fidelity_errors import (
 )
 from sim.studies.fidelity_sharing import sharing_section
 from sim.studies.fidelity_tables import error_table, inputs_text, percent, table
-from sim.studies.ordering import orderings
-from sim.studies.records import RecordError
-from sim.studies.validate import Row, validate
+from sim.validation.ordering import orderings
+from sim.validation.records import RecordError
+from sim.validation.validate import Row, validate
 
 GPU = "h100-sxm-80gb"
 OUTPUTS = {"latency_s": "latency", "energy_j": "energy"}

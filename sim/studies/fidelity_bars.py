@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hardware.catalog import load_gpu
-from sim.runner import simulate
+from sim.result.timeline import Timeline
+from sim.run.runner import simulate
 from sim.studies.fidelity_tables import percent, table
 from sim.studies.striped import FITTED_ON, Compared, compare, read_published, speedup
-from sim.studies.validate import Row
-from sim.timeline import Timeline
+from sim.validation.validate import Row
 from workloads.diffusion import load_dit, parse_video, reuse_cache_bytes, video_tokens
 
 PUBLISHED = Path("public/striped_attention_speedups.csv")

@@ -10,7 +10,7 @@ from scipy.stats import bootstrap
 
 from hardware.profile import Profile
 from hardware.uncertainty import WEAK_LOG_ERROR
-from sim.studies.validate import Row
+from sim.validation.validate import Row
 
 # What splits a file into groups; a field that a row does not have leaves no trace in the group's name.
 GROUP_FIELDS = ("model", "phase", "op", "dtype", "ep_mode", "launch", "world")

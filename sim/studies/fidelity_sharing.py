@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hardware.profile import Profile
 from sim.studies.fidelity_tables import table
-from sim.studies.validate import Row
+from sim.validation.validate import Row
 
 
 def sharing_section(fresh: Sequence[Row], profile: Profile) -> Iterator[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sim.studies.fidelity_errors import GroupError
-from sim.studies.validate import Row
+from sim.validation.validate import Row
 
 
 def error_table(errors: Sequence[GroupError]) -> str:

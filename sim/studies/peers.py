@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.output import write_atomically
-from sim.runner import simulate
-from sim.scenario import Scenario
+from sim.output.files import write_atomically
+from sim.run.runner import simulate
+from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
 from sim.studies.fidelity_tables import table
 

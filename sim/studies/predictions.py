@@ -24,10 +24,10 @@ from hardware.calibrate.suite.plans import planned
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.profile import dump_profile, profile_for
-from sim.output import write_atomically
+from sim.output.files import write_atomically
 from sim.studies.command import exit_code
-from sim.studies.predict import NotPredicted, predict
-from sim.studies.records import Record, RecordError, read_records
+from sim.validation.predict import NotPredicted, predict
+from sim.validation.records import Record, RecordError, read_records
 
 Inputs = Mapping[str, Any]
 PROGRAM = "sim.studies.predictions"

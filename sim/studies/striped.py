@@ -20,13 +20,13 @@ from scipy.optimize import minimize_scalar
 
 from hardware.catalog import load_figures
 from hardware.laws.terms import KernelTerms
+from sim.build.lower import lower
 from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass
 from sim.engine.running import GpuModel
 from sim.errors import SimError
-from sim.lower import lower
 from workloads.families.ring import Ring, RingLayout, ring_kernels, tile_scores
 from workloads.model import load_model
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn

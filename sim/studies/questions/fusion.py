@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.runner import simulate
+from sim.result.timeline import Timeline
+from sim.run.runner import simulate
 from sim.studies.fidelity_tables import percent, table
 from sim.studies.questions.page import ENERGYLENS, Phase, command, head, verdict
-from sim.timeline import Timeline
 
 Launch = Literal["graph", "eager"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hardware.catalog import load_gpu
 from sim.errors import MemoryShortError
-from sim.runner import simulate
+from sim.run.runner import simulate
 from sim.studies.fidelity_tables import percent, table
 from sim.studies.questions.page import CLOSED_FORM, command, head
 

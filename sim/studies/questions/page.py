@@ -9,7 +9,7 @@ from typing import Literal
 
 from hardware.catalog import load_gpu
 from hardware.profile import profile_for
-from sim.output import write_atomically
+from sim.output.files import write_atomically
 from sim.studies.command import exit_code
 
 Phase = Literal["prefill", "decode"]

@@ -16,15 +16,15 @@ import workloads
 from hardware.catalog import load_gpu
 from hardware.profile import profile_for
 from sim.errors import MemoryShortError, SimError
-from sim.memory import check_memory
-from sim.runner import simulate
-from sim.scenario import Scenario
+from sim.result.timeline import Timeline
+from sim.run.runner import simulate
+from sim.scenario.memory import check_memory
+from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.memory import transfer_cost
 from sim.serving.spec import ServeSpec
 from sim.studies.fidelity_tables import table
 from sim.studies.questions.page import ENERGYLENS, command, head
-from sim.timeline import Timeline
 
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb")
 MODEL = "llama3-70b"

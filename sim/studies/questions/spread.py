@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sim.errors import MemoryShortError
-from sim.runner import simulate
+from sim.run.runner import simulate
 from sim.studies.fidelity_tables import percent, table
 from sim.studies.questions.page import ENERGYLENS, Phase, command, head, verdict
 

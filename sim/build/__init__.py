@@ -1,0 +1,1 @@
+"""From a model's programs to kernels with costs on one machine."""

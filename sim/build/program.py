@@ -1,0 +1,61 @@
+"""From a scenario to the rank programs of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import workloads
+from sim.scenario.layout import layout_of
+from sim.scenario.machine import machine_of
+from sim.scenario.spec import Scenario
+from sim.scenario.video import Model, video_run
+from workloads.diffusion import DitSpec
+from workloads.families.dit_video import build_video
+from workloads.program import Program
+
+
+def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
+    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.shortcuts.knots`."""
+    if isinstance(model, DitSpec):
+        run = video_run(scenario, model)
+        return build_video(run), run.videos * run.tokens
+    layout = layout_of(scenario)
+    options = workloads.Options(
+        layers=scenario.layers,
+        lm_head=scenario.lm_head,
+        dtype=workloads.DType(scenario.dtype),
+        stack=scenario.stack,
+        routing=routing_of(scenario),
+        tokens_per_ep_rank=scenario.tokens_per_ep_rank,
+        overlap=scenario.overlap,
+        overlap_chunks=scenario.overlap_chunks,
+        comm_ctas=scenario.comm_ctas,
+        sm_margin=scenario.sm_margin,
+        all_reduce=workloads.AllReduce(scenario.all_reduce),
+        images=scenario.images,
+        sms_per_cta=machine_of(scenario).profile.sharing.sms_per_cta,
+    )
+    lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}
+    own_batches = layout.own_batches
+    if scenario.phase == "generate":
+        assert scenario.output_len is not None
+        program = workloads.build_generate(
+            model, layout, output_len=scenario.output_len, options=options, contexts=contexts, **lengths
+        )
+        return program, scenario.batch * scenario.output_len * own_batches
+    if scenario.phase == "train":
+        return workloads.build_training(model, layout, options=options, **lengths), scenario.batch * scenario.seq_len
+    assert scenario.phase != "denoise"
+    program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
+    per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
+    return program, scenario.batch * per_sequence * own_batches
+
+
+def routing_of(scenario: Scenario) -> workloads.Routing:
+    """How the scenario's tokens choose experts."""
+    law = scenario.routing
+    return workloads.Routing(
+        popularity=workloads.parse_popularity(law) if law else workloads.Zipf(exponent=scenario.expert_skew),
+        seed=scenario.routing_seed,
+        replicas=scenario.expert_replicas,
+    )

@@ -1,0 +1,190 @@
+"""Choose among the rows of a sweep: objectives, a user's factors, fronts, the best row, and the command behind it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sim.errors import SimError
+from sim.explore.conditions import Condition
+from sim.explore.pareto import front
+from sim.scenario.spec import Scenario, Table
+
+J_PER_KWH = 3.6e6
+S_PER_HOUR = 3600.0
+# Rows that do the same work may be compared; batch and layout are what one chooses between.
+SAME_WORK = ("model", "phase", "seq_len", "output_len", "layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A column that is to be small, or large. ``scale`` turns SI into the shown unit."""
+
+    name: str
+    column: str
+    title: str
+    largest: bool = False
+    scale: float = 1.0
+
+    def cost(self, table: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The column as numbers that are to be small."""
+        values = table[self.column].to_numpy(dtype=float)
+        return -values if self.largest else values
+
+
+OBJECTIVES = {
+    objective.name: objective
+    for objective in (
+        Objective(name="latency", column="latency_s", title="latency (ms)", scale=1e3),
+        Objective(name="energy", column="energy_j_per_token", title="energy per token (mJ, all GPUs)", scale=1e3),
+        Objective(name="request-energy", column="energy_j_per_request", title="energy per request (J, all GPUs)"),
+        Objective(name="throughput", column="tokens_per_s", title="tokens per second", largest=True),
+        Objective(name="efficiency", column="tokens_per_s_per_w", title="tokens per second and watt", largest=True),
+        Objective(name="gpus", column="world", title="GPUs"),
+        Objective(name="ttft", column="ttft_s", title="time to first token (ms)", scale=1e3),
+        Objective(name="tpot", column="tpot_s", title="time per output token (ms)", scale=1e3),
+        Objective(name="carbon", column="carbon_g_per_million_tokens", title="carbon (g CO2e per million tokens)"),
+        Objective(name="cost", column="cost_per_million_tokens", title="cost (per million tokens)"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """A user's own factors; there are no defaults, because they differ by place and contract."""
+
+    carbon_g_per_kwh: float | None = None
+    price_per_kwh: float | None = None
+    price_per_gpu_hour: float | None = None
+
+    def applied(self, table: pd.DataFrame) -> pd.DataFrame:
+        """``table`` with carbon and cost per million tokens, as far as the factors say.
+
+        >>> rows = pd.DataFrame({"energy_j_per_token": [3.6], "tokens_per_s": [1e6 / 3600], "world": [2]})
+        >>> Factors(carbon_g_per_kwh=400).applied(rows)["carbon_g_per_million_tokens"].item()
+        400.0
+        >>> round(Factors(price_per_kwh=0.1, price_per_gpu_hour=2.0).applied(rows)["cost_per_million_tokens"].item(), 9)
+        4.1
+        """
+        table = table.copy()
+        kwh = table["energy_j_per_token"] * 1e6 / J_PER_KWH
+        if self.carbon_g_per_kwh is not None:
+            table["carbon_g_per_million_tokens"] = kwh * self.carbon_g_per_kwh
+        if self.price_per_kwh is not None or self.price_per_gpu_hour is not None:
+            gpu_hours = table["world"] * 1e6 / table["tokens_per_s"] / S_PER_HOUR
+            table["cost_per_million_tokens"] = kwh * (self.price_per_kwh or 0.0) + gpu_hours * (
+                self.price_per_gpu_hour or 0.0
+            )
+        return table
+
+
+def objectives_of(names: str, table: pd.DataFrame) -> list[Objective]:
+    """Objectives from a comma-separated list; :class:`SimError` names what is unknown or not in the table."""
+    found = []
+    for name in names.split(","):
+        objective = OBJECTIVES.get(name.strip())
+        if objective is None:
+            near = difflib.get_close_matches(name, OBJECTIVES, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(OBJECTIVES)}"
+            raise SimError(f"unknown objective '{name}': {hint}")
+        if objective.column not in table.columns:
+            flags = {"carbon": "--carbon-g-per-kwh", "cost": "--price-per-kwh or --price-per-gpu-hour"}
+            raise SimError(f"objective '{name}' needs {flags.get(name, f'the column {objective.column}')}")
+        found.append(objective)
+    return found
+
+
+def eligible(table: pd.DataFrame, where: Sequence[str], objectives: Sequence[Objective]) -> pd.DataFrame:
+    """Rows that ran, met the sweep's own conditions and ``where``, and have every objective."""
+    kept = table[table["error"].isna() & table["feasible"].astype(bool)]
+    kept = kept.dropna(subset=[objective.column for objective in objectives])
+    columns = {str(name) for name in table.columns}
+    for text in where:
+        condition = Condition.parse(text, known=columns)
+        needed = kept[sorted(condition.names)].astype(object)
+        records = needed.where(needed.notna(), None).to_dict(orient="records")
+        kept = kept[[condition.holds({str(k): v for k, v in row.items()}) for row in records]]
+    if kept.empty:
+        told = f" that meets {' and '.join(repr(w) for w in where)}" if where else ""
+        raise SimError(
+            f"no row of {len(table)}{told}: {int(table['error'].notna().sum())} failed; loosen the conditions"
+        )
+    return kept
+
+
+def groups(table: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Rows that do the same work: the columns of ``by`` that tell groups apart, and the rows of each."""
+    for name in by:
+        if name not in table.columns:
+            near = difflib.get_close_matches(name, [str(c) for c in table.columns], n=1)
+            raise SimError(f"--by: unknown column '{name}'" + (f": did you mean '{near[0]}'?" if near else ""))
+    telling = [name for name in by if table[name].nunique(dropna=False) > 1]
+    if not telling:
+        yield {}, table
+        return
+    for key, rows in table.groupby(telling, dropna=False, sort=False):
+        yield dict(zip(telling, key, strict=True)), rows
+
+
+def fronts(table: pd.DataFrame, objectives: Sequence[Objective], by: Sequence[str]) -> pd.Series[bool]:
+    """Whether each row is on the Pareto front of its group."""
+    on_front = pd.Series(False, index=table.index)
+    for _, rows in groups(table, by):
+        costs = np.column_stack([objective.cost(rows) for objective in objectives])
+        on_front.loc[rows.index[front([tuple(row) for row in costs.tolist()])]] = True
+    return on_front
+
+
+def best(table: pd.DataFrame, objective: Objective, by: Sequence[str], *, within: float | None = None) -> pd.DataFrame:
+    """The best row of each group; with ``within``, among rows at most that share slower than the group's fastest."""
+    chosen = []
+    for _, rows in groups(table, by):
+        limit_s = np.inf if within is None else rows["latency_s"].min() * (1.0 + within)
+        quick = rows[rows["latency_s"] <= limit_s]
+        chosen.append(quick.index[int(np.argmin(objective.cost(quick)))])
+    return table.loc[chosen]
+
+
+def varied(table: pd.DataFrame) -> list[str]:
+    """Scenario columns that differ between rows."""
+    return [name for name in Scenario.model_fields if name in table and table[name].nunique(dropna=False) > 1]
+
+
+def scenario_of(row: pd.Series[Any]) -> Scenario:
+    """The scenario of a row."""
+    fields: dict[str, Any] = {}
+    for name, field in Scenario.model_fields.items():
+        value = row.get(name)
+        if value is None or value != value:
+            continue
+        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, str) and value.startswith("["):
+            value = json.loads(value)
+        if field.is_required() or value != field.default:
+            fields[name] = value
+    return Scenario.of(**fields)
+
+
+def command_of(scenario: Table, command: str = "simulate") -> str:
+    """The shell command that simulates ``scenario``, or does ``command`` with it.
+
+    >>> command_of(Scenario.of(model="llama3-8b", batch=4, lm_head=False, power_cap_w=500))
+    'wattline simulate --model llama3-8b --batch 4 --no-lm-head --power-cap-w 500'
+    """
+    words = ["wattline", command]
+    for name, value in scenario.model_dump(exclude_defaults=True).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, tuple):
+            words += [flag, ",".join(str(part) for part in value)]
+        else:
+            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)

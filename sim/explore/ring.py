@@ -1,0 +1,99 @@
+"""Ring attention, alone or inside a model, by layout and sequence length: time, energy, and what waiting ranks draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sim.result.status import Standing, standing_of_kind
+from sim.run.repetition import run_program, seen
+from sim.run.runner import simulate
+from sim.scenario.kind import ring_kind
+from sim.scenario.machine import machine
+from workloads.families.ring import LAYOUTS, RingLayout, build_ring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingPoint:
+    """One layout at one length, settled (s, J of all GPUs, W of each); ``speedup`` is over contiguous."""
+
+    layout: str
+    seq_len: int
+    latency_s: float
+    energy_j: float
+    power_w_per_gpu: tuple[float, ...]
+    speedup: float
+    status: str
+    status_reasons: tuple[str, ...]
+
+
+Outcome = tuple[float, float, tuple[float, ...], Standing]  # seconds, joules of all GPUs, watts of each, the status
+
+
+def ring_points(
+    gpu: str,
+    *,
+    world: int,
+    seq_lens: Sequence[int],
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    causal: bool = True,
+    backward: bool = False,
+) -> Iterator[RingPoint]:
+    """Attention alone, every layout at every length."""
+    target = machine(gpu, world)
+
+    def outcome(layout: RingLayout, seq_len: int) -> Outcome:
+        program = build_ring(
+            layout,
+            ranks=world,
+            seq_len=seq_len,
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            causal=causal,
+            backward=backward,
+        )
+        found = seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
+        assert found.latency_s is not None and found.energy_j is not None and found.power_w is not None
+        asked = ring_kind(
+            target.gpu.id, world=world, arrangement=layout, causal=causal, backward=backward, seq_len=seq_len,
+            heads=(q_heads, kv_heads, head_dim),
+        )  # fmt: skip
+        return found.latency_s, found.energy_j, tuple(found.power_w), standing_of_kind(asked, target)
+
+    return _points(seq_lens, outcome)
+
+
+def model_points(
+    gpu: str, *, model: str, phase: str, world: int, seq_lens: Sequence[int], ignore_memory: bool = False
+) -> Iterator[RingPoint]:
+    """A prefill or training step of ``model`` with one sequence over the ring, every layout at every length."""
+
+    def outcome(layout: RingLayout, seq_len: int) -> Outcome:
+        mode = "ring" if layout == "contiguous" else layout
+        run = simulate(
+            model=model, phase=phase, gpu=gpu, cp=world, cp_mode=mode, seq_len=seq_len, ignore_memory=ignore_memory
+        )
+        return run.latency_s, run.energy_j, tuple(run.power_w_per_gpu), run.standing
+
+    return _points(seq_lens, outcome)
+
+
+def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], Outcome]) -> Iterator[RingPoint]:
+    for seq_len in seq_lens:
+        contiguous_s = 0.0
+        for layout in LAYOUTS:
+            latency_s, energy_j, power_w_per_gpu, rests_on = outcome(layout, seq_len)
+            contiguous_s = contiguous_s or latency_s
+            yield RingPoint(
+                layout=layout,
+                seq_len=seq_len,
+                latency_s=latency_s,
+                energy_j=energy_j,
+                power_w_per_gpu=power_w_per_gpu,
+                speedup=contiguous_s / latency_s,
+                status=rests_on.status,
+                status_reasons=rests_on.reasons,
+            )

@@ -1,0 +1,219 @@
+"""Run a grid on many workers; every finished row is kept at once, so that nothing is run twice.
+
+Rows go to a journal beside the result, one JSON line each: processes of this machine write each row as it is done,
+those of a cluster, which may not see the file, send theirs back within seconds. The journal is what a later run of
+the same command resumes from; the finished table replaces it in one step.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from inputs.files import check_regular
+from inputs.texts import parse_json
+from sim.errors import SimError
+from sim.explore import workers
+from sim.explore.grid import Case, Grid
+from sim.explore.row import INTERVALS, RESULTS, figures, full, interval_figures, row_id
+from sim.explore.table import read_rows, write_rows
+from sim.output.files import OutputError, write_atomically
+
+# A batch is what a worker takes and what a killed worker loses; its overhead is about 1 ms.
+MAX_BATCH = 32
+BATCHES_PER_WORKER = 16
+MAX_DEATHS_IN_VAIN = 3
+# After so long a worker gives back what it has done of a batch, and the rest is handed out again.
+BATCH_S = 2.0
+
+Step = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a sweep did. ``resumed`` rows were there before; ``wall_s`` and the rate count only new ones."""
+
+    rows: int
+    failed: int
+    excluded: int
+    resumed: int
+    wall_s: float
+
+    @property
+    def scenarios_per_s(self) -> float:
+        """New rows a second."""
+        return (self.rows - self.resumed) / self.wall_s
+
+
+def sweep(
+    grid: Grid,
+    out: Path,
+    *,
+    pool: workers.Pool | None = None,
+    fresh: bool = False,
+    uncertainty: bool = False,
+    step: Step = lambda _done, _failed: None,
+) -> Swept:
+    """Run every case of ``grid`` that ``out`` (.parquet or .csv) or its journal lacks, and write the table.
+
+    ``uncertainty`` adds the columns of :data:`~sim.explore.row.INTERVALS`, for some thirty more runs a row.
+    ``step`` is told how many rows are done and how many of them failed. Raises :class:`SimError` when ``out`` cannot
+    be written or workers die again and again; rows that fail carry their message in ``error``.
+    """
+    begin = time.perf_counter()
+    cases = {row_id(case.fields): case for case in grid.cases}
+    journal = journal_of(out)
+    known = {} if fresh else {i: row for i, row in _earlier(out, journal) if i in cases}
+    if uncertainty:
+        known = {i: row for i, row in known.items() if row["error"] is not None or row.get(INTERVALS[0]) is not None}
+    failed = sum(row["error"] is not None for row in known.values())
+    resumed = len(known)
+    step(resumed, failed)
+    todo = [(i, case.fields) for i, case in cases.items() if i not in known]
+    if todo:
+        reached = workers.connected(pool or workers.Pool())
+        _start_journal(journal, known.values())
+        local = reached.backend == "processes"
+        run = partial(run_batch, uncertainty=uncertainty, journal=journal.absolute() if local else None)
+        for lines in _finished(todo, reached, run):
+            if not local:
+                append(journal, lines)
+            rows = [json.loads(line) for line in lines]
+            known |= {row["scenario_id"]: row for row in rows}
+            failed += sum(row["error"] is not None for row in rows)
+            step(len(known), failed)
+    table = [known[i] | {"feasible": _feasible(known[i], case)} for i, case in cases.items()]
+    write_rows(table, out)
+    journal.unlink(missing_ok=True)
+    return Swept(
+        rows=len(table), failed=failed, excluded=grid.excluded, resumed=resumed, wall_s=time.perf_counter() - begin
+    )
+
+
+def journal_of(out: Path) -> Path:
+    """Where finished rows of the table ``out`` wait for the others."""
+    return out.with_name(out.name + ".journal")
+
+
+def run_batch(
+    batch: Sequence[tuple[str, Mapping[str, Any]]], *, uncertainty: bool = False, journal: Path | None = None
+) -> list[str]:
+    """What a worker does: one JSON line a scenario, written to ``journal`` too, for :data:`BATCH_S` or a little more.
+
+    A scenario that fails is a line too, with its error. What follows the returned lines was not run.
+    """
+    _settle_in()
+    begin = time.perf_counter()
+    lines: list[str] = []
+    for i, fields in batch:
+        lines.append(json.dumps(_row(i, fields, uncertainty=uncertainty)) + "\n")
+        if journal is not None:
+            append(journal, lines[-1:])
+        if time.perf_counter() - begin > BATCH_S:
+            break
+    return lines
+
+
+def append(journal: Path, lines: Sequence[str]) -> None:
+    """Add ``lines`` to the end of ``journal``, whoever else does so too; an :class:`OutputError` where that fails."""
+    data = "".join(lines).encode()
+    try:
+        handle = os.open(journal, os.O_WRONLY | os.O_APPEND)
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise OutputError(f"cannot write '{journal}': {error.strerror or error}") from None
+
+
+@cache
+def _settle_in() -> None:
+    """Once a worker: what is imported stays, so that the collector need not look through it again (6 % of the time)."""
+    import sim.run.runner  # noqa: F401 - the most of it
+
+    gc.collect()
+    gc.freeze()
+
+
+def _row(i: str, fields: Mapping[str, Any], *, uncertainty: bool) -> dict[str, Any]:
+    # Imported here: the engine is not needed by whoever only reads a table.
+    from sim.run.runner import simulate
+
+    row = {"scenario_id": i, **full(fields), "error": None}
+    try:
+        run = simulate(**fields, shortcuts=True)
+        return row | figures(run) | (interval_figures(run) if uncertainty else {})
+    except Exception as error:
+        ours = type(error).__module__.split(".")[0] in ("sim", "hardware", "workloads")
+        return row | {"error": str(error) if ours else f"{type(error).__name__}: {error}"}
+
+
+def _finished(
+    todo: Sequence[tuple[str, Mapping[str, Any]]],
+    pool: workers.Pool,
+    run: Callable[[Sequence[tuple[str, Mapping[str, Any]]]], list[str]],
+) -> Iterator[list[str]]:
+    """Lines of batches as they come; what a worker could not finish is handed out again in smaller batches."""
+    left = dict(todo)
+    size = max(1, min(MAX_BATCH, len(left) // (pool.jobs * BATCHES_PER_WORKER)))
+    deaths_in_vain = 0
+    while left:
+        items = list(left.items())
+        batches = [items[at : at + size] for at in range(0, len(items), size)]
+        before = len(left)
+        try:
+            for lines in pool.map(run, batches):
+                for line in lines:
+                    del left[json.loads(line)["scenario_id"]]
+                yield lines
+        except workers.WorkerDied as error:
+            deaths_in_vain = 0 if len(left) < before else deaths_in_vain + 1
+            if deaths_in_vain == MAX_DEATHS_IN_VAIN:
+                raise SimError(
+                    f"workers died {MAX_DEATHS_IN_VAIN} times without finishing a row ({error}); {len(left)} rows "
+                    "are left: give them more memory or fewer --jobs; the same command resumes"
+                ) from None
+        size = max(1, size // 2)
+
+
+def _feasible(row: Mapping[str, Any], case: Case) -> bool:
+    return row["error"] is None and all(condition.holds(row) for condition in case.where)
+
+
+def _earlier(out: Path, journal: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of an earlier run: those of the table, then those of the journal, up to where it breaks off."""
+    if out.is_file():
+        for row in read_rows(out):
+            row.pop("feasible", None)
+            yield row["scenario_id"], row
+    if journal.exists():
+        check_regular(journal, "journal", SimError)
+        with journal.open("rb") as stream:
+            for line in stream:
+                if (kept := _journal_row(line.decode("utf-8", "replace"))) is not None:
+                    yield kept["scenario_id"], kept
+
+
+def _journal_row(line: str) -> dict[str, Any] | None:
+    """A row of the journal; None where the line is none: that which was being written as a run stopped, or damage."""
+    try:
+        row = parse_json(line, "journal", SimError, one_line=True)
+    except SimError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("scenario_id"), str) or "error" not in row:
+        return None
+    return row if row["error"] is not None or row.keys() >= RESULTS else None
+
+
+def _start_journal(journal: Path, known: Iterable[Mapping[str, Any]]) -> None:
+    """Rewrite ``journal`` to hold exactly the known rows: a broken last line is gone."""
+    write_atomically(journal, b"".join(json.dumps(row).encode() + b"\n" for row in known))

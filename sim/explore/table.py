@@ -1,0 +1,73 @@
+"""The table of a sweep as a file: Parquet or CSV, by its ending."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from inputs.files import check_regular
+from sim.errors import SimError
+from sim.explore.row import INTERVALS, RESULTS
+from sim.output.files import TABLE_ENDINGS, write_table
+from sim.output.spreadsheet import without_quotes
+from sim.scenario.spec import Scenario
+
+_SCHEMA = Scenario.model_json_schema()["properties"]
+# Columns of numbers; all others are text, or true and false.
+NUMERIC = frozenset(
+    name
+    for name, schema in _SCHEMA.items()
+    if {part.get("type") for part in schema.get("anyOf", [schema])} & {"integer", "number"}
+) | (RESULTS - {"status", "status_reasons"} | {"world", *INTERVALS})
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file that is neither Parquet nor CSV."""
+    if path.suffix not in TABLE_ENDINGS:
+        raise SimError(f"'{path}': a sweep is written as .parquet or .csv")
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows, columns typed by their values; lists become JSON text."""
+    check_ending(path)
+    table = pd.DataFrame([{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows])
+    if path.suffix == ".parquet":
+        # A column that is empty in this sweep keeps the type that it has in others.
+        for name in table.columns[table.isna().all()]:
+            table[name] = table[name].astype("float64" if name in NUMERIC else "str")
+    write_table(table, path)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The table of a sweep; :class:`SimError` when the file is none."""
+    check_ending(path)
+    if path.exists():
+        check_regular(path, "table", SimError)
+    try:
+        with path.open("rb"):
+            pass  # readable at all? what the readers raise below is about the contents
+    except OSError as error:
+        raise SimError(f"cannot read '{path}': {error.strerror or error}") from None
+    try:
+        if path.suffix == ".csv":
+            table = without_quotes(pd.read_csv(path, low_memory=False))
+        else:
+            import fastparquet
+
+            table = fastparquet.ParquetFile(str(path)).to_pandas()
+    except Exception as error:
+        raise SimError(f"'{path}' is not a table that 'wattline sweep' wrote ({type(error).__name__})") from None
+    missing = {"scenario_id", "model", "error"} - set(table.columns)
+    if missing:
+        raise SimError(f"'{path}' is not a table that 'wattline sweep' wrote: column {min(missing)} is missing")
+    return table
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a table, what is empty as None."""
+    table = read_table(path).astype(object)
+    return [{str(k): v for k, v in row.items()} for row in table.where(table.notna(), None).to_dict(orient="records")]

@@ -1,0 +1,1 @@
+"""Files, tables and messages on their way out."""

@@ -1,0 +1,52 @@
+"""What every report says about where its numbers come from."""
+
+from __future__ import annotations
+
+from hardware.profile import Profile
+from sim.pages.page import Grid, Section
+from sim.scenario.machine import Machine
+from sim.scenario.spec import Table
+
+
+def profile_rows(profile: Profile) -> list[list[str]]:
+    """Which profile, fitted by what on what."""
+    made = profile.provenance
+    return [
+        ["profile", profile.gpu if profile.status == "calibrated" else f"of {profile.basis}, scaled to {profile.gpu}"],
+        ["fitted by", f"{made.command} ({made.date})" if made.date else made.command],
+        ["fitted on", f"{len(made.files)} files of measurements, listed below"],
+    ]
+
+
+def details(machine: Machine, scenario: Table) -> list[Section]:
+    """Folded sections: the files behind the profile, every field of the scenario, the datasheet with its sources."""
+    gpu, files = machine.gpu, machine.profile.provenance.files
+    given = scenario.model_fields_set
+    fields = [
+        [name, "-" if value is None else str(value), "given" if name in given else "default"]
+        for name, value in scenario.model_dump(mode="json").items()
+    ]
+    sheet = []
+    for name, source in gpu.sources.items():
+        value = gpu.tensor_flops_per_s.get(name, getattr(gpu, name, None))
+        shown = f"{value:,g}" if isinstance(value, int | float) else str(value)
+        sheet.append([name, shown, gpu.confidence[name], source])
+    digests = [[name, digest[:16]] for name, digest in files.items()]
+    head = ["figure", "value (SI)", "confidence", "source"]
+    return [
+        Section(
+            title="The measurements that the profile was fitted on",
+            table=Grid(head=["file", "SHA-256"], rows=digests, words=(0, 1)),
+            folded=True,
+        ),
+        Section(
+            title="Every field of the scenario",
+            table=Grid(head=["field", "value", ""], rows=fields, words=(0, 1, 2)),
+            folded=True,
+        ),
+        Section(
+            title=f"The datasheet of {gpu.name}, with sources",
+            table=Grid(head=head, rows=sheet, words=(0, 2, 3), minor=(2,)),
+            folded=True,
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""A recorded trace read, judged, and run again under other assumptions."""

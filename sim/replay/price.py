@@ -1,0 +1,265 @@
+"""What a trace does not hold, by the laws of its GPU: what each kernel computes, at which clock, at how many watts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hardware.catalog import list_gpus
+from hardware.laws.terms import KernelTerms
+from hardware.nvml import CATALOG_IDS
+from hardware.power import OperatingPoint, steady_point
+from sim.build.cost import Pricer
+from sim.scenario.machine import Machine
+from traces.capture import NONE, Capture, CollectiveArgs, Stated
+from traces.classify import COMMUNICATION, Classes
+from traces.records import Floats, Ints
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    DType,
+    Elementwise,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    Work,
+)
+
+# Devices in traces that NVML spells otherwise, or that differ from a catalog entry in the size of memory alone.
+PROFILER_IDS = {
+    "AMD Instinct MI300X": "mi300x-192gb",
+    "NVIDIA A100-PG509-200": "a100-sxm-40gb",
+    "Tesla V100-SXM2-16GB": "v100-sxm2-32gb",
+}
+SIZE_LIMIT = 2.0**40
+STEPS_PER_OCTAVE = 8  # durations of stand-ins are told apart to 9 %
+REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
+DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one token over the cache
+DECODE_ROWS = 256  # a step of so few tokens decodes
+OPERATIONS = (
+    ("reduce_?scatter", CollectiveOp.REDUCE_SCATTER),
+    ("all_?gather", CollectiveOp.ALL_GATHER),
+    ("all_?to_?all|send_?recv|dispatch|combine", CollectiveOp.ALL_TO_ALL),
+    ("broadcast", CollectiveOp.BROADCAST),
+    ("", CollectiveOp.ALL_REDUCE),
+)
+
+
+def gpu_id_of(capture: Capture) -> str | None:
+    """The catalog's id of the GPU that the trace names; None if it names none that the catalog holds."""
+    for known in capture.metadata.values():
+        own = known.get("wattline")  # a simulated run
+        if isinstance(own, dict) and own.get("gpu") in list_gpus():
+            return str(own["gpu"])
+        for device in known.get("deviceProperties") or []:
+            name = device.get("name") if isinstance(device, dict) else None
+            if name in CATALOG_IDS or name in PROFILER_IDS:
+                return CATALOG_IDS.get(name) or PROFILER_IDS[name]
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Jobs:
+    """What rows of work do: ``job`` indexes ``works``, -1 where no kernel runs (copies over PCIe).
+
+    ``by_shape`` rows have the sizes that the trace records; the others are stand-ins of their class that take as
+    long as was measured: a product (of as many rows as the recorded ones), attention of a prefill, or of a decode if
+    those rows are few, a copy, a collective of so many bytes.
+    """
+
+    works: tuple[Work, ...]
+    job: Ints
+    by_shape: int
+
+
+def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, clock_hz: float) -> Jobs:
+    """The job of each row on the trace's GPU, ``target``, at ``clock_hz`` or what the fast limiter allows."""
+    work = capture.work
+    rows = [capture.matrices[one].m for one in work.matrix[work.matrix != NONE].tolist()]
+    stand_in = _StandIns(target, clock_hz, rows=round(float(np.median(rows))) if rows else None)
+    known: dict[Work, int] = {}
+    by_key: dict[tuple[int, ...], int] = {}
+    by_shape = 0
+    job = np.full(len(work), NONE, dtype=np.int64)
+    steps = np.rint(np.log2(np.maximum(dur_ns, 100)) * STEPS_PER_OCTAVE).astype(np.int64)
+    columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps, work.stated)
+    stated = [work_of(one) for one in capture.stated]
+    for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        name, cls, matrix, collective, blocks, step, own = key
+        text, label = capture.names[name], classes.labels[cls]
+        recorded = matrix != NONE and label == "gemm" and REDUCTION.search(text) is None
+        exact = stated[own] if own != NONE else None
+        by_shape += recorded or exact is not None
+        if key not in by_key:
+            if exact is not None:
+                found: Work | None = exact
+            elif recorded:
+                product = capture.matrices[matrix]
+                found = GemmWork(m=product.m, n=product.n, k=product.k)
+            elif "HtoD" in text or "DtoH" in text:
+                found = None
+            elif label == COMMUNICATION:
+                args = capture.collectives[collective] if collective != NONE else None
+                found = stand_in.collective(text, args, blocks, step)
+            else:
+                kind = "elementwise" if REDUCTION.search(text) else "decode" if DECODE.search(text) else label
+                found = stand_in.of(kind, step)
+            by_key[key] = NONE if found is None else known.setdefault(found, len(known))
+        job[row] = by_key[key]
+    return Jobs(works=tuple(known), job=job, by_shape=by_shape)
+
+
+def work_of(stated: Stated) -> Work | None:
+    """What a simulated kernel states of its work; None of a collective, and where this release has no such work.
+
+    >>> work_of((("family", "gemm"), ("m", 8), ("n", 16), ("k", 32), ("dtype", "fp16"))).dtype
+    <DType.FP16: 'fp16'>
+    """
+    said = dict(stated)
+    kinds: dict[object, type[GemmWork | GroupedGemmWork | AttentionWork | ElementwiseWork]] = {
+        "gemm": GroupedGemmWork if "experts" in said else GemmWork,
+        "attention": AttentionWork,
+        "elementwise": ElementwiseWork,
+    }
+    kind = kinds.get(said.get("family"))
+    if kind is None:
+        return None
+    given: dict[str, Any] = {field.name: said[field.name] for field in fields(kind) if field.name in said}
+    try:
+        given |= {name: DType(given[name]) for name in ("dtype", "out_dtype", "kv_dtype") if name in given}
+        return kind(**given | ({"op": Elementwise(given["op"])} if "op" in given else {}))
+    except (TypeError, ValueError):
+        return None
+
+
+class _StandIns:
+    """Works of a class that take a given time on one GPU."""
+
+    def __init__(self, target: Machine, clock_hz: float, *, rows: int | None) -> None:
+        self.target, self.clock_hz, self.rows = target, clock_hz, rows
+        self.pricer = pricer_of(target)
+        self.of = lru_cache(maxsize=None)(self._of)
+
+    def _of(self, label: str, step: int) -> Work:
+        if label == "gemm" and self.rows is not None:
+            rows = self.rows
+            return self._sized(step, lambda n: GemmWork(m=rows, n=n, k=n), least=64, power=2)
+        if label == "gemm":
+            return self._sized(step, lambda n: GemmWork(m=n, n=n, k=n), least=64, power=3)
+        if label == "decode" or (label == "attention" and self.rows is not None and self.rows <= DECODE_ROWS):
+            return self._sized(
+                step,
+                lambda n: AttentionWork(batch=64, q_len=1, kv_len=n, q_heads=32, kv_heads=8, head_dim=128, causal=True),
+                least=64,
+            )  # fmt: skip
+        if label == "attention":
+            return self._sized(
+                step,
+                lambda n: AttentionWork(batch=1, q_len=n, kv_len=n, q_heads=32, kv_heads=8, head_dim=128, causal=True),
+                least=64, power=2,
+            )  # fmt: skip
+        return self._sized(
+            step, lambda n: ElementwiseWork(op=Elementwise.COPY, rows=n, width=4096, bytes_moved=n * 16384), least=1
+        )
+
+    def collective(self, name: str, args: CollectiveArgs | None, blocks: int, step: int) -> Work:
+        """By recorded size where there is one, else by time."""
+        spelt = f"{args.operation if args is not None else ''} {name}"
+        op = next(op for pattern, op in OPERATIONS if re.search(pattern, spelt, re.IGNORECASE))
+        world = max(2, args.group_size if args is not None and args.group_size > 0 else self.target.world)
+        ctas = blocks if blocks > 0 else None
+
+        def sized(size: int) -> CollectiveWork:
+            return CollectiveWork(op=op, ranks=tuple(range(world)), buffer_bytes=size, ctas=ctas)
+
+        if args is not None and max(args.elements_in, args.elements_out) > 0:
+            return sized(max(args.elements_in, args.elements_out) * _bytes_of(args.dtype))
+        return self._sized(step, sized, least=256)
+
+    def _sized(self, step: int, make: Callable[[int], Work], *, least: int, power: int = 1) -> Work:
+        """The size whose time at the trace's clock is 2**(step / STEPS_PER_OCTAVE) nanoseconds (bisection)."""
+        wanted_s = 2.0 ** (step / STEPS_PER_OCTAVE) * 1e-9
+        low, high = 0.0, math.log2(SIZE_LIMIT) / power
+        while high - low > 0.02:
+            middle = 0.5 * (low + high)
+            made = make(max(least, round(2.0**middle)))
+            at = point_of(self.pricer.terms(made), self.target, self.clock_hz)
+            low, high = (middle, high) if at.latency_s < wanted_s else (low, middle)
+        return make(max(least, round(2.0**low)))
+
+
+def _bytes_of(dtype: str) -> int:
+    small = {"byte": 1, "char": 1, "float8": 1, "half": 2, "bfloat16": 2, "short": 2, "long": 8, "double": 8}
+    return next((size for name, size in small.items() if dtype.lower().startswith(name)), 4)
+
+
+def pricer_of(target: Machine) -> Pricer:
+    """Prices as inside a step, one GPU's own."""
+    return Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0)
+
+
+def point_of(terms: KernelTerms, target: Machine, clock_hz: float) -> OperatingPoint:
+    """Clock, time and power of one kernel: at ``clock_hz``, but no higher than the fast limiter allows it."""
+    return steady_point(
+        terms, target.curve, gpu_sms=target.gpu.sms, limit_w=target.limits.fast_limit_w,
+        min_clock_hz=target.model.min_clock_hz, max_clock_hz=clock_hz,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """Each row's time by law (s; NaN without a job), watts beyond idle at its clock, waiting for others, and idle.
+
+    ``free_w``: of its GPU while nothing runs. ``beside``: how many times as long it takes while products run beside it.
+    """
+
+    time_s: Floats
+    dynamic_w: Floats
+    waiting_w: Floats
+    idle_w: Floats
+    free_w: Floats
+    beside: Floats
+
+
+def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
+    """``jobs`` on ``target``, each row at its ``clock_hz``, or as low as the fast limiter holds it."""
+    pricer = pricer_of(target)
+    highest_hz = target.model.max_clock_hz
+    free_w = target.curve.idle_w(highest_hz)
+    clocks_hz, which = np.unique(np.broadcast_to(clock_hz, len(jobs.job)), return_inverse=True)
+    pairs, back = np.unique(np.stack([jobs.job, which.reshape(-1)]), axis=1, return_inverse=True)
+    table = np.full((pairs.shape[1], 5), (math.nan, 0.0, 0.0, free_w, 1.0))
+    terms_of = [pricer.terms(work) for work in jobs.works]
+    for number, (job, clock) in enumerate(pairs.T.tolist()):
+        if job == NONE:
+            continue
+        terms = terms_of[job]
+        at = point_of(terms, target, float(clocks_hz[clock]))
+        idle_w = target.curve.idle_w(at.sm_clock_hz)
+        table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w, terms.beside_slowdown
+    time_s, dynamic_w, waiting_w, idle_w, beside = table[back.reshape(-1)].T
+    return Priced(
+        time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w,
+        free_w=np.full(len(jobs.job), free_w), beside=beside,
+    )  # fmt: skip
+
+
+def unpriced(rows: int) -> Priced:
+    """Prices of a GPU without laws: no times, no watts, an idle power to be corrected."""
+    none, one = np.zeros(rows), np.ones(rows)
+    return Priced(
+        time_s=np.full(rows, math.nan), dynamic_w=none, waiting_w=none, idle_w=one, free_w=one, beside=one
+    )  # fmt: skip
+
+
+def with_ctas(jobs: Jobs, ctas: int) -> Jobs:
+    """The same jobs with ``ctas`` blocks for each collective."""
+    works = tuple(replace(work, ctas=ctas) if isinstance(work, CollectiveWork) else work for work in jobs.works)
+    return replace(jobs, works=works)

@@ -1,0 +1,128 @@
+"""A replay as one JSON document and as tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.replay.study import Replayed
+from traces.summary import RankTimes
+
+# A miss of the unchanged replay that is worth saying: of the figure, and of the span so that nothing small counts.
+MISS, MISS_LEAST = 0.02, 0.005
+ABOVE_BOARD = 1.01  # settled limiters swing by less
+FIGURES = ("span_us", "computation_us", "communication_us", "overlap_us", "exposed_us", "idle_us")
+
+
+def as_document(result: Replayed) -> dict[str, Any]:
+    """The fixed interface of ``--json``: microseconds; the figures at the top are those of the first rank read."""
+    measured, unchanged, simulated = result.measured[0], result.unchanged.ranks[0], result.simulated.ranks[0]
+    limit_w = result.simulated.limit_w
+    return {
+        "sources": list(result.capture.sources),
+        "measured_span_us": measured.span_us,
+        "simulated_span_us": simulated.span_us,
+        "measured_overlap_us": measured.overlap_us,
+        "simulated_overlap_us": simulated.overlap_us,
+        "unchanged_span_us": unchanged.span_us,
+        "unchanged_overlap_us": unchanged.overlap_us,
+        "edges": result.dag.counts,
+        "pause_us": result.pause_ns / 1e3,
+        "unchanged_energy_j": result.unchanged.energy_j,
+        "simulated_energy_j": result.simulated.energy_j,
+        "unchanged_power_w": result.unchanged.power_w,
+        "simulated_power_w": result.simulated.power_w,
+        "board_power_w": limit_w if limit_w is not None and math.isfinite(limit_w) else None,
+        "energies_from": None if result.unchanged.energy_j is None else "trace" if result.recorded else "laws",
+        "notes": notes_of(result),
+        "gpu": result.gpu,
+        "status": result.status,
+        "kernels_priced_by_shape": result.by_shape,
+        "chunked_collectives": result.chunked_collectives,
+        "ranks": [
+            {"rank": a.rank} | {
+                kind: {name: getattr(times, name) for name in FIGURES}
+                for kind, times in (("measured", a), ("unchanged", b), ("simulated", c))
+            }
+            for a, b, c in zip(result.measured, result.unchanged.ranks, result.simulated.ranks, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def notes_of(result: Replayed) -> list[str]:
+    """What to know before the figures are used: a replay that misses its file, a mean that no board sustains."""
+    notes = []
+    if (miss := missed(result)) is not None:
+        notes.append(miss)
+    outcomes = {"replayed": result.unchanged, "changed": result.simulated}
+    for label, outcome in outcomes.items():
+        watts = max(outcome.power_w_per_rank, default=0.0)
+        if label == "changed" and outcome is result.unchanged:
+            continue
+        if outcome.limit_w is not None and watts > ABOVE_BOARD * outcome.limit_w:
+            why = "a short trace runs at the fast limiter's clock: --regime steady gives what the board sustains"
+            if result.recorded and label == "replayed":
+                why = "as the trace has it: a short run at the clocks of its limiters"
+            notes.append(f"{label}: {watts:.0f} W a GPU is more than its limit of {outcome.limit_w:.0f} W: {why}")
+    return notes
+
+
+def missed(result: Replayed) -> str | None:
+    """By how much the unchanged replay misses the file, where that is more than ``MISS``."""
+    found = []
+    for measured, again in zip(result.measured, result.unchanged.ranks, strict=True):
+        for figure in ("span_us", "overlap_us"):
+            was, now = getattr(measured, figure), getattr(again, figure)
+            off = (now - was) / was if was else math.inf
+            if abs(off) > MISS and abs(now - was) > MISS_LEAST * measured.span_us:
+                found.append((abs(now - was), f"{figure.removesuffix('_us')} of rank {measured.rank} by {off:+.1%}"))
+    if not found:
+        return None
+    return (
+        f"the unchanged replay misses the file's {max(found)[1]}: compare what-ifs with the replay, not with the file"
+    )
+
+
+def print_replay(result: Replayed, console: Console) -> None:
+    """The trace, its replay and the replay under changes, rank by rank."""
+    edges = ", ".join(
+        f"{kind} {edge['count']:,}" + (f" (confidence {edge['confidence']:.2f})" if edge["confidence"] < 1 else "")
+        for kind, edge in result.dag.counts.items() if edge["count"]
+    )  # fmt: skip
+    console.print(f"edges: {edges}; kernels that queue pause {result.pause_ns / 1e3:.2f} us", highlight=False)
+    table = Table(title="one GPU a block, unions of intervals in us", title_justify="left")
+    for name in ("rank", "", *(figure.removesuffix("_us") for figure in FIGURES)):
+        table.add_column(name, justify="left" if not name else "right")
+    three = zip(result.measured, result.unchanged.ranks, result.simulated.ranks, strict=True)
+    for measured, unchanged, simulated in three:
+        _add(table, "measured", measured)
+        _add(table, "replayed", unchanged)
+        if result.simulated is not result.unchanged:
+            _add(table, "changed", simulated)
+    console.print(table)
+    outcomes = {"replayed": result.unchanged} | (
+        {"changed": result.simulated} if result.simulated is not result.unchanged else {}
+    )
+    known = [
+        f"{label} {outcome.energy_j:.4g} J ({outcome.power_w:.0f} W a GPU)"
+        for label, outcome in outcomes.items() if outcome.energy_j is not None
+    ]  # fmt: skip
+    if known:
+        laws = f"the laws of {result.gpu} ({result.status}), {result.by_shape:,} kernels by recorded shape"
+        source = "as the trace has it" if result.recorded else f"by {laws}"
+        if result.recorded and result.gpu is not None and result.simulated is not result.unchanged:
+            source += f", and as {laws} change it"
+        console.print(f"energy of the GPUs in the trace: {', '.join(known)}; {source}", highlight=False)
+    for note in notes_of(result):
+        console.print(note, markup=False, highlight=False)
+    if result.chunked_collectives:
+        console.print(f"collectives cut into parts: {result.chunked_collectives:,}", highlight=False)
+    for row in result.capture.findings:
+        console.print(f"{row.rule}: {row.count:,} (first: {row.first}): {row.remedy}", markup=False, highlight=False)
+
+
+def _add(table: Table, label: str, times: RankTimes) -> None:
+    table.add_row(str(times.rank), label, *(f"{getattr(times, figure):,.1f}" for figure in FIGURES))

@@ -1,0 +1,1 @@
+"""What a run left behind: timeline, sums, summary, trace, and what its numbers rest on."""

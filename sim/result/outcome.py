@@ -1,0 +1,275 @@
+"""What a run left behind, kept as short as it was simulated: parts, each with its repetitions, on folded GPUs.
+
+Sums over the whole run (:class:`Outcome`) come from the parts; spans and power steps of every GPU and every
+repetition are laid out only when somebody asks for them (:func:`unfold`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.graph import KernelClass, KernelGraph
+from sim.engine.record import Recorder
+from sim.result.exposure import S_PER_PS, exposure
+from sim.shortcuts.fold import Folding
+from sim.shortcuts.pieces import Part, Played
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Sums over one repetition of a part. Energies and GPU-seconds count each GPU as often as it stands for one.
+
+    ``per_gpu`` has a row a simulated GPU: joules, idle joules, idle seconds, busy seconds, Hz x busy seconds,
+    seconds in which it computes or moves data. ``exposed`` is :class:`sim.result.exposure.Exposure`'s ``by_kind``.
+    """
+
+    per_gpu: Floats
+    class_energy_j: Floats
+    class_time_s: Floats
+    segment_energy_j: Floats
+    segment_time_s: Floats
+    segment_end_ps: Ints
+    exposed: dict[str, tuple[float, float]]
+
+
+def tally(graph: KernelGraph, records: Recorder, multiplicity: Sequence[int]) -> Tally:
+    """Add up one run of ``graph``."""
+    op = np.frombuffer(records.span_op, dtype=np.int64)
+    start, end = (np.frombuffer(r, dtype=np.int64) for r in (records.span_start_ps, records.span_end_ps))
+    gpu = np.asarray(graph.op_gpu)[op]
+    cls, segment = np.asarray(graph.op_class)[op], np.asarray(graph.op_segment)[op]
+    times = np.asarray(multiplicity)[gpu]
+    energy = np.frombuffer(records.span_energy_j, dtype=np.float64) * times
+    seconds = (end - start) * (times * S_PER_PS)
+    last = np.zeros(len(graph.segments), dtype=np.int64)
+    np.maximum.at(last, segment, end)
+    exposed = exposure(graph, op, start, end, multiplicity)
+    return Tally(
+        per_gpu=np.column_stack([_power_sums(graph, records), exposed.working_s]),
+        class_energy_j=_sums(cls, energy, len(graph.classes)),
+        class_time_s=_sums(cls, seconds, len(graph.classes)),
+        segment_energy_j=_sums(segment, energy, len(graph.segments)),
+        segment_time_s=_sums(segment, seconds, len(graph.segments)),
+        segment_end_ps=last,
+        exposed=exposed.by_kind,
+    )
+
+
+def _power_sums(graph: KernelGraph, records: Recorder) -> Floats:
+    """Rows of joules, idle joules, idle s, busy s, Hz x busy s from the power steps of each GPU."""
+    gpu, state, held_s = power_steps(records)
+    used, index = np.unique(state, return_inverse=True)
+    states = [records.states[i] for i in used.tolist()]
+    power_w = np.array([s.power_w for s in states])[index]
+    clock_hz = np.array([s.clock_hz for s in states])[index]
+    busy = np.array([bool(s.rates) for s in states])[index]  # copy engines run without SMs
+    joules, busy_s = power_w * held_s, held_s * busy
+    columns = (joules, joules * ~busy, held_s - busy_s, busy_s, clock_hz * busy_s)
+    return np.column_stack([_sums(gpu, column, graph.gpus) for column in columns])
+
+
+def _sums(index: Ints, values: Floats, length: int) -> Floats:
+    return np.bincount(index, values, length).astype(np.float64, copy=False)
+
+
+def power_steps(records: Recorder) -> tuple[Ints, Ints, Floats]:
+    """GPU, state and seconds of every power step, sorted by GPU and time."""
+    time_ps: Ints = np.frombuffer(records.step_time_ps, dtype=np.int64)
+    gpu: Ints = np.frombuffer(records.step_gpu, dtype=np.int32).astype(np.int64)
+    order = np.lexsort((time_ps, gpu))
+    time_ps, gpu = time_ps[order], gpu[order]
+    end_ps = np.append(time_ps[1:], records.end_ps)
+    end_ps[np.append(gpu[1:] != gpu[:-1], True)] = records.end_ps
+    state: Ints = np.frombuffer(records.step_state, dtype=np.int64)[order]
+    held_s = (end_ps - time_ps).astype(np.float64) * S_PER_PS
+    return gpu, state, held_s
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Outcome:
+    """The parts of a run in order of time; all figures are of all GPUs unless the name says per GPU.
+
+    ``phases`` names the phase of each part's segments, ``detail`` says how the run was simulated and ``why``.
+    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``knots``
+    contexts standing for all decode steps, time and energy are wrong by at most ``knot_error``, as a share.
+    """
+
+    folding: Folding
+    parts: Sequence[Part]
+    phases: Sequence[tuple[str, ...]]
+    first_op: Sequence[Ints]
+    detail: str
+    why: str
+    kernels: int
+    full_graph: Callable[[], KernelGraph]
+    knots: int = 0
+    knot_error: float = 0.0
+    _tallies: dict[int, Tally] = field(default_factory=dict)
+
+    @cached_property
+    def end_ps(self) -> int:
+        """Picoseconds from the start to the last completion."""
+        return sum(part.repeat * part.played.records.end_ps for part in self.parts)
+
+    @cached_property
+    def events_kernels(self) -> int:
+        """Kernels that SimPy ran; all others are sums of serial programs, or copies of equal ranks or layers."""
+        runs = {id(part.played): part for part in self.parts if part.played.by_events}
+        return sum(part.piece.graph.kernels for part in runs.values())
+
+    @cached_property
+    def events(self) -> int:
+        """Events that SimPy scheduled for them."""
+        return sum({id(part.played): part.played.records.events for part in self.parts}.values())
+
+    @cached_property
+    def per_gpu(self) -> Floats:
+        """Sums of each rank of the machine; columns as in :class:`Tally`."""
+        rows = np.zeros((len(self.folding.classes), 6))
+        for repeat, _, done in self._distinct:
+            rows += repeat * done.per_gpu
+        full = np.empty((sum(self.folding.multiplicity), 6))
+        for row, ranks in zip(rows, self.folding.classes, strict=True):
+            full[list(ranks)] = row
+        return full
+
+    @cached_property
+    def _distinct(self) -> list[tuple[int, KernelGraph, Tally]]:
+        """Each run of a piece once, with how often it stands in the whole."""
+        repeats: dict[int, int] = {}
+        runs: dict[int, Part] = {}
+        for part in self.parts:
+            key = id(part.played)
+            repeats[key] = repeats.get(key, 0) + part.repeat
+            runs[key] = part
+        return [(n, runs[k].piece.graph, self.tally(runs[k].piece.graph, runs[k].played)) for k, n in repeats.items()]
+
+    def tally(self, graph: KernelGraph, played: Played) -> Tally:
+        """Sums of one repetition, worked out once."""
+        known = self._tallies.get(id(played))
+        if known is None:
+            known = self._tallies[id(played)] = tally(graph, played.records, self.folding.multiplicity)
+        return known
+
+    def classes(self) -> Iterator[KernelClass]:
+        """Every kernel class that ran (repeated classes may come again)."""
+        for graph in {id(graph): graph for _, graph, _ in self._distinct}.values():
+            yield from graph.classes
+
+    def by_class(self, name: Callable[[KernelClass], str]) -> dict[str, tuple[float, float]]:
+        """Joules and GPU-seconds of the kernels, added up under ``name`` of their class."""
+        sums: dict[str, tuple[float, float]] = {}
+        for repeat, graph, done in self._distinct:
+            energies, times = done.class_energy_j.tolist(), done.class_time_s.tolist()
+            for cls, energy_j, time_s in zip(graph.classes, energies, times, strict=True):
+                if time_s > 0.0:
+                    key = name(cls)
+                    have = sums.get(key, (0.0, 0.0))
+                    sums[key] = (have[0] + repeat * energy_j, have[1] + repeat * time_s)
+        return sums
+
+    def by_phase(self) -> dict[str, tuple[float, float]]:
+        """Joules and GPU-seconds of the kernels of each phase."""
+        sums: dict[str, tuple[float, float]] = {}
+        for part in self.parts:
+            done = self.tally(part.piece.graph, part.played)
+            energies, times = done.segment_energy_j.tolist(), done.segment_time_s.tolist()
+            for phase, energy_j, time_s in zip(self.phases[part.number], energies, times, strict=True):
+                have = sums.get(phase, (0.0, 0.0))
+                sums[phase] = (have[0] + part.repeat * energy_j, have[1] + part.repeat * time_s)
+        return sums
+
+    def exposed_gpu_s(self) -> dict[str, tuple[float, float]]:
+        """GPU-seconds exposed and waiting by kind of collective; see :mod:`sim.result.exposure`."""
+        sums: dict[str, tuple[float, float]] = {}
+        for repeat, _, done in self._distinct:
+            for kind, (exposed_s, waiting_s) in done.exposed.items():
+                have = sums.get(kind, (0.0, 0.0))
+                sums[kind] = (have[0] + repeat * exposed_s, have[1] + repeat * waiting_s)
+        return sums
+
+    def phase_end_ps(self, name: str) -> int:
+        """When the last kernel of a phase ends; 0 when it has none."""
+        begin = end = 0
+        for part in self.parts:
+            length = part.played.records.end_ps
+            ends = self.tally(part.piece.graph, part.played).segment_end_ps
+            mine = [stop for stop, phase in zip(ends.tolist(), self.phases[part.number], strict=True) if phase == name]
+            if mine and max(mine):
+                end = begin + (part.repeat - 1) * length + max(mine)
+            begin += part.repeat * length
+        return end
+
+    def energy_until_j(self, time_ps: int) -> float:
+        """Joules of all GPUs from the start to ``time_ps``."""
+        energy = 0.0
+        multiplicity = self.folding.multiplicity
+        for part in self.parts:
+            length = part.played.records.end_ps
+            whole = min(part.repeat, time_ps // length)
+            energy += whole * sum(m * j for m, j in zip(multiplicity, part.played.energy_j, strict=True))
+            time_ps -= whole * length
+            if whole < part.repeat:
+                rest = (part.played.energy_until_j(gpu, time_ps) for gpu in range(len(multiplicity)))
+                return energy + sum(m * j for m, j in zip(multiplicity, rest, strict=True))
+        return energy
+
+
+def unfold(outcome: Outcome, graph: KernelGraph) -> Recorder:
+    """Records of every rank and repetition, over the full ``graph``."""
+    if outcome.detail == "full":
+        return outcome.parts[0].played.records
+    full = Recorder(idle_energy_j=outcome.per_gpu[:, 1].tolist(), end_ps=outcome.end_ps)
+    rank_first = np.searchsorted(np.asarray(graph.op_gpu), np.arange(graph.gpus)).tolist()
+    states_at: dict[int, int] = {}
+    begin_ps = 0
+    at_op = dict(enumerate(outcome.first_op))
+    for part in outcome.parts:
+        records, piece = part.played.records, part.piece.graph
+        if id(records.states) not in states_at:
+            states_at[id(records.states)] = len(full.states)
+            full.states.extend(records.states)
+        shift = np.arange(part.repeat)[:, None]
+        op = np.frombuffer(records.span_op, dtype=np.int64)
+        gpu = np.asarray(piece.op_gpu)[op]
+        sizes = np.bincount(np.asarray(piece.op_gpu), minlength=piece.gpus)
+        piece_first = np.cumsum(sizes) - sizes
+        step_gpu = np.frombuffer(records.step_gpu, dtype=np.int32)
+        for one, ranks in enumerate(outcome.folding.classes):
+            spans, steps = gpu == one, step_gpu == one
+            local = op[spans] - piece_first[one] + shift * sizes[one] + at_op[part.number][one]
+            moments = shift * records.end_ps + begin_ps
+            start, end, time, state = (
+                np.frombuffer(column, dtype=np.int64)[mine]
+                for column, mine in (
+                    (records.span_start_ps, spans),
+                    (records.span_end_ps, spans),
+                    (records.step_time_ps, steps),
+                    (records.step_state, steps),
+                )
+            )
+            energy = np.frombuffer(records.span_energy_j, dtype=np.float64)[spans]
+            for rank in ranks:
+                _extend(full.span_op, local + rank_first[rank])
+                _extend(full.span_start_ps, start + moments)
+                _extend(full.span_end_ps, end + moments)
+                _extend(full.span_energy_j, np.tile(energy, part.repeat))
+                _extend(full.step_gpu, np.full(part.repeat * len(time), rank, dtype=np.int32))
+                _extend(full.step_time_ps, time + moments)
+                _extend(full.step_state, np.tile(state + states_at[id(records.states)], part.repeat))
+        at_op[part.number] = at_op[part.number] + part.repeat * sizes
+        begin_ps += part.repeat * records.end_ps
+    return full
+
+
+def _extend(column: array[int] | array[float], values: NDArray[np.generic]) -> None:
+    column.frombytes(values.tobytes())

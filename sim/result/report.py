@@ -1,0 +1,246 @@
+"""What a run says about itself: one dictionary for machines, one table for people."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import workloads
+from sim.build.program import routing_of
+from sim.output.console import PlainConsole, visible
+from sim.result.exposure import S_PER_PS
+from sim.result.run import Run
+from sim.scenario.layout import layout_of
+from sim.scenario.positions import positions
+from sim.scenario.spec import Scenario
+from sim.scenario.video import model_of, video_summary
+from workloads.families.dit_video import guidance_of
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """Headline figures in SI units, energy by kernel class and phase, and what they rest on."""
+    result: dict[str, Any] = {
+        "scenario": run.scenario.model_dump(),
+        "model": model_of(run.scenario).id,
+        "gpu": run.machine.gpu.id,
+        **run.standing.as_json(),
+        "latency_s": run.latency_s,
+        "energy_j": run.energy_j,
+        "energy_j_per_gpu": list(run.energy_j_per_gpu),
+        "energy_j_per_token": run.energy_j / run.tokens,
+        "tokens": run.tokens,
+        "power_w_per_gpu": list(run.power_w_per_gpu),
+        "sm_clock_hz_per_gpu": list(run.sm_clock_hz_per_gpu),
+        "power_target_w_per_gpu": [x if x < 1e9 else None for x in run.power_limit_w],
+        "clock_limit_hz_per_gpu": list(run.clock_limit_hz),
+        "exposed_communication_s": run.exposed_communication_s,
+        "exposed_communication_by_kind": {
+            kind: {"exposed_s": exposed_s, "waiting_s": waiting_s}
+            for kind, (exposed_s, waiting_s) in run.exposed_and_waiting_s.items()
+        },
+        "bubble_s": run.bubble_s,
+        "kernels": run.outcome.kernels,
+        "events_kernels": run.outcome.events_kernels,
+        "derived_kernels": run.outcome.kernels - run.outcome.events_kernels,
+        "simpy_events": run.outcome.events,
+        "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
+        "detail": run.outcome.detail,
+        "detail_why": run.outcome.why,
+        "positions": positions(run.scenario),
+        "context_knots": run.outcome.knots,
+        "context_knot_error": run.outcome.knot_error,
+        "energy_j_by_class": {name: energy_j for name, (energy_j, _) in run.sums_by("family").items()},
+        "energy_j_by_phase": {name: energy_j for name, (energy_j, _) in run.sums_by("phase").items()},
+    }
+    balance = expert_balance(run.scenario)
+    if balance is not None:
+        result["expert_balance"] = balance
+    if run.scenario.phase == "generate":
+        result |= generation(run)
+    if run.scenario.phase == "denoise":
+        result |= video_summary(run.scenario)
+    return result
+
+
+def expert_balance(scenario: Scenario) -> dict[str, float] | None:
+    """Rows of the busiest rank's experts over the mean rank's: of this run's draw, and among 256 other seeds.
+
+    Layers share the run's one draw; real layers differ as the seeds do. None without experts on several ranks.
+    """
+    if scenario.phase == "denoise":
+        return None
+    model = workloads.load_model(scenario.model)
+    if not model.experts or scenario.ep == 1:
+        return None
+    if scenario.tokens_per_ep_rank is not None:
+        rows = scenario.tokens_per_ep_rank
+        return {"busiest_over_mean": max(rows) * len(rows) / max(sum(rows), 1)}
+    layout = layout_of(scenario)
+    tokens = scenario.batch * (1 if scenario.phase == "decode" else scenario.seq_len)
+    tokens //= layout.dp * layout.micro_batches * layout.cp
+    tokens //= 2 if scenario.overlap == "two_batch" else 1
+    tokens *= layout.own_batches
+    choice, routing = workloads.choice_of(model), routing_of(scenario)
+    loads = workloads.expert_loads(tokens=tokens, choice=choice, routing=routing, ranks=scenario.ep)
+    low, mean, high = workloads.busiest_spread(tokens=tokens, choice=choice, routing=routing, ranks=scenario.ep)
+    rows = tuple(load.rows for load in loads)
+    return {
+        "busiest_over_mean": max(rows) * len(rows) / max(sum(rows), 1),
+        "least_of_seeds": low,
+        "mean_of_seeds": mean,
+        "most_of_seeds": high,
+    }
+
+
+def generation(run: Run) -> dict[str, float]:
+    """Time and energy to first token, time and energy per output token; the parts sum to the whole."""
+    assert run.scenario.output_len is not None
+    ttft_s = run.outcome.phase_end_ps("prefill") * S_PER_PS
+    first_j = run.energy_until(ttft_s)
+    steps = run.scenario.output_len - 1
+    sequences = run.scenario.batch
+    return {
+        "ttft_s": ttft_s,
+        "energy_to_first_token_j": first_j,
+        "tpot_s": (run.latency_s - ttft_s) / steps if steps else 0.0,
+        "decode_energy_j": run.energy_j - first_j,
+        "energy_j_per_request": run.energy_j / sequences,
+    }
+
+
+def summary_text(run: Run) -> str:
+    """The table of :func:`print_summary` as plain text."""
+    buffer = io.StringIO()
+    print_summary(run, PlainConsole(file=buffer, width=100, color_system=None))
+    return buffer.getvalue().rstrip()
+
+
+def headline(run: Run) -> str:
+    """What was run on what, without the model's name."""
+    scenario = run.scenario
+    sizes = f"batch {scenario.batch}, {scenario.seq_len} tokens"
+    if scenario.phase == "denoise":
+        about = video_summary(scenario)
+        sizes = f"{scenario.video or 'one branch'}, batch {scenario.batch}, {about['latent_tokens']} latent tokens"
+    if scenario.output_len:
+        sizes += f" + {scenario.output_len} generated"
+    return f"{scenario.phase}, {sizes}, {scenario.dtype}, {run.gpus} x {run.machine.gpu.id}"
+
+
+def print_summary(run: Run, console: Console) -> None:
+    """Headline table and energy by kernel class, with units."""
+    scenario, data = run.scenario, summary(run)
+    name = data["model"] if data["model"] == scenario.model else f"{data['model']} ({scenario.model})"
+    console.print(Text.assemble((visible(name), "bold"), visible(f" {headline(run)}")))
+    head = Table(show_header=False, box=None, padding=(0, 2))
+    head.add_row("latency", duration(run.latency_s))
+    if "ttft_s" in data:
+        head.add_row("time to first token", duration(data["ttft_s"]))
+        head.add_row("time per output token", duration(data["tpot_s"]))
+        head.add_row("energy to first token", f"{data['energy_to_first_token_j']:.4g} J")
+        head.add_row("energy per request", f"{data['energy_j_per_request']:.4g} J")
+    head.add_row("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)")
+    if "steps" in data:
+        steps = f"{data['steps']}, {data['computed_steps']} computed" if scenario.reuse else f"{data['steps']}"
+        head.add_row("denoising steps", f"{steps}; {guidance_of(scenario.guidance)}")
+        head.add_row("memory a GPU", f"{data['memory_bytes_per_gpu'] / 1e9:.1f} GB")
+    head.add_row("mean power per GPU", extent(run.power_w_per_gpu, 1.0, "W"))
+    head.add_row("mean SM clock", extent(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
+    head.add_row("exposed communication", _exposed(run))
+    if scenario.pp > 1:
+        head.add_row(
+            "pipeline bubbles", f"{duration(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
+        )
+    if "expert_balance" in data:
+        head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
+    head.add_row("kernels", f"{run.outcome.kernels:,}")
+    head.add_row("simulated", simulated(run))
+    head.add_row("as SimPy events", by_events(run))
+    if run.outcome.knots:
+        off = f"off by {100 * run.outcome.knot_error:.2g} % at most"
+        head.add_row("decode steps", f"on {run.outcome.knots} contexts for {run.scenario.output_len} tokens: {off}")
+    head.add_row("these numbers are", status_text(run))
+    console.print(head)
+    table = Table(title="Where the joules go", title_justify="left")
+    for column in ("kernel class", "energy J", "share", "GPU time"):
+        table.add_column(column, justify="left" if column == "kernel class" else "right")
+    for name, row in run.energy_by("family").iterrows():
+        table.add_row(
+            str(name),
+            f"{row['energy_j']:.4g}",
+            f"{100 * row['share']:.1f} %",
+            duration(float(row["duration_s"])),
+        )
+    console.print(table)
+
+
+def _exposed(run: Run) -> str:
+    """The sum, and its kinds where there are several: moving data, and waiting for the last rank."""
+    kinds = run.exposed_and_waiting_s
+    parts = [f"{kind} {duration(exposed_s)}" for kind, (exposed_s, _) in kinds.items() if exposed_s > 0.0]
+    if (waiting := sum(waiting_s for _, waiting_s in kinds.values())) > 1e-9:
+        parts.append(f"waiting {duration(waiting)}")
+    text = duration(run.exposed_communication_s)
+    return f"{text}  ({', '.join(parts)})" if len(parts) > 1 else text
+
+
+def _balance(balance: dict[str, float]) -> str:
+    text = f"{balance['busiest_over_mean']:.2f} x the mean rank's"
+    if "mean_of_seeds" in balance:
+        text += (
+            f" in this draw; other seeds {balance['least_of_seeds']:.2f} to {balance['most_of_seeds']:.2f}, "
+            f"mean {balance['mean_of_seeds']:.2f}"
+        )
+    return text
+
+
+def simulated(run: Run) -> str:
+    """How much of the run was simulated."""
+    outcome = run.outcome
+    ranks = f"equal ranks ({len(outcome.folding.classes)} of {run.gpus} GPUs)" if run.gpus > 1 else ""
+    both = " and ".join(part for part in (ranks, "equal layers once") if part)
+    match outcome.detail:
+        case "segment":
+            return both
+        case "folded" if ranks:
+            return f"{ranks} once"
+        case _:
+            return "every rank and layer"
+
+
+def by_events(run: Run) -> str:
+    """How many kernels went through SimPy, and what became of the others."""
+    outcome = run.outcome
+    done, kernels = outcome.events_kernels, outcome.kernels
+    if done == kernels:
+        return f"all kernels ({outcome.events:,} events)"
+    if not done:
+        return "none: streams are summed, equal ranks and layers once"
+    return f"{done:,} kernels ({outcome.events:,} events), {kernels - done:,} derived from them"
+
+
+def status_text(run: Run) -> str:
+    """What the numbers rest on, with expected errors and what lies outside the measured."""
+    return run.standing.words()
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that leaves few digits.
+
+    >>> duration(0.0123)
+    '12.3 ms'
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1.0:
+            return f"{seconds * scale:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} us"
+
+
+def extent(values: tuple[float, ...], scale: float, unit: str) -> str:
+    """The least and the greatest of ``values / scale``, or one number where they agree."""
+    low, high = min(values) / scale, max(values) / scale
+    return f"{low:.0f} {unit}" if high - low < 0.5 else f"{low:.0f} to {high:.0f} {unit}"

@@ -1,0 +1,281 @@
+"""What numbers rest on: whether runs of their kind, at their sizes, were ever held against a measurement.
+
+The measured kinds and their ranges are data (``hardware/data/checked_runs.toml``, written by
+``python -m sim.studies.checked_runs``). A run inside has the status of its card's profile; outside, it is
+``extrapolated`` where only a size leaves the measured range and ``unchecked`` where no run of its kind was measured.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from hardware.catalog import list_gpus, load_gpu
+from hardware.cluster import default_node, load_node
+from hardware.gpu import GpuSpec
+from sim.scenario.kind import KEY, Kind, kind_of
+from sim.scenario.machine import Machine
+from sim.scenario.positions import positions
+from sim.scenario.spec import Scenario
+
+# From the best founded to the least. What is known of the card and what is known of the run are two things: the
+# weaker one is the status.
+STATUSES = ("calibrated", "forecast", "extrapolated", "unchecked", "uncalibrated")
+
+# A mean further above its cap is said.
+CAP_SLACK = 1.002
+
+# Fields that a kind or its sizes hold, or that change no number. Any other field that is not its default asks for
+# something that no row ran, whoever adds it.
+HELD = frozenset(
+    {
+        "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "output_len", "layers", "lm_head", "dtype",
+        "stack", "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "dp",
+        "expert_skew", "routing", "routing_seed", "tokens_per_ep_rank", "overlap_chunks", "comm_ctas", "launch",
+        "power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "chip_power_factor", "detail",
+        "ignore_memory", "steps",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Measured whole runs of one kind: how many, in which files, at which sizes, and how far off predictions were.
+
+    Errors are shares, the mean of the absolute ones and the worst; None where no row measured that output.
+    """
+
+    kind: Kind
+    rows: int
+    files: tuple[str, ...]
+    latency_error: tuple[float, float] | None
+    energy_error: tuple[float, float] | None
+
+    def words(self) -> str:
+        """The errors in words."""
+        parts = [
+            f"{name} {100 * found[0]:.2g} % off in the mean, {100 * found[1]:.2g} % at worst"
+            for name, found in (("latency", self.latency_error), ("energy", self.energy_error))
+            if found is not None
+        ]
+        runs = "one unseen run" if self.rows == 1 else f"{self.rows} unseen runs"
+        return f"{', '.join(parts)}, on {runs} of this kind" if parts else f"no figure from {runs} of this kind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The status of numbers and why: of the card's profile alone (``card``) and of the whole.
+
+    ``unchecked`` and ``extrapolated`` hold what lies outside the measured, a sentence each.
+    """
+
+    card: str
+    unchecked: tuple[str, ...] = ()
+    extrapolated: tuple[str, ...] = ()
+    expected_error: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """The weakest of what is known."""
+        found = [self.card, *["unchecked"] * bool(self.unchecked), *["extrapolated"] * bool(self.extrapolated)]
+        return max(found, key=STATUSES.index)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Everything that lies outside the measured."""
+        return (*self.unchecked, *self.extrapolated)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "status": self.status,
+            "status_of_card": self.card,
+            "status_reasons": list(self.reasons),
+            "status_notes": list(self.notes),
+            "expected_error": self.expected_error,
+        }
+
+    def words(self) -> str:
+        """Status, expected errors and reasons in one sentence."""
+        return "; ".join(part for part in (self.status, self.expected_error, *self.reasons, *self.notes) if part)
+
+
+@lru_cache(maxsize=1)
+def checked_runs() -> tuple[Checked, ...]:
+    """All measured kinds."""
+    text = (files("hardware") / "data" / "checked_runs.toml").read_text(encoding="utf-8")
+    return tuple(_checked(entry) for entry in tomllib.loads(text)["checked"])
+
+
+def _checked(entry: Mapping[str, Any]) -> Checked:
+    errors = {name: entry.get(name) for name in ("latency_error", "energy_error")}
+    return Checked(
+        kind=Kind(
+            key={name: entry[name] for name in KEY},
+            sizes={name: (low, high) for name, (low, high) in entry["sizes"].items()},
+        ),
+        rows=entry["rows"],
+        files=tuple(entry["files"]),
+        **{name: None if found is None else (found[0], found[1]) for name, found in errors.items()},
+    )
+
+
+def standing(
+    scenario: Scenario, target: Machine, *, kernels_outside: Sequence[str] = (), drawn_w: float | None = None
+) -> Standing:
+    """What a run of ``scenario`` on ``target`` rests on.
+
+    ``kernels_outside`` names kernels beyond the rows that their laws were fitted on, ``drawn_w`` is the highest mean
+    power of a GPU.
+    """
+    unchecked = _of_machine(target)
+    if scenario.profile is not None:
+        unchecked.append("the profile is your own: no whole run was held against it (wattline validate)")
+    for name in Scenario.model_fields.keys() - HELD:
+        value = getattr(scenario, name)
+        if value != Scenario.model_fields[name].default:
+            unchecked.append(f"{name} = {value} was never measured")
+    unchecked.sort()
+    asked = kind_of(scenario, target.gpu.id)
+    known, missing = _measured(asked)
+    unchecked += missing
+    extrapolated = [] if known is None else _beyond(asked, known.kind)
+    extrapolated += _policy(scenario, target, known)
+    reach = positions(scenario)
+    if reach is not None and reach["beyond"]:
+        needed, known_to = reach["needed"], reach["of_the_model"]
+        extrapolated.append(f"{needed:,} tokens are beyond the {known_to:,} positions of the model")
+    if kernels_outside:
+        more = ", ..." if len(kernels_outside) > 4 else ""
+        extrapolated.append(f"outside the measured range: {', '.join(kernels_outside[:4])}{more}")
+    if scenario.uncapped and drawn_w is not None and drawn_w > target.profile.limits.fast_limit_w:
+        extrapolated.append(f"draws {drawn_w:.0f} W, more than a {target.gpu.id} was ever seen to draw")
+    notes = []
+    held_w = target.limits.cap_w
+    if scenario.regime == "steady" and drawn_w is not None and drawn_w > CAP_SLACK * held_w:
+        notes.append(f"power_cap_w = {held_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W")
+    return Standing(
+        card=target.profile.status,
+        unchecked=tuple(unchecked),
+        extrapolated=tuple(extrapolated),
+        expected_error=_expected(target, known, bool(unchecked), bool(extrapolated)),
+        notes=tuple(notes),
+    )
+
+
+def standing_of_kind(asked: Kind, target: Machine) -> Standing:
+    """What a run rests on that is no scenario (a ring of attention alone)."""
+    known, missing = _measured(asked)
+    unchecked = _of_machine(target) + missing
+    extrapolated = [] if known is None else _beyond(asked, known.kind)
+    return Standing(
+        card=target.profile.status,
+        unchecked=tuple(unchecked),
+        extrapolated=tuple(extrapolated),
+        expected_error=_expected(target, known, bool(unchecked), bool(extrapolated)),
+    )
+
+
+def standing_of_laws(target: Machine, *, outside: bool = False, unmeasured: Sequence[str] = ()) -> Standing:
+    """What single kernels rest on, which their laws price: the rows of the fit, at the card's own limit and clock.
+
+    ``outside``: beyond the rows that a law was fitted on; ``unmeasured`` says what no row ever held.
+    """
+    extrapolated = ["outside the measured range"] if outside else []
+    gpu = target.gpu
+    if target.limits.cap_w != gpu.tdp_w:
+        extrapolated.append("no measurement was taken under this power limit")
+    if target.model.max_clock_hz < gpu.max_clock_hz:
+        extrapolated.append("no measurement was taken at a locked clock")
+    return Standing(
+        card=target.profile.status,
+        unchecked=(*_of_machine(target), *unmeasured),
+        extrapolated=tuple(extrapolated),
+        expected_error=target.profile.expected_error() if target.profile.status != "calibrated" else "",
+    )
+
+
+def standing_served(target: Machine, *, beyond_positions: int = 0) -> Standing:
+    """What a served run rests on: laws of kernels; no whole server was held against its prediction.
+
+    ``beyond_positions`` requests are longer than the positions of the model.
+    """
+    laws = standing_of_laws(target)
+    if beyond_positions:
+        longer = f"{beyond_positions:,} requests are longer than the positions of the model"
+        laws = replace(laws, extrapolated=(*laws.extrapolated, longer))
+    return replace(laws, unchecked=(f"no server was measured; kernels of a step: {laws.status}", *laws.unchecked))
+
+
+def _of_machine(target: Machine) -> list[str]:
+    """What of the machine itself no row ran on."""
+    gpu = target.gpu
+    found = []
+    if gpu.id in list_gpus() and not _same_figures(gpu, load_gpu(gpu.id)):
+        found.append(f"the figures of {gpu.id} are not the catalog's")
+    if target.world > 1 and target.cluster.node != load_node(default_node(gpu)):
+        found.append(f"node = {target.cluster.node.id} was never measured with {gpu.id}")
+    return found
+
+
+def _same_figures(one: GpuSpec, other: GpuSpec) -> bool:
+    names = {field.name for field in fields(GpuSpec)} - {"sources", "confidence"}
+    return one is other or all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _measured(asked: Kind) -> tuple[Checked | None, list[str]]:
+    """The rows of the kind that is asked for, else in which respect rows that come nearest differ."""
+    rows = list(checked_runs())
+    for name in KEY:
+        value = asked.key[name]
+        fitting = [row for row in rows if row.kind.key[name] == value]
+        if not fitting:
+            if name == "gpu":
+                return None, [f"no whole run on {value} was measured"]
+            seen = " | ".join(dict.fromkeys(row.kind.key[name] for row in rows))
+            alike = ", ".join(asked.key[n] for n in KEY[: KEY.index(name)])
+            return None, [f"no whole run with {name} = {value} was measured ({alike}: {seen})"]
+        rows = fitting
+    return rows[0], []
+
+
+def _beyond(asked: Kind, measured: Kind) -> list[str]:
+    """Sizes that leave the measured range."""
+    found = []
+    for name, (value, _) in asked.sizes.items():
+        if name not in measured.sizes:
+            found.append(f"{name} = {value:g} was never set in a measurement")
+            continue
+        low, high = measured.sizes[name]
+        if not low <= value <= high:
+            span = f"{low:g} alone" if low == high else f"{low:g} to {high:g}"
+            found.append(f"{name} = {value:g} (measured: {span})")
+    return found
+
+
+def _policy(scenario: Scenario, target: Machine, known: Checked | None) -> list[str]:
+    """Power limits, clocks and chips outside the measured."""
+    found = []
+    cap_w = target.limits.cap_w
+    low_w, high_w = (target.gpu.tdp_w,) * 2 if known is None else known.kind.sizes["power_cap_w"]
+    if scenario.uncapped or not low_w <= cap_w <= high_w:
+        found.append("no measurement was taken under this power limit")
+    if scenario.sm_clock_mhz is not None and target.model.max_clock_hz < target.gpu.max_clock_hz:
+        found.append("no whole run was measured at a locked clock")
+    if scenario.chip_power_factor not in (None, 1.0):
+        found.append("no whole run was held against a chip_power_factor")
+    return found
+
+
+def _expected(target: Machine, known: Checked | None, unchecked: bool, extrapolated: bool) -> str:
+    """What to expect of the numbers, in words with figures where there are any."""
+    if known is not None and not unchecked:
+        return known.words() + (" within the measured range, unknown outside it" if extrapolated else "")
+    if target.profile.status == "calibrated":
+        return "expected error unknown"
+    return target.profile.expected_error()

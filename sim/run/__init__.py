@@ -1,0 +1,1 @@
+"""``simulate``: the work laid out, its steady state found, every kernel run."""

@@ -1,0 +1,259 @@
+"""A scenario's work laid out for one machine, whatever its power policy: shared by all scenarios that differ in it.
+
+The plan proves which ranks are equal (:mod:`sim.shortcuts.fold`) and cuts the programs into repeating pieces
+(:mod:`sim.shortcuts.pieces`); what it cannot prove it says in a :class:`FoldError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.build.cost import Pricer, drawn
+from sim.build.lower import Classify, lower
+from sim.engine.fluid import FluidModel
+from sim.engine.graph import KernelClass, KernelGraph
+from sim.engine.running import GpuModel
+from sim.errors import FoldError
+from sim.result.outcome import Outcome
+from sim.scenario.machine import Machine
+from sim.scenario.partition import Partitions, partitioned
+from sim.shortcuts.cut import Step, cut
+from sim.shortcuts.fold import Folding, fold, unfolded
+from sim.shortcuts.knots import error_bound
+from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+
+# Prices remembered for one GPU type and world; beyond it they are worked out again.
+MAX_PRICES = 200_000
+MAX_PRICERS = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """Work as the engine gets it: pieces in order, the phases of each, where each begins in every GPU's program."""
+
+    folding: Folding
+    sequence: tuple[Repeated, ...]
+    phases: tuple[tuple[str, ...], ...]
+    first_op: tuple[NDArray[np.int64], ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class Work:
+    """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run on knots."""
+
+    program: Program
+    tokens: int
+    classify: Classify
+    issue_s: float | None
+    contexts: tuple[int, ...] | None = None
+    partitions: Partitions | None = None
+    _graphs: dict[object, KernelGraph] = field(default_factory=dict)
+
+    @cached_property
+    def kernels(self) -> int:
+        """Kernels over all ranks."""
+        sizes: dict[int, int] = {}
+        for rank in self.program.ranks:
+            if id(rank) not in sizes:
+                sizes[id(rank)] = sum(len(s.kernels) * s.repeat for phase in rank.phases for s in phase.segments)
+        return sum(sizes[id(rank)] for rank in self.program.ranks)
+
+    def full_graph(self) -> KernelGraph:
+        """The kernel graph of every rank."""
+        return self.lowered(lower(self.program, self.classify, issue_s=self.issue_s))
+
+    def lowered(self, graph: KernelGraph) -> KernelGraph:
+        """``graph`` on the partitions of its GPUs."""
+        return graph if self.partitions is None else partitioned(graph, self.partitions)
+
+    @cached_property
+    def folding(self) -> Folding:
+        """Classes of equal ranks, or :class:`FoldError`."""
+        return fold(self.program, self.classify)
+
+    def graph_of(self, steps: Sequence[Step]) -> KernelGraph:
+        """The kernel graph of a few steps on all folded GPUs, phases numbered as the steps are.
+
+        Equal ones (the head of every pass) share it.
+        """
+        key = tuple(tuple(segment.kernels for segment in step.segments) for step in steps)
+        graph = self._graphs.get(key)
+        if graph is None:
+            ranks = tuple(
+                RankProgram(
+                    phases=tuple(
+                        Phase(name=f"{i}", segments=(Segment(name=s.name, kernels=s.kernels),) if s.kernels else ())
+                        for i, s in enumerate(of_rank)
+                    )
+                )
+                for of_rank in zip(*(step.segments for step in steps), strict=True)
+            )
+            graph = lower(Program(ranks=ranks), self.classify, groups=self.folding.groups)
+            graph = self._graphs[key] = self.lowered(graph)
+        return graph
+
+
+@dataclass(kw_only=True, eq=False)
+class Plan:
+    """The ways to run some work on one GPU model, which every power policy shares."""
+
+    work: Work
+    model: GpuModel
+    _pieces: dict[int, Piece] = field(default_factory=dict)
+    _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
+    _full: Layout | None = None
+
+    @property
+    def full(self) -> Layout:
+        """Every rank, every layer."""
+        if self._full is not None:
+            return self._full
+        layout = self._whole(unfolded(len(self.work.program.ranks)), self.work.full_graph())
+        if self.work.kernels <= MAX_KEPT_KERNELS:
+            self._full = layout
+        return layout
+
+    @cached_property
+    def folded(self) -> Layout:
+        """Equal ranks once, every layer."""
+        folding = self.work.folding
+        if len(folding.classes) == len(self.work.program.ranks) > 1:
+            raise FoldError(
+                f"no two of the {len(self.work.program.ranks)} ranks run equal programs: use detail = 'full'"
+            )
+        chosen = folding.representatives(self.work.program)
+        graph = lower(chosen, self.work.classify, issue_s=self.work.issue_s, groups=folding.groups)
+        return self._whole(folding, self.work.lowered(graph))
+
+    @cached_property
+    def segments(self) -> Layout:
+        """Equal ranks once, equal layers once."""
+        if self.work.issue_s is not None:
+            raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
+        folding = self.work.folding
+        ranks = folding.representatives(self.work.program).ranks
+        if any(s.asynchronous or s.waits for rank in ranks for phase in rank.phases for s in phase.segments):
+            raise FoldError("transfers between pipeline stages run beside the layers: layers do not repeat alone")
+        if any(s.rolls for rank in ranks for phase in rank.phases for s in phase.segments):
+            raise FoldError("each layer's last collectives run beside the next one: layers do not repeat alone")
+        sequence: list[Repeated] = []
+        phases: list[tuple[str, ...]] = []
+        first_op: list[NDArray[np.int64]] = []
+        at = np.zeros(len(ranks), dtype=np.int64)
+        for steps, repeat in cut(_side_by_side(ranks), folding):
+            piece = self._piece(steps)
+            sequence.append(Repeated(number=len(sequence), piece=piece, repeat=repeat))
+            phases.append(tuple(steps[int(number)].phase for number, _, _ in piece.graph.segments))
+            first_op.append(at)
+            sizes = [[len(segment.kernels) for segment in step.segments] for step in steps]
+            at = at + repeat * np.array(sizes).sum(axis=0)
+        return Layout(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
+
+    def outcome(
+        self, layout: Layout, parts: Sequence[Part], *, detail: str, why: str, knot_error: float = 0.0
+    ) -> Outcome:
+        """What a run of ``layout`` left behind."""
+        return Outcome(
+            folding=layout.folding,
+            parts=parts,
+            phases=layout.phases,
+            first_op=layout.first_op,
+            detail=detail,
+            why=why,
+            kernels=self.work.kernels,
+            full_graph=(lambda: parts[0].piece.graph) if detail == "full" else self.work.full_graph,
+            knots=len(set(self.work.contexts or ())),
+            knot_error=knot_error,
+        )
+
+    def _whole(self, folding: Folding, graph: KernelGraph) -> Layout:
+        piece = Piece(graph, FluidModel(self.model, graph.classes, []), whole=True)
+        return Layout(
+            folding=folding,
+            sequence=(Repeated(number=0, piece=piece, repeat=1),),
+            phases=(tuple(phase for phase, _, _ in graph.segments),),
+            first_op=(np.zeros(graph.gpus, dtype=np.int64),),
+        )
+
+    def _piece(self, steps: Sequence[Step]) -> Piece:
+        same = tuple(id(segment.kernels) for step in steps for segment in step.segments)
+        piece = self._piece_of.get(same)
+        if piece is None:
+            graph = self.work.graph_of(steps)
+            piece = self._pieces.get(id(graph))
+            if piece is None:
+                piece = self._pieces[id(graph)] = Piece(graph, FluidModel(self.model, graph.classes, []))
+            self._piece_of[same] = piece
+        return piece
+
+    def knot_error(self, layout: Layout, limits_w: tuple[float, ...]) -> float:
+        """Bound on the relative error, of time or energy, that running decode steps on knots makes."""
+        if self.work.contexts is None:
+            return 0.0
+        free = self.outcome(layout, play(layout.sequence, limits_w), detail="segment", why="").by_phase()
+        sums = list(free.values())[1:]  # the first phase is the prefill
+        costs = dict(zip(self.work.contexts, sums, strict=True))
+        counts = [self.work.contexts.count(context) for context in costs]
+        return max(
+            error_bound([cost[i] for cost in costs.values()], counts, sum(phase[i] for phase in free.values()))
+            for i in (0, 1)
+        )
+
+
+def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[Step, int]]:
+    """The ranks' segments in step, and how often; a rank that has fewer (no head) does nothing in the last ones."""
+    nothing = Segment(name="", kernels=(), repeat=0)
+    for phases in zip(*(rank.phases for rank in ranks), strict=True):
+        for segments in zip_longest(*(phase.segments for phase in phases), fillvalue=nothing):
+            if len({(s.name, s.repeat) for s in segments if s is not nothing}) > 1:
+                raise FoldError(
+                    "ranks run different numbers of layers (pipeline stages): layers do not repeat together"
+                )
+            yield Step(phase=phases[0].name, segments=segments), max(s.repeat for s in segments)
+
+
+class _Prices:
+    """A pricer and what it has priced so far."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.pricer = pricer
+        self.known: dict[Kernel, KernelClass] = {}
+
+    def price(self, kernel: Kernel) -> KernelClass:
+        kernel = drawn(kernel)
+        known = self.known.get(kernel)
+        if known is None:
+            if len(self.known) > MAX_PRICES:
+                self.known.clear()
+            known = self.known[kernel] = self.pricer.price(kernel)
+        return known
+
+
+# By what prices depend on; the pricers keep the objects alive whose identities the keys name.
+_PRICES: dict[tuple[object, ...], _Prices] = {}
+
+
+def classifier(target: Machine, *, eager: bool) -> Classify:
+    """Prices kernels on ``target`` and remembers them across scenarios: a price does not depend on the power cap."""
+    launch = target.profile.launch
+    key = (id(target.profile), id(target.gpu), target.cluster.node, target.world, eager)
+    prices = _PRICES.get(key)
+    if prices is None:
+        if len(_PRICES) >= MAX_PRICERS:
+            _PRICES.clear()
+        pricer = Pricer(
+            profile=target.profile,
+            gpu=target.gpu,
+            gap_s=launch.eager_gap_s if eager else launch.graph_gap_s,
+            world=target.world,
+            cluster=target.cluster,
+        )
+        prices = _PRICES[key] = _Prices(pricer)
+    return prices.price

@@ -1,0 +1,275 @@
+"""``simulate(scenario)``: plan the work, find the settled clock, run every kernel of it as events, hand over.
+
+By itself a run is all ranks and all layers on SimPy, up to :data:`MOST_EVENT_KERNELS`; beyond, equal ranks and layers
+run once. Where only figures are wanted (sweeps, searches), ``shortcuts`` choose the cheapest way that gives the same
+(:mod:`sim.shortcuts`); so do the details ``folded`` and ``segment``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from sim.build.program import build
+from sim.engine.repeating import SteadyLimiter
+from sim.engine.running import Target
+from sim.errors import FoldError, ScenarioError
+from sim.result.timeline import Timeline
+from sim.run.periodic import needs_time, periodic
+from sim.run.plan import Layout, Plan, Work, classifier
+from sim.run.steady import governed, settled_clocks
+from sim.scenario.machine import Machine, machine_of
+from sim.scenario.memory import check_memory
+from sim.scenario.partition import Partitions
+from sim.scenario.spec import Scenario
+from sim.scenario.video import Model, model_of
+from sim.shortcuts.knots import EXACT_STEPS, context_knots
+from sim.shortcuts.pieces import Part, Repeated, by_events, play, play_governed
+from workloads.families.dit_video import STEP
+from workloads.program import Program
+
+# Kernels that all run as events unless somebody asks for more: some seconds.
+MOST_EVENT_KERNELS = 200_000
+# Kernels a second of one core as events (benchmarks/results.md, "Engine": chunked overlap, the slowest case).
+EVENT_KERNELS_PER_S = 20_000
+WORTH_SAYING_S = 2
+FULL_DETAIL = "full detail"
+# Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
+POLICY = frozenset(
+    {
+        "power_cap_w",
+        "uncapped",
+        "sm_clock_mhz",
+        "chip_temperature_c",
+        "chip_power_factor",
+        "regime",
+        "detail",
+        "ignore_memory",
+    }
+)
+
+Progress = Callable[[str], None]
+
+
+def simulate(
+    scenario: Scenario | None = None,
+    /,
+    *,
+    progress: Progress | None = None,
+    target: Machine | None = None,
+    shortcuts: bool = False,
+    **fields: Any,
+) -> Timeline:
+    """Simulate one scenario, given whole or as keywords, and return its :class:`Timeline`.
+
+    ``target`` takes the place of the machine that the scenario describes (its GPUs under another profile).
+    With ``shortcuts`` the cheapest way to the same figures is taken.
+
+    >>> from sim import simulate
+    >>> run = simulate(model="llama3-8b", gpu="h100-sxm-80gb", seq_len=512, layers=2)
+    >>> abs(sum(run.energy_by("family")["energy_j"]) / run.energy_j - 1) < 1e-9
+    True
+    """
+    if scenario is None:
+        scenario = Scenario.of(**fields)
+    elif fields:
+        scenario = Scenario.parse({**scenario.model_dump(exclude_unset=True), **fields}, where="scenario")
+    say = progress or (lambda _: None)
+    say("building kernels")
+    target = target or machine_of(scenario, stepped=scenario.regime == "cold")
+    model = model_of(scenario)
+    if not scenario.ignore_memory:
+        check_memory(scenario, model, target.gpu)
+    long = scenario.detail == "auto" and (scenario.output_len or 0) > EXACT_STEPS
+    events = scenario.detail == "full" or (scenario.detail == "auto" and not shortcuts)
+    refused: list[str] = []
+    for detail, plan, layout in _ways(scenario, model, target, refused, knots=long, events=events):
+        if detail == "full" and events:
+            kernels = plan.work.kernels
+            seconds = round(kernels / EVENT_KERNELS_PER_S)
+            if seconds >= WORTH_SAYING_S:
+                say(f"{FULL_DETAIL}: {kernels:,} kernels, about {seconds} s a repetition")
+        try:
+            parts, targets = _run(plan, layout, target, scenario, say, events=events)
+        except FoldError as error:
+            if scenario.detail != "auto":
+                raise
+            refused.append(f"{detail}: {error}")
+            continue
+        except OverflowError:
+            size = f"batch = {scenario.batch} with seq_len = {scenario.seq_len}"
+            raise ScenarioError(
+                f"{size}: a kernel outlasts the 106 days of a clock of picoseconds: give less"
+            ) from None
+        why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
+        off = plan.knot_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
+        return Timeline(
+            scenario=scenario,
+            machine=target,
+            outcome=plan.outcome(layout, parts, detail=detail, why=why, knot_error=off),
+            targets=_of_ranks(layout, targets),
+            tokens=plan.work.tokens,
+        )
+    raise AssertionError("full detail is never refused")
+
+
+def _uneven(scenario: Scenario) -> bool:
+    """Whether stretches of a settled run differ so much in power that the limiters may have to be followed in time."""
+    return scenario.phase == "generate" or scenario.pp > 1
+
+
+def _ways(
+    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, knots: bool, events: bool
+) -> Iterator[tuple[str, Plan, Layout]]:
+    """Plans and layouts to try: all as ``events`` where that is soon done, else the cheapest first.
+
+    Context knots only where layers are replayed too.
+    """
+    if events and scenario.detail == "auto":
+        plan = plan_of(scenario, model, target)
+        kernels = plan.work.kernels
+        if kernels <= MOST_EVENT_KERNELS:
+            yield "full", plan, plan.full
+        else:
+            refused.append(f"full: {kernels:,} kernels, all of which run as events up to {MOST_EVENT_KERNELS:,}")
+    if knots:
+        plan = plan_of(scenario, model, target, knots=True)
+        with suppress(FoldError):
+            yield "segment", plan, plan.segments
+    plan = plan_of(scenario, model, target)
+    for detail, layout in _layouts(plan, scenario.detail, refused):
+        yield detail, plan, layout
+
+
+def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, Layout]]:
+    """The layouts to try, the cheapest first."""
+    for name in ("segment", "folded", "full") if detail == "auto" else (detail,):
+        try:
+            layout = plan.segments if name == "segment" else plan.folded if name == "folded" else plan.full
+        except FoldError as error:
+            if detail != "auto":
+                raise
+            refused.append(f"{name}: {error}")
+            continue
+        yield name, layout
+
+
+def _run(
+    plan: Plan, layout: Layout, target: Machine, scenario: Scenario, say: Progress, *, events: bool
+) -> tuple[list[Part], Sequence[Target]]:
+    """Parts of the run and where the limiters hold each of the layout's GPUs."""
+    gpus = len(layout.folding.classes)
+    if scenario.regime == "cold":
+        say("running")
+        parts, ends = governed(layout.sequence, target.limits, gpus, repetitions=1)
+        return (by_events(parts) if events else parts), ends
+    say("finding the settled clock")
+    settled = _settled(plan, layout, target, uneven=_uneven(scenario))
+    say("running")
+    if isinstance(settled, SteadyLimiter):
+        parts = play_governed(layout.sequence, settled)
+        return (by_events(parts) if events else parts), settled.targets()
+    return play(layout.sequence, tuple(settled), events=events), settled
+
+
+def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> Sequence[Target] | SteadyLimiter:
+    """Where each of the layout's GPUs settles, or the limiters of a repetition whose ``uneven`` power they follow.
+
+    Found on the cheapest layout: all agree to the picosecond.
+    """
+    for _, cheapest in _layouts(plan, "auto", []):
+        try:
+            targets = settled_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
+            parts = play(cheapest.sequence, tuple(targets)) if uneven else []
+            if needs_time(parts, target.limits):
+                limiter = periodic(cheapest.sequence, target.limits, targets, parts)
+                return limiter.of([limiter.loops[found] for found in _places(cheapest, layout)])
+        except FoldError:
+            continue
+        return [targets[found] for found in _places(cheapest, layout)]
+    raise AssertionError("full detail is never refused")
+
+
+def _places(cheapest: Layout, layout: Layout) -> list[int]:
+    """Which GPU of ``cheapest`` each GPU of ``layout`` is alike."""
+    place = {rank: number for number, ranks in enumerate(cheapest.folding.classes) for rank in ranks}
+    return [place[ranks[0]] for ranks in layout.folding.classes]
+
+
+def _lasting(layout: Layout) -> Sequence[Repeated]:
+    """What the limiters settle on: of a video its denoising steps, which outlast what comes before and after."""
+    pieces = zip(layout.sequence, layout.phases, strict=True)
+    return [one for one, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
+
+
+def _of_ranks(layout: Layout, values: Sequence[Target]) -> tuple[Target, ...]:
+    """Values of the simulated GPUs, one a rank."""
+    by_rank = {rank: value for value, ranks in zip(values, layout.folding.classes, strict=True) for rank in ranks}
+    return tuple(by_rank[rank] for rank in range(len(by_rank)))
+
+
+def plan_of(scenario: Scenario, model: Model, target: Machine, *, knots: bool = False) -> Plan:
+    """The plan of ``scenario``; scenarios that differ in nothing but power policy share it, those at other clocks
+    its work.
+    """
+    work = tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY)
+    key = (work, id(model), id(target.profile), knots)
+    return _plan(_Request(key=(key, target.model), work=key, scenario=scenario, model=model, target=target))
+
+
+class _Request:
+    """What a plan or work is made of, told apart by its key alone."""
+
+    __slots__ = ("key", "model", "scenario", "target", "work")
+
+    def __init__(
+        self, key: object, work: tuple[object, ...], scenario: Scenario, model: Model, target: Machine
+    ) -> None:
+        self.key, self.work, self.scenario, self.model, self.target = key, work, scenario, model, target
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Request) and self.key == other.key
+
+
+@lru_cache(maxsize=16)
+def _plan(request: _Request) -> Plan:
+    own = _Request(request.work, request.work, request.scenario, request.model, request.target)
+    return Plan(work=_work(own), model=request.target.model)
+
+
+@lru_cache(maxsize=16)
+def _work(request: _Request) -> Work:
+    scenario, target = request.scenario, request.target
+    contexts = None
+    if request.work[-1]:
+        assert scenario.output_len is not None
+        contexts = tuple(context_knots(scenario.seq_len, scenario.output_len - 1))
+    fields, model, _, knots = request.work
+    same = (fields, model, knots)  # what runs does not depend on the profile
+    program, tokens = _built(_Request(same, same, scenario, request.model, target), contexts)
+    eager = scenario.launch == "eager"
+    return Work(
+        program=program,
+        tokens=tokens,
+        classify=classifier(target, eager=eager),
+        issue_s=target.profile.launch.host_issue_s if eager else None,
+        contexts=contexts,
+        partitions=partitions_of(scenario, target),
+    )
+
+
+def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
+    """The partitions of each GPU's SMs, if there are any."""
+    if scenario.sm_partitions is None:
+        return None
+    return Partitions(sms=scenario.sm_partitions, streams=scenario.sm_partition or (), gpu_sms=target.gpu.sms)
+
+
+@lru_cache(maxsize=16)
+def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, int]:
+    return build(request.scenario, request.model, contexts)

@@ -1,0 +1,1 @@
+"""What is asked: the scenario, its layout, machine, memory and kind, resolved and checked."""

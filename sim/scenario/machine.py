@@ -1,0 +1,129 @@
+"""The hardware side of a scenario, resolved: GPU, profile, power curve, limits and the engine's model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from hardware.catalog import load_gpu
+from hardware.clock import ClockLimits
+from hardware.cluster import Cluster, cluster_for, default_node, load_node
+from hardware.gpu import GpuSpec
+from hardware.power import PowerCurve
+from hardware.profile import Profile, own_profile, profile_for
+from sim.engine.running import GpuModel
+from sim.errors import ScenarioError
+from sim.scenario.spec import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One GPU type under one power policy, and how many of it."""
+
+    gpu: GpuSpec
+    profile: Profile
+    curve: PowerCurve
+    limits: ClockLimits
+    model: GpuModel
+    world: int
+    cluster: Cluster
+
+    @property
+    def status(self) -> str:
+        """``calibrated``, ``forecast`` or ``uncalibrated``: what the printed numbers rest on."""
+        return self.profile.status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Under what the GPUs run: power limit, clock, temperature, chips; None is the card's own, or typical."""
+
+    power_cap_w: float | None = None
+    uncapped: bool = False
+    sm_clock_mhz: float | None = None
+    chip_temperature_c: float | None = None
+    chip_power_factor: float | None = None
+    stepped: bool = False  # the clock stays on its 15 MHz grid
+    links_asleep: bool = False  # several GPUs that exchange nothing
+
+
+@lru_cache(maxsize=256)
+def machine(
+    gpu_name: str, world: int = 1, policy: Policy = Policy(), *, node: str | None = None, profile: str | None = None
+) -> Machine:
+    """Resolve names and policies once; equal requests share the object (and the memos behind it).
+
+    ``node`` None is the GPU's usual one, ``profile`` None the shipped one (else a file).
+    """
+    gpu = load_gpu(gpu_name)
+    return _resolved(gpu, profile_for(gpu) if profile is None else own_profile(gpu, Path(profile)), node, world, policy)
+
+
+def machine_with(scenario: Scenario, profile: Profile) -> Machine:
+    """The machine that ``scenario`` describes, but with ``profile``."""
+    policy = policy_of(scenario, stepped=scenario.regime == "cold")
+    return _resolved(load_gpu(scenario.gpu), profile, scenario.node, scenario.world, policy)
+
+
+def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, policy: Policy) -> Machine:
+    power_cap_w, sm_clock_mhz = policy.power_cap_w, policy.sm_clock_mhz
+    cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
+    links_w = profile.collective.links_power_w if world > 1 and not policy.links_asleep else 0.0
+    curve = _curve(profile.power_curve(gpu), policy.chip_temperature_c, links_w)
+    limits = profile.clock_limits(gpu, power_cap_w=math.inf if policy.uncapped else power_cap_w)
+    clock_hz = gpu.max_clock_hz
+    if sm_clock_mhz is not None:
+        clock_hz = sm_clock_mhz * 1e6
+        if not gpu.min_clock_hz <= clock_hz <= gpu.max_clock_hz:
+            raise ScenarioError(
+                f"sm_clock_mhz = {sm_clock_mhz:g} is outside what {gpu.id} runs: "
+                f"{gpu.min_clock_hz / 1e6:g} to {gpu.max_clock_hz / 1e6:g} MHz"
+            )
+    if power_cap_w is not None and not power_cap_w > gpu.idle_w:  # NaN too
+        raise ScenarioError(f"power_cap_w = {power_cap_w:g} is not above the idle power of {gpu.id}, {gpu.idle_w:g} W")
+    if power_cap_w is not None and power_cap_w > gpu.tdp_w:
+        raise ScenarioError(
+            f"power_cap_w = {power_cap_w:g} is beyond {gpu.id}, which takes at most {gpu.tdp_w:g} W: give at "
+            "most that, or leave it out"
+        )
+    model = GpuModel(
+        sms=gpu.sms,
+        max_clock_hz=clock_hz,
+        min_clock_hz=min(gpu.min_clock_hz, clock_hz),
+        reference_clock_hz=gpu.max_clock_hz,
+        clock_step_hz=gpu.clock_step_hz if policy.stepped else 0.0,
+        hbm_bytes_per_s=profile.hbm_bytes_per_s(gpu),
+        link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
+        mixed_hbm_share=profile.sharing.mixed_hbm_share,
+        chip_power_factor=1.0 if policy.chip_power_factor is None else policy.chip_power_factor,
+        idle_w=curve.idle_w,
+        voltage_scale=curve.voltage_scale,
+    )
+    return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world, cluster=cluster)
+
+
+@lru_cache(maxsize=256)
+def _curve(curve: PowerCurve, celsius: float | None, links_w: float) -> PowerCurve:
+    """``curve`` at a temperature and with links awake: one object for equal wishes, by which GPU models are equal."""
+    return (curve if celsius is None else curve.at(celsius)).plus(links_w)
+
+
+def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:
+    """The machine that ``scenario`` describes; ``stepped`` keeps the clock on its 15 MHz grid."""
+    policy = policy_of(scenario, stepped=stepped)
+    return machine(scenario.gpu, scenario.world, policy, node=scenario.node, profile=scenario.profile)
+
+
+def policy_of(scenario: Scenario, *, stepped: bool = False) -> Policy:
+    """The power policy that ``scenario`` asks for."""
+    return Policy(
+        power_cap_w=scenario.power_cap_w,
+        uncapped=scenario.uncapped,
+        sm_clock_mhz=scenario.sm_clock_mhz,
+        chip_temperature_c=scenario.chip_temperature_c,
+        chip_power_factor=scenario.chip_power_factor,
+        stepped=stepped,
+        links_asleep=scenario.world == scenario.dp,
+    )

@@ -1,0 +1,276 @@
+"""The scenario: one declarative description of a run, in four spellings (TOML, JSON, keywords, flags)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from hardware.catalog import gpu_id
+from hardware.errors import HardwareError
+from inputs.files import read_text
+from inputs.texts import parse_json, parse_toml, shown
+from sim.errors import ScenarioError
+from sim.scenario.partition import check_names, pairs
+from workloads.errors import WorkloadError
+from workloads.model import model_id
+
+Positive = Annotated[int, Field(gt=0, le=100_000_000)]
+Degree = Annotated[int, Field(gt=0, le=4096)]
+
+
+def _known_gpu(name: str) -> str:
+    """The id that ``name`` means; files, and names that loading will refuse, stay as they are."""
+    try:
+        return gpu_id(name)
+    except HardwareError:
+        return name
+
+
+def _known_model(name: str) -> str:
+    try:
+        return model_id(name)
+    except WorkloadError:
+        return name
+
+
+# Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the catalog's id.
+GpuName = Annotated[str, AfterValidator(_known_gpu)]
+ModelName = Annotated[str, AfterValidator(_known_model)]
+
+
+class Table(BaseModel):
+    """A table of fields that can be written as keywords, TOML or JSON; problems are errors of one line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """One from keywords; every problem is one :class:`ScenarioError` of one line."""
+        return cls.parse(fields, where="scenario")
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any], *, where: str) -> Self:
+        """One from a mapping; ``where`` names its origin in messages."""
+        for key in fields:
+            if key not in cls.model_fields:
+                near = difflib.get_close_matches(key, cls.model_fields, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
+                raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            raise ScenarioError(f"{where}: {_first_problem(error)}") from None
+
+    @classmethod
+    def load(cls, path: Path, **overrides: Any) -> Self:
+        """One from a .toml or .json file; ``overrides`` win."""
+        return cls.parse({**read_mapping(path), **overrides}, where=str(path))
+
+
+class Scenario(Table):
+    """What to run and on what. Unknown keys are refused with the nearest known one.
+
+    ``seq_len`` is the input length in prefill and generate, the cached length in decode.
+
+    >>> Scenario.of(model="llama3-8b", gpu="h100-sxm-80gb", batch=4).phase
+    'prefill'
+    >>> Scenario.of(model="llama3-8b", bathc=4)
+    Traceback (most recent call last):
+        ...
+    sim.errors.ScenarioError: unknown key 'bathc' in scenario: did you mean 'batch'?
+    """
+
+    model: ModelName = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
+    gpu: GpuName = Field("h100-sxm-80gb", description="GPU id (wattline gpus), its unique beginning, or .toml file")
+    profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
+    node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
+    phase: Literal["prefill", "decode", "generate", "denoise", "train"] = "prefill"
+    batch: Positive = Field(1, description="sequences")
+    seq_len: Positive = Field(2048, description="input tokens (prefill, generate, train) or cached tokens (decode)")
+    output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
+    images: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="images a sequence, encoded before a prefill; their tokens count in seq_len"
+    )
+    video: str | None = Field(None, description="WIDTHxHEIGHTxFRAMES, or WIDTHxHEIGHT (denoise) [default: seq_len]")
+    steps: Annotated[int, Field(gt=0, le=10_000)] | None = Field(
+        None, description="denoising steps [default: 50 of a video, else 1]"
+    )
+    guidance: Literal["none", "batch", "sequential", "parallel"] = Field(
+        "none", description="the second branch of a denoising step: none, batched, after the first, on GPUs of its own"
+    )
+    reuse: str | None = Field(
+        None,
+        description="denoising steps that reuse the last residual: steps:1-10,13 (computed ones), rate:SHARE, or "
+        "metric:FILE.csv,COLUMN,THRESHOLD",
+    )
+    layers: Positive | None = Field(None, description="layers to run; default all of the model")
+    lm_head: bool = True
+    dtype: Literal["bf16", "fp16", "fp8_e4m3", "fp32"] = "bf16"
+    stack: str = Field("reference-torch", description="what a serving stack makes of the model")
+    tp: Degree = Field(1, description="tensor-parallel degree")
+    ep: Degree = Field(1, description="expert-parallel degree")
+    ep_mode: Literal["all_reduce", "all_to_all"] | None = None
+    sequence_parallel: bool = False
+    cp: Degree = Field(1, description="context-parallel degree: ranks that share the tokens of a sequence")
+    cp_mode: Literal["ulysses", "ring", "striped", "zigzag"] = Field(
+        "ulysses", description="how attention meets tokens on other ranks: by an all-to-all, or round a ring"
+    )
+    ulysses: Degree | None = Field(
+        None, description="degree of the Ulysses all-to-all: cp, or in phase denoise a divisor of it beside a ring"
+    )
+    pp: Degree = Field(1, description="pipeline stages")
+    micro_batches: Degree | None = Field(
+        None, description="parts of a replica's batch in the pipeline [default: as many as fill it, up to pp]"
+    )
+    pp_schedule: Literal["gpipe", "1f1b"] = Field("gpipe", description="order of micro-batches in the pipeline")
+    dp: Degree = Field(1, description="independent replicas, each with batch / dp sequences")
+    all_reduce: Literal["library", "ring", "tree", "one_shot", "two_shot", "auto"] = Field(
+        "library", description="all-reduce algorithm; auto: by size, as serving engines choose"
+    )
+    expert_skew: Annotated[float, Field(ge=0, le=10)] = 0.0
+    routing: str | None = Field(
+        None,
+        description="how tokens choose experts: uniform, zipf:S, gini:G, busiest:SHARE,EXPERTS_FOR_90_PERCENT, or a "
+        ".json or .csv file of rows by expert [default: zipf by expert_skew]",
+    )
+    routing_seed: Annotated[int, Field(ge=0)] = Field(20240601, description="seed of the draw of experts")
+    expert_replicas: Annotated[int, Field(ge=0, le=4096)] | None = Field(
+        None, description="copies of the busiest experts, all placed by expected load (0: placed, none copied)"
+    )
+    tokens_per_ep_rank: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    overlap: Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"] = Field(
+        "chunks", description="how communication runs beside compute"
+    )
+    overlap_chunks: Annotated[int, Field(gt=0, le=256)] = Field(
+        1, description="pieces along tokens (chunks; tile_signal: groups of waves)"
+    )
+    comm_ctas: Annotated[int, Field(ge=0, le=128)] | None = Field(
+        None, description="blocks for communication; 0: copy engines [default: the library's choice; ring_exchange: 0]"
+    )
+    sm_margin: bool = Field(False, description="matrix products leave the SMs of comm_ctas blocks free")
+    sm_partitions: Annotated[tuple[tuple[str, Positive], ...], BeforeValidator(pairs)] | None = Field(
+        None, description="SMs of each GPU split into named partitions: compute=116,comm=16 [default: one of all SMs]"
+    )
+    sm_partition: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], str], ...], BeforeValidator(pairs)] | None = Field(
+        None, description="partition of each stream: 0=compute,1=comm [default: the first of the first, and so on]"
+    )
+    launch: Literal["graph", "eager"] = "graph"
+    power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None, description="power limit of each GPU; default its TDP; 'inf' is spelled uncapped = true"
+    )
+    uncapped: bool = Field(False, description="no power limit at all: what a cap-blind simulator would say")
+    sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None, description="locked SM clock (the power cap may still lower it)"
+    )
+    chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
+        None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
+    )
+    chip_power_factor: Annotated[float, Field(ge=0.7, le=1.3)] | None = Field(
+        None, description="power above idle of these chips over the profile's (wattline calibrate) [default: 1]"
+    )
+    regime: Literal["steady", "cold"] = "steady"
+    detail: Literal["auto", "full", "folded", "segment"] = Field(
+        "auto", description="what is simulated: every rank and layer, equal ranks once, equal layers once too"
+    )
+    ignore_memory: bool = Field(False, description="simulate even what does not fit in GPU memory")
+
+    @property
+    def world(self) -> int:
+        """Number of GPUs: a tensor or expert group for every context slice, pipeline stage, replica and branch."""
+        branches = 2 if self.guidance == "parallel" else 1
+        return max(self.tp, self.ep) * self.cp * self.pp * self.dp * branches
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        check_names(self.sm_partitions, self.sm_partition)
+        if self.phase == "denoise":
+            return _check_denoise(self)
+        for name in VIDEO_FIELDS:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} = {value!r} is for phase 'denoise', not '{self.phase}'")
+        if self.phase == "generate" and self.output_len is None:
+            raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
+        if self.phase != "generate" and self.output_len is not None:
+            raise ValueError(f"output_len = {self.output_len} has no meaning in phase '{self.phase}': use 'generate'")
+        if self.overlap_chunks > 1 and self.tp == 1:
+            raise ValueError(
+                f"overlap_chunks = {self.overlap_chunks} needs tp of at least 2: only its collectives can be cut"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel = true needs tp of at least 2")
+        if self.sequence_parallel and self.phase != "prefill":
+            raise ValueError(f"sequence_parallel = true is for phase 'prefill', not '{self.phase}'")
+        if self.uncapped and self.power_cap_w is not None:
+            raise ValueError(f"uncapped = true contradicts power_cap_w = {self.power_cap_w:g}: give one of them")
+        if self.ep > 1 and self.ep_mode is None:
+            raise ValueError(f"ep = {self.ep} needs ep_mode: 'all_reduce' or 'all_to_all'")
+        if self.ep == 1 and self.ep_mode is not None:
+            raise ValueError(f"ep_mode = '{self.ep_mode}' needs ep of at least 2")
+        if self.ep > 1 and self.ep_mode == "all_reduce" and self.tp not in (1, self.ep):
+            raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep in ep_mode 'all_reduce'")
+        if self.ulysses not in (None, 1) and self.cp_mode != "ulysses":
+            raise ValueError(f"ulysses = {self.ulysses} contradicts cp_mode = '{self.cp_mode}': give one of them")
+        if self.cp_mode != "ulysses" and self.phase not in ("prefill", "train"):
+            raise ValueError(f"cp_mode = '{self.cp_mode}' is for phase 'prefill' or 'train', not '{self.phase}'")
+        if self.ulysses not in (None, self.cp):
+            raise ValueError(f"ulysses = {self.ulysses} with cp = {self.cp}: give cp = {self.ulysses}, or leave it out")
+        if self.micro_batches is not None and self.micro_batches > 1 and self.pp == 1:
+            raise ValueError(f"micro_batches = {self.micro_batches} needs pp of at least 2")
+        if self.tokens_per_ep_rank is not None and len(self.tokens_per_ep_rank) != self.ep:
+            raise ValueError(
+                f"tokens_per_ep_rank has {len(self.tokens_per_ep_rank)} entries, ep is {self.ep}: one a rank"
+            )
+        if self.routing is not None and self.expert_skew:
+            raise ValueError(f"routing = '{self.routing}' contradicts expert_skew = {self.expert_skew:g}: give one")
+        return self
+
+
+VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
+# What a denoising step has no use for: anything but its default would silently run as something else.
+NOT_OF_VIDEO = (
+    "output_len", "lm_head", "dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel", "pp", "micro_batches", "dp",
+    "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
+    "comm_ctas", "sm_margin",
+)  # fmt: skip
+
+
+def _check_denoise(scenario: Scenario) -> Scenario:
+    for name in NOT_OF_VIDEO:
+        if (value := getattr(scenario, name)) != Scenario.model_fields[name].default:
+            raise ValueError(f"{name} = {value!r} has no meaning in phase 'denoise': leave it out")
+    if scenario.video is not None and "seq_len" in scenario.model_fields_set:
+        raise ValueError(f"seq_len = {scenario.seq_len} contradicts video = '{scenario.video}': give one of them")
+    if scenario.cp_mode not in ("ulysses", "ring"):
+        raise ValueError(f"cp_mode = '{scenario.cp_mode}' balances a causal mask, which phase 'denoise' has not: ring")
+    ulysses = scenario.ulysses
+    if ulysses is not None and (scenario.cp % ulysses or (scenario.cp_mode == "ulysses" and ulysses != scenario.cp)):
+        raise ValueError(
+            f"ulysses = {ulysses} with cp = {scenario.cp}: give cp = {ulysses}, or a multiple of it with "
+            f"cp_mode = 'ring'"
+        )
+    return scenario
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The table in a TOML or JSON file, or a :class:`ScenarioError` that says what is wrong with the file."""
+    text = read_text(path, "scenario", ScenarioError)
+    parse = parse_json if path.suffix == ".json" else parse_toml
+    data = parse(text, str(path), ScenarioError)
+    if not isinstance(data, dict):
+        raise ScenarioError(f"{path}: a scenario is a table of fields, found {type(data).__name__}")
+    return data
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{field} is missing: give a value"
+    if not field:
+        return message
+    return f"{field} = {shown(problem['input'])}: {message[0].lower()}{message[1:]}"

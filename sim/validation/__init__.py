@@ -1,0 +1,1 @@
+"""Measured records: taken, predicted, compared."""

@@ -1,0 +1,325 @@
+"""Predict one record from its inputs alone, through the same engine and physics as everything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hardware.calibrate.fit_clocks import moved_bytes
+from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
+from inputs.texts import shown
+from sim.run.repetition import Prediction, machine_for, run_program, run_works, seen
+from sim.run.runner import simulate
+from sim.scenario.spec import Scenario
+from sim.validation import predict_time
+from sim.validation.contention import beside_waiting, computation, together
+from sim.validation.partitions import on_partition, side_by_side
+from sim.validation.records import MEASURED_FIELDS
+from workloads.diffusion import load_dit
+from workloads.families.dit import build_denoise
+from workloads.families.ring import build_ring
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    DType,
+    Elementwise,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    Work,
+)
+
+Inputs = Mapping[str, Any]
+SIZES = frozenset(
+    {"m", "n", "k", "batch", "seq_len", "kv_len", "q_heads", "kv_heads", "head_dim", "tokens", "width", "bytes"}
+)
+COUNTS = frozenset(
+    {"rows", "heads", "experts", "distinct", "tiles64", "tiles128", "max_rows", "bytes_moved", "copy_bytes_moved",
+     "comm_bytes", "text_tokens", "ctas", "comm_ctas",
+     "sms", "a_sms", "b_sms", "asked_sms", "asked_b_sms"}
+)  # fmt: skip
+DEGREES = frozenset(
+    {"world", "n_per_burst", "bursts", "tp", "ep", "cp", "pp", "dp", "ulysses", "layers", "parts", "micro_batches"}
+)
+TEXTS = frozenset(
+    {"gpu", "model", "dtype", "op", "phase", "launch", "what", "work", "collective", "layout", "values", "regime"}
+)
+
+
+# Fields of a model step that label it and change nothing.
+STEP_LABELS = frozenset({"kind", "world", "gpu_index"})
+
+
+FAST_ACCUMULATION = "8-bit products with fast accumulation, and of other values than normal ones, are not modelled"
+
+
+class NotPredicted(Exception):  # noqa: N818 - a reason, not a failure
+    """The kind is not predicted; the text says why."""
+
+
+def predict(kind: str, inputs: Inputs) -> Prediction:
+    """The prediction for one record; raises :class:`NotPredicted` with the reason for other kinds."""
+    assert not MEASURED_FIELDS & inputs.keys()
+    predictor = PREDICTORS.get(kind)
+    if predictor is None:
+        raise NotPredicted(SKIPPED.get(kind, f"unknown kind '{kind}'"))
+    try:
+        return predictor(_checked(inputs))
+    except KeyError as error:
+        raise NotPredicted(f"field {error} is missing") from None
+    except ValueError as error:  # an enum's: dtype or op that no record kind has
+        raise NotPredicted(str(error)) from None
+
+
+def _checked(inputs: Inputs) -> Inputs:
+    """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero."""
+    known = {name: value for name, value in inputs.items() if value is not None}
+    for names, is_right, right in SHAPES:
+        for name in names & known.keys():
+            if not is_right(known[name]):
+                raise NotPredicted(f"{name} = {shown(known[name])}: give {right}")
+    return known
+
+
+def _is_count(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e6
+
+
+# What each input is, whatever the kind: laws divide by sizes, and ranks, layers and steps are gone through one by one.
+SHAPES: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
+    (SIZES, lambda value: _is_count(value, 1, 10**13), "a positive whole number"),
+    (COUNTS, lambda value: _is_count(value, 0, 10**13), "a whole number of at least 0"),
+    (DEGREES, lambda value: _is_count(value, 1, 10_000), "a whole number from 1 to 10,000"),
+    (TEXTS, _is_text, "a text"),
+    (frozenset({"causal", "fast_accumulation", "lm_head", "sequence_parallel"}), lambda value: isinstance(value, bool),
+     "true or false"),
+    (frozenset({"period_s", "burst_s", "pause_s", "busy_s", "idle_s", "duration_s"}), _is_time, "a time in seconds"),
+    (frozenset({"gemm_mnk"}),
+     lambda value: isinstance(value, list) and len(value) == 3 and all(_is_count(one, 1, 10**9) for one in value),
+     "a list of three positive whole numbers"),
+)  # fmt: skip
+
+
+def scenario_of(inputs: Inputs) -> Scenario:
+    """The scenario that a whole-model row ran; :class:`NotPredicted` names a field that scenarios lack."""
+    for field, value in inputs.items():
+        # A degree or option that scenarios do not have yet would silently be left out of the prediction.
+        if field not in Scenario.model_fields and field not in STEP_LABELS and value not in (None, False, 1):
+            raise NotPredicted(f"{field} = {value!r} is not a field of scenarios yet")
+    known = {k: v for k, v in inputs.items() if k in Scenario.model_fields and v is not None}
+    return Scenario.parse(known | {"ignore_memory": True}, where="record")
+
+
+def _model_step(inputs: Inputs) -> Prediction:
+    if inputs.get("fast_accumulation"):
+        raise NotPredicted(FAST_ACCUMULATION)
+    run = simulate(scenario_of(inputs), shortcuts=True)
+    return Prediction(
+        latency_s=run.latency_s,
+        energy_j=run.energy_j,
+        power_w=list(run.power_w_per_gpu),
+        sm_clock_mhz=[f / 1e6 for f in run.sm_clock_hz_per_gpu],
+    )
+
+
+def _works(inputs: Inputs, *works: Work, in_graph: bool = False, gap: bool = False) -> Prediction:
+    """Kernels back to back on ``world`` GPUs until the power cap has settled."""
+    world = int(inputs["world"])
+    target = machine_for(inputs, world, apart=not any(isinstance(work, CollectiveWork) for work in works))
+    return seen(*run_works(target, works, in_graph=in_graph, gap=gap))
+
+
+def _dit_step(inputs: Inputs) -> Prediction:
+    """One denoising branch in a graph."""
+    spec = load_dit(str(inputs["model"]))
+    if inputs.get("text_tokens", spec.text_tokens) != spec.text_tokens:
+        spec = replace(spec, text_tokens=int(inputs["text_tokens"]))
+    ulysses = int(inputs.get("ulysses", 1))
+    program = build_denoise(spec, tokens=int(inputs["tokens"]), layers=int(inputs["layers"]), ulysses=ulysses)
+    target = machine_for(inputs, ulysses)
+    return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.graph_gap_s))
+
+
+def _ring_attention(inputs: Inputs) -> Prediction:
+    """A ring launched kernel by kernel."""
+    world = int(inputs["world"])
+    program = build_ring(
+        inputs["layout"],
+        ranks=world,
+        seq_len=int(inputs["seq_len"]),
+        q_heads=int(inputs["q_heads"]),
+        kv_heads=int(inputs["kv_heads"]),
+        head_dim=int(inputs["head_dim"]),
+        causal=bool(inputs.get("causal", True)),
+    )
+    target = machine_for(inputs, world)
+    return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
+
+
+def kernel_work(inputs: Inputs) -> Work:
+    """The kernel of a row that runs a single one."""
+    match inputs["kind"]:
+        case "gemm":
+            if inputs.get("fast_accumulation") or inputs.get("values", "normal") != "normal":
+                raise NotPredicted(FAST_ACCUMULATION)
+            return GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType(inputs.get("dtype", "bf16")))
+        case "attention":
+            return attention_work(inputs)
+        case "grouped_gemm":
+            fields = ("experts", "rows", "distinct", "tiles128", "n", "k")
+            return GroupedGemmWork(
+                tiles256=tiles256_of(inputs), rows_beyond128=rows_beyond128_of(inputs), **{f: inputs[f] for f in fields}
+            )
+        case "collective" | "alone":
+            return CollectiveWork(
+                op=CollectiveOp(inputs["op"]),
+                ranks=tuple(range(inputs["world"])),
+                buffer_bytes=inputs["bytes"],
+                ctas=inputs.get("ctas"),
+            )
+        case kind:
+            rows = inputs.get("tokens") or inputs.get("rows") or 1
+            moved = int(moved_bytes(inputs))
+            return ElementwiseWork(
+                op=Elementwise(kind),
+                rows=rows,
+                width=inputs.get("width") or moved // rows,
+                bytes_moved=moved,
+                blocks=rows * inputs["heads"] if "heads" in inputs else None,
+            )
+
+
+def attention_work(inputs: Inputs) -> AttentionWork:
+    """The kernel of an attention row."""
+    decode = inputs["phase"] == "decode"
+    return AttentionWork(
+        batch=inputs["batch"],
+        q_len=1 if decode else inputs["seq_len"],
+        kv_len=inputs.get("kv_len") or inputs["seq_len"],
+        q_heads=inputs["q_heads"],
+        kv_heads=inputs["kv_heads"],
+        head_dim=inputs["head_dim"],
+        causal=bool(inputs.get("causal", True)) and not decode,
+    )
+
+
+def _kernel(inputs: Inputs) -> Prediction:
+    return _works(inputs, kernel_work(inputs))
+
+
+def _part(inputs: Inputs, name: str) -> Work:
+    """The kernel that the field ``name`` of a row describes."""
+    row = inputs[name]
+    if not isinstance(row, Mapping):
+        raise NotPredicted(f"{name} = {shown(row)}: give the fields of a kernel's row")
+    return kernel_work(_checked({**row, "world": inputs["world"]}))
+
+
+def _on_partition(inputs: Inputs) -> Prediction:
+    return on_partition(inputs, _part(inputs, "kernel"))
+
+
+def _side_by_side(inputs: Inputs) -> Prediction:
+    return side_by_side(inputs, _part(inputs, "a"), _part(inputs, "b"))
+
+
+def _in_context(inputs: Inputs) -> Prediction:
+    m, n, k = inputs["gemm_mnk"]
+    works: list[Work] = [GemmWork(m=m, n=n, k=k)]
+    if inputs["collective"] != "none":
+        works.append(
+            CollectiveWork(
+                op=CollectiveOp(inputs["collective"]),
+                ranks=tuple(range(inputs["world"])),
+                buffer_bytes=inputs["bytes"],
+                ctas=inputs.get("ctas"),
+            )
+        )
+    return _works(inputs, *works, in_graph=True, gap=len(works) > 1)
+
+
+def _waiting(inputs: Inputs) -> Prediction:
+    target = machine_for(inputs, int(inputs["world"]))
+    seconds, power_w, clock_hz = beside_waiting(inputs, target)
+    return Prediction(latency_s=seconds, energy_j=None, power_w=[power_w], sm_clock_mhz=[clock_hz / 1e6])
+
+
+def _alone(inputs: Inputs) -> Prediction:
+    if "op" in inputs:
+        return _works(inputs, kernel_work(inputs))
+    return _works(inputs, computation(inputs, str(inputs["what"])))
+
+
+def _together(inputs: Inputs) -> Prediction:
+    target = machine_for(inputs, int(inputs["world"]))
+    seen = together(inputs, target)
+    return Prediction(
+        latency_s=seen.a_together_s, energy_j=None, power_w=None, sm_clock_mhz=None, beside_s=seen.b_together_s
+    )
+
+
+def _small_kernels(inputs: Inputs) -> Prediction:
+    """A GEMM, RMSNorm or SiLU of a decode layer, or the chain of five, named by ``work``."""
+    name = str(inputs["work"])
+    sizes = re.fullmatch(r"(gemm|add_rms|silu)(\d+)x.*", name)
+    m = int(inputs.get("m") or (sizes[2] if sizes else 64))  # records without m have 64 tokens
+    rms = ElementwiseWork(op=Elementwise.ADD_RMSNORM, rows=m, width=4096, bytes_moved=4 * m * 4096 * 2)
+    silu = ElementwiseWork(op=Elementwise.SILU_MUL, rows=m, width=14336, bytes_moved=3 * m * 14336 * 2)
+    gemm = GemmWork(m=m, n=4096, k=4096)
+    chains: dict[str, tuple[Work, ...]] = {"gemm": (gemm,), "add_rms": (rms,), "silu": (silu,)}
+    if name.startswith("mix"):
+        return _works(inputs, rms, gemm, silu, rms, gemm, gap=True)
+    if sizes is None:
+        raise NotPredicted(f"work = {name!r}: a small_kernels row's work begins with gemm, add_rms, silu or mix")
+    return _works(inputs, *chains[sizes[1]])
+
+
+def _duty(inputs: Inputs) -> Prediction:
+    return Prediction(**predict_time.duty(inputs))
+
+
+def _transient(inputs: Inputs) -> Prediction:
+    return Prediction(**predict_time.transient(inputs))
+
+
+PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
+    "model_step": _model_step,
+    "generate": _model_step,
+    "gemm": _kernel,
+    "attention": _kernel,
+    "grouped_gemm": _kernel,
+    "collective": _kernel,
+    "partition": _on_partition,
+    "partitions": _side_by_side,
+    "in_context": _in_context,
+    "waiting": _waiting,
+    "duty": _duty,
+    "transient": _transient,
+    "alone": _alone,
+    "together": _together,
+    "small_kernels": _small_kernels,
+    "dit_step": _dit_step,
+    "ring_attention": _ring_attention,
+} | {op.value: _kernel for op in Elementwise}
+
+SKIPPED = {
+    "host": "describes the machine, measures nothing",
+    "idle": "an input of the fit: idle power is a coefficient",
+    "link_power": "says what awake links draw: docs/records.md",
+    "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
+    "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
+} | dict.fromkeys(
+    ("clusters", "beside_parked", "starts", "gemm_after", "gemm_beside", "gemm_running"),
+    "says where blocks land: held against the engine in tests/test_placement.py",
+)
