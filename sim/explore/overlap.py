@@ -165,7 +165,7 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
 
 
 def _split(fields: dict[str, Any]) -> Scenario:
-    """The scenario of ``fields``, its SMs split as :data:`COMM_SMS` says; in sequence all is one stream, and unsplit."""
+    """The scenario of ``fields``, SMs split as :data:`COMM_SMS` says; in sequence all is one stream, and unsplit."""
     sms = fields.pop(COMM_SMS, 0)
     scenario = Scenario.parse(fields, where="overlap study")
     sequential = scenario.overlap == "chunks" and scenario.overlap_chunks == 1
