@@ -77,8 +77,10 @@ def test_the_server_confirms_them(found: list[Deployment]) -> None:
         assert served["slo_share"] >= 0.98
         # The last requests have the server for themselves: 15 s of load, and up to one for these.
         assert served["requests_per_s"] == pytest.approx(one.load_per_s, rel=0.08)
-        # So near its capacity a server is far from its steady state after 15 s: the plan is on the safe side.
-        assert 0.75 * one.tpot_s < served["tpot_s"]["mean"] < 1.05 * one.tpot_s
+        # Near its capacity a server takes hardly more load with many more sequences, and is slow to fill up: the plan
+        # is on the safe side (16.3 ms a token where 15 s of the same load end at 9.0 ms, on two GPUs).
+        assert served["tpot_s"]["mean"] < 1.02 * one.tpot_s
+        assert served["power_w_per_gpu"] == pytest.approx(one.power_w_per_gpu, rel=0.07)
 
 
 def test_a_tighter_target_serves_less_and_joules_choose_a_lower_clock(found: list[Deployment]) -> None:
