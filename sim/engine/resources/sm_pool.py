@@ -97,9 +97,11 @@ class Return(Give):
     """What ``blocks`` held goes back when their kernel has ended; ``keep`` SMs stay where it only lets some go."""
 
     def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
+        self.env = pool._env
+        self.resource = pool
         self.blocks = blocks
         self.keep = keep
-        super().__init__(pool)
+        pool._do_get(self)
 
 
 class Waiting(list[Blocks]):
@@ -173,7 +175,8 @@ class SmPool(Arbitrated):
         else:
             self.free += blocks.held - event.keep
             blocks.held = event.keep
-        self._trigger_put(event)
+        if not self.asked and (self.put_queue or self._partial):
+            self.rounds.ask(self)
         return True
 
     # -- arbitration ------------------------------------------------------------------------------------------
