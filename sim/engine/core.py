@@ -86,7 +86,7 @@ class Core:
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
         gpu, flow = entry.gpu, entry.flow
-        now_ps = entry.env.now
+        now_ps = entry.env._now
         if gpu.integrated_ps != now_ps:
             self._integrate(gpu, now_ps)
         entry.start_ps = now_ps
@@ -231,12 +231,13 @@ class Core:
         elapsed = now_ps - gpu.integrated_ps
         if elapsed:
             seconds = elapsed * 1e-12
-            assert gpu.state is not None
-            for entry in gpu.running:
+            state, running = gpu.state, gpu.running
+            assert state is not None
+            for entry in running:
                 entry.energy_j += entry.power_w * seconds
-            if not gpu.running:
-                self.recorder.idle_energy_j[gpu.index] += gpu.state.power_w * seconds
-            gpu.energy_j += gpu.state.power_w * seconds
+            gpu.energy_j += state.power_w * seconds
+            if not running:
+                self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
             gpu.integrated_ps = now_ps
 
     def _complete(self, flow: Flow, now_ps: int) -> None:

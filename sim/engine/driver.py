@@ -144,12 +144,12 @@ class Engine:
 
     def arm(self, flows: list[Flow], due_ps: int) -> None:
         """Have ``core.due(flows)`` called at ``due_ps``."""
-        Due(self.env, flows, due_ps - self.env.now, self._on_due)
+        Due(self.env, flows, due_ps - self.env._now, self._on_due)
 
     def finished(self, op: int) -> None:
         """Let the stream of ``op`` go on, and whoever waits for it."""
         graph = self.core.graph
-        self._last_ps = self.env.now
+        self._last_ps = self.env._now
         self.streams[graph.op_queue[op]].end()
         for successor in graph.successors.get(op, ()):
             left = self.blocked[successor] - 1
@@ -166,12 +166,12 @@ class Engine:
             Moment(self.env, [self._on_settle], SETTLE)
 
     def _on_due(self, event: Due) -> None:
-        self.core.due(event.flows, self.env.now)
+        self.core.due(event.flows, self.env._now)
 
     def _on_lead(self, event: Lead) -> None:
         self.core.scheduled -= 1
-        self.core.submit(event.op, self.env.now)
+        self.core.submit(event.op, self.env._now)
 
     def _on_settle(self, _: Event) -> None:
         self._settle_pending = False
-        self.core.settle(self.env.now)
+        self.core.settle(self.env._now)
