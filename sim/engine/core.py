@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from sim.engine.deadlock import deadlock_message
-from sim.engine.fluid import FluidModel
+from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.resources.bandwidth import Carried
@@ -85,7 +86,7 @@ class Core:
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
         gpu, flow = entry.gpu, entry.flow
-        now_ps = entry.env.now
+        now_ps = entry.env._now
         if gpu.integrated_ps != now_ps:
             self._integrate(gpu, now_ps)
         entry.start_ps = now_ps
@@ -164,20 +165,32 @@ class Core:
     def _solve(self, group: list[int], now_ps: int) -> None:
         gpus = self.gpus
         solved: list[tuple[Gpu, GpuState]] = []
-        tied: set[Flow] = set()
+        # Paces of the collectives that run, as the first GPU of each has it; those of equal GPUs are equal.
+        met: dict[Flow, float] = {}
+        even = True
+        last: Gpu | None = None
+        last_key: Running = ()
         for index in group:
             gpu = gpus[index]
             running = gpu.running
             if len(running) > 1:
                 running.sort(key=_canonical)
             key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
-            state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
+            if (
+                last is None
+                or key != last_key
+                or gpu.model is not last.model
+                or gpu.limit_w != last.limit_w
+                or gpu.clock_cap_hz != last.clock_cap_hz
+            ):
+                state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
+                last, last_key = gpu, key
             solved.append((gpu, state))
-            for entry in running:
+            for entry, rate in zip(running, state.rates, strict=True):
                 flow = entry.flow
-                if flow.collective >= 0 and not flow.missing:
-                    tied.add(flow)
-        paces = common_paces(solved, tied) if tied and len(solved) > 1 else {}
+                if flow.collective >= 0 and not flow.missing and met.setdefault(flow, rate) != rate:
+                    even = False
+        paces = {} if even or len(solved) == 1 else common_paces(solved, set(met))
         driver = self.driver
         assert driver is not None
         arms: dict[int, list[Flow]] = {}
@@ -193,10 +206,10 @@ class Core:
             for entry, power_w, rate in zip(gpu.running, state.kernel_power_w, state.rates, strict=True):
                 entry.power_w = power_w
                 flow = entry.flow
-                if paces and flow in paces:
-                    rate = paces[flow]
                 if flow.missing:
                     continue
+                if paces and flow in paces:
+                    rate = paces[flow]
                 if flow.rate != rate or flow.due_ps < 0:
                     if flow.rate:
                         flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
@@ -218,12 +231,13 @@ class Core:
         elapsed = now_ps - gpu.integrated_ps
         if elapsed:
             seconds = elapsed * 1e-12
-            assert gpu.state is not None
-            for entry in gpu.running:
+            state, running = gpu.state, gpu.running
+            assert state is not None
+            for entry in running:
                 entry.energy_j += entry.power_w * seconds
-            if not gpu.running:
-                self.recorder.idle_energy_j[gpu.index] += gpu.state.power_w * seconds
-            gpu.energy_j += gpu.state.power_w * seconds
+            gpu.energy_j += state.power_w * seconds
+            if not running:
+                self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
             gpu.integrated_ps = now_ps
 
     def _complete(self, flow: Flow, now_ps: int) -> None:
@@ -262,5 +276,4 @@ class Core:
         flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
 
-def _canonical(entry: Entry) -> tuple[int, float, int]:
-    return (entry.class_id, entry.sms, entry.op)
+_canonical = attrgetter("class_id", "sms", "op")

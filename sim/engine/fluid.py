@@ -11,7 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hardware.laws.terms import KernelTerms, pace, part, wanted_sms
+from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
 from sim.engine.graph import KernelClass
 from sim.engine.resources.sm_pool import Grid
 from sim.engine.running import GpuModel, GpuState, Member, Rules, RunningSet, rules_of
@@ -50,6 +50,7 @@ class FluidModel:
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
     _grids: dict[int, Grid] = field(default_factory=dict)
+    _thin: dict[tuple[int, float, int], float] = field(default_factory=dict)
     rules: Rules = field(init=False)
     _known: dict[tuple[object, ...], GpuState] = field(init=False)
 
@@ -76,6 +77,16 @@ class FluidModel:
                 short=terms.shrink == "fluid",
                 collective=cls.collective,
             )
+        return found
+
+    def thin(self, class_id: int, clock_hz: float, rounds: int) -> float:
+        """What the arithmetic of one of a kernel's ``rounds`` takes of it, at a clock."""
+        found = self._thin.get((class_id, clock_hz, rounds))
+        if found is None:
+            terms = self.classes[class_id].terms
+            whole_s = time_s(terms, sms=self.grid(class_id).sms, sm_clock_hz=clock_hz) - terms.floor_s
+            found = min(1.0, terms.cycles_per_block / clock_hz / (whole_s / rounds))
+            self._thin[class_id, clock_hz, rounds] = found
         return found
 
     def solve(

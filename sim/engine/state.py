@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hardware.laws.terms import time_s
 from sim.engine.fluid import FluidModel
 from sim.engine.resources.arbitration import Arbitrated
 from sim.engine.resources.bandwidth import Carried
@@ -74,9 +73,7 @@ class Entry(Blocks):
 
     def thin(self, rounds: int) -> float:
         """What the arithmetic of a round takes of it."""
-        terms, clock_hz = self.gpu.model.classes[self.class_id].terms, self.gpu.clock_cap_hz
-        round_s = (time_s(terms, sms=self.grid.sms, sm_clock_hz=clock_hz) - terms.floor_s) / rounds
-        return min(1.0, terms.cycles_per_block / clock_hz / round_s)
+        return self.gpu.model.thin(self.class_id, self.gpu.clock_cap_hz, rounds)
 
     def late(self, wanted: float) -> Entry:
         """The blocks of the same kernel that start when more SMs are free, with tiles of their own."""

@@ -36,7 +36,7 @@ from simpy.core import Environment
 from simpy.events import NORMAL
 
 from sim.engine.grants import room
-from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, offer
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds
 from sim.engine.resources.tiles import Progress, Split, last_round, share_out, split_of
 
 
@@ -97,9 +97,11 @@ class Return(Give):
     """What ``blocks`` held goes back when their kernel has ended; ``keep`` SMs stay where it only lets some go."""
 
     def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
+        self.env = pool._env
+        self.resource = pool
         self.blocks = blocks
         self.keep = keep
-        super().__init__(pool)
+        pool._do_get(self)
 
 
 class Waiting(list[Blocks]):
@@ -158,7 +160,7 @@ class SmPool(Arbitrated):
             self.scattered = self.free
         if event.split is not None:
             event.split.begun.append(event)
-            share_out(event.split, grid.sms_per_block, int(self._env.now))
+            share_out(event.split, grid.sms_per_block, self._env._now)
         event.succeed()
         return True
 
@@ -173,7 +175,8 @@ class SmPool(Arbitrated):
         else:
             self.free += blocks.held - event.keep
             blocks.held = event.keep
-        self._trigger_put(event)
+        if not self.asked and (self.put_queue or self._partial):
+            self.rounds.ask(self)
         return True
 
     # -- arbitration ------------------------------------------------------------------------------------------
@@ -190,7 +193,9 @@ class SmPool(Arbitrated):
             first = self.put_queue[0]
             if self._partial and (self.scattered or len(self.put_queue) > 1 or first.wanted > self.free):
                 grew = self._grow([one for one in self.users if one.grid.collective])
-            offer(self, None)
+            queue = self.put_queue
+            while queue and self._do_put(queue[0]):  # SimPy's loop where nothing behind a refused request is looked at
+                del queue[0]
             if self._late:
                 self._queue_late()
         if self._partial and self.free > 0.0:
