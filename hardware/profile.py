@@ -26,6 +26,7 @@ from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.power import PowerCurve
+from hardware.scheduling import Scheduling, scheduling
 from inputs.files import read_text
 
 Status = Literal["calibrated", "forecast", "uncalibrated"]
@@ -114,6 +115,11 @@ class Profile:
         if self.status == "forecast":
             return f"scaled from {self.basis}; expect 5-15 % in latency and energy"
         return f"datasheet rates with efficiencies of {self.basis}; expect 20-40 %, never checked on this GPU"
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """How the libraries' kernels come to SMs."""
+        return scheduling()
 
     def power_curve(self, gpu: GpuSpec) -> PowerCurve:
         """Idle power and voltage over the clock of ``gpu``."""

@@ -28,9 +28,6 @@ _LIKE = {
     "softmax": "add_rmsnorm", "add": "silu_mul", "scale": "copy",
 }  # fmt: skip
 
-# Blocks of a product that start together: cuBLAS's Hopper kernels say 1x2 or 2x1 in their names, 4x1 where m is small.
-GEMM_CLUSTER = 2
-
 
 def gemm_terms(
     profile: Profile, gpu: GpuSpec, *, m: int, n: int, k: int, dtype: str, out_bytes: int = 2, count: int = 1
@@ -60,7 +57,7 @@ def gemm_terms(
             hbm_energy_j=terms.hbm_energy_j + inputs * profile.gemm[dtype].hbm_byte_energy_j,
         )
     if gpu.clusters:
-        terms = replace(terms, cluster=GEMM_CLUSTER)
+        terms = replace(terms, cluster=profile.scheduling.gemm_cluster)
     learnt = profile.gemm_corrections[dtype]
     return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
 

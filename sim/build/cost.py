@@ -25,7 +25,7 @@ from hardware.laws.price import (
 )
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
-from sim.engine.grants import OWN_TILES
+from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass
 from workloads.program import Kernel
 from workloads.work import (
@@ -37,16 +37,9 @@ from workloads.work import (
     Work,
 )
 
-# A collective on a second stream starts later than a product that the same kernel releases, so that the product gets
-# the SMs first: 3.2 against 2.3 us, 11 times of 12 in our profiler traces of chunked overlap launched kernel by kernel
-# on two GPUs; in graphs 92 times of 96 beside attention's products, 61 times of 61 in steps of 8 chunks. But products
-# of more tiles than two a block first clear the counter that blocks fetch tiles from, in a kernel of its own, and there
-# the collective wins, 120 times of 139. Seconds added to a stream's gap; of the clearing kernel with its own gap.
 # Where ranks differ in who wins, the collective holds its SMs on some and waits for the last round of the product on
 # others (a product of 4 rounds then takes 6).
-COLLECTIVE_WINS = 120 / 139
-SIDE_STREAM_LEAD_S = 2.2e-6
-CLEARING_S = 2.7e-6
+COLLECTIVE_WINS = scheduling().collective_wins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +66,16 @@ class Pricer:
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
-        fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > OWN_TILES * self.gpu.sms
+        facts = self.profile.scheduling
+        fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > facts.own_tiles * self.gpu.sms
         flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
             name=kernel.name,
             family=family(work),
             terms=self._contested(work, terms),
             gap_s=0.0 if side or goes_on else self.gap_s,
-            lead_s=SIDE_STREAM_LEAD_S if side else 0.0,
-            clearing_s=min(CLEARING_S, terms.scale * terms.floor_s) if fetches else 0.0,
+            lead_s=facts.collective_lead_graph_s if side else 0.0,
+            clearing_s=min(facts.memset_s + facts.cleared_pause_s, terms.scale * terms.floor_s) if fetches else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": flops} | sizes(work),
@@ -92,7 +86,7 @@ class Pricer:
         if not isinstance(work, CollectiveWork) or work.rival is None:
             return terms
         rival = self.terms(work.rival)
-        if rival.blocks <= OWN_TILES * self.gpu.sms:
+        if rival.blocks <= self.profile.scheduling.own_tiles * self.gpu.sms:
             return terms  # no counter to clear: it wins on every rank
         waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
         return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)

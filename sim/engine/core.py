@@ -145,7 +145,8 @@ class Core:
                 if pool.put_queue:
                     pool.arm_tails(now_ps)
         if not self.inflight and not self.scheduled and self.left:
-            raise DeadlockError(deadlock_message(self.graph, self._flows, self.gpus, self.left))
+            arrived = {number: [e.gpu.index for e in f.entries] for number, f in self._flows.items() if f.missing}
+            raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
 
     def finish(self, now_ps: int) -> Recorder:
         """Integrate up to the last completion and hand over the records."""

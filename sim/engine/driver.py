@@ -89,10 +89,7 @@ class Engine:
                 pool.on_change = partial(core.touch, gpu.index)
         core.start(self)
         for stream, kernels in zip(self.streams, core.graph.queue_ops, strict=True):
-            if core.graph.issue_ps is None:
-                stream.launch(kernels)  # all at once, as a graph does
-            else:
-                env.process(self._host(stream, kernels, core.graph.issue_ps))
+            self._launch(stream, kernels)
             stream.turns(self._turn)
         if self._governor is not None:
             env.process(self._governor.process(self))
@@ -112,6 +109,14 @@ class Engine:
         return records
 
     # -- processes ----------------------------------------------------------------------------------------
+
+    def _launch(self, stream: Stream, kernels: Sequence[int]) -> None:
+        """Have the host launch a stream's kernels: all at once, as a graph does, or one by one."""
+        issue_ps = self.core.graph.issue_ps
+        if issue_ps is None:
+            stream.launch(kernels)
+        else:
+            self.env.process(self._host(stream, kernels, issue_ps))
 
     def _host(self, stream: Stream, kernels: Sequence[int], issue: Sequence[int]) -> Generator[Event, Any, None]:
         """Launch a stream's kernels when the host comes to each."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
+from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass
-from sim.engine.resources.sm_pool import Grid
+from sim.engine.resources.grid import Grid
 from sim.engine.running import GpuModel, GpuState, Member, Rules, RunningSet, rules_of
 
 # How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
@@ -67,15 +68,17 @@ class FluidModel:
         found = self._grids.get(class_id)
         if found is None:
             cls = self.classes[class_id]
-            terms = cls.terms
+            terms, facts = cls.terms, scheduling()
             found = self._grids[class_id] = Grid(
                 sms=wanted_sms(terms, float(self.gpu.sms)),
                 tiles=terms.blocks,
                 sms_per_block=terms.sms_per_block,
                 cluster=terms.cluster,
-                own_tiles=terms.quantised and not cls.collective,
+                whole=terms.quantised and not cls.collective,
+                own_tiles=facts.own_tiles if terms.quantised and not cls.collective else 0,
                 short=terms.shrink == "fluid",
                 collective=cls.collective,
+                cluster_sms=facts.cluster_sms,
             )
         return found
 

@@ -1,0 +1,46 @@
+"""How kernels of cuBLAS and NCCL come to SMs: facts of the libraries that every profile shares, each with its source."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """Clusters, tiles and races for SMs; ``hardware/data/scheduling.toml`` says where each figure comes from.
+
+    A block of a product has ``own_tiles`` by its number and fetches further ones; ``gemm_cluster`` of them start
+    together, ``collective_cluster`` of a collective's, for which ``cluster_sms`` must be free beside a product. Where
+    one kernel releases a product and a collective, the collective asks for SMs its lead (by launch) after the pause
+    between kernels. A product of more tiles than its blocks' own clears a counter first, in a memset of ``memset_s``,
+    behind which it pauses for ``cleared_pause_s``; against such a product the collective is first in ``collective_wins``
+    of all cases.
+    """
+
+    own_tiles: int
+    gemm_cluster: int
+    collective_cluster: int
+    cluster_sms: int
+    collective_lead_graph_s: float
+    collective_lead_eager_s: float
+    memset_s: float
+    cleared_pause_s: float
+    collective_wins: float
+
+    def collective_lead_s(self, *, in_graph: bool) -> float:
+        """How much later than a product a collective asks for SMs."""
+        return self.collective_lead_graph_s if in_graph else self.collective_lead_eager_s
+
+
+@lru_cache(maxsize=1)
+def scheduling() -> Scheduling:
+    """The facts that are shipped.
+
+    >>> scheduling().own_tiles
+    2
+    """
+    data = tomllib.loads((files("hardware") / "data" / "scheduling.toml").read_text(encoding="utf-8"))
+    return Scheduling(**{field.name: data[field.name]["value"] for field in fields(Scheduling)})

@@ -1,0 +1,511 @@
+"""Kernels of recorded durations on the engine: the same streams, SMs, meetings and order of events, other paces.
+
+A trace says how long each kernel lasted with its neighbours running, so that nothing slows it down here: it has no
+law, no share of bandwidth and no clock. What it still depends on are SMs: blocks that find none start late, and the
+kernel then goes through more rounds of tiles. Kernels without blocks hold nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from simpy.events import NORMAL, Event, Timeout
+
+from sim.engine.core import Core
+from sim.engine.deadlock import deadlock_message
+from sim.engine.driver import Engine, Lead
+from sim.engine.fluid import FluidModel
+from sim.engine.graph import KernelGraph
+from sim.engine.record import Recorder
+from sim.engine.resources.arbitration import Arbitrated, Moment
+from sim.engine.resources.grid import Grid
+from sim.engine.resources.sm_pool import Blocks, Return
+from sim.engine.resources.stream import Stream
+from sim.engine.resources.tiles import Part, Split, Turns, fetch
+from sim.engine.running import GpuModel
+from sim.engine.state import Driver, Flow
+from sim.engine.time import WholeTime
+from sim.errors import DeadlockError
+
+NEVER_PS = -(1 << 80)  # the end of work that nothing waits for
+Opening = tuple[int, int]  # at which moment (ps) so many SMs are there for a kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCall:
+    """A blocking call of the host of one GPU, in its order.
+
+    It returns ``lag_ps`` after its ``ops`` have ended (at ``return_ps`` in the trace), at the earliest at ``call_ps``;
+    what the host does afterwards shifts with it.
+    """
+
+    call_ps: int
+    return_ps: int
+    lag_ps: int
+    ops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Record:
+    """What a trace says of each kernel of a graph; times in picoseconds.
+
+    A kernel begins ``pause_ps`` after what it waits for, no earlier than the host has launched it: at ``launch_ps``,
+    shifted with the blocking call before it, whose number is ``epoch`` (0: none). ``clearing_ps`` of its ``dur_ps``
+    pass before its blocks ask for SMs. ``rounds`` of tiles are those in which it was measured; 0 where that is not
+    known: then it lasts as recorded, and in how many rounds follows. Where ``at_once`` holds, the trace says when
+    collectives find SMs; else they wait for them. Other kernels take what is free. ``calls``: of the host of each GPU.
+    """
+
+    dur_ps: Sequence[int]
+    pause_ps: Sequence[int]
+    launch_ps: Sequence[int]
+    epoch: Sequence[int]
+    clearing_ps: Sequence[int]
+    rounds: Sequence[float]
+    at_once: bool
+    calls: Sequence[Sequence[HostCall]]
+
+
+def bare_gpu(sms: int) -> GpuModel:
+    """A GPU that has nothing but SMs."""
+    return GpuModel(
+        sms=sms,
+        max_clock_hz=1.0,
+        min_clock_hz=1.0,
+        reference_clock_hz=1.0,
+        clock_step_hz=0.0,
+        hbm_bytes_per_s=1.0,
+        link_bytes_per_s=1.0,
+        idle_w=_none,
+        voltage_scale=_none,
+    )
+
+
+def _none(_clock_hz: float) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """When a kernel ends; and for each time at which blocks of it started: their end, and how many have a last tile."""
+
+    end_ps: float
+    stints: tuple[tuple[float, int], ...]
+
+
+def own_rounds(grid: Grid, block: int) -> int:
+    """Tiles that block number ``block`` has by its number."""
+    return sum(block + turn * grid.sms < grid.tiles for turn in range(grid.own_tiles))
+
+
+def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
+    """What becomes of a kernel, tiles of ``round_ps`` each, on SMs that open one after another.
+
+    Blocks that start before others have left fetch tiles with these; later ones do their own alone, as do those that
+    have found no SM: they take what blocks of the same kernel leave.
+
+    >>> product = Grid(sms=132, tiles=512, cluster=2, whole=True, own_tiles=2)
+    >>> [course(product, [(0, free)], 10.0).end_ps for free in (132, 128, 124)]
+    [40.0, 50.0, 60.0]
+    >>> course(product, [(0, 124), (22, 8)], 10.0).end_ps
+    42.0
+    """
+    begin_ps, blocks = openings[0][0], int(grid.sms)
+    fetched = grid.tiles - min(grid.tiles, grid.own_tiles * blocks)
+    admitted = 1
+    while True:
+        turns, owned = [], []
+        first = 0
+        for since_ps, slots in openings[:admitted]:
+            owned.append((first, own_rounds(grid, first)))
+            turns.append(Turns(ready=(since_ps - begin_ps) / round_ps + owned[-1][1], slots=slots))
+            first += slots
+        fetch(turns, fetched)
+        stints = [(begin_ps + turn.ready * round_ps, _busy(grid, turn, own)) for turn, own in zip(turns, owned, strict=True)]
+        exits = sorted(_exits(openings, stints, round_ps))
+        if admitted == len(openings) or openings[admitted][0] >= exits[0][0]:
+            break
+        admitted += 1
+    for since_ps, slots in openings[admitted:]:
+        stints.append((since_ps + round_ps * own_rounds(grid, first), slots))
+        exits.append((stints[-1][0], slots))
+        first += slots
+    end_ps = max(end for end, _ in stints)
+    if grid.own_tiles and first < blocks:
+        end_ps = max(end_ps, _rest_ps(grid, exits, first, round_ps))
+    return Course(end_ps, tuple(stints))
+
+
+def _busy(grid: Grid, turn: Turns, owned: tuple[int, int]) -> int:
+    """Blocks that have a tile in the last round of those that started together."""
+    first, rounds = owned
+    slots = int(turn.slots)
+    if turn.fetched or not rounds:
+        return int(turn.last) or slots
+    return min(slots, grid.tiles - (rounds - 1) * int(grid.sms) - first)
+
+
+def _exits(
+    openings: Sequence[Opening], stints: Sequence[tuple[float, int]], round_ps: float
+) -> Iterator[tuple[float, int]]:
+    """SMs that blocks leave, when: a round before the end those without a tile in the last round."""
+    for (_, slots), (end_ps, busy) in zip(openings, stints, strict=False):
+        if busy < slots:
+            yield end_ps - round_ps, slots - busy
+        yield end_ps, busy
+
+
+def _rest_ps(grid: Grid, exits: Sequence[tuple[float, int]], first: int, round_ps: float) -> float:
+    """When blocks that have found no SM end, if they get what those of the same kernel leave and no other."""
+    free = list(exits)
+    heapify(free)
+    found, end_ps = 0, 0.0
+    while first < grid.sms and free:
+        moment_ps, slots = heappop(free)
+        found += slots
+        if starts := min(int(grid.sms) - first, found - found % grid.cluster):
+            end_ps = moment_ps + round_ps * own_rounds(grid, first)
+            heappush(free, (end_ps, starts))
+            found -= starts
+            first += starts
+    return end_ps
+
+
+class Dealt(Split):
+    """Tiles of a kernel of recorded duration, in rounds of equal time.
+
+    Where the rounds in which it was measured are not known, a round takes so long that the kernel lasts ``dur_ps`` on
+    the SMs that it has got so far.
+    """
+
+    __slots__ = ("dur_ps", "exit_ps", "grid", "known", "openings", "round_ps", "since_ps", "started")
+
+    def __init__(self, grid: Grid, dur_ps: int, since_ps: int, usual_rounds: float) -> None:
+        own, rounds = grid.own_tiles, max(1, -(-grid.tiles // int(grid.sms)))
+        fetched = max(0.0, grid.tiles - own * grid.sms)
+        super().__init__(rounds=rounds, own=own, fetched=fetched, full=1.0, thin=1.0, fill=1.0)
+        self.grid, self.dur_ps, self.since_ps = grid, dur_ps, since_ps
+        self.known = usual_rounds > 0.0
+        self.round_ps = dur_ps / usual_rounds if self.known else 0.0
+        self.openings: list[Opening] = []
+        self.started: list[RecordedBlocks] = []
+        self.exit_ps = math.inf  # when the first blocks leave
+
+    def join(self, part: Part, now_ps: int) -> None:
+        """Blocks start: from now on they do their share of the tiles."""
+        assert isinstance(part, RecordedBlocks)
+        slots = int(part.sms)
+        if not self.own and now_ps >= self.exit_ps:
+            part.end_ps = now_ps  # no tile is left to fetch
+            return
+        self.openings.append((now_ps, slots))
+        self.started.append(part)
+        if slots == self.grid.sms:
+            self.round_ps = self.round_ps or self.dur_ps / self.rounds
+            part.end_ps = now_ps + round(self.rounds * self.round_ps)
+            part.busy = self.grid.tiles - (self.rounds - 1) * slots
+            return
+        if not self.known:
+            self.round_ps = self._round_ps()
+        found = course(self.grid, self.openings, self.round_ps)
+        self.exit_ps = min(exit_ps for exit_ps, _ in _exits(self.openings, found.stints, self.round_ps))
+        for one, (end_ps, busy) in zip(self.started, found.stints, strict=True):
+            one.end_ps, one.busy = round(end_ps), busy
+
+    def _round_ps(self) -> float:
+        """The time of a round at which the kernel ends as recorded, to a thousandth of it."""
+        dur_ps, openings = self.dur_ps, self.openings
+        most = max(1, -(-self.grid.tiles // openings[0][1]))
+        if dur_ps < 2000 * most:
+            return dur_ps / most
+        step_ps, end_ps = max(1, dur_ps // (1000 * most)), self.since_ps + dur_ps
+        times_ps = range(dur_ps // (most + self.own), dur_ps + step_ps, step_ps)
+        at = bisect_left(times_ps, end_ps, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps)
+        return float(times_ps[min(at, len(times_ps) - 1)])
+
+    def ended(self, _: Part) -> bool:
+        """Take in blocks that have ended; True of the last ones."""
+        self.parts -= 1
+        return not self.parts
+
+
+class RecordedBlocks(Blocks):
+    """A kernel's request for SMs, or that of its blocks which start late."""
+
+    def __init__(self, core: RecordedCore, op: int, grid: Grid, key: tuple[float, ...], sms: float, pool: Arbitrated,
+                 *, at_once: bool) -> None:  # fmt: skip
+        self.core, self.op, self.at_once = core, op, at_once
+        self.end_ps, self.busy, self.done = -1, 0, False
+        super().__init__(pool, grid, key, sms)
+        self.callbacks.append(core.granted)
+
+    def late(self, wanted: float) -> RecordedBlocks:
+        """The blocks that start when more SMs are free."""
+        return RecordedBlocks(self.core, self.op, self.grid, self.key, wanted, self.resource, at_once=False)
+
+
+class Cleared(Moment):
+    """The counter of a kernel is cleared: its blocks ask for SMs."""
+
+    def __init__(self, core: RecordedCore, op: int, delay: int) -> None:
+        self.op = op
+        super().__init__(core.env, [core.cleared], NORMAL, delay)
+
+
+class Left(Moment):
+    """Blocks end, or, where they ``keep`` some SMs, begin their last round."""
+
+    def __init__(self, blocks: RecordedBlocks, moment_ps: int, keep: int = 0) -> None:
+        self.blocks, self.keep = blocks, keep
+        self.end_ps = blocks.end_ps
+        core = blocks.core
+        super().__init__(core.env, [core.left_sms], NORMAL, max(0, moment_ps - core.env.now))
+
+
+class Ended(Moment):
+    """A kernel ends when the trace says."""
+
+    def __init__(self, core: RecordedCore, op: int, delay: int) -> None:
+        self.op = op
+        super().__init__(core.env, [core.ended], NORMAL, delay)
+
+
+class RecordedCore(Core):
+    """One run over kernels of recorded durations; starts, ends and rounds of each are what it leaves behind."""
+
+    def __init__(self, graph: KernelGraph, grids: Sequence[Grid], record: Record, sms: int) -> None:
+        model = FluidModel(bare_gpu(sms), graph.classes, [])
+        super().__init__(graph, [model] * graph.gpus, [0.0] * graph.gpus)
+        self._grids = list(grids)
+        self.record = record
+        self.start_ps, self.end_ps = [-1] * graph.kernels, [-1] * graph.kernels
+        self.rounds = [0.0] * graph.kernels
+        self._holds: dict[int, RecordedBlocks] = {}  # blocks of kernels that end when the trace says
+        self._arrived: dict[int, list[int]] = defaultdict(list)  # kernels of collectives that have not met yet
+
+    def start(self, driver: Driver) -> None:
+        """Attach the driver."""
+        assert isinstance(driver, RecordedEngine)
+        self.driver, self.env = driver, driver.env
+        self._finished = driver.finished
+
+    def submit(self, op: int, now_ps: int) -> None:
+        """The kernel's time has come: it runs, or asks for SMs first."""
+        graph, record = self.graph, self.record
+        grid = self._grids[graph.op_class[op]]
+        if not grid.sms:
+            self._meet(op, now_ps)
+        elif grid.collective:
+            pool = self.gpus[graph.op_gpu[op]].pools[0]
+            RecordedBlocks(self, op, grid, (now_ps, op), grid.sms, pool, at_once=record.at_once)
+        else:
+            self.start_ps[op] = now_ps
+            if clearing_ps := min(record.clearing_ps[op], record.dur_ps[op]):
+                Cleared(self, op, clearing_ps)
+            else:
+                self._ask(op, record.dur_ps[op], now_ps)
+
+    def cleared(self, event: Cleared) -> None:
+        """Blocks ask for SMs after the first part of their kernel."""
+        now_ps = self.env.now
+        self._ask(event.op, self.start_ps[event.op] + self.record.dur_ps[event.op] - now_ps, now_ps)
+
+    def _ask(self, op: int, dur_ps: int, now_ps: int) -> None:
+        if not dur_ps:
+            Ended(self, op, 0)
+            return
+        graph = self.graph
+        grid = self._grids[graph.op_class[op]]
+        pool = self.gpus[graph.op_gpu[op]].pools[0]
+        blocks = RecordedBlocks(self, op, grid, (now_ps, op), grid.sms, pool, at_once=True)
+        blocks.split = Dealt(grid, dur_ps, now_ps, self.record.rounds[op])
+
+    def granted(self, blocks: RecordedBlocks) -> None:
+        """Blocks start on their SMs, or on none."""
+        now_ps, op, split = self.env.now, blocks.op, blocks.split
+        if blocks.grid.collective:
+            self._holds[op] = blocks
+            self._meet(op, now_ps)
+            return
+        if split is None:
+            self._holds[op] = blocks
+            Ended(self, op, self._end_ps(op) - now_ps)
+            return
+        assert isinstance(split, Dealt)
+        first = split.started and split.started[0] is blocks
+        if first and not split.known:
+            self._holds[op] = blocks
+            Ended(self, op, split.since_ps + split.dur_ps - now_ps)
+        if blocks not in split.started:
+            Left(blocks, now_ps)
+        for one in split.started:
+            if one.done:
+                continue
+            if one.busy < one.held:
+                Left(one, one.end_ps - round(split.round_ps), one.busy)
+            if split.known or one is not blocks or len(split.started) > 1 or one.sms < one.grid.sms:
+                Left(one, one.end_ps)
+
+    def _end_ps(self, op: int) -> int:
+        return self.start_ps[op] + self.record.dur_ps[op]
+
+    def left_sms(self, event: Left) -> None:
+        """Blocks give SMs back, unless others have changed when they do."""
+        blocks, split = event.blocks, event.blocks.split
+        if blocks.done or event.end_ps != blocks.end_ps:
+            return
+        if event.keep:
+            Return(blocks.resource, blocks, event.keep)
+            return
+        assert isinstance(split, Dealt)
+        blocks.done = True
+        Return(blocks.resource, blocks)
+        last = split.ended(blocks) or (not split.own and all(one.done for one in split.started))
+        if split.known and last:
+            _withdraw(blocks)
+            self.rounds[blocks.op] = split.dur_ps / split.round_ps
+            self._complete_op(blocks.op)
+
+    def ended(self, event: Ended) -> None:
+        """A kernel has lasted as long as the trace says: all that it holds goes back."""
+        blocks = self._holds.pop(event.op, None)
+        if blocks is not None:
+            split = blocks.split
+            if isinstance(split, Dealt):
+                self.rounds[event.op] = split.dur_ps / split.round_ps
+                for one in split.started:
+                    if not one.done:
+                        one.done = True
+                        Return(one.resource, one)
+                _withdraw(blocks)
+            else:
+                Return(blocks.resource, blocks)
+        self._complete_op(event.op)
+
+    def _meet(self, op: int, now_ps: int) -> None:
+        """The kernel runs, if it is no collective that misses ranks."""
+        self.start_ps[op] = now_ps
+        number = self.graph.op_collective[op]
+        if number < 0:
+            Ended(self, op, self.record.dur_ps[op])
+            return
+        arrived = self._arrived[number]
+        arrived.append(op)
+        if len(arrived) == len(self.graph.collective_members[number]):
+            for one in self._arrived.pop(number):
+                Ended(self, one, self.record.dur_ps[one])
+
+    def _complete_op(self, op: int) -> None:
+        self.end_ps[op] = self.env.now
+        self.left -= 1
+        self._finished(op)
+
+    def touch(self, gpu_index: int) -> None:
+        """Who holds which SMs changes no pace here."""
+
+    def settle(self, now_ps: int) -> None:  # noqa: ARG002 - as every core's
+        """Called when nothing can go on."""
+        arrived = {number: [self.graph.op_gpu[op] for op in ops] for number, ops in self._arrived.items()}
+        raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
+
+    def finish(self, now_ps: int) -> Recorder:
+        """Hand over the records."""
+        recorder = self.recorder
+        recorder.span_op.extend(range(len(self.start_ps)))
+        recorder.span_start_ps.extend(self.start_ps)
+        recorder.span_end_ps.extend(self.end_ps)
+        recorder.end_ps = now_ps
+        return recorder
+
+
+def _withdraw(blocks: Blocks) -> None:
+    """Blocks of a kernel that has ended ask for no SMs any more."""
+    queue = blocks.resource.put_queue
+    for late in [one for one in queue if one.split is blocks.split]:
+        queue.remove(late)
+
+
+class RecordedEngine(Engine):
+    """Runs a :class:`RecordedCore`: kernels begin when the host, what they wait for and their pause let them."""
+
+    def __init__(self, core: RecordedCore) -> None:
+        super().__init__(core)
+        graph = core.graph
+        self._record = core.record
+        self._free_ps = [NEVER_PS] * len(graph.queue_ops)  # since when each stream has nothing to do
+        self._waited_ps: dict[int, int] = {}  # kernels that wait across streams: since when they need not
+        self._shift_ps = [[0] for _ in core.gpus]  # after so many blocking calls, the host is later than in the trace by
+        self._calls: list[dict[int, list[tuple[Stream, list[int]]]]] = [defaultdict(list) for _ in core.gpus]
+        self._ends = core.end_ps
+        self._awaited: dict[int, Event] = {}  # ends that a blocking call waits for
+
+    def _launch(self, stream: Stream, kernels: Sequence[int]) -> None:
+        """Launch what the host launches before it blocks; the rest when its blocking calls have returned."""
+        record, graph = self._record, self.core.graph
+        if not kernels:
+            return
+        gpu = graph.op_gpu[kernels[0]]
+        if not record.calls[gpu]:
+            stream.launch(kernels)
+            return
+        reached = 0
+        launches: dict[int, list[int]] = defaultdict(list)
+        for op in kernels:
+            reached = max(reached, record.epoch[op])
+            launches[reached].append(op)
+        for epoch, ops in launches.items():
+            if epoch:
+                self._calls[gpu][epoch].append((stream, ops))
+            else:
+                stream.launch(ops)
+
+    def run(self) -> Recorder:
+        """Run to the last end."""
+        for gpu, calls in enumerate(self._record.calls):
+            if calls:
+                self.env.process(self._block(gpu, calls))
+        return super().run()
+
+    def _block(self, gpu: int, calls: Sequence[HostCall]) -> Generator[Event, Any, None]:
+        """The blocking calls of one host: each returns after its work, then the host launches further kernels."""
+        env, shift_ps, end_ps = self.env, self._shift_ps[gpu], self._ends
+        for number, call in enumerate(calls, start=1):
+            done_ps = call.call_ps + shift_ps[-1]
+            for op in call.ops:
+                if end_ps[op] < 0:
+                    event = self._awaited.setdefault(op, Event(env))
+                    yield event
+                done_ps = max(done_ps, end_ps[op] + call.lag_ps)
+            if done_ps > env.now:
+                yield Timeout(env, done_ps - env.now)
+            shift_ps.append(done_ps - call.return_ps)
+            for stream, ops in self._calls[gpu].pop(number, ()):
+                stream.launch(ops)
+
+    def _release(self, op: int) -> None:
+        """Nothing but the host and a pause keeps a kernel from beginning."""
+        record, graph, env = self._record, self.core.graph, self.env
+        released_ps = max(self._free_ps[graph.op_queue[op]], self._waited_ps.pop(op, NEVER_PS))
+        shift_ps = self._shift_ps[graph.op_gpu[op]]
+        begin_ps = max(record.launch_ps[op] + shift_ps[record.epoch[op]], released_ps + record.pause_ps[op])
+        if begin_ps > env.now:
+            self.core.scheduled += 1
+            Lead(env, op, begin_ps - env.now, self._on_lead)
+        else:
+            self.core.submit(op, env.now)
+
+    def finished(self, op: int) -> None:
+        """Let the stream of ``op`` go on, and whoever waits for it."""
+        graph, now_ps = self.core.graph, self.env.now
+        self._free_ps[graph.op_queue[op]] = now_ps
+        for successor in graph.successors.get(op, ()):
+            self._waited_ps[successor] = now_ps
+        if op in self._awaited:
+            self._awaited.pop(op).succeed()
+        super().finished(op)
