@@ -1,4 +1,4 @@
-"""How kernels of cuBLAS and NCCL come to SMs: facts of the libraries that every profile shares, each with its source."""
+"""How kernels of cuBLAS and NCCL come to SMs: facts of the libraries, shared by all profiles, each with its source."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Scheduling:
     together, ``collective_cluster`` of a collective's, for which ``cluster_sms`` must be free beside a product. Where
     one kernel releases a product and a collective, the collective asks for SMs its lead (by launch) after the pause
     between kernels. A product of more tiles than its blocks' own clears a counter first, in a memset of ``memset_s``,
-    behind which it pauses for ``cleared_pause_s``; against such a product the collective is first in ``collective_wins``
-    of all cases.
+    behind which it pauses for ``cleared_pause_s``; against such a product the collective is first in
+    ``collective_wins`` of all cases.
     """
 
     own_tiles: int
@@ -30,9 +30,10 @@ class Scheduling:
     cleared_pause_s: float
     collective_wins: float
 
-    def collective_lead_s(self, *, in_graph: bool) -> float:
-        """How much later than a product a collective asks for SMs."""
-        return self.collective_lead_graph_s if in_graph else self.collective_lead_eager_s
+    @property
+    def clearing_s(self) -> float:
+        """From the release of a product whose counter has to be cleared to the moment at which its blocks may start."""
+        return self.memset_s + self.cleared_pause_s
 
 
 @lru_cache(maxsize=1)

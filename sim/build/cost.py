@@ -75,7 +75,7 @@ class Pricer:
             terms=self._contested(work, terms),
             gap_s=0.0 if side or goes_on else self.gap_s,
             lead_s=facts.collective_lead_graph_s if side else 0.0,
-            clearing_s=min(facts.memset_s + facts.cleared_pause_s, terms.scale * terms.floor_s) if fetches else 0.0,
+            clearing_s=min(facts.clearing_s, terms.scale * terms.floor_s) if fetches else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": flops} | sizes(work),

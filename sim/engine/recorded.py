@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -29,8 +29,7 @@ from sim.engine.resources.sm_pool import Blocks, Return
 from sim.engine.resources.stream import Stream
 from sim.engine.resources.tiles import Part, Split, Turns, fetch
 from sim.engine.running import GpuModel
-from sim.engine.state import Driver, Flow
-from sim.engine.time import WholeTime
+from sim.engine.state import Driver
 from sim.errors import DeadlockError
 
 NEVER_PS = -(1 << 80)  # the end of work that nothing waits for
@@ -127,7 +126,9 @@ def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
             turns.append(Turns(ready=(since_ps - begin_ps) / round_ps + owned[-1][1], slots=slots))
             first += slots
         fetch(turns, fetched)
-        stints = [(begin_ps + turn.ready * round_ps, _busy(grid, turn, own)) for turn, own in zip(turns, owned, strict=True)]
+        stints = [
+            (begin_ps + turn.ready * round_ps, _busy(grid, turn, own)) for turn, own in zip(turns, owned, strict=True)
+        ]
         exits = sorted(_exits(openings, stints, round_ps))
         if admitted == len(openings) or openings[admitted][0] >= exits[0][0]:
             break
@@ -440,7 +441,9 @@ class RecordedEngine(Engine):
         self._record = core.record
         self._free_ps = [NEVER_PS] * len(graph.queue_ops)  # since when each stream has nothing to do
         self._waited_ps: dict[int, int] = {}  # kernels that wait across streams: since when they need not
-        self._shift_ps = [[0] for _ in core.gpus]  # after so many blocking calls, the host is later than in the trace by
+        self._shift_ps = [
+            [0] for _ in core.gpus
+        ]  # after so many blocking calls, the host is later than in the trace by
         self._calls: list[dict[int, list[tuple[Stream, list[int]]]]] = [defaultdict(list) for _ in core.gpus]
         self._ends = core.end_ps
         self._awaited: dict[int, Event] = {}  # ends that a blocking call waits for

@@ -95,9 +95,7 @@ def replay(dag: Dag, load: Load, host: Sequence[HostWait] = ()) -> Times:
         raise DeadlockError(
             f"replay: {error}: ranks run their collectives in different orders: replay one rank with --rank"
         ) from None
-    return Times(
-        start_ns=_ns(core.start_ps) + zero_ns, end_ns=_ns(core.end_ps) + zero_ns, rounds=np.array(core.rounds)
-    )
+    return Times(start_ns=_ns(core.start_ps) + zero_ns, end_ns=_ns(core.end_ps) + zero_ns, rounds=np.array(core.rounds))
 
 
 def _ns(times_ps: Sequence[int]) -> Ints:
@@ -115,8 +113,8 @@ def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
     if load.clusters:
         cluster[load.talks & (load.blocks % facts.collective_cluster == 0)] = facts.collective_cluster
     sms = np.minimum(load.blocks, load.sms)
-    columns, op_class = np.unique(np.stack([sms, load.tiles, cluster, load.own, load.talks]), axis=1, return_inverse=True)
-    kinds = columns.T.tolist()
+    columns = np.stack([load.talks, sms, load.tiles, cluster, load.own])
+    kinds, op_class = np.unique(columns, axis=1, return_inverse=True)
     successors: dict[int, list[int]] = defaultdict(list)
     waits: dict[int, int] = defaultdict(int)
     for before, after in zip(dag.before.tolist(), dag.after.tolist(), strict=True):
@@ -127,7 +125,7 @@ def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
         members[dag.collective[row]].append(row)
     graph = KernelGraph(
         gpus=len(ranks),
-        classes=tuple(_class_of(*kind) for kind in kinds),
+        classes=tuple(_class_of(*kind) for kind in kinds.T[:, :3].tolist()),
         op_class=op_class.reshape(-1).tolist(),
         op_gpu=gpu.reshape(-1).tolist(),
         op_queue=queue.tolist(),
@@ -141,17 +139,17 @@ def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
         collective_members=[tuple(rows) for rows in members],
         segments=(("trace", "", 0),),
     )
-    return graph, [_grid_of(*kind, cluster_sms=facts.cluster_sms) for kind in kinds]
+    return graph, [_grid_of(*kind, facts.cluster_sms) for kind in kinds.T.tolist()]
 
 
-def _class_of(sms: int, tiles: int, cluster: int, own: int, talks: int) -> KernelClass:
+def _class_of(talks: int, sms: int, tiles: int) -> KernelClass:
     """A kernel of given blocks; its time is not that of a law."""
-    terms = KernelTerms(floor_s=0.0, blocks=max(1, tiles), cycles_per_block=0.0, cluster=cluster, sms_cap=float(sms))
+    terms = KernelTerms(floor_s=0.0, blocks=max(1, tiles), cycles_per_block=0.0, sms_cap=float(sms))
     name = f"collective of {sms} blocks" if talks else f"kernel of {tiles} tiles on {sms} SMs"
     return KernelClass(name=name, family="traced", terms=terms, collective=bool(talks))
 
 
-def _grid_of(sms: int, tiles: int, cluster: int, own: int, talks: int, *, cluster_sms: int) -> Grid:
+def _grid_of(talks: int, sms: int, tiles: int, cluster: int, own: int, cluster_sms: int) -> Grid:
     return Grid(
         sms=float(sms),
         tiles=tiles,
