@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -100,7 +101,7 @@ class Course:
 
 def own_rounds(grid: Grid, block: int) -> int:
     """Tiles that block number ``block`` has by its number."""
-    return sum(block + turn * grid.sms < grid.tiles for turn in range(grid.own_tiles))
+    return max(0, min(grid.own_tiles, -int(-(grid.tiles - block) // grid.sms)))
 
 
 def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
@@ -141,6 +142,12 @@ def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
     if grid.own_tiles and first < blocks:
         end_ps = max(end_ps, _rest_ps(grid, exits, first, round_ps))
     return Course(end_ps, tuple(stints))
+
+
+@lru_cache(maxsize=4096)
+def _rounds(grid: Grid, sms: int) -> float:
+    """Rounds in which a kernel goes that gets so many SMs, and then those that its own blocks leave."""
+    return course(grid, [(0, sms)], 1.0).end_ps
 
 
 def _busy(grid: Grid, turn: Turns, owned: tuple[int, int]) -> int:
@@ -222,12 +229,14 @@ class Dealt(Split):
     def _round_ps(self) -> float:
         """The time of a round at which the kernel ends as recorded, to a thousandth of it."""
         dur_ps, openings = self.dur_ps, self.openings
+        if len(openings) == 1:
+            return dur_ps / _rounds(self.grid, openings[0][1])
         most = max(1, -(-self.grid.tiles // openings[0][1]))
         if dur_ps < 2000 * most:
             return dur_ps / most
         step_ps, end_ps = max(1, dur_ps // (1000 * most)), self.since_ps + dur_ps
         times_ps = range(dur_ps // (most + self.own), dur_ps + step_ps, step_ps)
-        at = bisect_left(times_ps, end_ps, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps)
+        at = bisect_left(times_ps, True, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps >= end_ps)
         return float(times_ps[min(at, len(times_ps) - 1)])
 
     def ended(self, _: Part) -> bool:

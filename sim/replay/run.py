@@ -139,7 +139,7 @@ def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
         collective_members=[tuple(rows) for rows in members],
         segments=(("trace", "", 0),),
     )
-    return graph, [_grid_of(*kind, facts.cluster_sms) for kind in kinds.T.tolist()]
+    return graph, [_grid_of(*kind) for kind in kinds.T.tolist()]
 
 
 def _class_of(talks: int, sms: int, tiles: int) -> KernelClass:
@@ -149,7 +149,7 @@ def _class_of(talks: int, sms: int, tiles: int) -> KernelClass:
     return KernelClass(name=name, family="traced", terms=terms, collective=bool(talks))
 
 
-def _grid_of(talks: int, sms: int, tiles: int, cluster: int, own: int, cluster_sms: int) -> Grid:
+def _grid_of(talks: int, sms: int, tiles: int, cluster: int, own: int) -> Grid:
     return Grid(
         sms=float(sms),
         tiles=tiles,
@@ -157,7 +157,7 @@ def _grid_of(talks: int, sms: int, tiles: int, cluster: int, own: int, cluster_s
         whole=not talks,
         own_tiles=own,
         collective=bool(talks),
-        cluster_sms=cluster_sms,
+        cluster_sms=scheduling().cluster_sms,
     )
 
 
