@@ -67,8 +67,10 @@ def held_clocks(
     slow limit while the next point's is not. ``slow_top``: the highest clock takes longest to work out.
     """
     found = [model.max_clock_hz] * gpus
+    if math.isinf(limits.slow_limit_w):
+        return found
     searches = [_Search(limits.slow_limit_w, model) for _ in range(gpus)]
-    if math.isfinite(limits.slow_limit_w) and slow_top:
+    if slow_top:
         _look(searches, at)  # at the top the fast limiter acts too
     if any(search.low for search in searches) or not searches[0].seen:
         for search, power in zip(searches, at(found), strict=True):

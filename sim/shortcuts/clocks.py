@@ -2,23 +2,23 @@
 
 Each kernel of a serial program (:mod:`sim.shortcuts.serial`) runs alone, at a pace and a power that the clock sets: one
 numpy call works both out for the whole grid of clocks. A program's time and joules are sums of them. GPUs that run
-different programs meet in collectives, whose order no clock changes: it is laid out once and gone through for the clocks
-that are asked for. What comes out is what :meth:`sim.shortcuts.serial.Serial.run` records, within rounding.
+different programs meet in collectives, whose order no clock changes: it is laid out once and gone through for the
+clocks that are asked for. What comes out is what :meth:`sim.shortcuts.serial.Serial.run` records, within rounding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware.laws.terms import dynamic_power_w, wanted_sms
+from hardware.laws.terms import dynamic_power_w
 from sim.engine.fluid import FluidModel
-from sim.engine.running import PS_PER_S, GpuModel, Held, Rules
+from sim.engine.running import PS_PER_S, GpuModel, GpuState, Held
 from sim.shortcuts.serial import Serial, meeting_of, meetings_of
 
 Ints = NDArray[np.int64]
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 # Settled clocks lie on this grid, so that memo keys stay few.
 CLOCK_GRID_HZ = 2e6
-# Tables kept of one GPU type and fast limit; beyond it they are worked out again.
+# Tables kept of one GPU type; beyond it they are worked out again.
 MAX_TABLES = 500
 
 
@@ -51,6 +51,7 @@ class Grid:
     """A GPU's curves at every clock of the grid."""
 
     clock_hz: Floats
+    clock_fraction: Floats  # of the reference clock
     idle_w: Floats
     voltage_scale: Floats
 
@@ -61,6 +62,7 @@ def grid_of(gpu: GpuModel) -> Grid:
     clocks = [clock_of(gpu, step) for step in range(top_step(gpu) + 1)]
     return Grid(
         clock_hz=np.array(clocks),
+        clock_fraction=np.array(clocks) / gpu.reference_clock_hz,
         idle_w=np.array([gpu.idle_w(clock_hz) for clock_hz in clocks]),
         voltage_scale=np.array([gpu.voltage_scale(clock_hz) for clock_hz in clocks]),
     )
@@ -68,9 +70,9 @@ def grid_of(gpu: GpuModel) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """One kernel alone on a GPU whose fast limiter acts: its rate (1/ps), duration and power at every clock.
+    """One kernel alone on a GPU at every clock: its rate (1/ps), duration and power; 0 of one that spins.
 
-    ``j_per_run`` joules above idle are each run's own; ``as_it_is`` where the fast limiter leaves the clock alone.
+    ``j_per_run`` joules above idle are each run's own. ``as_it_is`` where no limiter lowers the clock.
     """
 
     rate: Floats
@@ -79,54 +81,64 @@ class Alone:
     j_per_run: Floats
     as_it_is: NDArray[np.bool_]
 
+    def below(self, limit_w: float, held: Callable[[], GpuState]) -> Alone:
+        """The same with a fast limiter, which lowers every clock that is too high to that of the state ``held``."""
+        as_it_is = self.power_w <= limit_w
+        if as_it_is.all():
+            return self
+        state = held()
+        rate = np.where(as_it_is, self.rate, state.rates[0])
+        return replace(
+            self,
+            rate=rate,
+            lasts_ps=_lasts_ps(rate),
+            power_w=np.where(as_it_is, self.power_w, state.power_w),
+            as_it_is=as_it_is,
+        )
+
+
+def _lasts_ps(rate: Floats) -> Ints:
+    return np.maximum(1, np.ceil(1.0 / rate - 1e-6)).astype(np.int64) if rate.all() else np.zeros(len(rate), np.int64)
+
 
 @lru_cache(maxsize=16)
-def _tables(_gpu: GpuModel, _rules: Rules, _limit_w: float) -> dict[tuple[int, bool], Alone]:
+def _tables(_gpu: GpuModel) -> dict[tuple[int, bool], Alone]:
     return {}
 
 
-def alone(model: FluidModel, class_id: int, limit_w: float, *, waits: bool = False) -> Alone:
+def alone(model: FluidModel, class_id: int, *, waits: bool = False) -> Alone:
     """The table of one kernel, which runs or, ``waits``, spins until others come."""
-    tables = _tables(model.gpu, model.rules, limit_w)
+    tables = _tables(model.gpu)
     key = (model.cost(class_id), waits)
     found = tables.get(key)
     if found is None:
         if len(tables) > MAX_TABLES:
             tables.clear()
-        found = tables[key] = _alone(model, class_id, limit_w, waits=waits)
+        found = tables[key] = _alone(model, class_id, waits=waits)
     return found
 
 
-def _alone(model: FluidModel, class_id: int, limit_w: float, *, waits: bool) -> Alone:
+def _alone(model: FluidModel, class_id: int, *, waits: bool) -> Alone:
     gpu, grid = model.gpu, grid_of(model.gpu)
-    sms = wanted_sms(model.classes[class_id].terms, float(gpu.sms))
-    member = model.member(class_id, sms, waits)
-    terms, gap_s = member.terms, member.cls.gap_s
-    rate, per_run_j = np.zeros_like(grid.clock_hz), np.zeros_like(grid.clock_hz)
+    member = model.member(class_id, model.grid(class_id).sms, waits)
+    terms = member.terms
+    rate = per_run_j = np.zeros_like(grid.clock_hz)
     above_w = np.full_like(grid.clock_hz, terms.waiting_power_w)
     if not waits:
         work_s = member.pace.seconds_at(grid.clock_hz)
-        lasts_s = work_s + gap_s
+        lasts_s = work_s + member.cls.gap_s
         rate = 1.0 / lasts_s / PS_PER_S
-        scales = {"voltage_scale": grid.voltage_scale, "clock_fraction": grid.clock_hz / gpu.reference_clock_hz}
-        per_run_j = dynamic_power_w(terms, sms=np.zeros_like(rate), gpu_sms=gpu.sms, progress_per_s=np.ones_like(rate), **scales)
-        above_w = dynamic_power_w(
-            terms, sms=member.sms * (work_s / lasts_s), gpu_sms=gpu.sms, progress_per_s=rate * PS_PER_S, **scales
-        )
-    power_w = above_w * gpu.chip_power_factor + grid.idle_w
-    as_it_is = power_w <= limit_w
-    if not as_it_is.all():  # the fast limiter lowers the clock to one and the same
-        held = model.solve(((class_id, sms, waits, 1.0),), limit_w, gpu.max_clock_hz)
-        rate, power_w = np.where(as_it_is, rate, held.rates[0]), np.where(as_it_is, power_w, held.power_w)
-    lasts_ps = np.zeros(len(rate), dtype=np.int64)
-    if not waits:
-        lasts_ps = np.maximum(1, np.ceil(1.0 / rate - 1e-6)).astype(np.int64)
+        scales = {"voltage_scale": grid.voltage_scale, "clock_fraction": grid.clock_fraction}
+        zero, one = np.zeros_like(rate), np.ones_like(rate)
+        per_run_j = dynamic_power_w(terms, sms=zero, gpu_sms=gpu.sms, progress_per_s=one, **scales)
+        busy_sms = member.sms * (work_s / lasts_s)
+        above_w = dynamic_power_w(terms, sms=busy_sms, gpu_sms=gpu.sms, progress_per_s=rate * PS_PER_S, **scales)
     return Alone(
         rate=rate,
-        lasts_ps=lasts_ps,
-        power_w=power_w,
+        lasts_ps=_lasts_ps(rate),
+        power_w=above_w * gpu.chip_power_factor + grid.idle_w,
         j_per_run=per_run_j * gpu.chip_power_factor,
-        as_it_is=as_it_is,
+        as_it_is=np.ones(len(rate), dtype=bool),
     )
 
 
@@ -147,7 +159,7 @@ class SerialAtClocks:
         self.limit_w, self.gpus = limit_w, graph.gpus
         self.idle_w = grid_of(self.model.gpu).idle_w
         self.kinds = serial.kinds
-        self.tables = [alone(self.model, cls, limit_w) for _, cls in self.kinds]
+        self.tables = [self._table(cls) for _, cls in self.kinds]
         self.kind_gpu = np.array([gpu for gpu, _ in self.kinds])
         # Stretches of kernels between meetings, GPU by GPU: before each of its parts of collectives, and a last one.
         shared = np.zeros(len(serial.cls), dtype=np.int64)
@@ -196,8 +208,8 @@ class SerialAtClocks:
                 now_ps[gpu] = ready_ps + lasts_ps
                 energy_j[gpu] += power_w * (lasts_ps * 1e-12)
                 if came_ps < ready_ps:
-                    spin_w = alone(self.model, self.kinds[self.part_kind[part]][1], self.limit_w, waits=True).power_w
-                    energy_j[gpu] += float(spin_w[steps[gpu]]) * ((ready_ps - came_ps) * 1e-12)
+                    spin = self._table(self.kinds[self.part_kind[part]][1], waits=True)
+                    energy_j[gpu] += float(spin.power_w[steps[gpu]]) * ((ready_ps - came_ps) * 1e-12)
         end_ps = [now + stretch_ps[last] for now, last in zip(now_ps, self.last, strict=True)]
         longest_ps = max(end_ps)
         idle_w = self.idle_w[np.asarray(steps)].tolist()
@@ -209,6 +221,13 @@ class SerialAtClocks:
             ],
             level=min(end_ps) == longest_ps,
         )
+
+    def _table(self, class_id: int, *, waits: bool = False) -> Alone:
+        """A kernel's table under the fast limit."""
+        model = self.model
+        running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
+        free = alone(model, class_id, waits=waits)
+        return free.below(self.limit_w, lambda: model.solve(running, self.limit_w, model.gpu.max_clock_hz))
 
     def _meeting(self, met: Sequence[int], steps: Sequence[int]) -> tuple[int, list[float]]:
         """Picoseconds of a collective once all are there, and the watts of each of its GPUs."""
