@@ -39,11 +39,9 @@ def test_a_program_at_any_clocks_takes_the_time_and_joules_of_the_event_run(
     rounds = [(alone, tuple(gpu for gpu in party if gpu < gpus), kinds) for alone, party, kinds in rounds]
     g = serial_graph(rounds, gpus)
     model = FluidModel(ODD, g.classes, [])
-    tables = Piece(g, model).at_clocks(limit_w)
-    assert tables is not None
     steps = [int(share * top_step(ODD)) for share in shares[:gpus]]
-    ran = tables.at(steps)
     held = [Held(clock_of(ODD, step), limit_w) for step in steps]
+    ran = Piece(g, model).at_clocks(tuple(held))
     core = Core(g, [FluidModel(ODD, g.classes, [])] * gpus, held)
     records = Engine(core).run()
     assert ran is not None
@@ -73,11 +71,12 @@ def test_mean_power_of_a_sequence_is_that_of_its_runs() -> None:
     seconds = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
     joules = [sum(part.repeat * part.played.energy_j[gpu] for part in parts) for gpu in (0, 1)]
     assert mean_w_at(sequence, held) == pytest.approx([j / seconds for j in joules], rel=1e-9)
-    assert mean_w_at(sequence, [Held(1.2345e9, 1e9)] * 2) is None  # between two clocks of the grid
+    between = (Held(1.2345e9, 1e9),) * 2  # two clocks of the grid
+    assert pieces[0].at_clocks(between) is None and len(mean_w_at(sequence, between)) == 2
 
 
 def test_a_cut_that_is_not_level_is_refused_as_by_a_run() -> None:
     g = graph((0, [COMPUTE]), (1, [COPY, COPY]))
     sequence = [Repeated(number=0, piece=Piece(g, FluidModel(GPU, g.classes, [])), repeat=2)]
     with pytest.raises(FoldError, match="at different times"):
-        mean_w_at(sequence, [Held(clock_of(GPU, 700), 1e9)] * 2)
+        mean_w_at(sequence, (Held(clock_of(GPU, 700), 1e9),) * 2)

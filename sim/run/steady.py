@@ -9,7 +9,7 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, Held
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, clock_of, top_step
-from sim.shortcuts.pieces import Part, Repeated, mean_w_at, play, play_governed
+from sim.shortcuts.pieces import Part, Repeated, mean_w_at, play_governed
 
 # Points of the grid that a search leaps while its ends are far apart.
 COARSE = 10
@@ -50,8 +50,7 @@ def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int)
     """
 
     def at(clocks_hz: list[float]) -> list[float]:
-        held = [Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]
-        return mean_w_at(sequence, held) or mean_w(play(sequence, tuple(held)))
+        return mean_w_at(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
 
     scheduled = any(part.piece.serial is None for part in sequence)
     found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, slow_top=scheduled)

@@ -24,7 +24,7 @@ from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import Held, Target, bounds
 from sim.errors import FoldError
-from sim.shortcuts.clocks import SerialAtClocks, step_of
+from sim.shortcuts.clocks import Ran, SerialAtClocks, step_of
 from sim.shortcuts.serial import Serial, is_serial
 
 Limits = tuple[Target, ...]
@@ -69,6 +69,11 @@ class Played:
     def energy_j(self) -> list[float]:
         """Joules of each GPU."""
         return self.records.energy_j
+
+    @property
+    def end_ps(self) -> int:
+        """When its last kernel ends."""
+        return self.records.end_ps
 
     @property
     def by_events(self) -> bool:
@@ -120,16 +125,26 @@ class Piece:
                 self.played[limits_w] = known
         return known
 
-    def at_clocks(self, limit_w: float) -> SerialAtClocks | None:
-        """A serial program at every clock of the grid below the power ``limit_w``."""
-        if self.serial is None:
+    def at_clocks(self, held: Limits) -> Ran | None:
+        """A serial program held at clocks of the grid, by tables; None where it is not one, or they are not."""
+        if self.serial is None or self.model.gpu.clock_step_hz:
             return None
-        found = self._at_clocks.get(limit_w)
-        if found is None:
+        steps = []
+        for target in held:
+            step = step_of(self.model.gpu, target.clock_hz) if isinstance(target, Held) else None
+            if step is None:
+                return None
+            steps.append(step)
+        limits_w = {bounds(target, 0.0)[0] for target in held}
+        if len(limits_w) > 1:
+            return None
+        (limit_w,) = limits_w
+        tables = self._at_clocks.get(limit_w)
+        if tables is None:
             if len(self._at_clocks) >= MAX_LIMITS:
                 self._at_clocks.clear()
-            found = self._at_clocks[limit_w] = SerialAtClocks(self.serial, limit_w)
-        return found
+            tables = self._at_clocks[limit_w] = SerialAtClocks(self.serial, limit_w)
+        return tables.at(steps)
 
     def ended(self, records: Recorder, summed_at: Limits | None = None) -> Played:
         """A run of it."""
@@ -189,22 +204,14 @@ def _not_level(step: Repeated) -> FoldError:
     return FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times: layers do not repeat")
 
 
-def mean_w_at(sequence: Sequence[Repeated], held: Sequence[Held]) -> list[float] | None:
-    """Each GPU's mean power over a run of serial programs held at clocks of the grid, by tables; else None.
+def mean_w_at(sequence: Sequence[Repeated], held: Limits) -> list[float]:
+    """Each GPU's mean power over a run, its serial programs by tables where all GPUs are held at clocks of the grid.
 
     Raises :class:`FoldError` where a cut is not level, as :func:`play` does.
     """
-    gpu, limit_w = sequence[0].piece.model.gpu, held[0].power_w
-    steps = [step_of(gpu, one.clock_hz) for one in held]
-    if any(step is None for step in steps) or any(one.power_w != limit_w for one in held) or gpu.clock_step_hz:
-        return None
-    places = [step for step in steps if step is not None]
     length_ps, energy_j = 0.0, [0.0] * len(held)
     for step in sequence:
-        tables = step.piece.at_clocks(limit_w)
-        ran = None if tables is None else tables.at(places)
-        if ran is None:
-            return None
+        ran = step.piece.at_clocks(held) or step.piece.play(held)
         if (step.repeat > 1 or step is not sequence[-1]) and not ran.level:
             raise _not_level(step)
         length_ps += step.repeat * ran.end_ps
