@@ -21,7 +21,6 @@ from sim.engine.fluid import FluidModel
 from sim.engine.running import PS_PER_S, GpuModel, GpuState, Held
 from sim.shortcuts.serial import Serial, meeting_of, meetings_of
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Settled clocks lie on this grid, so that memo keys stay few.
@@ -76,7 +75,7 @@ class Alone:
     """
 
     rate: Floats
-    lasts_ps: Ints
+    lasts_ps: Floats
     power_w: Floats
     j_per_run: Floats
     as_it_is: NDArray[np.bool_]
@@ -97,8 +96,9 @@ class Alone:
         )
 
 
-def _lasts_ps(rate: Floats) -> Ints:
-    return np.maximum(1, np.ceil(1.0 / rate - 1e-6)).astype(np.int64) if rate.all() else np.zeros(len(rate), np.int64)
+def _lasts_ps(rate: Floats) -> Floats:
+    """Whole picoseconds, as floats: sums of them are exact up to hours, and no kernel is too long."""
+    return np.maximum(1.0, np.ceil(1.0 / rate - 1e-6)) if rate.all() else np.zeros_like(rate)
 
 
 @lru_cache(maxsize=16)
