@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from workloads.balance import Placement, balanced_placement, contiguous_placement
 from workloads.popularity import Popularity, Recorded, Zipf, chosen_share, log_odds
@@ -110,6 +109,8 @@ def _spread(rows: Floats, tokens: int) -> Floats:
 
 def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
     """Tiles of ``height`` rows, each expert's padded, on average over draws (the binomial by its normal limit)."""
+    from scipy.special import ndtr  # takes as long to import as a run: only experts wait for it
+
     if not rows.size:
         return 0.0
     spread = _spread(rows, tokens)
@@ -119,6 +120,8 @@ def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
 
 def _mean_beyond(rows: Floats, tokens: int, height: int) -> float:
     """Rows beyond each expert's first ``height``, on average over draws."""
+    from scipy.special import ndtr
+
     spread = _spread(rows, tokens)
     at = (rows - height) / spread
     return float((spread * (at * ndtr(at) + np.exp(-0.5 * at**2) / math.sqrt(2.0 * math.pi))).sum())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from statistics import NormalDist
 from typing import assert_never
-
-from scipy.special import ndtri
 
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
@@ -228,7 +227,7 @@ def expected_maximum(count: int) -> float:
     >>> round(expected_maximum(4), 1)
     1.0
     """
-    return float(ndtri((count - 0.375) / (count + 0.25)))
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def sizes(work: Work) -> dict[str, object]:

@@ -69,6 +69,7 @@ class Engine:
             gpu.copy_engine = CopyEngine(self.env, rounds=self.rounds, place=place)
             gpu.hbm = Hbm(self.env, gpu.model.rules.hbm, paced=True)
             gpu.port = LinkPort(self.env, gpu.model.rules.link, paced=True)
+        self._queue_of, self._successors = core.graph.op_queue, core.graph.successors
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
         self._ready: set[int] = set()  # kernels whose turn has come before their predecessors have ended
@@ -132,18 +133,14 @@ class Engine:
         """A kernel's turn has come: it waits for its predecessors and its lead, then asks for what it runs on."""
         if self.blocked and self.blocked.get(op):
             self._ready.add(op)
-        else:
-            self._release(op)
-
-    def _release(self, op: int) -> None:
-        """Nothing but its lead keeps a kernel from asking."""
-        core, env = self.core, self.env
+            return
+        core = self.core
         lead = core.lead_ps[core.graph.op_class[op]]
         if lead:
             core.scheduled += 1
-            Lead(env, op, lead, self._on_lead)
+            Lead(self.env, op, lead, self._on_lead)
         else:
-            core.submit(op, env._now)
+            core.submit(op, self.env._now)
 
     # -- what the core asks for ---------------------------------------------------------------------------
 
@@ -153,16 +150,17 @@ class Engine:
 
     def finished(self, op: int) -> None:
         """Let the stream of ``op`` go on, and whoever waits for it."""
-        graph = self.core.graph
         self._last_ps = self.env._now
-        self.streams[graph.op_queue[op]].end()
-        for successor in graph.successors.get(op, ()):
-            left = self.blocked[successor] - 1
-            self.blocked[successor] = left
-            if not left:
-                if successor in self._ready:
-                    self._ready.remove(successor)
-                    self._release(successor)
+        self.streams[self._queue_of[op]].end()
+        successors = self._successors.get(op)
+        if successors:
+            blocked, ready = self.blocked, self._ready
+            for successor in successors:
+                left = blocked[successor] - 1
+                blocked[successor] = left
+                if not left and successor in ready:
+                    ready.remove(successor)
+                    self._turn(successor)
 
     def want_settle(self) -> None:
         """Settle once, after everything else of this instant."""

@@ -103,7 +103,7 @@ class FluidModel:
         state = self._memo.get(key)
         if state is None:
             known = self._known
-            everywhere = (tuple([(self._cost(c), *rest) for c, *rest in running]), *key[1:])
+            everywhere = (tuple([(self.cost(c), *rest) for c, *rest in running]), *key[1:])
             state = known.get(everywhere)
             if state is None:
                 if len(known) > MAX_STATES:
@@ -113,7 +113,7 @@ class FluidModel:
             self.states.append(state)
         return state
 
-    def _cost(self, class_id: int) -> int:
+    def cost(self, class_id: int) -> int:
         """A number that classes of equal terms and gap share in all models of this process."""
         cost = self._costs.get(class_id)
         if cost is None:
@@ -168,13 +168,13 @@ class FluidModel:
     def _set_of(self, running: Running, caps: tuple[float, ...] | None) -> RunningSet:
         found = self._sets.get((running, caps))
         if found is None:
-            members = [self._member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
+            members = [self.member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
             found = self._sets[running, caps] = RunningSet(
                 self.gpu, members, [fill for *_, fill in running], caps, self.rules
             )
         return found
 
-    def _member(self, class_id: int, hold: float, waiting: bool) -> Member:
+    def member(self, class_id: int, hold: float, waiting: bool) -> Member:
         """A kernel, or those of its blocks that hold ``hold`` SMs.
 
         A whole kernel is priced on the SMs of its law. Tiles of a quantised kernel belong to their block, so that

@@ -49,8 +49,8 @@ class Entry(Blocks):
     """One rank's part of a flow: its request for SMs (or a copy engine), and the joules it has burnt."""
 
     env: WholeTime
+    proc = None
     energy_j = 0.0
-    power_w = 0.0
     start_ps = 0
     transfers: tuple[Carried, ...] = ()
 
@@ -65,12 +65,20 @@ class Entry(Blocks):
         wanted: float,
         pool: Arbitrated,
     ) -> None:
+        # What Blocks and Ask do, in one go.
+        self.env = pool._env
+        self.callbacks = [gpu.begin]
+        self.resource = pool
+        self.grid = grid
+        self.key = key
+        self.wanted = wanted
         self.op = op
         self.class_id = class_id
         self.gpu = gpu
         self.flow = self.progress = flow
-        super().__init__(pool, grid, key, wanted)
-        self.callbacks.append(gpu.begin)
+        pool.put_queue.append(self)
+        if not pool.asked:
+            pool._trigger_put(None)
 
     def thin(self, rounds: int) -> float:
         """What the arithmetic of a round takes of it."""

@@ -159,13 +159,10 @@ def print_summary(run: Run, console: Console) -> None:
     table = Table(title="Where the joules go", title_justify="left")
     for column in ("kernel class", "energy J", "share", "GPU time"):
         table.add_column(column, justify="left" if column == "kernel class" else "right")
-    for name, row in run.energy_by("family").iterrows():
-        table.add_row(
-            str(name),
-            f"{row['energy_j']:.4g}",
-            f"{100 * row['share']:.1f} %",
-            duration(float(row["duration_s"])),
-        )
+    families = run.sums_by("family")
+    whole_j = sum(energy_j for energy_j, _ in families.values())
+    for name, (energy_j, duration_s) in sorted(families.items(), key=lambda item: item[1][0], reverse=True):
+        table.add_row(name, f"{energy_j:.4g}", f"{100 * energy_j / whole_j:.1f} %", duration(duration_s))
     console.print(table)
 
 

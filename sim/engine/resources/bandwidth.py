@@ -71,7 +71,10 @@ class Carried(Ask):
     def end(self) -> None:
         """The kernel has ended."""
         self.resource.put_queue.remove(self)
-        fire(self)
+        if self.callbacks:
+            self.succeed()
+        else:
+            self._ok, self._value, self.callbacks = True, None, None  # type: ignore[assignment]
 
 
 class Stop(Give):

@@ -173,7 +173,7 @@ class SmPool(Arbitrated):
     # -- arbitration ------------------------------------------------------------------------------------------
 
     def _trigger_put(self, _: Any) -> None:
-        if not self.asked and (self.put_queue or self._partial):
+        if self.put_queue or self._partial:
             self.rounds.ask(self)
 
     def arbitrate(self) -> None:

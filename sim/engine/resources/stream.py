@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simpy.core import Environment
+from simpy.events import PENDING
 from simpy.resources.base import BaseResource, Get, Put
 
 
@@ -118,3 +119,10 @@ class Stream(BaseResource[Launch, Turn]):
         if self.put_queue:
             self._trigger_put(None)
         return True
+
+    def _trigger_get(self, _: Any) -> None:
+        """SimPy's loop over the waiting turns; one that has not fired asks for further kernels and keeps its place."""
+        queue = self.get_queue
+        while queue and self._do_get(queue[0]):
+            if queue[0]._value is not PENDING:
+                del queue[0]
