@@ -500,8 +500,11 @@ class RecordedEngine(Engine):
             for stream, ops in self._calls[gpu].pop(number, ()):
                 stream.launch(ops)
 
-    def _release(self, op: int) -> None:
-        """Nothing but the host and a pause keeps a kernel from beginning."""
+    def _turn(self, op: int) -> None:
+        """A kernel's turn has come: it waits for its predecessors, the host and its pause, then it begins."""
+        if self.blocked.get(op):
+            self._ready.add(op)
+            return
         record, graph, env = self._record, self.core.graph, self.env
         released_ps = max(self._free_ps[graph.op_queue[op]], self._waited_ps.pop(op, NEVER_PS))
         shift_ps = self._shift_ps[graph.op_gpu[op]]

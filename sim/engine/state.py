@@ -9,9 +9,9 @@ from sim.engine.fluid import FluidModel
 from sim.engine.resources.arbitration import Arbitrated
 from sim.engine.resources.bandwidth import Carried
 from sim.engine.resources.copy_engine import CopyEngine
+from sim.engine.resources.grid import Grid
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
-from sim.engine.resources.grid import Grid
 from sim.engine.resources.sm_pool import Blocks, SmPool
 from sim.engine.running import GpuState, Target, bounds
 from sim.engine.time import WholeTime
