@@ -231,10 +231,10 @@ class Dealt(Split):
         dur_ps, openings = self.dur_ps, self.openings
         if len(openings) == 1:
             return dur_ps / _rounds(self.grid, openings[0][1])
-        most = max(1, -(-self.grid.tiles // openings[0][1]))
-        if dur_ps < 2000 * most:
-            return dur_ps / most
-        step_ps, end_ps = max(1, dur_ps // (1000 * most)), self.since_ps + dur_ps
+        most, end_ps = max(1, -(-self.grid.tiles // openings[0][1])), self.since_ps + dur_ps
+        step_ps = max(1, dur_ps // (1000 * most))
+        if abs(course(self.grid, openings, self.round_ps).end_ps - end_ps) < step_ps:
+            return self.round_ps  # these blocks start when it was expected
         times_ps = range(dur_ps // (most + self.own), dur_ps + step_ps, step_ps)
         at = bisect_left(times_ps, True, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps >= end_ps)
         return float(times_ps[min(at, len(times_ps) - 1)])
