@@ -160,7 +160,7 @@ class SmPool(Arbitrated):
             self.scattered = self.free
         if event.split is not None:
             event.split.begun.append(event)
-            share_out(event.split, grid.sms_per_block, self._env._now)
+            share_out(event.split, grid.sms_per_block, int(self._env._now))
         event.succeed()
         return True
 
