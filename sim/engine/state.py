@@ -66,7 +66,7 @@ class Entry(Blocks):
         pool: Arbitrated,
     ) -> None:
         # What Blocks and Ask do, in one go.
-        self.env = pool._env
+        self.env = pool._env  # type: ignore[assignment]  # the engine's
         self.callbacks = [gpu.begin]
         self.resource = pool
         self.grid = grid

@@ -194,8 +194,8 @@ class SerialAtClocks:
             return None
         here = [(table, steps[gpu]) for table, (gpu, _) in zip(self.tables, self.kinds, strict=True)]
         spent_ps = np.array([table.lasts_ps[step] for table, step in here])[self.kind] * self.count
-        power_w = np.array([table.power_w[step] for table, step in here])[self.kind]
-        joules = np.bincount(self.kind_gpu[self.kind], spent_ps * power_w * 1e-12, self.gpus)
+        here_w = np.array([table.power_w[step] for table, step in here])[self.kind]
+        joules = np.bincount(self.kind_gpu[self.kind], spent_ps * here_w * 1e-12, self.gpus)
         energy_j = joules.tolist()
         stretch_ps = np.bincount(self.stretch, spent_ps, self.parts + self.gpus).tolist()
         now_ps = [0.0] * self.gpus

@@ -144,7 +144,7 @@ class SmPool(Arbitrated):
         if grid.cluster > 1 and not grid.collective:
             self.scattered = self.free
         if event.split is not None:
-            event.split.join(event, int(self._env.now))
+            event.split.join(event, int(self._env._now))
         event.succeed()
         return True
 

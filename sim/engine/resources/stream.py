@@ -66,7 +66,7 @@ class Turns(Turn):
     """A front end that asks once for all kernels: it stays in the queue, and is called with each in its turn."""
 
     def __init__(self, stream: Stream, take: Callable[[Any], None]) -> None:
-        self.take = take  # type: ignore[method-assign]
+        self.take = take  # type: ignore[method-assign,assignment]  # one call less a kernel
         super().__init__(stream)
 
 
