@@ -12,7 +12,7 @@ import pytest
 
 from sim.build import cost
 from sim.cli import main
-from sim.engine.recorded import Opening, course
+from sim.engine.course import Opening, course
 from sim.engine.resources.grid import Grid, room
 from sim.replay.changes import Changes, ReplayError
 from sim.replay.setting import Outcome

@@ -10,31 +10,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from heapq import heapify, heappop, heappush
-from typing import Any
 
-from simpy.events import NORMAL, Event, Timeout
+from simpy.events import NORMAL
 
 from sim.engine.core import Core
+from sim.engine.course import Opening, course, exits_of, rounds_alone
 from sim.engine.deadlock import deadlock_message
-from sim.engine.driver import Engine, Lead
+from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.resources.arbitration import Arbitrated, Moment
 from sim.engine.resources.grid import Grid
 from sim.engine.resources.sm_pool import Blocks, Return
-from sim.engine.resources.stream import Stream
-from sim.engine.resources.tiles import Part, Split, Turns, fetch
+from sim.engine.resources.tiles import Part, Split
 from sim.engine.running import GpuModel
 from sim.engine.state import Driver
 from sim.errors import DeadlockError
-
-NEVER_PS = -(1 << 80)  # the end of work that nothing waits for
-Opening = tuple[int, int]  # at which moment (ps) so many SMs are there for a kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,100 +85,6 @@ def _none(_clock_hz: float) -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
-    """When a kernel ends; and for each time at which blocks of it started: their end, and how many have a last tile."""
-
-    end_ps: float
-    stints: tuple[tuple[float, int], ...]
-
-
-def own_rounds(grid: Grid, block: int) -> int:
-    """Tiles that block number ``block`` has by its number."""
-    return max(0, min(grid.own_tiles, -int(-(grid.tiles - block) // grid.sms)))
-
-
-def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
-    """What becomes of a kernel, tiles of ``round_ps`` each, on SMs that open one after another.
-
-    Blocks that start before others have left fetch tiles with these; later ones do their own alone, as do those that
-    have found no SM: they take what blocks of the same kernel leave.
-
-    >>> product = Grid(sms=132, tiles=512, cluster=2, whole=True, own_tiles=2)
-    >>> [course(product, [(0, free)], 10.0).end_ps for free in (132, 128, 124)]
-    [40.0, 50.0, 60.0]
-    >>> course(product, [(0, 124), (22, 8)], 10.0).end_ps
-    42.0
-    """
-    begin_ps, blocks = openings[0][0], int(grid.sms)
-    fetched = grid.tiles - min(grid.tiles, grid.own_tiles * blocks)
-    admitted = 1
-    while True:
-        turns, owned = [], []
-        first = 0
-        for since_ps, slots in openings[:admitted]:
-            owned.append((first, own_rounds(grid, first)))
-            turns.append(Turns(ready=(since_ps - begin_ps) / round_ps + owned[-1][1], slots=slots))
-            first += slots
-        fetch(turns, fetched)
-        stints = [
-            (begin_ps + turn.ready * round_ps, _busy(grid, turn, own)) for turn, own in zip(turns, owned, strict=True)
-        ]
-        exits = sorted(_exits(openings, stints, round_ps))
-        if admitted == len(openings) or openings[admitted][0] >= exits[0][0]:
-            break
-        admitted += 1
-    for since_ps, slots in openings[admitted:]:
-        stints.append((since_ps + round_ps * own_rounds(grid, first), slots))
-        exits.append((stints[-1][0], slots))
-        first += slots
-    end_ps = max(end for end, _ in stints)
-    if grid.own_tiles and first < blocks:
-        end_ps = max(end_ps, _rest_ps(grid, exits, first, round_ps))
-    return Course(end_ps, tuple(stints))
-
-
-@lru_cache(maxsize=4096)
-def _rounds(grid: Grid, sms: int) -> float:
-    """Rounds in which a kernel goes that gets so many SMs, and then those that its own blocks leave."""
-    return course(grid, [(0, sms)], 1.0).end_ps
-
-
-def _busy(grid: Grid, turn: Turns, owned: tuple[int, int]) -> int:
-    """Blocks that have a tile in the last round of those that started together."""
-    first, rounds = owned
-    slots = int(turn.slots)
-    if turn.fetched or not rounds:
-        return int(turn.last) or slots
-    return min(slots, grid.tiles - (rounds - 1) * int(grid.sms) - first)
-
-
-def _exits(
-    openings: Sequence[Opening], stints: Sequence[tuple[float, int]], round_ps: float
-) -> Iterator[tuple[float, int]]:
-    """SMs that blocks leave, when: a round before the end those without a tile in the last round."""
-    for (_, slots), (end_ps, busy) in zip(openings, stints, strict=False):
-        if busy < slots:
-            yield end_ps - round_ps, slots - busy
-        yield end_ps, busy
-
-
-def _rest_ps(grid: Grid, exits: Sequence[tuple[float, int]], first: int, round_ps: float) -> float:
-    """When blocks that have found no SM end, if they get what those of the same kernel leave and no other."""
-    free = list(exits)
-    heapify(free)
-    found, end_ps = 0, 0.0
-    while first < grid.sms and free:
-        moment_ps, slots = heappop(free)
-        found += slots
-        if starts := min(int(grid.sms) - first, found - found % grid.cluster):
-            end_ps = moment_ps + round_ps * own_rounds(grid, first)
-            heappush(free, (end_ps, starts))
-            found -= starts
-            first += starts
-    return end_ps
-
-
 class Dealt(Split):
     """Tiles of a kernel of recorded duration, in rounds of equal time.
 
@@ -222,7 +122,7 @@ class Dealt(Split):
         if not self.known:
             self.round_ps = self._round_ps()
         found = course(self.grid, self.openings, self.round_ps)
-        self.exit_ps = min(exit_ps for exit_ps, _ in _exits(self.openings, found.stints, self.round_ps))
+        self.exit_ps = min(exit_ps for exit_ps, _ in exits_of(self.openings, found.stints, self.round_ps))
         for one, (end_ps, busy) in zip(self.started, found.stints, strict=True):
             one.end_ps, one.busy = round(end_ps), busy
 
@@ -230,7 +130,7 @@ class Dealt(Split):
         """The time of a round at which the kernel ends as recorded, to a thousandth of it."""
         dur_ps, openings = self.dur_ps, self.openings
         if len(openings) == 1:
-            return dur_ps / _rounds(self.grid, openings[0][1])
+            return dur_ps / rounds_alone(self.grid, openings[0][1])
         most, end_ps = max(1, -(-self.grid.tiles // openings[0][1])), self.since_ps + dur_ps
         step_ps = max(1, dur_ps // (1000 * most))
         if abs(course(self.grid, openings, self.round_ps).end_ps - end_ps) < step_ps:
@@ -301,7 +201,7 @@ class RecordedCore(Core):
 
     def start(self, driver: Driver) -> None:
         """Attach the driver."""
-        assert isinstance(driver, RecordedEngine)
+        assert isinstance(driver, Engine)
         self.driver, self.env = driver, driver.env
         self._finished = driver.finished
 
@@ -439,88 +339,3 @@ def _withdraw(blocks: Blocks) -> None:
     queue = blocks.resource.put_queue
     for late in [one for one in queue if one.split is blocks.split]:
         queue.remove(late)
-
-
-class RecordedEngine(Engine):
-    """Runs a :class:`RecordedCore`: kernels begin when the host, what they wait for and their pause let them."""
-
-    def __init__(self, core: RecordedCore) -> None:
-        super().__init__(core)
-        graph = core.graph
-        self._record = core.record
-        self._free_ps = [NEVER_PS] * len(graph.queue_ops)  # since when each stream has nothing to do
-        self._waited_ps: dict[int, int] = {}  # kernels that wait across streams: since when they need not
-        self._shift_ps = [
-            [0] for _ in core.gpus
-        ]  # after so many blocking calls, the host is later than in the trace by
-        self._calls: list[dict[int, list[tuple[Stream, list[int]]]]] = [defaultdict(list) for _ in core.gpus]
-        self._ends = core.end_ps
-        self._awaited: dict[int, Event] = {}  # ends that a blocking call waits for
-
-    def _launch(self, stream: Stream, kernels: Sequence[int]) -> None:
-        """Launch what the host launches before it blocks; the rest when its blocking calls have returned."""
-        record, graph = self._record, self.core.graph
-        if not kernels:
-            return
-        gpu = graph.op_gpu[kernels[0]]
-        if not record.calls[gpu]:
-            stream.launch(kernels)
-            return
-        reached = 0
-        launches: dict[int, list[int]] = defaultdict(list)
-        for op in kernels:
-            reached = max(reached, record.epoch[op])
-            launches[reached].append(op)
-        for epoch, ops in launches.items():
-            if epoch:
-                self._calls[gpu][epoch].append((stream, ops))
-            else:
-                stream.launch(ops)
-
-    def run(self) -> Recorder:
-        """Run to the last end."""
-        for gpu, calls in enumerate(self._record.calls):
-            if calls:
-                self.env.process(self._block(gpu, calls))
-        return super().run()
-
-    def _block(self, gpu: int, calls: Sequence[HostCall]) -> Generator[Event, Any, None]:
-        """The blocking calls of one host: each returns after its work, then the host launches further kernels."""
-        env, shift_ps, end_ps = self.env, self._shift_ps[gpu], self._ends
-        for number, call in enumerate(calls, start=1):
-            done_ps = call.call_ps + shift_ps[-1]
-            for op in call.ops:
-                if end_ps[op] < 0:
-                    event = self._awaited.setdefault(op, Event(env))
-                    yield event
-                done_ps = max(done_ps, end_ps[op] + call.lag_ps)
-            if done_ps > env.now:
-                yield Timeout(env, done_ps - env.now)
-            shift_ps.append(done_ps - call.return_ps)
-            for stream, ops in self._calls[gpu].pop(number, ()):
-                stream.launch(ops)
-
-    def _turn(self, op: int) -> None:
-        """A kernel's turn has come: it waits for its predecessors, the host and its pause, then it begins."""
-        if self.blocked.get(op):
-            self._ready.add(op)
-            return
-        record, graph, env = self._record, self.core.graph, self.env
-        released_ps = max(self._free_ps[graph.op_queue[op]], self._waited_ps.pop(op, NEVER_PS))
-        shift_ps = self._shift_ps[graph.op_gpu[op]]
-        begin_ps = max(record.launch_ps[op] + shift_ps[record.epoch[op]], released_ps + record.pause_ps[op])
-        if begin_ps > env.now:
-            self.core.scheduled += 1
-            Lead(env, op, begin_ps - env.now, self._on_lead)
-        else:
-            self.core.submit(op, env.now)
-
-    def finished(self, op: int) -> None:
-        """Let the stream of ``op`` go on, and whoever waits for it."""
-        graph, now_ps = self.core.graph, self.env.now
-        self._free_ps[graph.op_queue[op]] = now_ps
-        for successor in graph.successors.get(op, ()):
-            self._waited_ps[successor] = now_ps
-        if op in self._awaited:
-            self._awaited.pop(op).succeed()
-        super().finished(op)

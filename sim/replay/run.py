@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.recorded import HostCall, Record, RecordedCore, RecordedEngine
+from sim.engine.recorded import HostCall, Record, RecordedCore
+from sim.engine.recorded_driver import RecordedEngine
 from sim.engine.resources.grid import Grid
 from sim.errors import DeadlockError
 from traces.capture import NONE
