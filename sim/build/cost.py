@@ -22,6 +22,7 @@ from hardware.laws.price import (
     elementwise_terms,
     gemm_terms,
     grouped_gemm_terms,
+    launched_gemm,
 )
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
@@ -31,6 +32,7 @@ from workloads.program import Kernel
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
+    DType,
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
@@ -73,7 +75,8 @@ class Pricer:
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
-        fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > OWN_TILES * self.gpu.sms
+        beside = self._launched(work, terms)
+        fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > OWN_TILES * self.gpu.sms
         return KernelClass(
             name=kernel.name,
             family=family(work),
@@ -81,6 +84,7 @@ class Pricer:
             gap_s=0.0 if side or goes_on else self.gap_s,
             lead_s=SIDE_STREAM_LEAD_S if side else 0.0,
             clearing_s=min(CLEARING_S, terms.scale * terms.floor_s) if fetches else 0.0,
+            beside=None if beside is terms else beside,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": kernel.flops} | sizes(work),
@@ -90,11 +94,18 @@ class Pricer:
         """``terms`` of a collective that waits for its rival's last round on some rank."""
         if not isinstance(work, CollectiveWork) or work.rival is None:
             return terms
-        rival = self.terms(work.rival)
+        rival = self._launched(work.rival, self.terms(work.rival))
         if rival.blocks <= OWN_TILES * self.gpu.sms:
             return terms  # no counter to clear: it wins on every rank
         waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
         return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
+
+    def _launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
+        """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
+        match work:
+            case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None):
+                return launched_gemm(self.profile, self.gpu, terms, m=work.m, n=work.n, k=work.k)
+        return terms
 
     def _of_group(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` on any chips: the mean chip's power, and on several of them tensor time of the slowest one.

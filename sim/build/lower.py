@@ -55,7 +55,7 @@ class _Tables:
         index = self.class_of.get((bare, beside))
         if index is None:
             priced = self.classify(bare)
-            priced = _clearing(priced) if beside else priced
+            priced = _beside(priced) if beside else priced
             # Kernels that cost and read the same share a class, and with it what the engine knows of running sets.
             key = (priced, repr(priced.describe))
             index = self.class_of[bare, beside] = self.index_of.setdefault(key, len(self.classes))
@@ -142,12 +142,12 @@ def lower(
     )
 
 
-def _clearing(kernel: KernelClass) -> KernelClass:
-    """``kernel`` where other streams may take its SMs while it is not ready for them."""
-    if not kernel.clearing_s:
-        return kernel
-    floor_s = kernel.terms.floor_s - kernel.clearing_s / kernel.terms.scale
-    return replace(kernel, lead_s=kernel.clearing_s, terms=replace(kernel.terms, floor_s=floor_s))
+def _beside(kernel: KernelClass) -> KernelClass:
+    """``kernel`` where other streams may take its SMs while it is not ready for them, or those that it leaves free."""
+    terms = kernel.beside or kernel.terms
+    if kernel.clearing_s:
+        terms = replace(terms, floor_s=terms.floor_s - kernel.clearing_s / terms.scale)
+    return replace(kernel, lead_s=kernel.clearing_s or kernel.lead_s, terms=terms, beside=None)
 
 
 def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:

@@ -28,6 +28,7 @@ class KernelClass:
     gap_s: float = 0.0
     lead_s: float = 0.0
     clearing_s: float = 0.0
+    beside: KernelTerms | None = None
     priority: int = 0
     collective: bool = False
     describe: Mapping[str, object] = field(default_factory=dict, compare=False)
