@@ -26,7 +26,14 @@ class FakeVllm:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the package where imports find it."""
-        names = ("vllm", "vllm.engine", "vllm.engine.arg_utils", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.async_llm")
+        names = (
+            "vllm",
+            "vllm.engine",
+            "vllm.engine.arg_utils",
+            "vllm.v1",
+            "vllm.v1.engine",
+            "vllm.v1.engine.async_llm",
+        )
         modules = {name: ModuleType(name) for name in names}
         root = modules["vllm"]
         root.__version__ = "0.24.0"  # type: ignore[attr-defined]

@@ -19,7 +19,19 @@ from workloads import load_model
 
 TRACE = Path(__file__).parents[1] / "records/h100-sxm-80gb/traces/llama3-8b-decode-4x544.rank0.json.gz"
 H100 = "NVIDIA H100 80GB HBM3"
-DECODE = ["measure", "--engine", "vllm", "--model", "llama3-8b", "--phase", "decode", "--batch", "4", "--seq-len", "544"]
+DECODE = [
+    "measure",
+    "--engine",
+    "vllm",
+    "--model",
+    "llama3-8b",
+    "--phase",
+    "decode",
+    "--batch",
+    "4",
+    "--seq-len",
+    "544",
+]
 
 
 @pytest.fixture
@@ -84,6 +96,7 @@ def test_a_file_of_requests_is_served_for_real_and_in_simulation(
     out = tmp_path / "measured.jsonl"
     main(["measure", str(requests), "--engine", "vllm", "--model", "llama3-8b", "--out", str(out)])
     row = rows(out)[1]
+    assert vllm.stopped == 1 and vllm.started[0]["max_model_len"] == 85
     assert row["kind"] == "served" and row["requests"] == [[0.0, 64, 20], [0.02, 32, 10], [0.03, 16, 1]]
     assert len(row["ttft_s"]) == len(row["tpot_s"]) == 3 and row["tpot_s"][2] == 0.0  # type: ignore[arg-type, index]
     assert all(1e-3 <= one < 0.1 for one in row["ttft_s"])  # type: ignore[union-attr]
@@ -112,7 +125,10 @@ def test_without_vllm_one_line_names_the_extra(
     ("fields", "said"),
     [
         ({"power_cap_w": 500}, "power_cap_w = 500.0: vLLM is measured with power_cap_w = None only"),
-        ({"phase": "generate", "output_len": 4}, "phase = 'generate': vLLM is measured in prefill and decode"),
+        (
+            {"phase": "generate", "output_len": 4},
+            "phase = 'generate': vLLM is measured in prefill, decode, or on requests",
+        ),
         ({"dtype": "fp16"}, "dtype = 'fp16': vLLM is measured in bf16 and fp8_e4m3"),
         ({"model": "qwen3-30b-a3b", "ep": 2, "ep_mode": "all_to_all"}, "give tp = ep and ep_mode = 'all_reduce'"),
         ({"model": "deepseek-v3"}, "give its Hugging Face config.json as --model"),

@@ -27,7 +27,7 @@ from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
     type=click.Choice(["torch", "vllm"]),
     default="torch",
     show_default=True,
-    help="vllm: a real server with random weights; FILE may be requests too (.csv, .jsonl), as serve --trace reads them",
+    help="vllm: a real server with random weights; FILE may also be requests (.csv, .jsonl), as of serve --trace",
 )
 @click.option("--no-predict", is_flag=True, help="measure only")
 def command(file: Path | None, out: Path, traces: Path | None, engine: str, no_predict: bool, **fields: Any) -> None:

@@ -14,7 +14,6 @@ from traces.own_time import own_time
 from traces.records import Floats, Ints
 from traces.steps import TraceStep
 
-
 # A pause that a queue of kernels makes by itself; a longer one is the host's, or that of an edge between streams. A
 # kernel's time counts the short one before it: profilers and laws draw the line between the two in different places.
 LONGEST_OWN_PAUSE_US = 5.0

@@ -38,7 +38,7 @@ def engine_of(scenario: Scenario, folder: Path, traces: Path | None) -> tuple[En
         if (value := getattr(scenario, name)) != neutral:
             raise ScenarioError(f"{name} = {value!r}: vLLM is measured with {name} = {neutral!r} only")
     if scenario.phase not in ("prefill", "decode"):
-        raise ScenarioError(f"phase = '{scenario.phase}': vLLM is measured in prefill and decode, or on a requests file")
+        raise ScenarioError(f"phase = '{scenario.phase}': vLLM is measured in prefill, decode, or on requests")
     if scenario.dtype not in ("bf16", "fp8_e4m3"):
         raise ScenarioError(f"dtype = '{scenario.dtype}': vLLM is measured in bf16 and fp8_e4m3")
     if scenario.ep > 1 and (scenario.tp != scenario.ep or scenario.ep_mode != "all_reduce"):
