@@ -14,7 +14,7 @@ from sim.compare.sides import StepKernel, shown
 
 # Lines below this share of the longer step are summed up in one.
 SMALL = 0.002
-NAMES_WIDTH = 34
+NAMES_WIDTH = 25
 
 
 def headline(comparison: Comparison) -> str:
@@ -63,12 +63,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(headline(comparison), highlight=False, soft_wrap=True)
     for note in notes_of(comparison):
         console.print(note, highlight=False, soft_wrap=True)
-    shares = "share of error"
-    table = Table(title="Time of one step", title_justify="left")
-    table.add_column("kernel", overflow="fold")
+    table = Table(title="Time of one step (kernels: real, predicted)", title_justify="left")
+    table.add_column("kernel", no_wrap=True)
     table.add_column("in the trace", max_width=NAMES_WIDTH, no_wrap=True)
-    for head in ("real", "pred.", "real us", "predicted us", "difference", shares):
-        table.add_column(head, justify="right")
+    for head in ("kernels", "real us", "pred. us", "diff. us", "of error"):
+        table.add_column(head, justify="right", no_wrap=True)
     least = SMALL * max(comparison.real.step_us, comparison.predicted.step_us)
     kept = [line for line in comparison.lines if max(line.real_us, line.predicted_us) >= least]
     rest = [line for line in comparison.lines if line not in kept]
@@ -153,14 +152,16 @@ def _name(line: Line) -> str:
 
 def _cells(comparison: Comparison, line: Line) -> list[str]:
     share = comparison.share(line)
+    digits = 1 if comparison.real.step_us < 2e4 else 0
     return [
-        f"({line.cls}, not predicted)" if line.cls and not line.predicted_count else line.kernel,
+        "(not predicted)" if line.cls and not line.predicted_count else line.kernel,
         ", ".join(line.real_names) or ("(not in the trace)" if line.predicted_count and line.cls else ""),
-        f"{line.real_count}",
-        f"{line.predicted_count}",
-        f"{line.real_us:,.1f}",
-        f"{line.predicted_us:,.1f}",
-        f"{line.difference_us:+,.1f}",
+        f"{line.real_count}"
+        if line.real_count == line.predicted_count
+        else f"{line.real_count}, {line.predicted_count}",
+        f"{line.real_us:,.{digits}f}",
+        f"{line.predicted_us:,.{digits}f}",
+        f"{line.difference_us:+,.{digits}f}",
         "-" if share is None else f"{100 * share:.0f} %",
     ]
 
