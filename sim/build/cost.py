@@ -86,10 +86,11 @@ class Pricer:
         in_graph = self.in_graph and not self.eager
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
-        if side and in_graph:
+if side and in_graph:
             terms = replace(terms, floor_s=terms.floor_s + SIDE_STREAM_START_S)
         beside = self._launched(work, terms)
         fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > OWN_TILES * self.gpu.sms
+        flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
             name=kernel.name,
             family=family(work),
@@ -101,7 +102,7 @@ class Pricer:
             beside=None if beside is terms else beside,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
-            describe={"flops": kernel.flops} | sizes(work),
+            describe={"flops": flops} | sizes(work),
         )
 
     def _contested(self, work: Work, terms: KernelTerms) -> KernelTerms:
