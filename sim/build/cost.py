@@ -86,7 +86,7 @@ class Pricer:
         in_graph = self.in_graph and not self.eager
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
-if side and in_graph:
+        if side and in_graph:
             terms = replace(terms, floor_s=terms.floor_s + SIDE_STREAM_START_S)
         beside = self._launched(work, terms)
         fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > OWN_TILES * self.gpu.sms
