@@ -126,7 +126,7 @@ def _after_pauses(capture: Capture, rows: Ints, period: int) -> list[int]:
     pause = np.append(0, start[1:] - np.maximum.accumulate(work.start_ns + work.dur_ns, dtype=np.int64)[rows][:-1])
     whole = len(rows) // period
     usual = np.median(pause[: whole * period].reshape(whole, period), axis=0)
-    return np.argsort(-usual, kind="stable")[:CANDIDATES].tolist()
+    return [int(at) for at in np.argsort(-usual, kind="stable")[:CANDIDATES]]
 
 
 def _cut(capture: Capture, rows: Ints, first: Ints, how: str) -> TraceSteps:

@@ -144,7 +144,7 @@ def lay_beside(run: Timeline, capture: Capture, classes: Classes, rank: int) -> 
             found = worth, steps, step, real, pairs
     assert found is not None
     _, steps, step, real, places = found
-    pairs = _paired(real, predicted, places)
+    paired = _paired(real, predicted, places)
     return Comparison(
         run=run,
         capture=capture,
@@ -154,8 +154,8 @@ def lay_beside(run: Timeline, capture: Capture, classes: Classes, rank: int) -> 
         step=step,
         real=real,
         predicted=predicted,
-        pairs=pairs,
-        lines=_lines(real, predicted, pairs),
+        pairs=paired,
+        lines=_lines(real, predicted, paired),
     )
 
 

@@ -113,7 +113,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
 
 def as_table(comparison: Comparison) -> pd.DataFrame:
     """One row a kernel, in the order of the step, and one for the pauses: columns of us sum to the steps."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for pair in comparison.pairs:
         first = pair.predicted or pair.real
         assert first is not None
@@ -126,16 +126,13 @@ def as_table(comparison: Comparison) -> pd.DataFrame:
             | _times("predicted", pair.predicted)
         )
     pauses = comparison.lines[-1]
-    rows.append(
-        {"layer": "", "kernel": PAUSES, "class": "", "real_kernel": "", "real_us": pauses.real_us}
-        | {"predicted_us": pauses.predicted_us, "difference_us": pauses.difference_us}
-        | _times("real", None)
-        | _times("predicted", None)
-    )
+    row: dict[str, Any] = {"layer": "", "kernel": PAUSES, "class": "", "real_kernel": ""}
+    row |= {"real_us": pauses.real_us, "predicted_us": pauses.predicted_us, "difference_us": pauses.difference_us}
+    rows.append(row | _times("real", None) | _times("predicted", None))
     return pd.DataFrame(rows)
 
 
-def _times(side: str, kernel: StepKernel | None) -> dict[str, float | None]:
+def _times(side: str, kernel: StepKernel | None) -> dict[str, Any]:
     """When it ran, how long, and the pause before it."""
     values = (None,) * 3 if kernel is None else (kernel.start_us, kernel.duration_us, kernel.pause_us)
     return {f"{side}_{name}": v for name, v in zip(("start_us", "duration_us", "pause_us"), values, strict=True)}
