@@ -166,3 +166,20 @@ def test_steps_are_found_without_graphs_or_regions() -> None:
     assert (steps.how, whole.how) == ("graph launches", "whole")
     for one, other in pairwise(steps.steps):
         assert one.end_ns <= other.begin_ns
+
+
+def test_a_trace_of_one_kernel_is_one_step_and_an_empty_one_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(dur: float) -> Path:
+        kernel = {"ph": "X", "cat": "kernel", "name": "nvjet_gemm", "ts": 1.0, "dur": dur, "pid": 0, "tid": 7}
+        path = tmp_path / f"one{dur}.json"
+        kernel["args"] = {"device": 0, "stream": 7}
+        path.write_text(json.dumps({"traceEvents": [kernel]}), encoding="utf-8")
+        return path
+
+    main(["compare", str(written(5.0)), *FLAGS, "--layers", "1"])
+    assert "the whole trace counts as one step" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["compare", str(written(0.0)), *FLAGS, "--layers", "1"])
+    assert "runs for no time" in capsys.readouterr().err

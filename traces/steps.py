@@ -18,6 +18,7 @@ from traces.records import Ints
 LEAST_ALIKE, BETTER = 0.9, 0.005
 # Regions that engines and the profiler put around a step.
 STEP_REGION = re.compile(r"^ProfilerStep#|^execute_(?:context|model|step)|^(?:decode|prefill)_step|^step\[")
+MOST_NAMES = 20_000  # kernels among which a period is looked for
 CANDIDATES = 8  # places of a period where a step may begin: after its longest pauses
 
 
@@ -87,6 +88,7 @@ def period_of(names: Ints) -> int:
     >>> period_of(np.arange(10))
     0
     """
+    names = names[:MOST_NAMES]
     count = len(names)
     best, alike = 0, LEAST_ALIKE
     for lag in range(1, count // 2 + 1):

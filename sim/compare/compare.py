@@ -18,6 +18,7 @@ from traces.read.load import Window, read_trace
 from traces.steps import TraceStep, TraceSteps, joined, steps_of
 
 PAUSES = "long pauses"
+MOST_PAIRS = 50_000_000  # of a real and a predicted kernel that are thought of
 
 
 class CompareError(SimError):
@@ -139,6 +140,13 @@ def lay_beside(run: Timeline, capture: Capture, classes: Classes, rank: int) -> 
         steps = joined(way, times) if times > 1 else way
         step = steps.median()
         real = real_side(capture, classes, step)
+        if not real.step_us:
+            raise CompareError(f"rank {rank} of the trace runs for no time: it holds no step to compare")
+        if len(real.kernels) * len(predicted.kernels) > MOST_PAIRS:
+            raise CompareError(
+                f"the step has {len(real.kernels):,} kernels in the trace and {len(predicted.kernels):,} in the "
+                "prediction: give --window around one step, or --layers"
+            )
         pairs, worth = align(real.kernels, predicted.kernels)
         if found is None or worth > found[0]:
             found = worth, steps, step, real, pairs
