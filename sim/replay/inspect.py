@@ -13,7 +13,7 @@ from traces.critical import CriticalPath, critical_path
 from traces.lint_capture import lint_capture, lint_name
 from traces.lint_file import lint_file
 from traces.read.load import Window, read_trace
-from traces.read.nsight import is_sqlite
+from traces.read.tools import is_chrome
 from traces.summary import Summary, summarise
 
 
@@ -43,7 +43,7 @@ def inspect_trace(
     if lint:
         findings += lint_capture(whole, classes)
         for source in map(Path, whole.sources):
-            if not is_sqlite(source):
+            if is_chrome(source):
                 findings += lint_file(source) + lint_name(source)
     return Inspection(
         capture=whole,
