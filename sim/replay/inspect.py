@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sim.errors import SimError
+from sim.replay.advice import with_savings
+from traces.advice import Advice, advise
 from traces.capture import Capture, Category, Finding
 from traces.classify import Classes, classify, load_rules
 from traces.critical import CriticalPath, critical_path
@@ -30,12 +32,13 @@ class Inspection:
     summary: Summary
     path: CriticalPath
     findings: Sequence[Finding]
+    advice: Sequence[Advice] = ()
 
 
 def inspect_trace(
     paths: Sequence[Path], *, window: Window | None = None, rules: Path | None = None, lint: bool = False, top: int = 10
 ) -> Inspection:
-    """Read ``paths`` as one capture and sum it up; ``lint`` adds what other tools would lose of each file."""
+    """Read ``paths`` as one capture and sum it up; ``lint`` adds advice, and what others lose of each file."""
     own = load_rules(rules) if rules is not None else ()
     whole = read_trace(list(paths), window)
     classes = classify(whole, own)
@@ -45,12 +48,14 @@ def inspect_trace(
         for source in map(Path, whole.sources):
             if is_chrome(source):
                 findings += lint_file(source) + lint_name(source)
+    summary = summarise(whole, classes, top=top)
     return Inspection(
         capture=whole,
         classes=classes,
-        summary=summarise(whole, classes, top=top),
+        summary=summary,
         path=critical_path(whole, classes),
         findings=findings,
+        advice=with_savings(whole, classes, advise(whole, classes, summary)) if lint else (),
     )
 
 
