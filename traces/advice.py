@@ -240,7 +240,8 @@ def _exposed(capture: Capture, classes: Classes, waited: Ints) -> Iterator[Advic
         small = float(np.median((work.dur_ns - waited)[rows[alone > 0]])) < SMALL_COLLECTIVE_NS
         yield Advice(
             rule="exposed-small-collectives" if small else "exposed-collectives", rank=rank,
-            start_us=_us(capture, int(work.start_ns[at])), end_us=_us(capture, int(work.end_ns[at])), kernel=capture.names[work.name[at]][:NAME_SHOWN],
+            start_us=_us(capture, int(work.start_ns[at])), end_us=_us(capture, int(work.end_ns[at])),
+            kernel=capture.names[work.name[at]][:NAME_SHOWN],
             seen=f"{int((alone > 0).sum()):,} collectives run {exposed_ns / 1e3:,.0f} us "
             f"({exposed_ns / span_ns:.0%} of its time) with nothing beside them, the longest here",
             remedy=SMALL_REMEDY if small else REMEDY,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sim.errors import SimError
+from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes
-from sim.replay.price import gpu_id_of
 from sim.replay.setting import Outcome
 from sim.replay.study import replay_capture
 from sim.scenario.machine import machine
