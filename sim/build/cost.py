@@ -13,6 +13,7 @@ from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.collective import even_buffer
+from hardware.laws.exchange import Exchange
 from hardware.laws.gemm import wave_part
 from hardware.laws.price import (
     attention_decode_terms,
@@ -20,6 +21,7 @@ from hardware.laws.price import (
     attention_prefill_terms,
     collective_terms,
     elementwise_terms,
+    exchange_terms,
     gemm_terms,
     grouped_gemm_terms,
 )
@@ -32,6 +34,7 @@ from workloads.work import (
     AttentionWork,
     CollectiveWork,
     ElementwiseWork,
+    ExchangeSizes,
     GemmWork,
     GroupedGemmWork,
     Work,
@@ -74,6 +77,7 @@ class Pricer:
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
         fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > OWN_TILES * self.gpu.sms
+        flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
             name=kernel.name,
             family=family(work),
@@ -83,7 +87,7 @@ class Pricer:
             clearing_s=min(CLEARING_S, terms.scale * terms.floor_s) if fetches else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
-            describe={"flops": kernel.flops} | sizes(work),
+            describe={"flops": flops} | sizes(work),
         )
 
     def _contested(self, work: Work, terms: KernelTerms) -> KernelTerms:
@@ -199,6 +203,17 @@ class Pricer:
                     n=work.n,
                     k=work.k,
                 )
+            case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
+                one = Exchange(
+                    tokens=sizes_of.tokens,
+                    top_k=sizes_of.top_k,
+                    hidden=sizes_of.hidden,
+                    element_bytes=int(sizes_of.dtype.bytes),
+                    kernels=sizes_of.kernels.value,
+                )
+                assert self.cluster is not None, "an exchange lies on nodes"
+                span = self.cluster.span(work.ranks)
+                return exchange_terms(profile, gpu, op=work.op.value, one=one, span=span, max_sms=gpu.sms)
             case CollectiveWork():
                 buffer_bytes = work.buffer_bytes
                 if work.sent_bytes is not None and work.received_bytes is not None:
@@ -213,6 +228,7 @@ class Pricer:
                     in_graph=self.in_graph,
                     algorithm=work.algorithm.value,
                     span=self.cluster.span(work.ranks) if self.cluster is not None else None,
+                    in_switch=self.cluster is not None and self.cluster.on_one_switch(work.ranks),
                 )
         assert_never(work)
 
