@@ -66,6 +66,9 @@ def test_nothing_changed_by_law_has_no_range(tmp_path: Path) -> None:
         ("Tesla V100-SXM2-16GB", "v100-sxm2-32gb"),
         ("NVIDIA H100 80GB HBM2e", "h100-pcie-80gb"),
         ("NVIDIA  H200", "h200-sxm-141gb"),
+        ("NVIDIA H800", "h800-sxm-80gb"),
+        ("NVIDIA H20", "h20-sxm-96gb"),
+        ("NVIDIA GB200", "gb200-nvl-186gb"),
     ],
 )
 def test_boards_are_known_as_clouds_report_them(tmp_path: Path, board: str, gpu: str) -> None:
@@ -77,14 +80,14 @@ def test_boards_are_known_as_clouds_report_them(tmp_path: Path, board: str, gpu:
     ("board", "why"),
     [
         (
-            "NVIDIA H800",
-            "GPU 'NVIDIA H800': an H100 with slower NVLink (400 GB/s): its kernels are those of h100-sxm-80gb, its "
-            "collectives not: --trace-gpu h100-sxm-80gb comes nearest",
+            "NVIDIA A800-SXM4-80GB",
+            "GPU 'NVIDIA A800-SXM4-80GB': an A100 with slower NVLink (400 GB/s): its kernels are those of the A100, its "
+            "collectives not: --trace-gpu a100-sxm-80gb comes nearest",
         ),
         (
-            "NVIDIA H20",
-            "GPU 'NVIDIA H20': a Hopper of 78 SMs beside 4 TB/s of HBM: no board of the catalog has such a ratio: no "
-            "energies, no what-ifs by law",
+            "NVIDIA H20-3e",
+            "GPU 'NVIDIA H20-3e': with more and quicker HBM than the H20 of the catalog: --trace-gpu h20-sxm-96gb comes "
+            "nearest",
         ),
         (
             "NVIDIA H100 80GB HBM3 MIG 3g.40gb",

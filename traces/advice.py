@@ -260,7 +260,8 @@ def _alone_ns(start: Ints, end: Ints, busy_begin: Ints, busy_end: Ints) -> Ints:
         inside = np.clip(busy_end[np.maximum(place - 1, 0)] - at, 0, None) * (place > 0)
         return np.asarray(so_far[place] - inside)
 
-    return np.maximum(end - start, 0) - np.maximum(busy_until(np.maximum(end, start)) - busy_until(start), 0)
+    busy = busy_until(np.maximum(end, start)) - busy_until(start)
+    return np.asarray(np.maximum(end - start, 0) - np.maximum(busy, 0))
 
 
 def shown(found: Sequence[Advice]) -> list[str]:

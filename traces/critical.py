@@ -61,8 +61,7 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
         np.minimum.at(least, collective[members], work.dur_ns[members])
         weight_ns[members] = least[collective[members]]
     before, after, cost_ns = _edges(capture, weight_ns, collective)
-    nodes = len(work) + 2 * len(capture.calls)
-    first_ns = np.zeros(nodes, dtype=np.int64)
+    first_ns = np.zeros(len(work) + 2 * len(capture.calls), dtype=np.int64)
     first_ns[: len(work)] = weight_ns
     path = _longest(first_ns, before, after, cost_ns, ends=len(work))
     if path is None:
@@ -129,7 +128,7 @@ def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints, *, ends: 
     chosen = parent.copy()  # the node before each on its longest path; itself where there is none
     entered = heads[best != NONE]
     chosen[entered] = before[meets[best[best != NONE]]]
-    way = memoryview(chosen)  # single items of an array are slow
+    way = memoryview(chosen.data)  # single items of an array are slow
     node = int(np.argmax(length_ns[:ends]))
     path = [node]
     while (earlier := way[node]) != node:

@@ -19,14 +19,18 @@ OTHERS = {
     "A100-SXM-80GB": "a100-sxm-80gb",
     "H100 80GB HBM2E": "h100-pcie-80gb",
     "H100 SXM5 80GB": "h100-sxm-80gb",
+    "H800": "h800-sxm-80gb",
+    "H20": "h20-sxm-96gb",
+    "B300": "b300-sxm-288gb",
+    "B300 SXM6 AC": "b300-sxm-288gb",
+    "GB200": "gb200-nvl-186gb",
     "V100-SXM2-16GB": "v100-sxm2-32gb",
 }
 # Boards that clouds have and the catalog has not: how they differ, and whose laws come nearest.
 UNLIKE = (
     (r"\bMIG\b", "a slice of a GPU, whose SMs and bandwidth are not in its name", None),
-    (r"^H800\b", "an H100 with slower NVLink (400 GB/s): its kernels are those of h100-sxm-80gb, its collectives not",
-     "h100-sxm-80gb"),
-    (r"^H20(?:-3E)?\b", "a Hopper of 78 SMs beside 4 TB/s of HBM: no board of the catalog has such a ratio", None),
+    (r"^H800\b", "the PCIe board: the catalog has the SXM one", "h100-pcie-80gb"),
+    (r"^H20\b", "with more and quicker HBM than the H20 of the catalog", "h20-sxm-96gb"),
     (r"^A800\b", "an A100 with slower NVLink (400 GB/s): its kernels are those of the A100, its collectives not",
      "a100-sxm-80gb"),
     (r"^GH200\b", "an H100 under the power limit of its module, which its CPU shares", "h100-sxm-80gb"),

@@ -73,8 +73,8 @@ def read_perfetto(path: Path) -> FileRows:
     for event in reader.events:
         by_category[str(event.cat)].append(event)
     for category, some in by_category.items():
-        if (table := table_of(category)) is not None:
-            table(list(some), category, rows, reading)
+        if (take := table_of(category)) is not None:
+            take(list(some), category, rows, reading)
     if not rows.work:  # a served run without kernels: its steps are the GPUs' work
         take_work(
             [event for event in by_category["step"] if getattr(event.args, "steps", None)], "kernel", rows, reading
