@@ -81,13 +81,13 @@ def test_boards_are_known_as_clouds_report_them(tmp_path: Path, board: str, gpu:
     [
         (
             "NVIDIA A800-SXM4-80GB",
-            "GPU 'NVIDIA A800-SXM4-80GB': an A100 with slower NVLink (400 GB/s): its kernels are those of the A100, its "
-            "collectives not: --trace-gpu a100-sxm-80gb comes nearest",
+            "GPU 'NVIDIA A800-SXM4-80GB': an A100 with slower NVLink (400 GB/s): its kernels are those of the A100, "
+            "its collectives not: --trace-gpu a100-sxm-80gb comes nearest",
         ),
         (
             "NVIDIA H20-3e",
-            "GPU 'NVIDIA H20-3e': with more and quicker HBM than the H20 of the catalog: --trace-gpu h20-sxm-96gb comes "
-            "nearest",
+            "GPU 'NVIDIA H20-3e': with more and quicker HBM than the H20 of the catalog: --trace-gpu h20-sxm-96gb "
+            "comes nearest",
         ),
         (
             "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
