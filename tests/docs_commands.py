@@ -182,7 +182,7 @@ def prepare(folder: Path) -> None:
         main([*two, "--trace", "ranks", "--trace-layout", "hta"])
         main(["sweep", "grid.toml", "--out", "rows.parquet", "--jobs", "1", "--quiet"])
     for rank in (0, 1):
-        shutil.copy(f"ranks/rank{rank}.json.gz", f"rank{rank}.json.gz")
+        shutil.copy(f"ranks/rank{rank}.pt.trace.json.gz", f"rank{rank}.json.gz")
     for name in ("trace", "before", "after"):
         shutil.copy("rank0.json.gz", f"{name}.json.gz")
     shutil.copy("rows.parquet", "clocks.parquet")

@@ -59,7 +59,7 @@ def write_timeline(run: Run, path: Path, *, layout: Literal["one", "hta"] = "one
     except OSError as error:
         raise TraceError(f"cannot write traces into folder '{path}': {error.strerror or error}") from None
     for gpu in range(run.graph.gpus):
-        write_chrome(cut.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.json.gz", launches=True)
+        write_chrome(cut.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.pt.trace.json.gz", launches=True)
     return path
 
 
