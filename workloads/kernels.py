@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Op
@@ -49,10 +49,14 @@ class Shape:
         """Key/value heads of one rank; replicated where there are fewer than ranks."""
         return max(1, self.model.kv_heads // self.layout.tp)
 
+    def heads_whole(self) -> Shape:
+        """The same step where every rank of the tensor group holds all heads."""
+        return replace(self, layout=replace(self.layout, tp=1))
+
     def local_sizes(self, parallel: str | None) -> dict[str, int]:
         """Sizes by axis on one rank when ``parallel`` is sharded over the tensor-parallel ranks."""
         sizes = self.model.sizes() | {"b": self.batch, "s": self.new_tokens, "z": self.context}
-        if parallel == "K":  # a rank's key/value heads and their query heads, however the latter are written
+        if parallel in ("H", "K"):  # a rank's key/value heads and their query heads, however the latter are written
             sizes["K"] = self.kv_heads
             sizes["H"] = self.q_heads
             sizes["r"] = self.q_heads // self.kv_heads
@@ -66,6 +70,8 @@ def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, t
 
     ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism).
     """
+    if ops[0].einsum.of_activations:
+        return _activation_product(name, ops, shape)
     rows = depth = columns = 0
     flops = 0.0
     for one in ops:
@@ -83,6 +89,14 @@ def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, t
         flops=flops,
         bytes_moved=float(moved),
     )
+
+
+def _activation_product(name: str, ops: tuple[Op, ...], shape: Shape) -> Kernel:
+    """A product of two activations, 16-bit both: one for each point of the axes that they share (sequences, heads)."""
+    (one,) = ops
+    sizes = shape.local_sizes(one.parallel)
+    m, n, k = one.einsum.gemm(sizes)
+    return product_kernel(name, m, n, k, count=one.einsum.count(sizes))
 
 
 def product_kernel(name: str, m: int, n: int, k: int, *, count: int = 1, dtype: DType = DType.BF16) -> Kernel:

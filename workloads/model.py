@@ -29,6 +29,7 @@ from workloads.ops import (
     op,
 )
 from workloads.precision import check_neighbours
+from workloads.shard import shard
 from workloads.work import Elementwise
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
@@ -268,6 +269,11 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in SIZES}
     sizes |= {name: positive(data[name], name, where) for name in (*OPTIONAL_SIZES, *LIMITS) if name in data}
     tied, qk_norm = (flag(data, name, where) for name in flags)
+    nodes = _nodes(data.get("block", []), where)
+    try:
+        shard(nodes)  # refuses neighbours whose annotations do not fit
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
     return with_block(
         ModelSpec(
             id=data["id"],
@@ -275,7 +281,7 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
             tied_embeddings=tied,
             qk_norm=qk_norm,
             latent=_latent(data["latent"], where) if "latent" in data else None,
-            block=Block(nodes=_nodes(data.get("block", []), where)),
+            block=Block(nodes=nodes),
             **sizes,
         )
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.einsum import Einsum, parse
-from workloads.work import Elementwise
+from workloads.work import CollectiveOp, Elementwise
 
 # Kernels of unfused attention: on the queries, then on the scores.
 EagerPass = Literal["scale_queries", "scale", "mask", "softmax", "softmax_fp32"]
@@ -48,11 +48,7 @@ class Gemm:
     ops: tuple[Op, ...]
     overlap: Overlap | None = None
     one_matrix: bool = False  # in the model itself, whatever the stack fuses
-
-    @property
-    def reduces(self) -> bool:
-        """True when its shards are partial sums."""
-        return self.ops[0].einsum.reduction(self.ops[0].parallel) == "all_reduce"
+    source: str | None = None  # the earlier node whose output it reads; None: the one before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +89,24 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
-    """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's."""
+    """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's.
+
+    ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before.
+    """
 
     name: str
     op: Elementwise
     axis: str = "f"
+    parallel: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective of the tensor group over arrays of ``axes``; put in by the shard pass, typed by nobody."""
+
+    name: str
+    op: CollectiveOp
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +119,7 @@ class Experts:
     shared: tuple[Gemm | Pointwise, ...] = ()
 
 
-Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts
+Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts | Exchange
 
 
 def fuse(name: str, *ops: Op, overlap: Overlap | None = None) -> Gemm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
+from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
 from workloads.work import DType, Elementwise
 
 
@@ -13,12 +13,12 @@ def weighted_ops(node: Node) -> tuple[Op, ...]:
     """The ops of a node that multiply by a weight."""
     match node:
         case Gemm():
-            return node.ops
+            return tuple(one for one in node.ops if not one.einsum.of_activations)
         case LatentAttention():
             return (*node.down, *node.q_up, node.k_up, node.v_up)
         case Experts():
             return (node.router, *node.up, node.down, *(one for part in node.shared for one in weighted_ops(part)))
-        case Attention() | StateSpace() | Pointwise():
+        case Attention() | StateSpace() | Pointwise() | Exchange():
             return ()
     assert_never(node)
 

@@ -11,6 +11,7 @@ from workloads.kernels import Shape, gemm_kernel
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
 from workloads.program import Segment
+from workloads.shard import shard
 from workloads.stack import Stack
 from workloads.work import Elementwise
 
@@ -27,7 +28,9 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
     count, patches = shape.batch * options.images, vision.patches
     images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches)
     layer = [
-        k for node in vision.model.block.nodes for k in node_kernels(node, images, "prefill", None, stack, options)
+        k
+        for node in shard(vision.model.block.nodes)
+        for k in node_kernels(node, images, "prefill", None, stack, options)
     ]
     read = replace(images, new_tokens=vision.tokens)
     wide = replace(read, model=replace(vision.model, d_ff=model.d_model))

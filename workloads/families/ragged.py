@@ -18,6 +18,7 @@ from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad
+from workloads.shard import shard
 from workloads.stack import Stack, load_stack
 
 
@@ -95,7 +96,7 @@ def _rank(
     segments = []
     for name, block, mine in whole.model.layer_groups(range(layers)):
         kernels: list[Kernel] = []
-        for node in block.nodes:
+        for node in shard(block.nodes):
             match node:
                 case Attention() | LatentAttention():
                     for group in groups:
