@@ -10,9 +10,10 @@ import pytest
 
 from tests.transformer_kit import build, layer, names
 from workloads import DType, Layout, WorkloadError, load_model, params
+from workloads.catalog import list_models
 from workloads.huggingface import parse_config
 from workloads.memory import memory_need
-from workloads.model import list_models, parse_model
+from workloads.model_file import parse_model
 from workloads.work import GemmWork
 
 MINE = """

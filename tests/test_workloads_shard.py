@@ -10,7 +10,7 @@ import pytest
 
 from sim import simulate
 from workloads import Layout, Options, WorkloadError, build_program, load_model
-from workloads.model import parse_model
+from workloads.model_file import parse_model
 from workloads.ops import Exchange, Node, Pointwise, attention, fuse, op, qkv_gemm
 from workloads.program import Kernel
 from workloads.shard import shard
@@ -146,7 +146,12 @@ def kernels(text: str, tmp_path: Path, tp: int) -> dict[str, Kernel]:
 
 
 def test_a_product_of_two_activations_is_one_for_each_head(tmp_path: Path) -> None:
-    block = '[[block]]\nnode = "gemm"\nname = "values"\nops = [{ label = "PV", pattern = "bKrsz,bKzh->bKrsh", parallel = "K" }]\n'  # fmt: skip
+    product = '{ label = "PV", pattern = "bKrsz,bKzh->bKrsh", parallel = "K" }'
+    block = f'[[block]]
+node = "gemm"
+name = "values"
+ops = [{product}]
+'
     head = howto().split("[[block]]")[0]
     found = kernels(head + block, tmp_path, 1)["values"]
     assert isinstance(found.work, GemmWork)
@@ -195,8 +200,9 @@ def test_work_of_all_ranks_is_that_of_one_whatever_is_split(tmp_path: Path, tp: 
         assert math.isclose(tp * split[name].flops, whole[name].flops)
 
 
-def test_an_annotation_that_does_not_fit_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
-    bad = howto().replace('label = "V", pattern = "bsm,mKh->bsKh", parallel = "K"', 'label = "V", pattern = "bsm,mKh->bsKh"')  # fmt: skip
+def test_an_annotation_that_does_not_fit_is_refused_when_the_file_is_read() -> None:
+    value = 'label = "V", pattern = "bsm,mKh->bsKh"'
+    bad = howto().replace(f'{value}, parallel = "K"', value)
     with pytest.raises(
         WorkloadError, match=r"m.toml: qkv_gemm: V is split along nothing and K along 'K', both yield 'bsKh'"
     ):

@@ -9,10 +9,11 @@ from typing import Any
 from inputs.texts import parse_json, shown
 from workloads.config_keys import check_keys, families
 from workloads.errors import WorkloadError
+from workloads.fields import flag, name_of, positive
 from workloads.hybrid import HYBRID, hybrid_model
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.mixers import Latent
-from workloads.model import ModelSpec, flag, name_of, positive, with_block
+from workloads.model import ModelSpec, with_block
 from workloads.positions import max_positions, window_of
 from workloads.precision import precision_of
 from workloads.vision import VISION_LANGUAGE, vision_language_model
@@ -44,7 +45,7 @@ def read_config(data: dict[str, Any], *, where: str) -> ModelSpec:
     precision = precision_of(data, where=where)
     check_keys(data, kind, where)
     if kind in VISION_LANGUAGE:
-        return vision_language_model(data, where=where)
+        return vision_language_model(data, where=where, read=read_config)
     if kind in HYBRID:
         model = hybrid_model(data, where=where)
     elif kind in LAYER_NORM:

@@ -7,7 +7,8 @@ from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.model import ModelSpec, flag, positive
+from workloads.fields import flag, positive
+from workloads.model import ModelSpec
 
 # Ways of stretching rotary positions whose factor max_position_embeddings does not hold already.
 _STRETCHES = ("linear", "dynamic", "yarn")

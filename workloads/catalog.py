@@ -1,0 +1,84 @@
+"""The catalog of models, and files of one's own: any name or path to a model."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from inputs.files import read_text
+from workloads.errors import WorkloadError
+from workloads.huggingface import parse_config
+from workloads.model import ModelSpec
+from workloads.model_file import parse_model
+from workloads.precision import check_neighbours
+
+# A part of an id that says which size of a family it is ("-8b", "-8x7b", "-large"), unlike "-a3b", the active share.
+SIZE = re.compile(r"-(\d+x)?\d+(\.\d+)?[bm](-|$)|-(tiny|small|base|medium|large|huge|xl)(-|$)")
+
+
+@lru_cache(maxsize=1)
+def list_models() -> tuple[str, ...]:
+    """Ids of all models in the catalog, sorted."""
+    folder = files("workloads") / "data"
+    names = (entry.name for entry in folder.iterdir() if entry.name.endswith((".toml", ".json")))
+    return tuple(sorted(name.rsplit(".", 1)[0] for name in names))
+
+
+@lru_cache(maxsize=64)
+def load_model(name: str) -> ModelSpec:
+    """A model by any spelling that :func:`model_id` knows, .toml file of one's own, or Hugging Face ``config.json``.
+
+    >>> load_model("llama3-70b").kv_heads
+    8
+    """
+    if name.endswith((".toml", ".json")) or "/" in name:
+        return _load_file(Path(name))
+    wanted = model_id(name)
+    folder = files("workloads") / "data"
+    if (folder / f"{wanted}.json").is_file():
+        return _parse(f"{wanted}.json", (folder / f"{wanted}.json").read_text(encoding="utf-8"))
+    return _parse(f"{wanted}.toml", (folder / f"{wanted}.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=256)
+def model_id(name: str) -> str:
+    """The id of the catalog that ``name`` means: an id, or a beginning of one id that says which size it is.
+
+    A beginning ends at a ``-``. What names a family alone (``qwen2``, ``bert``) is refused even where one size of it
+    is known here, since it may mean another.
+
+    >>> model_id("Qwen3-30b")
+    'qwen3-30b-a3b'
+    """
+    known, wanted = list_models(), name.lower()
+    if wanted in known:
+        return wanted
+    starts = [model for model in known if model.startswith(wanted)] if wanted else []
+    whole = [model for model in starts if model.startswith(f"{wanted}-")]
+    if len(whole) == 1 and not SIZE.search(whole[0].removeprefix(wanted)):
+        return whole[0]
+    if len(starts) > 1:
+        raise WorkloadError(f"model = '{name}' fits several models: {', '.join(whole or starts)}: name one")
+    if (files("workloads") / "data" / "dit" / f"{wanted}.toml").is_file():
+        raise WorkloadError(f"model = '{name}' is a diffusion transformer: use phase = 'denoise'")
+    near = starts or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else "see 'wattline models'"
+    raise WorkloadError(f"unknown model '{name}': {hint}")
+
+
+def _load_file(path: Path) -> ModelSpec:
+    if path.is_dir():
+        path = path / "config.json"
+    model = _parse(str(path), read_text(path, "model", WorkloadError))
+    if path.suffix == ".json":
+        check_neighbours(path.parent, experts=model.experts > 0)
+    return model
+
+
+def _parse(where: str, text: str) -> ModelSpec:
+    if where.endswith(".json"):
+        return parse_config(text, where=where)
+    return parse_model(text, where=where)
