@@ -28,7 +28,8 @@ from workloads.ops import (
     gated_feed,
     op,
 )
-from workloads.precision import check_neighbours
+from workloads.precision import Precision
+from workloads.quantization import quantised_beside
 from workloads.work import Elementwise
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
@@ -51,7 +52,7 @@ class ModelSpec:
 
     ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
     Attention is known in contexts within ``window`` only, where there is one. ``precision`` is that of the stored
-    weights.
+    weights, ``quantised`` how those of a quantised checkpoint's products are stored instead.
     """
 
     id: str
@@ -78,6 +79,7 @@ class ModelSpec:
     vision: Vision | None = None
     family: str = "decoder"
     precision: str = "bf16"
+    quantised: Precision | None = None
     max_positions: int = 0
     learned_positions: bool = False
     window: int = 0
@@ -244,8 +246,9 @@ def _load_file(path: Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
     model = _parse(str(path), read_text(path, "model", WorkloadError))
-    if path.suffix == ".json":
-        check_neighbours(path.parent, experts=model.experts > 0)
+    if path.suffix == ".json" and model.quantised is None:
+        quantised = quantised_beside(path.parent, layers=model.layers, tied=model.tied_embeddings)
+        return model if quantised is None else replace(model, quantised=quantised)
     return model
 
 

@@ -6,6 +6,7 @@ import workloads
 from hardware.gpu import GpuSpec
 from sim.errors import MemoryShortError
 from sim.scenario.layout import layout_of
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import Model, check_video_memory
 from workloads.diffusion import DitSpec
@@ -36,7 +37,7 @@ def _serving(scenario: Scenario, model: workloads.ModelSpec, new_tokens: int) ->
         new_tokens=new_tokens,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
-        dtype=workloads.DType(scenario.dtype),
+        precision=precision_of(scenario, model),
         expert_replicas=scenario.expert_replicas or 0,
     )
 
