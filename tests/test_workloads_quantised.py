@@ -157,7 +157,7 @@ def test_a_format_is_read_as_what_it_stores(table: Config, names: tuple[str, ...
         (AWQ | {"modules_to_not_convert": ["re:("]}, "'re:(' is no regular expression: mend it"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit and load_in_8bit: one of them must be true"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type = 'nf3': known are nf4, fp4"),
-        (NVFP4 | {"quant_algo": "FP3"}, "quant_algo = 'FP3': known are FP8, "),
+        (NVFP4 | {"quant_algo": "FP3"}, "quant_algo = 'FP3': not simulated: did you mean FP8?"),
         (NVFP4 | {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme = {'num_bits': 4, 'type'"),
         (ct(_F8, packed="marlin-24"), "format = 'marlin-24': known are dense, "),
         (ct({"num_bits": 3, "type": "float"}), "config_groups.group_0: weights: num_bits = 3, type = 'float': known"),
@@ -300,7 +300,9 @@ def test_quantisation_is_found_wherever_it_stands(tmp_path: Path) -> None:
     assert tuple(found[name] for name in NAMES) == ("nvfp4", "nvfp4", "fp8_e4m3", "modelopt")
     beside.write_text('{"quantization": {"quant_algo": "FP3"}}', encoding="utf-8")
     load_model.cache_clear()
-    with pytest.raises(WorkloadError, match=r"hf_quant_config.json: quantization: quant_algo = 'FP3': known are FP8"):
+    with pytest.raises(
+        WorkloadError, match=r"hf_quant_config.json: quantization: quant_algo = 'FP3': not simulated: did"
+    ):
         load_model(str(tmp_path))
 
 

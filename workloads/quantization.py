@@ -6,6 +6,7 @@ read as bf16. Names and modules are data: ``data/huggingface/precision.toml``.
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -188,18 +189,20 @@ def _gptq(table: Table, where: str) -> Scheme:
             raise WorkloadError(f"{where}: dynamic: {shown(pattern)} = {shown(change)}: give a table")
     inside = table.get("modules_in_block_to_quantize")
     only = tuple(_names(_flat(inside), f"{where}: modules_in_block_to_quantize")) if inside else ()
-    return Scheme(product=product, rules=(*_left_out(table, where), *rules), only=only, head=bool(table.get("lm_head")))
+    return Scheme(
+        product=product, rules=(*_left_out(table, where), *rules), only=only, head=_flag(table, "lm_head", where)
+    )
 
 
 def _awq(table: Table, where: str) -> Scheme:
     bits = _bits(table, where, (4, 8))
-    weights = _grouped(bits, table, where, zero=table.get("zero_point", True) is not False)
+    weights = _grouped(bits, table, where, zero=_flag(table, "zero_point", where, default=True))
     return Scheme(product=Product(weights=weights, activations=_SIXTEEN), rules=_left_out(table, where))
 
 
 def _bitsandbytes(table: Table, where: str) -> Scheme:
     rules = _left_out(table, where)
-    four, eight = bool(table.get("load_in_4bit")), bool(table.get("load_in_8bit"))
+    four, eight = (_flag(table, name, where) for name in ("load_in_4bit", "load_in_8bit"))
     method = str(table.get("quant_method")).lower()
     four |= method.endswith("4bit")
     eight |= method.endswith("8bit")
@@ -211,10 +214,8 @@ def _bitsandbytes(table: Table, where: str) -> Scheme:
     kind = table.get("bnb_4bit_quant_type") or "fp4"
     if kind not in ("nf4", "fp4"):
         raise WorkloadError(f"{where}: bnb_4bit_quant_type = {shown(kind)}: known are nf4, fp4")
-    double = table.get("bnb_4bit_use_double_quant", False)
-    if not isinstance(double, bool | None):
-        raise WorkloadError(f"{where}: bnb_4bit_use_double_quant = {shown(double)}: give true or false")
-    weights = Storage(element=kind, rows=1, depth=64, double=bool(double))
+    double = _flag(table, "bnb_4bit_use_double_quant", where)
+    weights = Storage(element=kind, rows=1, depth=64, double=double)
     return Scheme(product=Product(weights=weights, activations=_SIXTEEN), rules=rules)
 
 
@@ -259,7 +260,7 @@ def _of_algorithm(algo: Any, table: Table, where: str) -> Product:
     """One of ModelOpt's algorithms."""
     name = algo.upper() if isinstance(algo, str) else None
     depth = _group(table, where, default=128)
-    grouped = Storage(element="int4", rows=1, depth=depth, zero=table.get("has_zero_point") is True)
+    grouped = Storage(element="int4", rows=1, depth=depth, zero=_flag(table, "has_zero_point", where))
     blocks = Storage(element="fp8_e4m3", rows=128, depth=128)
     rows = Storage(element="int8", rows=1)
     known = {
@@ -270,7 +271,6 @@ def _of_algorithm(algo: Any, table: Table, where: str) -> Product:
         "FP8_PB_WO": Product(weights=blocks, activations=_SIXTEEN),
         "NVFP4": Product(weights=_NVFP4, activations=_NVFP4),
         "NVFP4_AWQ": Product(weights=_NVFP4, activations=_NVFP4),
-        "NVFP4_SVDQUANT": None,
         "W4A8_NVFP4_FP8": Product(weights=_NVFP4, activations=_FP8),
         "W4A8_MXFP4_FP8": Product(weights=_MXFP4, activations=_FP8),
         "MXFP4": Product(weights=_MXFP4, activations=_SIXTEEN),
@@ -287,8 +287,11 @@ def _of_algorithm(algo: Any, table: Table, where: str) -> Product:
     }
     product = known.get(name) if name is not None else None
     if product is None:
-        listed = ", ".join(one for one, found in known.items() if found)
-        raise WorkloadError(f"{where}: quant_algo = {shown(algo)}: known are {listed}")
+        near = difflib.get_close_matches(name or "", known, n=1)
+        hint = (
+            f"did you mean {near[0]}?" if near else "known are FP8, NVFP4, W4A16_AWQ, W4A8_AWQ, INT8_SQ and their like"
+        )
+        raise WorkloadError(f"{where}: quant_algo = {shown(algo)}: not simulated: {hint}")
     return product
 
 
@@ -350,7 +353,7 @@ def _ct_operand(table: Any, where: str, *, token: bool = False) -> Storage:
         raise WorkloadError(
             f"{where}: num_bits = {shown(bits)}, type = {shown(kind)}: known are int 2 to 8, float 4, 8"
         )
-    zero = element.startswith("int") and table.get("symmetric") is False and not token
+    zero = element.startswith("int") and not _flag(table, "symmetric", where, default=True) and not token
     group = table.get("group_size")
     strategy = table.get("strategy") or ("group" if _short(group) and group > 0 else "tensor")
     if element == "fp4_e2m1":
@@ -396,7 +399,7 @@ def cached_type(value: Any, where: str) -> DType | None:
     if value is None or (isinstance(value, str) and value.lower() in ("none", "auto", "bf16", "fp16")):
         return None
     if isinstance(value, dict):
-        bits, kind = value.get("num_bits"), value.get("type", "float")
+        bits, kind = value.get("num_bits"), value.get("type", "int")
         value = {("float", 8): "fp8", ("int", 8): "int8"}.get((kind, bits) if _short(bits) else ("", 0), value)
     if isinstance(value, str) and value.lower() in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_cast"):
         return DType.FP8
@@ -412,6 +415,13 @@ def _grouped(bits: int, table: Table, where: str, *, zero: bool) -> Storage:
     if table.get("group_size") == -1:
         return Storage(element=f"int{bits}", rows=1, zero=zero)
     return Storage(element=f"int{bits}", rows=1, depth=_group(table, where, default=128), zero=zero)
+
+
+def _flag(table: Table, name: str, where: str, *, default: bool = False) -> bool:
+    value = table.get(name)
+    if not isinstance(value, bool | None):
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give true or false")
+    return default if value is None else value
 
 
 def _bits(table: Table, where: str, known: tuple[int, ...]) -> int:
