@@ -51,7 +51,7 @@ def read_config(data: dict[str, Any], *, where: str) -> ModelSpec:
         model = layer_norm_model(data, where=where)
     else:
         model = _gated_model(data, kind, where)
-    quantised = scheme and scheme.over(model.layers, tied=model.tied_embeddings)
+    quantised = None if scheme is None else scheme.over(model.layers, tied=model.tied_embeddings)
     return replace(model, family=kind, precision=precision, quantised=quantised)
 
 

@@ -323,6 +323,8 @@ _CT_FORMATS = (
     "dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
 )  # fmt: skip
+_ELEMENTS = {f"int {bits}": f"int{bits}" for bits in (2, 3, 4, 5, 6, 8)}
+_ELEMENTS |= {"float 8": "fp8_e4m3", "float 4": "fp4_e2m1"}
 _LINEAR, _MIXTURES = ("Linear", "LinearBase", "Linear4bit"), ("FusedMoE", "MoE")
 
 
@@ -346,16 +348,14 @@ def _ct_operand(table: Any, where: str, *, token: bool = False) -> Storage:
     if not isinstance(table, dict):
         raise WorkloadError(f"{where} = {shown(table)}: give a table with num_bits and type")
     bits, kind = table.get("num_bits", 8), table.get("type", "int")
-    element = {("float", 8): "fp8_e4m3", ("float", 4): "fp4_e2m1"}.get((kind, bits) if _short(bits) else ("", 0))
-    if kind == "int" and _short(bits) and bits in (2, 3, 4, 5, 6, 8):
-        element = f"int{bits}"
+    element = _ELEMENTS.get(f"{kind} {bits}")
     if element is None:
         raise WorkloadError(
-            f"{where}: num_bits = {shown(bits)}, type = {shown(kind)}: known are int 2 to 8, float 4, 8"
+            f"{where}: num_bits = {shown(bits)}, type = {shown(kind)}: known are {', '.join(_ELEMENTS)}"
         )
     zero = element.startswith("int") and not _flag(table, "symmetric", where, default=True) and not token
     group = table.get("group_size")
-    strategy = table.get("strategy") or ("group" if _short(group) and group > 0 else "tensor")
+    strategy = table.get("strategy") or ("tensor" if group is None else "group")
     if element == "fp4_e2m1":
         return Storage(element=element, rows=1, depth=_group(table, where, default=16))
     match strategy:
@@ -399,8 +399,7 @@ def cached_type(value: Any, where: str) -> DType | None:
     if value is None or (isinstance(value, str) and value.lower() in ("none", "auto", "bf16", "fp16")):
         return None
     if isinstance(value, dict):
-        bits, kind = value.get("num_bits"), value.get("type", "int")
-        value = {("float", 8): "fp8", ("int", 8): "int8"}.get((kind, bits) if _short(bits) else ("", 0), value)
+        value = _ELEMENTS.get(f"{value.get('type', 'int')} {value.get('num_bits')}", value)
     if isinstance(value, str) and value.lower() in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_cast"):
         return DType.FP8
     if isinstance(value, str) and value.lower() == "int8":

@@ -73,7 +73,7 @@ def check_training(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError("phase = 'train' is known with tp, cp and dp: leave pp, ep and sequence_parallel out")
     if not precision_in(model, options).uniform:
         raise WorkloadError(
-            f"phase = 'train': {model.id} is quantised: gradients are known of bf16 weights: give those"
+            f"phase = 'train': {model.id} is quantised: gradients of bf16 weights are known: give those"
         )
     if options.dtype is not DType.BF16 or options.stack != "reference-torch":
         raise WorkloadError("phase = 'train': kernels of gradients are bf16 ones of stack 'reference-torch': use these")
