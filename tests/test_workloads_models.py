@@ -62,6 +62,7 @@ MOE: dict[str, Any] = {
         ("qwen3-30b-a3b", 30.53),
         ("qwen3-235b-a22b", 235.0),
         ("deepseek-v3", 671.0),  # arXiv 2412.19437
+        ("deepseek-r1", 671.0),
         ("gpt2", 0.1244),  # positions (0.8 M) included
         ("opt-1.3b", 1.3158),
         ("bert-large", 0.3351),
@@ -77,7 +78,8 @@ def test_parameters_are_within_half_a_percent_of_the_published(model: str, publi
 
 def test_every_model_of_the_catalog_is_in_the_parameter_test() -> None:
     assert list_models() == (
-        "bert-large", "deepseek-v3", "gpt2", "llama-1b", "llama-3b", "llama-7b", "llama3-405b", "llama3-70b",
+        "bert-large", "deepseek-r1", "deepseek-v3", "gpt2", "llama-1b", "llama-3b", "llama-7b", "llama3-405b",
+        "llama3-70b",
         "llama3-8b", "llava-1.5-7b", "mixtral-8x7b", "nemotron-h-8b", "opt-1.3b", "qwen2-1.5b", "qwen3-14b",
         "qwen3-235b-a22b", "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b", "vit-large",
     )  # fmt: skip

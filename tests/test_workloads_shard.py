@@ -147,11 +147,7 @@ def kernels(text: str, tmp_path: Path, tp: int) -> dict[str, Kernel]:
 
 def test_a_product_of_two_activations_is_one_for_each_head(tmp_path: Path) -> None:
     product = '{ label = "PV", pattern = "bKrsz,bKzh->bKrsh", parallel = "K" }'
-    block = f'[[block]]
-node = "gemm"
-name = "values"
-ops = [{product}]
-'
+    block = f'[[block]]\nnode = "gemm"\nname = "values"\nops = [{product}]\n'
     head = howto().split("[[block]]")[0]
     found = kernels(head + block, tmp_path, 1)["values"]
     assert isinstance(found.work, GemmWork)

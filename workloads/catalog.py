@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +14,7 @@ from workloads.errors import WorkloadError
 from workloads.huggingface import parse_config
 from workloads.model import ModelSpec
 from workloads.model_file import parse_model
-from workloads.precision import check_neighbours
+from workloads.quantization import quantised_beside
 
 # A part of an id that says which size of a family it is ("-8b", "-8x7b", "-large"), unlike "-a3b", the active share.
 SIZE = re.compile(r"-(\d+x)?\d+(\.\d+)?[bm](-|$)|-(tiny|small|base|medium|large|huge|xl)(-|$)")
@@ -73,8 +74,9 @@ def _load_file(path: Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
     model = _parse(str(path), read_text(path, "model", WorkloadError))
-    if path.suffix == ".json":
-        check_neighbours(path.parent, experts=model.experts > 0)
+    if path.suffix == ".json" and model.quantised is None:
+        quantised = quantised_beside(path.parent, layers=model.layers, tied=model.tied_embeddings)
+        return model if quantised is None else replace(model, quantised=quantised)
     return model
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.precision import KEYS as PRECISION_KEYS
+from workloads.quantization import KEYS as PRECISION_KEYS
 
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
 

@@ -15,7 +15,7 @@ from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.mixers import Latent
 from workloads.model import ModelSpec, with_block
 from workloads.positions import max_positions, window_of
-from workloads.precision import precision_of
+from workloads.quantization import precision_of, scheme_of
 from workloads.vision import VISION_LANGUAGE, vision_language_model
 
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"})
@@ -42,17 +42,18 @@ def read_config(data: dict[str, Any], *, where: str) -> ModelSpec:
     if not isinstance(kind, str) or kind not in KNOWN:
         known = ", ".join(sorted(KNOWN))
         raise WorkloadError(f"{where}: model_type = {shown(kind)} is not supported; supported are {known}")
-    precision = precision_of(data, where=where)
+    precision, scheme = precision_of(data, where=where), scheme_of(data, where=where)
     check_keys(data, kind, where)
     if kind in VISION_LANGUAGE:
-        return vision_language_model(data, where=where, read=read_config)
+        return vision_language_model(data, where=where, read=read_config)  # reads its scheme with its text
     if kind in HYBRID:
         model = hybrid_model(data, where=where)
     elif kind in LAYER_NORM:
         model = layer_norm_model(data, where=where)
     else:
         model = _gated_model(data, kind, where)
-    return replace(model, family=kind, precision=precision)
+    quantised = None if scheme is None else scheme.over(model.layers, tied=model.tied_embeddings)
+    return replace(model, family=kind, precision=precision, quantised=quantised)
 
 
 def _gated_model(data: dict[str, Any], kind: str, where: str) -> ModelSpec:

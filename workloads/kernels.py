@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Op
 from workloads.parallel import Layout
+from workloads.precision import Precision, Product
 from workloads.program import Kernel
+from workloads.storage import Storage
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -24,7 +27,7 @@ from workloads.work import (
 class Shape:
     """A step of a model on one rank: ``batch`` sequences of ``new_tokens``, each attending to ``context``.
 
-    ``context_slice`` is the rank's place in a ring of tokens.
+    ``context_slice`` is the rank's place in a ring of tokens, ``precision`` that of the layers at hand.
     """
 
     model: ModelSpec
@@ -33,6 +36,7 @@ class Shape:
     new_tokens: int
     context: int
     context_slice: int = 0
+    precision: Precision = field(default_factory=Precision)
 
     @property
     def tokens(self) -> int:
@@ -65,10 +69,49 @@ class Shape:
         return sizes
 
 
-def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, tokens: int | None = None) -> Kernel:
+def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: bool = True) -> list[Kernel]:
+    """The products of ops that share their input, with weights and activations as ``shape.precision`` has them.
+
+    Activations of fewer than 16 bits are quantised once, in a kernel before. Ops whose operands are stored otherwise
+    are kernels of their own, and so are all where ``fused`` is False.
+    """
+    groups = [tuple(group) for _, group in groupby(ops, key=shape.precision.of)] if fused else [(one,) for one in ops]
+    kernels = []
+    narrow = next((one for one in ops if not shape.precision.of(one).activations.plain), None)
+    if narrow is not None:
+        _, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
+        kernels.append(quantise_kernel(name, shape.tokens, depth, shape.precision.of(narrow)))
+    for group in groups:
+        part = name if len(groups) == 1 else f"{group[0].label.lower()}_gemm"
+        kernels.append(stored_kernel(part, group, shape, shape.precision.of(group[0])))
+    return kernels
+
+
+def quantise_kernel(name: str, rows: int, width: int, product: Product) -> Kernel:
+    """16-bit activations to what ``product`` reads, scales included, before the kernel ``name``."""
+    moved = rows * width * DType.BF16.bytes + product.activations.bytes_of(rows, width)
+    return elementwise_kernel(f"cast_{name}", Elementwise.CAST_FP8, rows, width, moved)
+
+
+def stored_kernel(
+    name: str, ops: tuple[Op, ...], shape: Shape, product: Product, *, tokens: int | None = None
+) -> Kernel:
+    """:func:`gemm_kernel` with operands as ``product`` has them."""
+    return gemm_kernel(name, ops, shape, product.multiplies, tokens=tokens, weights=product.stored)
+
+
+def gemm_kernel(
+    name: str,
+    ops: tuple[Op, ...],
+    shape: Shape,
+    dtype: DType,
+    *,
+    tokens: int | None = None,
+    weights: Storage | None = None,
+) -> Kernel:
     """One matrix product for ops that share their input: their columns stand side by side.
 
-    ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism).
+    ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism); ``weights`` as in ``GemmWork``.
     """
     if ops[0].einsum.of_activations:
         return _activation_product(name, ops, shape)
@@ -82,13 +125,15 @@ def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, t
     if tokens is not None:
         flops *= tokens / rows
         rows = tokens
-    moved = dtype.bytes * (rows * depth + columns * depth) + max(dtype.bytes, DType.BF16.bytes) * rows * columns
-    return Kernel(
-        name=name,
-        work=GemmWork(m=rows, n=columns, k=depth, dtype=dtype),
-        flops=flops,
-        bytes_moved=float(moved),
-    )
+    work = GemmWork(m=rows, n=columns, k=depth, dtype=dtype, weights=weights)
+    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(product_bytes(work)))
+
+
+def product_bytes(work: GemmWork) -> int:
+    """Bytes of a product of activations and weights: both operands, and a result of 16 bits at least."""
+    element = Storage(element=work.dtype.value)
+    operands = element.bytes_of(work.m, work.k) + (work.weights or element).bytes_of(work.n, work.k)
+    return operands + max(work.dtype.bits, DType.BF16.bits) // 8 * work.m * work.n
 
 
 def _activation_product(name: str, ops: tuple[Op, ...], shape: Shape) -> Kernel:
@@ -117,6 +162,7 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     keys = node.scores.einsum.input_elements(1, sizes)
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
+    kv = shape.precision.kv
     return Kernel(
         name=node.name,
         work=AttentionWork(
@@ -127,9 +173,10 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
             kv_heads=shape.kv_heads,
             head_dim=shape.model.head_dim,
             causal=shape.model.causal and not decode,
+            kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
         ),
         flops=float(flops),
-        bytes_moved=float(DType.BF16.bytes * (queries + 2 * keys + output)),
+        bytes_moved=float(DType.BF16.bytes * (queries + output) + 2 * kv.bytes * keys),
     )
 
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from workloads.errors import WorkloadError
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.ops import Block, decoder_block, expert_feed, gated_feed
+from workloads.precision import Precision
 
 OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
 MOST_LAYERS, MOST_EXPERTS = 10_000, 4096  # tens of times those of any public model
@@ -24,7 +25,7 @@ class ModelSpec:
 
     ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
     Attention is known in contexts within ``window`` only, where there is one. ``precision`` is that of the stored
-    weights.
+    weights, ``quantised`` how those of a quantised checkpoint's products are stored instead.
     """
 
     id: str
@@ -51,6 +52,7 @@ class ModelSpec:
     vision: Vision | None = None
     family: str = "decoder"
     precision: str = "bf16"
+    quantised: Precision | None = None
     max_positions: int = 0
     learned_positions: bool = False
     window: int = 0

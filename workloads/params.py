@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, assert_never
 
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
+from workloads.precision import Precision, plain, resolve
 from workloads.work import DType, Elementwise
 
 
@@ -21,6 +25,21 @@ def weighted_ops(node: Node) -> tuple[Op, ...]:
         case Attention() | StateSpace() | Pointwise() | Exchange():
             return ()
     assert_never(node)
+
+
+def weight_shape(one: Op, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """How many matrices the weight of an op is (experts), and of what rows and depth.
+
+    >>> from workloads.ops import op
+    >>> weight_shape(op("bskm,emf->bskf", label="up"), {"e": 8, "m": 4096, "f": 14336})
+    (8, 14336, 4096)
+    """
+    einsum = one.einsum
+    axes = einsum.inputs[1]
+    count = math.prod(sizes[axis] for axis in axes if axis in einsum.selected)
+    rows = math.prod(sizes[axis] for axis in axes if axis in einsum.output)
+    depth = math.prod(sizes[axis] for axis in axes if axis in einsum.contracted)
+    return count, rows, depth
 
 
 def params(model: ModelSpec, *, active: bool = False) -> int:
@@ -55,7 +74,27 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     return total
 
 
-def facts(model: ModelSpec) -> dict[str, int | str | None]:
+def weight_bytes(model: ModelSpec, precision: Precision) -> int:
+    """Bytes of all weights: those of the layers with their scales and zero points, the others as ``params`` counts.
+
+    >>> from workloads import load_model
+    >>> weight_bytes(load_model("llama3-8b"), plain(DType.BF16)) / params(load_model("llama3-8b"))
+    2.0
+    """
+    sizes, quantised, counted = model.sizes(), 0, 0
+    for _, block, layers in model.layer_groups(range(model.layers)):
+        for stored, run in precision.runs(layers):
+            for one in (one for node in block.nodes for one in weighted_ops(node)):
+                count, rows, depth = weight_shape(one, sizes)
+                quantised += len(run) * count * stored.of(one).weights.bytes_of(rows, depth)
+                counted += len(run) * count * rows * depth
+    if precision.head is not None and not model.tied_embeddings:
+        quantised += precision.head.weights.bytes_of(model.vocab, model.d_model)
+        counted += model.vocab * model.d_model
+    return quantised + (params(model) - counted) * precision.base.bytes
+
+
+def facts(model: ModelSpec) -> dict[str, Any]:
     """What a model's file says, worked out: weights, and bytes in the precision that the checkpoint stores.
 
     The KV cache is that of full attention over every layer that attends, and None for an encoder.
@@ -65,17 +104,25 @@ def facts(model: ModelSpec) -> dict[str, int | str | None]:
     131072
     """
     total = params(model)
-    element = {"bf16": DType.BF16, "fp16": DType.FP16, "fp32": DType.FP32}[model.precision].bytes
+    base = DType(model.precision)
+    stored = resolve(model.quantised, dtype=base) if base.bits == 16 else plain(base)
+    if model.quantised is not None and base.bits > 16:
+        stored = replace(model.quantised, base=base)
+    cache = base if model.quantised is None or model.quantised.kv.bits == DType.BF16.bits else stored.kv
     cached = model.cached_elements_per_token * model.attending(range(model.layers))
     return {
         "id": model.id,
         "family": model.family,
-        "precision": model.precision,
+        "precision": str(stored.product.weights),
         "parameters": total,
         "active_parameters": params(model, active=True),
-        "weight_bytes": total * element,
-        "kv_bytes_per_token": cached * element if model.causal else None,
+        "weight_bytes": weight_bytes(model, stored),
+        "kv_bytes_per_token": cached * cache.bytes if model.causal else None,
         "layers": model.layers,
         "max_positions": model.max_positions or None,
         "window": model.window or None,
+        "quantisation": stored.method or None,
+        "activations": str(stored.product.activations),
+        "kv_cache": cache.value if model.causal else None,
+        "not_quantised": base.value,
     }

@@ -12,7 +12,7 @@ from workloads.errors import WorkloadError
 from workloads.fields import name_of
 from workloads.layer_norm import layer_norm_model, patches
 from workloads.model import ModelSpec, Vision
-from workloads.precision import precision_of
+from workloads.quantization import precision_of, scheme_of
 
 VISION_LANGUAGE = frozenset({"llava"})
 ENCODERS = frozenset({"clip_vision_model", "siglip_vision_model"})
@@ -46,10 +46,16 @@ def vision_language_model(data: dict[str, Any], *, where: str, read: Callable[..
         text = _TEXT | text
     language = read(text, where=f"{where}: text_config")
     precision_of(seen, where=f"{where}: vision_config")
+    if scheme_of(seen, where=f"{where}: vision_config") is not None:
+        raise WorkloadError(f"{where}: vision_config: a quantised image encoder is not simulated: take that out")
     check_keys(seen, seen["model_type"], f"{where}: vision_config")
     class_token = seen["model_type"] == "clip_vision_model"
     tokens = patches(seen, where=f"{where}: vision_config") - 1
     encoder = layer_norm_model(seen | {"model_type": "vit"}, where=f"{where}: vision_config")
+    scheme = scheme_of(data, where=where)
+    if scheme is not None:
+        quantised = scheme.over(language.layers, tied=language.tied_embeddings)
+        language = replace(language, quantised=quantised)
     return replace(
         language,
         id=name_of(data, where),

@@ -12,6 +12,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from sim.scenario.spec import Scenario, Table
+from workloads.storage import ALIASES
 
 Decorated = Callable[..., Any]
 
@@ -42,6 +43,20 @@ def scenario_of(file: Path | None, fields: dict[str, Any]) -> Scenario:
     return Scenario.of(**given(fields))
 
 
+def named_scenario(named: Path | None, fields: dict[str, Any]) -> Scenario:
+    """The scenario of the flags, and of an argument that is a file of one (.toml, .json) or a model.
+
+    A ``config.json`` or an id of the catalog is a model. A model's own TOML file cannot be told from a
+    scenario's by its name, and goes to ``--model``.
+    """
+    scenario_file = named is not None and named.suffix in (".toml", ".json") and named.name != "config.json"
+    if named is None or scenario_file or named.is_dir():
+        return scenario_of(named, fields)
+    if fields.get("model") is not None:
+        raise click.UsageError(f"'{named}' and --model {fields['model']}: give one model")
+    return scenario_of(None, {**fields, "model": str(named)})
+
+
 def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
     kind, choices = _kind(field.annotation)
     flag = "--" + name.replace("_", "-")
@@ -52,9 +67,20 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
     if name in ("sm_partitions", "sm_partition"):
         return click.option(flag, name, default=None, help=text)
+    if name in ("dtype", "kv_dtype"):
+        return click.option(flag, name, default=None, type=TypeName(choices), help=text)
     if name == "tokens_per_ep_rank":
         return click.option(flag, name, default=None, help="comma-separated", callback=_integers)
     return click.option(flag, name, default=None, type=click.Choice(choices) if choices else kind, help=text)
+
+
+class TypeName(click.Choice[str]):
+    """One of some types, by its canonical name or one that people use for it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The canonical name."""
+        name = ALIASES.get(str(value).strip().lower(), value)
+        return super().convert(name if name in self.choices else value, param, ctx)
 
 
 def _kind(annotation: Any) -> tuple[Any, list[str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import workloads
 from sim.scenario.layout import layout_of
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import video_run
 from workloads.diffusion import load_dit
@@ -43,7 +44,7 @@ def kind_of(scenario: Scenario, gpu: str) -> Kind:
             "gpu": gpu,
             "phase": scenario.phase,
             "family": family,
-            "dtype": scenario.dtype,
+            "dtype": _types(scenario),
             "stack": scenario.stack,
             "launch": scenario.launch,
             "regime": scenario.regime,
@@ -51,6 +52,14 @@ def kind_of(scenario: Scenario, gpu: str) -> Kind:
         },
         sizes={name: (float(value), float(value)) for name, value in sizes.items()},
     )
+
+
+def _types(scenario: Scenario) -> str:
+    """The one type of all operands, or each operand's."""
+    if scenario.phase == "denoise":
+        return scenario.dtype
+    precision = precision_of(scenario)
+    return scenario.dtype if precision.uniform else precision.words()
 
 
 def layout_words(scenario: Scenario) -> str:

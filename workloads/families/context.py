@@ -50,7 +50,7 @@ def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Ker
     heads = shape.kv_heads * shape.model.head_dim
     kernels: list[Kernel] = []
     if phase == "decode" and stack.kv_copies:
-        cached = shape.tokens * heads * DType.BF16.bytes * 2
+        cached = shape.tokens * heads * (DType.BF16.bytes + shape.precision.kv.bytes)
         kernels += [
             elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached) for name in ("copy_k", "copy_v")
         ]

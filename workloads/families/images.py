@@ -7,7 +7,7 @@ from dataclasses import replace
 from workloads.errors import WorkloadError
 from workloads.families.nodes import node_kernels
 from workloads.families.options import Options
-from workloads.kernels import Shape, gemm_kernel
+from workloads.kernels import Shape, stored_kernel
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
 from workloads.program import Segment
@@ -26,7 +26,9 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
             f"give at least {options.images * vision.tokens}"
         )
     count, patches = shape.batch * options.images, vision.patches
-    images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches)
+    precision = shape.precision.of_images
+    images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
+    product = precision.product
     layer = [
         k
         for node in shard(vision.model.block.nodes)
@@ -35,13 +37,14 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
     read = replace(images, new_tokens=vision.tokens)
     wide = replace(read, model=replace(vision.model, d_ff=model.d_model))
     deep = replace(read, model=replace(model, d_ff=model.d_model))
+    up, down = op("bsm,mf->bsf", label="up"), op("bsf,mf->bsm", label="down")
     activation = Pointwise(name="projector_gelu", op=Elementwise.GELU)
     projector = (
-        gemm_kernel("projector_up", (op("bsm,mf->bsf", label="up"),), wide, options.dtype),
+        stored_kernel("projector_up", (up,), wide, product),
         *node_kernels(activation, replace(deep, layout=Layout()), "prefill", None, stack, options),
-        gemm_kernel("projector_down", (op("bsf,mf->bsm", label="down"),), deep, options.dtype),
+        stored_kernel("projector_down", (down,), deep, product),
     )
-    embed = gemm_kernel("embed_patches", (op("bsv,vm->bsm", label="patches"),), read, options.dtype)
+    embed = stored_kernel("embed_patches", (op("bsv,vm->bsm", label="patches"),), read, product)
     return (
         Segment(name="patches", kernels=(embed,)),
         Segment(name="vision layer", kernels=tuple(layer), repeat=vision.model.layers),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal, assert_never
 
-from workloads.einsum import Einsum
 from workloads.families.context import attention_kernels
 from workloads.families.eager import eager_kernels
 from workloads.families.latent import latent_kernels
 from workloads.families.moe import expert_kernels
 from workloads.families.options import Options
 from workloads.families.state_space import state_space_kernels
-from workloads.kernels import Shape, elementwise_kernel, exchange_kernel, gemm_kernel
+from workloads.kernels import Shape, elementwise_kernel, exchange_kernel, gemm_kernel, weighted_kernels
 from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Pointwise, StateSpace
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
@@ -32,7 +31,7 @@ def node_kernels(
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():
-            return _gemm_kernels(node, shape, stack, options)
+            return _gemm_kernels(node, shape, stack)
         case Pointwise():
             return _pointwise_kernels(node, shape, stack)
         case Attention():
@@ -56,25 +55,14 @@ def _exchange_kernel(node: Exchange, shape: Shape) -> Kernel:
     return exchange_kernel(node.name, shape.layout.tensor_ranks, elements, node.op)
 
 
-def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack, options: Options) -> list[Kernel]:
-    products = node.ops[0].einsum.of_activations
-    together = (stack.fused_weights or node.one_matrix) and not products
-    groups = [node.ops] if together else [(one,) for one in node.ops]
-    kernels: list[Kernel] = []
-    if options.dtype is DType.FP8 and not products:
-        width = _input_width(node.ops[0].einsum, shape, node.ops[0].parallel)
-        moved = shape.tokens * width * (DType.BF16.bytes + DType.FP8.bytes)
-        kernels.append(elementwise_kernel(f"cast_{node.name}", Elementwise.CAST_FP8, shape.tokens, width, moved))
-    for ops in groups:
-        name = node.name if len(groups) == 1 else f"{ops[0].label.lower()}_gemm"
-        kernels.append(gemm_kernel(name, ops, shape, options.dtype))
+def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack) -> list[Kernel]:
+    if not node.ops[0].einsum.of_activations:
+        return weighted_kernels(node.name, node.ops, shape, fused=stack.fused_weights or node.one_matrix)
+    kernels = []
+    for one in node.ops:  # activations are 16 bits wide, whatever weights are
+        name = node.name if len(node.ops) == 1 else f"{one.label.lower()}_gemm"
+        kernels.append(gemm_kernel(name, (one,), shape, DType.BF16))
     return kernels
-
-
-def _input_width(einsum: Einsum, shape: Shape, parallel: str | None) -> int:
-    sizes = shape.local_sizes(parallel)
-    tokens = sizes["b"] * sizes["s"]
-    return einsum.input_elements(0, sizes) // tokens
 
 
 def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kernel]:
