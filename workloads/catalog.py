@@ -11,6 +11,7 @@ from pathlib import Path
 
 from inputs.files import read_text
 from workloads.errors import WorkloadError
+from workloads.family import parse_family
 from workloads.huggingface import parse_config
 from workloads.model import ModelSpec
 from workloads.model_file import parse_model
@@ -73,7 +74,13 @@ def model_id(name: str) -> str:
 def _load_file(path: Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
-    model = _parse(str(path), read_text(path, "model", WorkloadError))
+    beside = path.parent / "family.toml"
+    text = read_text(path, "model", WorkloadError)
+    if path.suffix == ".json" and beside.is_file():
+        family = parse_family(read_text(beside, "family", WorkloadError), where=str(beside))
+        model = parse_config(text, where=str(path), family=family)
+    else:
+        model = _parse(str(path), text)
     if path.suffix == ".json" and model.quantised is None:
         quantised = quantised_beside(path.parent, layers=model.layers, tied=model.tied_embeddings)
         return model if quantised is None else replace(model, quantised=quantised)

@@ -35,6 +35,8 @@ AXES = {
     "g": "groups x state of a state-space mixer",
     "t": "state-space heads",
 }
+# Any other upper-case letter is an axis of the model's own, whose size it names.
+OWN_AXES = frozenset("ABCDEFGIJLMNOPQRSTUVWXYZ")
 Reduction = Literal["all_reduce"]
 
 
@@ -162,7 +164,7 @@ def parse(pattern: str) -> Einsum:
         if not part:
             raise WorkloadError(f"'{pattern}': an operand is empty; write its axes, for example 'bsm'")
         for axis in part:
-            if axis not in AXES:
+            if axis not in AXES and axis not in OWN_AXES:
                 known = " ".join(AXES)
                 raise WorkloadError(f"'{pattern}': unknown axis '{axis}'; known axes are {known}")
         repeated = next((axis for axis in part if part.count(axis) > 1), None)
@@ -178,4 +180,5 @@ def _size(einsum: Einsum, axis: str, sizes: Mapping[str, int]) -> int:
     try:
         return sizes[axis]
     except KeyError:
-        raise WorkloadError(f"'{einsum.pattern}': size of axis '{axis}' ({AXES[axis]}) is missing") from None
+        means = AXES.get(axis, "an axis of the model's own: give it under [axes]")
+        raise WorkloadError(f"'{einsum.pattern}': size of axis '{axis}' ({means}) is missing") from None

@@ -163,21 +163,39 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
     kv = shape.precision.kv
+    window = node.window or shape.model.usual_window
+    kv_len, causal = shape.context, shape.model.causal and not decode
+    if window and shape.context > window:
+        kv_len, causal = seen_keys(shape.new_tokens, shape.context, window), False
+        flops = flops * kv_len // shape.context
+        if decode:
+            keys = keys * kv_len // shape.context
     return Kernel(
         name=node.name,
         work=AttentionWork(
             batch=shape.batch,
             q_len=shape.new_tokens,
-            kv_len=shape.context,
+            kv_len=kv_len,
             q_heads=shape.q_heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.model.head_dim,
-            causal=shape.model.causal and not decode,
+            causal=causal,
             kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
         ),
         flops=float(flops),
         bytes_moved=float(DType.BF16.bytes * (queries + output) + 2 * kv.bytes * keys),
     )
+
+
+def seen_keys(new_tokens: int, context: int, window: int) -> int:
+    """Keys that each of the last ``new_tokens`` of ``context`` sees within ``window``, on average and rounded up.
+
+    >>> seen_keys(1, 8192, 4096), seen_keys(8192, 8192, 4096)
+    (4096, 3073)
+    """
+    short = max(0, min(window, context) - (context - new_tokens))  # tokens with fewer keys than the window before them
+    missing = short * window - sum((context - new_tokens + 1, context - new_tokens + short)) * short // 2
+    return -(-(new_tokens * window - missing) // new_tokens)
 
 
 def elementwise_kernel(

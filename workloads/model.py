@@ -24,8 +24,10 @@ class ModelSpec:
     one letter a layer in ``pattern``, and what each letter means in ``parts``: letter, name, block.
 
     ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
-    Attention is known in contexts within ``window`` only, where there is one. ``precision`` is that of the stored
-    weights, ``quantised`` how those of a quantised checkpoint's products are stored instead.
+    All layers attend over ``window`` tokens where ``window_everywhere``; else, with a ``window``, some that are not
+    named do, and attention is known in contexts within it only. ``precision`` is that of the stored
+    weights, ``axes`` are sizes of axes of the model's own, ``extra_parameters`` weights that no node has, ``encoder``
+    what its cross attention reads, and ``refused`` why it is sized but not run. ``quantised`` how those of a quantised checkpoint's products are stored instead.
     """
 
     id: str
@@ -56,10 +58,15 @@ class ModelSpec:
     max_positions: int = 0
     learned_positions: bool = False
     window: int = 0
+    window_everywhere: bool = False
     pattern: str = ""
     parts: tuple[tuple[str, str, Block], ...] = ()
     block: Block = field(default_factory=Block)
     dense_block: Block = field(default_factory=Block)
+    axes: tuple[tuple[str, int], ...] = ()
+    extra_parameters: int = 0
+    encoder: ModelSpec | None = None
+    refused: str = ""
 
     def sizes(self) -> dict[str, int]:
         """Sizes by einsum axis (batch and lengths are not the model's)."""
@@ -80,11 +87,32 @@ class ModelSpec:
         if self.state_space:
             space = self.state_space
             sizes |= {"i": space.heads * space.head_dim, "g": space.groups * space.state, "t": space.heads}
-        return sizes
+        return sizes | dict(self.axes)
+
+    @property
+    def usual_window(self) -> int:
+        """The window of layers that name none of their own; 0: none."""
+        return self.window if self.window_everywhere else 0
+
+    @property
+    def windows(self) -> frozenset[int]:
+        """Windows of any layers."""
+        blocks = [block for _, _, block in self.parts] or [self.block, self.dense_block]
+        found = {block.attention.window for block in blocks if block.attention is not None}
+        return frozenset({*found, self.usual_window}) - {0}
 
     def attending(self, layers: range) -> int:
-        """How many of ``layers`` attend, and so cache keys and values."""
-        return self.pattern[layers.start : layers.stop].count("*") if self.pattern else len(layers)
+        """How many of ``layers`` attend to their own tokens, and so cache keys and values."""
+        return sum(len(run) for _, block, run in self.layer_groups(layers) if block.attention is not None)
+
+    def mixing(self, layers: range) -> int:
+        """How many of ``layers`` keep a state."""
+        return sum(len(run) for _, block, run in self.layer_groups(layers) if block.keeps_state)
+
+    def cached_tokens(self, layers: range, context: int) -> int:
+        """Tokens whose keys and values ``layers`` keep of a sequence of ``context``, all together."""
+        runs = ((len(run), block.attention) for _, block, run in self.layer_groups(layers))
+        return sum(count * kept_of(context, one.window or self.usual_window) for count, one in runs if one is not None)
 
     @property
     def cached_elements_per_token(self) -> int:
@@ -112,11 +140,21 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
-    """An image encoder: its layers over ``patches`` tokens an image, ``tokens`` of which the language model reads."""
+    """An image encoder: its layers over ``patches`` tokens an image, ``tokens`` of which the language model reads.
+
+    ``projector``: widths in and out of the products between the two; none given: LLaVA's two.
+    """
 
     model: ModelSpec
     patches: int
     tokens: int
+    projector: tuple[tuple[int, int], ...] = ()
+    extra_parameters: int = 0
+
+
+def kept_of(context: int, window: int) -> int:
+    """Tokens of a context that attention over ``window`` (0: all) reads."""
+    return min(context, window) if window else context
 
 
 def with_block(model: ModelSpec) -> ModelSpec:

@@ -62,6 +62,8 @@ class Attention:
     scores: Op
     values: Op
     eager: tuple[EagerPass, ...] = ("scale", "mask", "softmax_fp32")
+    window: int = 0  # the last so many tokens are attended to; 0: all
+    cross: bool = False  # to an encoder's tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class LatentAttention:
     q_up: tuple[Op, ...]
     k_up: Op
     v_up: Op
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Router, dispatch, per-expert gated feed-forward and combine; ``shared`` is the expert of all tokens."""
+    """Router, dispatch, per-expert feed-forward and combine; ``shared`` is the expert of all tokens.
+
+    ``up`` are gate and up, or up alone where experts have no gate.
+    """
 
     router: Op
     up: tuple[Op, ...]
@@ -133,6 +139,17 @@ class Block:
 
     nodes: tuple[Node, ...] = field(default=())
 
+    @property
+    def attention(self) -> Attention | LatentAttention | None:
+        """The node that attends to the layer's own tokens, if one does."""
+        nodes = (node for node in self.nodes if isinstance(node, Attention | LatentAttention))
+        return next((node for node in nodes if isinstance(node, LatentAttention) or not node.cross), None)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it has a state that takes the place of a cache."""
+        return any(isinstance(node, StateSpace) for node in self.nodes)
+
 
 def block(*nodes: Node) -> Block:
     """A layer from its nodes."""
@@ -143,7 +160,7 @@ def decoder_block(*feed: Node, qk_norm: bool = False, latent: bool = False, q_la
     """A decoder layer around ``feed``: grouped-query attention (``qk_norm``: heads normed before RoPE), or latent."""
     return block(
         Pointwise(name="add_rmsnorm_attn", op=Elementwise.ADD_RMSNORM),
-        *(_latent_attention(q_latent) if latent else _grouped_query_attention(qk_norm)),
+        *(latent_attention(q_latent) if latent else _grouped_query_attention(qk_norm)),
         fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O")),
         Pointwise(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM),
         *feed,
@@ -163,13 +180,26 @@ def gated_feed(axis: str = "f", suffix: str = "") -> tuple[Gemm | Pointwise, ...
     )
 
 
-def expert_feed(*, shared: bool = False) -> Experts:
+def plain_feed(
+    axis: str = "f", suffix: str = "", activation: Elementwise = Elementwise.RELU
+) -> tuple[Gemm | Pointwise, ...]:
+    """Up, an activation, and down again: a feed-forward without a gate."""
+    return (
+        fuse(f"up{suffix}_gemm", op(f"bsm,m{axis}->bs{axis}", parallel=axis, label="up")),
+        Pointwise(name=f"activation{suffix}", op=activation, axis=axis),
+        fuse(f"down{suffix}_gemm", op(f"bs{axis},m{axis}->bsm", parallel=axis, label="down")),
+    )
+
+
+def expert_feed(*, shared: bool = False, gated: bool = True) -> Experts:
     """Routed experts of width f, and beside them a shared one of width u."""
+    beside = gated_feed("u", "_shared") if gated else plain_feed("u", "_shared")
+    gate = (op("bskm,emf->bskf", label="gate"),) if gated else ()
     return Experts(
         router=op("bsm,em->bse", label="router"),
-        up=(op("bskm,emf->bskf", label="gate"), op("bskm,emf->bskf", label="up")),
+        up=(*gate, op("bskm,emf->bskf", label="up")),
         down=op("bskf,emf->bskm", label="down"),
-        shared=gated_feed("u", "_shared") if shared else (),
+        shared=beside if shared else (),
     )
 
 
@@ -227,7 +257,7 @@ def _grouped_query_attention(qk_norm: bool) -> tuple[Node, ...]:
     )
 
 
-def _latent_attention(q_latent: bool) -> tuple[Node, ...]:
+def latent_attention(q_latent: bool) -> tuple[Node, ...]:
     source = "q" if q_latent else "m"
     q_down = (op("bsm,mq->bsq", label="Q down"),) if q_latent else ()
     return (
