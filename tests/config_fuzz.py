@@ -205,7 +205,8 @@ def _run(model: ModelSpec, config: Config, tokens: int) -> tuple[str, str]:
     if model.window != (window or 0):
         return "WRONG", f"a window of {model.window}, not {window}"
     if window and tokens > window:
-        return "WRONG", f"{tokens} tokens over a window of {window}"
+        # Read where every layer slides; the run is of a kind of its own, which was not measured.
+        return ("marked", "") if model.window_everywhere else ("WRONG", f"{tokens} tokens over a window of {window}")
     if most and tokens > most and not beyond(model, tokens):
         return "WRONG", f"{tokens} tokens are more than {most}"
     return ("marked" if beyond(model, tokens) else "right"), ""

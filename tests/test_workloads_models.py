@@ -225,7 +225,10 @@ def test_a_model_file_is_read_strictly(change: tuple[str, str], message: str) ->
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ('node = "conv"\nname = "c"', "node = 'conv': known are gemm, attention, pointwise"),
+        (
+            'node = "conv"\nname = "c"',
+            "node = 'conv': known are gemm, attention, pointwise, experts, latent_attention, state_space",
+        ),
         ('node = "gemm"', "name = None: give a text"),
         ('node = "gemm"\nname = "g"', "ops is missing: give a list of { label, pattern, parallel }"),
         ('node = "gemm"\nname = "g"\nops = [1]', "an op is { label, pattern, parallel }, found 1"),
@@ -274,16 +277,13 @@ def test_a_hugging_face_config_of_experts() -> None:
         ("{", "c.json, line 1: not valid JSON: Expecting property name enclosed in double quotes"),
         ("[]", "c.json: a configuration is an object, found list"),
         (
-            '{"model_type": "t5"}',
-            "c.json: model_type = 't5' is not supported; "
-            "supported are bert, deepseek_v2, deepseek_v3, gpt2, granite, kimi_k2, llama, llava, mistral, "
-            "mixtral, nemotron_h, opt, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, vit",
+            '{"model_type": "t6"}',
+            "c.json: model_type = 't6' is not supported: did you mean 't5'? (a family.toml beside it adds one)",
         ),
         (
             '{"model_type": ["llama"]}',
-            "c.json: model_type = ['llama'] is not supported; "
-            "supported are bert, deepseek_v2, deepseek_v3, gpt2, granite, kimi_k2, llama, llava, mistral, "
-            "mixtral, nemotron_h, opt, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, vit",
+            "c.json: model_type = ['llama'] is not supported: 'wattline models --all' lists those that are (a family.toml "
+            "beside it adds one)",
         ),
         (
             json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),

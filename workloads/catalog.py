@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from inputs.files import read_text
 from workloads.errors import WorkloadError
@@ -36,13 +39,40 @@ def load_model(name: str) -> ModelSpec:
     >>> load_model("llama3-70b").kv_heads
     8
     """
-    if name.endswith((".toml", ".json")) or "/" in name:
+    if is_path(name):
         return _load_file(Path(name))
     wanted = model_id(name)
+    if wanted in _aliases()["variants"]:
+        variant = _aliases()["variants"][wanted]
+        return replace(load_model(variant["model"]), max_positions=variant["max_positions"])
     folder = files("workloads") / "data"
     if (folder / f"{wanted}.json").is_file():
         return _parse(f"{wanted}.json", (folder / f"{wanted}.json").read_text(encoding="utf-8"))
     return _parse(f"{wanted}.toml", (folder / f"{wanted}.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def _aliases() -> dict[str, Any]:
+    path = files("workloads") / "data" / "huggingface" / "aliases.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def aliases() -> Mapping[str, str]:
+    """Names, in lower case, that mean a model of the catalog, or a variant of one.
+
+    >>> aliases()["meta-llama/llama-3.1-8b"], aliases()["llama-3-8b"]
+    ('llama-3.1-8b', 'llama3-8b')
+    """
+    found = {name: model for model, names in _aliases()["names"].items() for name in names}
+    for variant, table in _aliases()["variants"].items():
+        found |= dict.fromkeys((variant, *table["names"]), variant)
+    return found
+
+
+def is_path(name: str) -> bool:
+    """Whether ``name`` is a file or folder rather than a model's name, which may have its owner before a slash."""
+    return name.endswith((".toml", ".json")) or ("/" in name and name.lower() not in aliases())
 
 
 @lru_cache(maxsize=256)
@@ -58,6 +88,8 @@ def model_id(name: str) -> str:
     known, wanted = list_models(), name.lower()
     if wanted in known:
         return wanted
+    if wanted in aliases():
+        return aliases()[wanted]
     starts = [model for model in known if model.startswith(wanted)] if wanted else []
     whole = [model for model in starts if model.startswith(f"{wanted}-")]
     if len(whole) == 1 and not SIZE.search(whole[0].removeprefix(wanted)):

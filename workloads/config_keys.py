@@ -35,6 +35,11 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def checked_types() -> dict[str, str]:
+    """How well types that are read in Python were checked, where there is more to say than of their sizes."""
+    return dict(_table()["checked"])
+
+
 @lru_cache(maxsize=1)
 def common_keys() -> frozenset[str]:
     """Keys that change nothing in any family, and those of precision, which are read apart."""

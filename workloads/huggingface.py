@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from inputs.texts import parse_json, shown
-from workloads.config_keys import check_keys, families
+from workloads.config_keys import check_keys, checked_types, families
 from workloads.errors import WorkloadError
 from workloads.family import FamilyFile, family_files, family_model
 from workloads.fields import flag, name_of, positive
@@ -44,8 +45,11 @@ def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None =
     if own is not None and (family is not None or _by_data(data, kind)):
         return _of_family(data, own, where)
     if not isinstance(kind, str) or kind not in KNOWN:
-        known = ", ".join(sorted(KNOWN | {one for one in family_files() if not one.startswith("_")}))
-        raise WorkloadError(f"{where}: model_type = {shown(kind)} is not supported; supported are {known}")
+        near = difflib.get_close_matches(str(kind).lower(), supported_types(), n=1) if isinstance(kind, str) else []
+        hint = f"did you mean '{near[0]}'?" if near else "'wattline models --all' lists those that are"
+        raise WorkloadError(
+            f"{where}: model_type = {shown(kind)} is not supported: {hint} (a family.toml beside it adds one)"
+        )
     precision, scheme = precision_of(data, where=where), scheme_of(data, where=where)
     check_keys(data, kind, where)
     if kind in VISION_LANGUAGE:
@@ -58,6 +62,24 @@ def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None =
         model = _gated_model(data, kind, where)
     quantised = None if scheme is None else scheme.over(model.layers, tied=model.tied_embeddings)
     return replace(model, family=kind, precision=precision, quantised=quantised)
+
+
+def supported_types() -> tuple[str, ...]:
+    """Every ``model_type`` of a whole model that is read, sorted."""
+    own = {kind for kind, family in family_files().items() if "tower" not in family.table["source"]}
+    return tuple(sorted(KNOWN | (own - {"llava_pixtral"})))
+
+
+def how_checked(kind: str) -> tuple[str, str]:
+    """How well what is read of a ``model_type`` was checked, and why it is not run (empty: it is).
+
+    >>> how_checked("whisper")[1]
+    'an encoder with cross attention is sized, not run'
+    """
+    if kind in KNOWN:
+        return checked_types().get(kind, "sizes by published counts; runs unchecked: none was measured"), ""
+    table = family_files()[kind].table
+    return table["checked"], table.get("refused", "")
 
 
 def _by_data(data: dict[str, Any], kind: str) -> bool:

@@ -23,7 +23,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpaceSizes:
-    """Mixers with a state: heads of ``head_dim``, each with a state of ``state`` a channel, in groups that share inputs.
+    """Mixers with a state: heads of ``head_dim``, each with a state of ``state`` a channel; groups share inputs.
 
     ``rule``: ``sum`` (Mamba-2 and linear attention: what a token adds is known before), ``delta`` (gated delta rule:
     what it adds depends on the state, solved within a chunk), ``scan`` (Mamba-1: each channel by itself). ``conv`` is

@@ -26,8 +26,9 @@ class ModelSpec:
     ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
     All layers attend over ``window`` tokens where ``window_everywhere``; else, with a ``window``, some that are not
     named do, and attention is known in contexts within it only. ``precision`` is that of the stored
-    weights, ``axes`` are sizes of axes of the model's own, ``extra_parameters`` weights that no node has, ``encoder``
-    what its cross attention reads, and ``refused`` why it is sized but not run. ``quantised`` how those of a quantised checkpoint's products are stored instead.
+    weights, ``quantised`` how those of a quantised checkpoint's products are stored instead. ``axes`` are sizes of axes
+    of the model's own, ``extra_parameters`` weights that no node has, ``encoder`` what its cross attention reads, and
+    ``refused`` why it is sized but not run.
     """
 
     id: str

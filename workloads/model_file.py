@@ -42,6 +42,7 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
             qk_norm=qk_norm,
             latent=_latent(data["latent"], where) if "latent" in data else None,
             block=Block(nodes=nodes),
+            window_everywhere="window" in data,
             **sizes,
         )
     )

@@ -99,6 +99,8 @@ def slides_everywhere(data: Mapping[str, Any], kind: str) -> bool:
     True
     """
     types = data.get("layer_types")
+    if data.get("sliding_window", _MISTRAL_WINDOW if kind == "mistral" else None) is None:
+        return False
     if types is not None:
         return all(one == "sliding_attention" for one in types)
     return "qwen" not in kind or data.get("max_window_layers") in (None, 0)

@@ -27,7 +27,7 @@ def attention_kernels(node: Attention, shape: Shape, phase: Pass, stack: Stack) 
     window = node.window or shape.model.usual_window
     if window and shape.context > window and shape.layout.cp_mode != "ulysses":
         raise WorkloadError(
-            f"cp_mode = '{shape.layout.cp_mode}': attention over a window of {window} tokens is known with 'ulysses' only"
+            f"cp_mode = '{shape.layout.cp_mode}': attention over a window of {window} tokens: use cp_mode = 'ulysses'"
         )
     match shape.layout.cp_mode:
         case "ulysses":
