@@ -57,8 +57,8 @@ QWEN3_NEXT = _gated(
     "qwen3_next", 2048, 48, 16, 2, 5120, 151936, head_dim=256, full_attention_interval=4, linear_num_key_heads=16,
     linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
     num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
-    decoder_sparse_step=1, mlp_only_layers=[], partial_rotary_factor=0.25, norm_topk_prob=True, use_sliding_window=False,
-    tie_word_embeddings=False, architectures=["Qwen3NextForCausalLM"], max_position_embeddings=262144,
+    decoder_sparse_step=1, mlp_only_layers=[], partial_rotary_factor=0.25, norm_topk_prob=True,
+    use_sliding_window=False, tie_word_embeddings=False, architectures=["Qwen3NextForCausalLM"],
 )  # fmt: skip
 MINIMAX_TEXT_01 = _gated(
     "minimax_text_01", 6144, 80, 64, 8, 9216, 200064, head_dim=128, num_local_experts=32, num_experts_per_tok=2,

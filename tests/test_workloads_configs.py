@@ -184,7 +184,7 @@ def test_a_window_is_exact_in_contexts_within_it_and_limits_what_is_read_beyond(
 def test_windows_in_layers_that_are_not_named_are_refused_beyond() -> None:
     some = read(QWEN2, use_sliding_window=True, max_window_layers=21, sliding_window=4096)
     assert build(some, seq_len=4096)
-    with pytest.raises(WorkloadError, match="^seq_len: c.json attends over a window of 4096 tokens"):
+    with pytest.raises(WorkloadError, match=r"^seq_len: c\.json attends over a window of 4096 tokens"):
         build(some, seq_len=4097)
 
 

@@ -204,7 +204,7 @@ ops = [{ label = "down", pattern = "bsf,mf->bsm", parallel = "f" }]
         (("d_ff", "dff"), "m.toml: unknown key 'dff': did you mean 'd_ff'?"),
         (("d_ff", "zzz"), "m.toml: unknown key 'zzz': known: id, source, d_model, layers, q_heads, kv_heads, head_dim, "
             "d_ff, vocab, experts, top_k, shared_d_ff, dense_layers, dense_d_ff, route_groups, top_groups, "
-            "max_positions, window, tied_embeddings, qk_norm, latent, block"),
+            "max_positions, window, tied_embeddings, qk_norm, latent, axes, block"),
         (("kv_heads = 8", "kv_heads = 7"), "mine: q_heads = 40 is not a multiple of kv_heads = 7"),
         (
             ("vocab = 151936", "vocab = 8\nexperts = 4"),
@@ -278,12 +278,15 @@ def test_a_hugging_face_config_of_experts() -> None:
         ("[]", "c.json: a configuration is an object, found list"),
         (
             '{"model_type": "t6"}',
-            "c.json: model_type = 't6' is not supported: did you mean 't5'? (a family.toml beside it adds one)",
+            "c.json: model_type = 't6' is not supported: "
+            "'wattline models --all' lists those that are (a family.toml beside it "
+            "adds one)",
         ),
         (
             '{"model_type": ["llama"]}',
-            "c.json: model_type = ['llama'] is not supported: 'wattline models --all' lists those that are (a family.toml "
-            "beside it adds one)",
+            "c.json: model_type = ['llama'] is not supported: "
+            "'wattline models --all' lists those that are (a family.toml beside it "
+            "adds one)",
         ),
         (
             json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),

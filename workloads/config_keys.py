@@ -82,7 +82,9 @@ def check_keys(data: Mapping[str, Any], kind: str, where: str) -> None:
 def check_against(data: Mapping[str, Any], kind: str, family: Family, where: str) -> None:
     """:func:`check_keys` for a family from anywhere; what every family may say with one value only holds here too."""
     usual = {key: tuple(values) for key, values in _table()["only"].items()}
-    family = replace(family, only={key: one for key, one in usual.items() if key not in family.known} | family.only)
+    family = replace(
+        family, only={key: one for key, one in usual.items() if key not in family.known} | dict(family.only)
+    )
     _check_classes(data, kind, family, where)
     for key, value in data.items():
         if value is None or key in family.known or key in ("architectures", "auto_map"):

@@ -87,9 +87,9 @@ def _value(node: ast.expr, lookup: Callable[[str], Any], text: str) -> Any:
             return of(body) if of(test) else of(orelse)
         case ast.Compare(left=left, ops=ops, comparators=rest):
             one = of(left)
-            for op, part in zip(ops, rest, strict=True):
+            for sign, part in zip(ops, rest, strict=True):
                 other = of(part)
-                if not _COMPARE[type(op)](one, other):
+                if not _COMPARE[type(sign)](one, other):
                     return False
                 one = other
             return True

@@ -18,7 +18,7 @@ from workloads.errors import WorkloadError
 from workloads.expressions import evaluate, names
 from workloads.fields import name_of, positive, refuse_unknown
 from workloads.mixers import Latent, StateSpaceSizes
-from workloads.model import ModelSpec, Vision
+from workloads.model import ModelSpec, Vision, check_axes
 from workloads.node_tables import nodes_of
 from workloads.ops import Block
 from workloads.positions import max_positions
@@ -155,7 +155,11 @@ class _Values:
             return evaluate(value, self)
         except WorkloadError as error:
             text = str(error)
-            raise WorkloadError(text if text.startswith(self.where) else f"{self.where}: {text}") from None
+            if text.startswith(self.where):
+                raise
+            read = [f"{key} = {shown(self.data[key])}" for key in sorted(names(value)) if key in self.data]
+            why = text.rsplit(": ", 1)[-1]
+            raise WorkloadError(f"{self.where}: {', '.join(read[:3]) or value[:60]}: {why[:80]}") from None
 
     def size(self, name: str, value: Any, *, least: int = 1) -> int:
         """A whole number; a bare key is named as the file spells it."""
@@ -195,7 +199,7 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
 
 def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, source: str) -> ModelSpec:
     """Sizes and layers of one stack of layers."""
-    sizes = {key: values.size(key, table["sizes"].get(key), least=0 if key in _MORE else 1)
+    sizes: dict[str, Any] = {key: values.size(key, table["sizes"].get(key), least=0 if key in _MORE else 1)
              for key in (*_SIZES, *(key for key in _MORE if key in table["sizes"]))}  # fmt: skip
     if sizes["q_heads"] % sizes["kv_heads"]:
         raise WorkloadError(
@@ -203,7 +207,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         )
     if sizes.get("experts") and not 0 < sizes.get("top_k", 0) <= sizes["experts"]:
         raise WorkloadError(f"{where}: {sizes.get('top_k', 0)} of {sizes['experts']} experts a token: at most all")
-    state = {key: values.size(key, one, least=0) if key != "rule" else one
+    state: dict[str, Any] = {key: values.size(key, one, least=0) if key != "rule" else one
              for key, one in table.get("state_space", {}).items()}  # fmt: skip
     latent = {key: values.size(key, one, least=0) for key, one in table.get("latent", {}).items()}
     kinds = table.get("layer", {})
@@ -218,7 +222,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         blocks[kind] = block
     letters = {kind: chr(ord("A") + number) for number, kind in enumerate(blocks)}
     positions = values.size("positions", table["positions"], least=0) if "positions" in table else None
-    return ModelSpec(
+    made = ModelSpec(
         id=name,
         source=source,
         **sizes,
@@ -235,6 +239,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         else (),
         block=blocks[which[0]],
     )  # fmt: skip
+    return check_axes(made)
 
 
 def _truth(values: _Values, table: Mapping[str, Any], name: str, *, default: bool) -> bool:
@@ -270,7 +275,8 @@ def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Rea
     """The language model inside a configuration: in a table of its own, or among the other keys."""
     part = family.table["language"]
     types: Mapping[str, str] = part.get("types", {})
-    text = data.get(part["key"])
+    text: Any = data.get(part["key"])
+    tops: Mapping[str, Any] = data
     if text is not None and not isinstance(text, dict):
         raise WorkloadError(f"{where}: {part['key']} = {shown(text)}: give the language model's configuration")
     inside = where
@@ -279,7 +285,7 @@ def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Rea
         text = {key: value for key, value in text.items() if key not in ("architectures", "auto_map", "model_type")}
         tops = {key: value for key, value in data.items() if key not in text}
     else:
-        inside, tops = f"{where}: {part['key']}", data
+        inside = f"{where}: {part['key']}"
         text = {key: value for key, value in text.items() if key != "architectures"}
     check_against(tops, str(data["model_type"]), family.keys, where)
     kind = text.get("model_type") or part["model_type"]

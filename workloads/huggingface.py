@@ -42,7 +42,7 @@ def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None =
     """:func:`parse_config` of what is parsed already."""
     kind = data.get("model_type")
     own = family or (family_files().get(kind) if isinstance(kind, str) else None)
-    if own is not None and (family is not None or _by_data(data, kind)):
+    if own is not None and (family is not None or _by_data(data, str(kind))):
         return _of_family(data, own, where)
     if not isinstance(kind, str) or kind not in KNOWN:
         near = difflib.get_close_matches(str(kind).lower(), supported_types(), n=1) if isinstance(kind, str) else []

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from workloads.errors import WorkloadError
 from workloads.mixers import Latent, StateSpaceSizes
-from workloads.ops import Block, decoder_block, expert_feed, gated_feed
+from workloads.ops import Block, axes_of, decoder_block, expert_feed, gated_feed
 from workloads.precision import Precision
 
 OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
@@ -158,6 +158,21 @@ def kept_of(context: int, window: int) -> int:
     return min(context, window) if window else context
 
 
+def check_axes(model: ModelSpec) -> ModelSpec:
+    """``model``, or an error that names a node's axis that it has no size of."""
+    sizes = model.sizes()
+    known = {axis for axis, size in sizes.items() if size} | {"b", "s", "z"}
+    for block in [*(block for _, _, block in model.parts), model.block, model.dense_block]:
+        for node in block.nodes:
+            for axis in axes_of(node):
+                if axis not in known:
+                    raise WorkloadError(
+                        f"{model.id}: {node.name}: size of axis '{axis}' is missing: give it under [axes], or the size "
+                        "that it stands for"
+                    )
+    return model
+
+
 def with_block(model: ModelSpec) -> ModelSpec:
     """``model`` with the usual decoder layers where it names none of its own; checks sizes."""
     if model.layers > MOST_LAYERS:
@@ -184,7 +199,7 @@ def with_block(model: ModelSpec) -> ModelSpec:
     if model.block.nodes:
         if model.dense_layers or model.latent:
             raise WorkloadError(f"{model.id}: dense_layers and [latent] are for the usual layers: leave [[block]] out")
-        return model
+        return check_axes(model)
     latent = model.latent
     attention = {
         "qk_norm": model.qk_norm, "latent": latent is not None, "q_latent": latent is not None and latent.q_rank > 0,

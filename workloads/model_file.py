@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inputs.texts import parse_toml, shown
+from workloads.einsum import OWN_AXES
 from workloads.errors import WorkloadError
 from workloads.fields import flag, positive, refuse_unknown
 from workloads.mixers import Latent
@@ -22,7 +23,7 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
     """A model from TOML text; every problem is one line that names file, field, value and remedy."""
     data = parse_toml(text, where, WorkloadError)
     flags = ("tied_embeddings", "qk_norm")
-    refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, *LIMITS, *flags, "latent", "block"), where)
+    refuse_unknown(data, ("id", "source", *SIZES, *OPTIONAL_SIZES, *LIMITS, *flags, "latent", "axes", "block"), where)
     for name in ("id", "source"):
         if not isinstance(data.get(name), str) or not data[name]:
             raise WorkloadError(f"{where}: {name} = {shown(data.get(name))}: give a text")
@@ -42,10 +43,22 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
             qk_norm=qk_norm,
             latent=_latent(data["latent"], where) if "latent" in data else None,
             block=Block(nodes=nodes),
+            axes=_axes(data.get("axes", {}), where),
             window_everywhere="window" in data,
             **sizes,
         )
     )
+
+
+def _axes(table: Any, where: str) -> tuple[tuple[str, int], ...]:
+    if not isinstance(table, dict):
+        raise WorkloadError(f"{where}: axes = {shown(table)}: give an [axes] table")
+    for axis in table:
+        if axis not in OWN_AXES:
+            raise WorkloadError(
+                f"{where}: axes: {shown(axis)}: an axis of your own is an upper-case letter but H and K"
+            )
+    return tuple((axis, positive(size, f"axes.{axis}", where)) for axis, size in table.items())
 
 
 def _latent(table: Any, where: str) -> Latent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, assert_never
 
 from workloads.einsum import Einsum, parse
 from workloads.work import CollectiveOp, Elementwise
@@ -103,6 +103,10 @@ class Pointwise:
     parallel: str | None = None
 
 
+# Pointwise work whose width is an axis that the node names; others have the model's width, or that of a head.
+WIDE = (Elementwise.SILU_MUL, Elementwise.GELU, Elementwise.GELU_TANH, Elementwise.RELU)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """A collective of the tensor group over arrays of ``axes``; put in by the shard pass, typed by nobody."""
@@ -123,9 +127,30 @@ class Experts:
     up: tuple[Op, ...]
     down: Op
     shared: tuple[Gemm | Pointwise, ...] = ()
+    name: str = "experts"
 
 
 Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts | Exchange
+
+
+def axes_of(node: Node) -> str:
+    """Axes whose sizes a node needs."""
+    match node:
+        case Gemm():
+            return "".join(one.einsum.axes for one in node.ops)
+        case Attention():
+            return node.scores.einsum.axes + node.values.einsum.axes
+        case LatentAttention():
+            return "".join(one.einsum.axes for one in (*node.down, *node.q_up, node.k_up, node.v_up))
+        case StateSpace():
+            return "igt"
+        case Experts():
+            return "efk" + "".join(axes_of(part) for part in node.shared)
+        case Pointwise():
+            return node.axis if node.op in WIDE else ""
+        case Exchange():
+            return "".join(node.axes)
+    assert_never(node)
 
 
 def fuse(name: str, *ops: Op, overlap: Overlap | None = None) -> Gemm:

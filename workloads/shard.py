@@ -98,7 +98,7 @@ class _Walk:
                 self.made.append(node)
             case _:
                 assert_never(node)
-        if not isinstance(node, Exchange | Experts):
+        if not isinstance(node, Exchange):
             self.by_name[node.name] = self.held
 
     def settle(self) -> None:
