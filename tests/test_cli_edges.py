@@ -118,8 +118,8 @@ BAD = [
     ),
     (
         ["simulate", "--model", "types.json"],
-        "types.json: model_type = ['llama'] is not supported: 'wattline models --all' lists those that are (a family.toml "
-        "beside it adds one)",
+        "types.json: model_type = ['llama'] is not supported: 'wattline models --all' lists those that are (a "
+        "family.toml beside it adds one)",
     ),
     (
         ["simulate", "--model", "half.json"],
