@@ -236,7 +236,10 @@ def _modelopt(table: Table, where: str) -> Scheme:
     rules = _left_out(table, where)
     if isinstance(algo, str) and algo.upper() == "MIXED_PRECISION":
         return Scheme(product=None, rules=(*rules, *_mixed(table, where)), kv=_cache_beside(table, where))
-    return Scheme(product=_of_algorithm(algo, table, where), rules=rules, kv=_cache_beside(table, where))
+    kv = _cache_beside(table, where)
+    if algo is None and kv is not DType.BF16:  # a cache alone
+        return Scheme(kv=kv)
+    return Scheme(product=_of_algorithm(algo, table, where), rules=rules, kv=kv)
 
 
 def _cache_beside(table: Table, where: str) -> DType:
@@ -398,15 +401,18 @@ def cached_type(value: Any, where: str) -> DType | None:
     """
     if value is None or (isinstance(value, str) and value.lower() in ("none", "auto", "bf16", "fp16")):
         return None
+    name = value
     if isinstance(value, dict):
-        value = _ELEMENTS.get(f"{value.get('type', 'int')} {value.get('num_bits')}", value)
-    if isinstance(value, str) and value.lower() in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_cast"):
-        return DType.FP8
-    if isinstance(value, str) and value.lower() == "int8":
-        return DType.INT8
-    raise WorkloadError(
-        f"{where} = {shown(value)}: a cache of this type is not simulated: known are FP8, INT8 of 8 bits"
-    )
+        name = _ELEMENTS.get(f"{value.get('type', 'int')} {value.get('num_bits')}")
+    found = _CACHED.get(name.lower()) if isinstance(name, str) else None
+    if found is None:
+        raise WorkloadError(f"{where} = {shown(value)}: a cache of this type is not simulated: known are FP8 and INT8")
+    return found
+
+
+_CACHED = {
+    "fp8": DType.FP8, "fp8_e4m3": DType.FP8, "fp8_e5m2": DType.FP8, "int8": DType.INT8,
+}  # fmt: skip
 
 
 def _grouped(bits: int, table: Table, where: str, *, zero: bool) -> Storage:
