@@ -221,6 +221,26 @@ def test_a_list_of_routers_and_heads_changes_nothing(name: str) -> None:
     assert stored(listed)["gate_up_grouped"] == "fp8_e4m3_block128"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["vision_tower.vision_model.encoder.layers.0", "model.visual.blocks.0", "visual.blocks.1.attn.qkv", "mtp.layers.0",
+     "re:vision_tower.*", "multi_modal_projector", "model.layers.32", "model.layers.61*", "model.vision_tower.*",
+     "model.layers.0.input_layernorm", "model.embed_tokens", "merger"],
+)  # fmt: skip
+def test_layers_of_encoders_and_of_further_tokens_are_none_of_the_language_model(name: str) -> None:
+    assert read(LLAMA, AWQ | {"modules_to_not_convert": [name]}).quantised == read(LLAMA, AWQ).quantised
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("model.layers.1*", {1, *range(10, 20)}), ("model.layers.1.*", {1}), (r"re:model\.layers\.1\..*", {1}),
+     ("re:model.layers.1.*", {1, *range(10, 20)}), (r"re:.*layers\.(3|5)\..*", {3, 5}), ("layers.7", {7})],
+)  # fmt: skip
+def test_a_pattern_holds_for_the_layers_that_it_matches(name: str, layers: set[int]) -> None:
+    model = read(LLAMA, AWQ | {"modules_to_not_convert": [name]})
+    assert {layer for layer in range(32) if stored(model, layer)["down_gemm"] == "bf16"} == layers
+
+
 def test_mxfp4_holds_for_experts_alone_and_latent_layers_take_blocks() -> None:
     experts = read(MIXTRAL, {"quant_method": "mxfp4"})
     assert stored(experts) == {
@@ -293,6 +313,11 @@ def test_quantisation_is_found_wherever_it_stands(tmp_path: Path) -> None:
     assert refusal(llava, **eight).startswith("c.json: vision_config: a quantised image encoder is not simulated")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     beside = tmp_path / "hf_quant_config.json"
+    cache = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    beside.write_text(json.dumps({"quantization": cache}), encoding="utf-8")
+    load_model.cache_clear()
+    assert facts(load_model(str(tmp_path)))["kv_bytes_per_token"] == 65536
+    assert facts(load_model(str(tmp_path)))["precision"] == "bf16"
     inside = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
     beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": inside}), encoding="utf-8")
     load_model.cache_clear()

@@ -211,6 +211,14 @@ def resolve(
     return found if kv is None else replace(found, kv=kv)
 
 
+def _read(weights: Storage, dtype: DType) -> Storage:
+    """Activations in ``dtype``: with a scale a token, or for as many numbers of one as a block of weights is deep,
+    where weights of their type have scales of that kind."""
+    if weights.element != dtype.value or not weights.rows:
+        return Storage(element=dtype.value)
+    return Storage(element=dtype.value, rows=1, depth=weights.depth)
+
+
 def _weights(
     stored: Precision | None, dtype: DType, weights: Storage | None, multiplied: frozenset[str] | None
 ) -> Precision:
@@ -225,8 +233,7 @@ def _weights(
             raise WorkloadError(
                 f"weight_dtype = '{weights}' with dtype = 'fp32': kernels of quantised weights are 16-bit"
             )
-        product = Product(weights=weights, activations=Storage(element=dtype.value))
-        return Precision(base=base, product=product, kv=cached)
+        return Precision(base=base, product=Product(weights=weights, activations=_read(weights, dtype)), kv=cached)
     if stored is None:
         return plain(dtype)
     if dtype is DType.FP32:

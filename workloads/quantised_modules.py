@@ -19,8 +19,13 @@ MODULES: dict[str, tuple[str, ...]] = {part: tuple(names) for part, names in _TA
 # Words of names that stand for parts no product of ours is quantised in: embeddings, norms, routers, encoders.
 _ELSEWHERE = frozenset(name.rsplit(".", 1)[-1] for name in _TABLE["no_product"]["names"])
 # Where layers stand in a module's path; patterns are tried with each.
-_PREFIXES = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers", "layers")
-_LAYER = re.compile(r"(?:layers|h|blocks?|layer)\\?\.(\d{1,6})(?=\\?\.|\\?$|\$|\*)")
+_PREFIXES = (
+    "model.layers", "model.language_model.layers", "language_model.model.layers", "model.decoder.layers",
+    "backbone.layers", "transformer.h", "layers",
+)  # fmt: skip
+# Words before a layer's number in names of other layers than the language model's.
+_OTHERS = re.compile(r"(vision|visual|audio|speech|encoder|mtp|img)")
+_LAYER = re.compile(r"(?:layers|h|blocks?|layer)\\?\.(\d{1,6})(?!\d)")
 _EXPERT = re.compile(r"experts\\?\.([1-9]\d*)(?=\\?\.|$)")
 _HEAD = "lm_head"
 
@@ -109,10 +114,12 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matcher:
-    """A rule made ready: its layer where it names one, whether it looks at layers at all, and its test."""
+    """A rule made ready: the number of a layer that it names, the only layer it can hold for, whether it looks at
+    layers at all, and its tests of a module and of the head."""
 
     pattern: str
     product: Product | None
+    named: int | None
     layer: int | None
     by_layer: bool
     holds: Callable[[int, str], bool]
@@ -127,24 +134,28 @@ def rules_of(rules: Sequence[Rule], where: str) -> list[Matcher]:
 def _matcher(rule: Rule, where: str) -> Matcher:
     pattern = rule.pattern
     found = _LAYER.search(pattern)
-    layer = int(found[1]) if found else None
+    named = int(found[1]) if found else None
+    elsewhere = found is not None and _OTHERS.search(pattern[: found.start()]) is not None
     if pattern.startswith("re:") or "*" in pattern:
         tried = _compiled(pattern, where)
 
         def matches(at: int, name: str) -> bool:
             return any(tried.match(f"{prefix}.{at}.{name}") is not None for prefix in _PREFIXES)
 
+        # "layers.1*" holds for layer 10 too, and so does an expression whose dot stands for any sign.
+        dot = (r"\.", "[.]") if pattern.startswith("re:") else (".",)
+        closed = found is not None and pattern[found.end() :].startswith(dot)
         return Matcher(
-            pattern=pattern, product=rule.product, layer=layer, by_layer=True, holds=matches,
-            names=lambda name: tried.match(name) is not None,
+            pattern=pattern, product=rule.product, named=named, layer=named if closed else None, by_layer=True,
+            holds=matches, names=lambda name: tried.match(name) is not None,
         )  # fmt: skip
     rest = pattern if found is None else pattern[found.end() :].removeprefix(".")
 
     def stands(_: int, name: str) -> bool:
-        return not rest or _beside(rest, name)
+        return not elsewhere and (not rest or _beside(rest, name))
 
     return Matcher(
-        pattern=pattern, product=rule.product, layer=layer, by_layer=layer is not None, holds=stands,
+        pattern=pattern, product=rule.product, named=named, layer=named, by_layer=named is not None, holds=stands,
         names=lambda name: _beside(pattern, name),
     )  # fmt: skip
 
@@ -175,9 +186,9 @@ def _check_found(rules: Sequence[Matcher], layers: int, where: str) -> None:
     patterns = {rule.pattern for rule in rules}
     for rule in rules:
         words = set(re.findall(r"\w+", rule.pattern.removeprefix("re:")))
-        if words & _ELSEWHERE or any(word.strip("_") in _ELSEWHERE for word in words):
+        if words & _ELSEWHERE or any(_OTHERS.match(word) for word in words):
             continue
-        if rule.layer is not None and rule.layer >= layers:  # layers that predict more tokens
+        if rule.named is not None and rule.named >= layers:  # layers that predict more tokens
             continue
         if _EXPERT.search(rule.pattern):
             if _EXPERT.sub("experts.0", rule.pattern) in patterns:

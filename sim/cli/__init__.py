@@ -13,6 +13,7 @@ import click
 
 COMMANDS = {
     "simulate": "Simulate one scenario: latency, energy, power, clock, and a Perfetto timeline.",
+    "plan": "Which deployment of so many GPUs serves best under latency targets; launch files.",
     "serve": "Serve a stream of requests: latency percentiles, throughput, joules per request.",
     "validate": "Predict measured records and print the errors.",
     "overlap": "Chunks and SMs for communication: energy and latency of every schedule.",

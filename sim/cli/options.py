@@ -62,10 +62,11 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
     flag = "--" + name.replace("_", "-")
     text = field.description or ""
     if not field.is_required() and field.default not in (None, False):
-        text = f"{text} [default: {field.default}]".strip()
+        default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        text = f"{text} [default: {default}]".strip()
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-    if name in ("sm_partitions", "sm_partition"):
+    if name in ("sm_partitions", "sm_partition", "modes", "dtypes"):  # lists with commas, read by the field
         return click.option(flag, name, default=None, help=text)
     if name in ("dtype", "kv_dtype"):
         return click.option(flag, name, default=None, type=TypeName(choices), help=text)

@@ -20,8 +20,8 @@ from hardware.gpu import GpuSpec
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
-from workloads.precision import Precision
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
 # weaker one is the status.
@@ -202,11 +202,13 @@ def standing_of_laws(target: Machine, *, outside: bool = False, unmeasured: Sequ
     )
 
 
-def standing_served(target: Machine, precision: Precision, *, beyond_positions: int = 0) -> Standing:
-    """What a served run rests on: laws of kernels; no whole server was held against its prediction.
+def standing_served(target: Machine, group: Scenario, *, beyond_positions: int = 0) -> Standing:
+    """What a served run of replicas like ``group`` rests on: laws of kernels; no whole server was held against its
+    prediction.
 
     ``beyond_positions`` requests are longer than the positions of the model.
     """
+    precision = precision_of(group)
     unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
     laws = standing_of_laws(target, unmeasured=unlike)
     if beyond_positions:

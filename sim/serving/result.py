@@ -92,7 +92,7 @@ class ServeResult:
         return {
             "model": spec.model,
             "gpu": self.machine.gpu.id,
-            **standing_served(self.machine, precision, beyond_positions=self._beyond(table)).as_json(),
+            **standing_served(self.machine, group, beyond_positions=self._beyond(table)).as_json(),
             "precision": precision.as_json(),
             "beyond_model_positions": self._beyond(table),
             "gpus": spec.gpus,

@@ -9,7 +9,6 @@ import numpy as np
 
 from sim.result.status import standing_served
 from sim.result.trace import FIRST_STREAM, release
-from sim.scenario.precision import precision_of
 from sim.serving.kernels import kernels_of
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
@@ -147,7 +146,7 @@ def _about(run: ServeResult) -> dict[str, Any]:
     return {
         "version": release(),
         "gpu": run.machine.gpu.id,
-        **standing_served(run.machine, precision_of(spec.group())).as_json(),
+        **standing_served(run.machine, spec.group()).as_json(),
         "world": spec.group().world,
         "scenario": {name: value for name, value in policy.items() if value is not None},
     } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})
