@@ -41,7 +41,7 @@ def mine(tmp_path: Path) -> Path:
     page = (Path(__file__).parent.parent / "docs" / "families.md").read_text(encoding="utf-8")
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "config.json").write_text(re.search(r"```json\n(.*?)```", page, re.S)[1])  # type: ignore[index]
+    (folder / "config.json").write_text(re.search(r"```\n(\{.*?)```", page, re.S)[1])  # type: ignore[index]
     (folder / "family.toml").write_text(re.search(r"```toml\n(model_types.*?)```", page, re.S)[1])  # type: ignore[index]
     return folder
 
