@@ -140,7 +140,7 @@ def _kernel_kinds(run: Run, cls: Any, stream: Any) -> tuple[list[SpanKind], Any]
             "stream": FIRST_STREAM + number,
             "family": kernel.family,
             **kernel.describe,
-            "blocks": terms.blocks,
+            "blocks": (kernel.beside or terms).blocks,
             "hbm_bytes": terms.hbm_bytes,
         }
         if terms.link_bytes:
