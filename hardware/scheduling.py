@@ -17,7 +17,8 @@ class Scheduling:
     one kernel releases a product and a collective, the collective asks for SMs its lead (by launch) after the pause
     between kernels. A product of more tiles than its blocks' own clears a counter first, in a memset of ``memset_s``,
     behind which it pauses for ``cleared_pause_s``; against such a product the collective is first in
-    ``collective_wins`` of all cases.
+    ``collective_wins`` of all cases. In a graph a kernel starts ``joining_gap_s`` after one of another stream that it
+    waits for, a collective on a side stream ``side_start_s`` after the one before it.
     """
 
     own_tiles: int
@@ -29,6 +30,8 @@ class Scheduling:
     memset_s: float
     cleared_pause_s: float
     collective_wins: float
+    joining_gap_s: float
+    side_start_s: float
 
     @property
     def clearing_s(self) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from statistics import NormalDist
-from typing import assert_never
+from typing import Any, assert_never
 
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
@@ -23,15 +23,19 @@ from hardware.laws.price import (
     exchange_terms,
     gemm_terms,
     grouped_gemm_terms,
+    launched_gemm,
 )
+from hardware.laws.stored import prefill_with_cache, with_stored_weights
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass
 from workloads.program import Kernel
+from workloads.storage import Storage
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
+    DType,
     ElementwiseWork,
     ExchangeSizes,
     GemmWork,
@@ -46,12 +50,16 @@ COLLECTIVE_WINS = scheduling().collective_wins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricer:
-    """Prices kernels on one GPU type. ``in_graph`` False prices collectives as bare back-to-back loops."""
+    """Prices kernels on one GPU type. ``in_graph`` False prices collectives as bare back-to-back loops.
+
+    ``eager``: the host launches each kernel.
+    """
 
     profile: Profile
     gpu: GpuSpec
     gap_s: float
     in_graph: bool = True
+    eager: bool = False
     world: int = 1
     cluster: Cluster | None = None
 
@@ -66,18 +74,26 @@ class Pricer:
         """The engine's class for a ``kernel`` that is :func:`drawn`: its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
+        in_graph = self.in_graph and not self.eager
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
         facts = self.profile.scheduling
-        fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > facts.own_tiles * self.gpu.sms
+        if side and in_graph:
+            # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
+            late_s = facts.side_start_s - facts.collective_lead_graph_s
+            terms = replace(terms, floor_s=terms.floor_s + late_s)
+        beside = self._launched(work, terms)
+        fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > facts.own_tiles * self.gpu.sms
         flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
             name=kernel.name,
             family=family(work),
             terms=self._contested(work, terms),
             gap_s=0.0 if side or goes_on else self.gap_s,
+            joining_gap_s=facts.joining_gap_s if in_graph and not side and not goes_on else 0.0,
             lead_s=facts.collective_lead_graph_s if side else 0.0,
             clearing_s=min(facts.clearing_s, terms.scale * terms.floor_s) if fetches else 0.0,
+            beside=None if beside is terms else beside,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": flops} | sizes(work),
@@ -87,11 +103,18 @@ class Pricer:
         """``terms`` of a collective that waits for its rival's last round on some rank."""
         if not isinstance(work, CollectiveWork) or work.rival is None:
             return terms
-        rival = self.terms(work.rival)
+        rival = self._launched(work.rival, self.terms(work.rival))
         if rival.blocks <= self.profile.scheduling.own_tiles * self.gpu.sms:
             return terms  # no counter to clear: it wins on every rank
         waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
         return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
+
+    def _launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
+        """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
+        match work:
+            case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None):
+                return launched_gemm(self.profile, self.gpu, terms, m=work.m, n=work.n, k=work.k)
+        return terms
 
     def _of_group(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` on any chips: the mean chip's power, and on several of them tensor time of the slowest one.
@@ -129,6 +152,16 @@ class Pricer:
                         f"comm_ctas = {work.beside_ctas}: leaves none of {gpu.sms} SMs to products: use fewer"
                     )
                 return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=left)
+            case GemmWork() if work.weights is not None:
+                return with_stored_weights(
+                    self.terms(replace(work, weights=None)),
+                    m=work.m,
+                    n=work.n,
+                    k=work.k,
+                    element_bytes=work.dtype.bits / 8,
+                    weight_bytes=work.weights.bytes_of(work.n, work.k),
+                    turned=turned(work.weights, work.dtype),
+                )
             case GemmWork():
                 return gemm_terms(
                     profile,
@@ -150,6 +183,7 @@ class Pricer:
                     q_heads=work.q_heads,
                     cached_dim=work.head_dim,
                     v_dim=work.v_head_dim,
+                    kv_bytes=work.kv_dtype.bytes,
                 )
             case AttentionWork() if work.decode:
                 return attention_decode_terms(
@@ -162,6 +196,10 @@ class Pricer:
                     head_dim=work.head_dim,
                     kv_bytes=work.kv_dtype.bytes,
                 )
+            case AttentionWork() if work.kv_dtype.bytes != 2:
+                cached = 2.0 * work.batch * work.kv_len * work.kv_heads * work.mean_head_dim
+                wide = self.terms(replace(work, kv_dtype=DType.BF16))
+                return prefill_with_cache(wide, elements=cached, element_bytes=work.kv_dtype.bytes)
             case AttentionWork():
                 return attention_prefill_terms(
                     profile,
@@ -195,6 +233,8 @@ class Pricer:
                     rows_beyond128=work.rows_beyond128,
                     n=work.n,
                     k=work.k,
+                    dtype=work.dtype.value,
+                    **_stored_experts(work),
                 )
             case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
                 one = Exchange(
@@ -226,6 +266,24 @@ class Pricer:
         assert_never(work)
 
 
+def turned(weights: Storage, dtype: DType) -> bool:
+    """Whether weights must become elements of another type before tensor cores multiply them (not only be scaled)."""
+    return weights.element != dtype.value and not weights.plain
+
+
+def _stored_experts(work: GroupedGemmWork) -> dict[str, Any]:
+    """Bytes of experts' operands where they are not the 16-bit ones that were measured."""
+    if work.weights is None and work.dtype.bits == 16:
+        return {}
+    element = Storage(element=work.dtype.value)
+    weights = work.weights or element
+    return {
+        "weight_bytes": float(work.distinct * weights.bytes_of(work.n, work.k)),
+        "row_bytes": element.bytes_of(1, work.k),
+        "turned": turned(weights, work.dtype),
+    }
+
+
 def drawn(kernel: Kernel) -> Kernel:
     """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
     work = kernel.work
@@ -248,12 +306,23 @@ def expected_maximum(count: int) -> float:
 def sizes(work: Work) -> dict[str, object]:
     """A work's sizes by name, for traces."""
     return {
-        field.name: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        field.name: _shown(value)
         for field in fields(work)
         if (value := getattr(work, field.name)) is not None
         and not (value is False and field.default is False)
         and field.name not in ("rival", "turn")
     }
+
+
+def _shown(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case tuple():
+            return list(value)
+        case Storage():
+            return str(value)
+    return value
 
 
 def family(work: Work) -> str:

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from hardware.sampling import Sampling
-from sim.scenario.spec import Degree, GpuName, ModelName, Positive, Scenario, Table
+from sim.scenario.spec import (
+    CacheType,
+    Degree,
+    GpuName,
+    ModelName,
+    Positive,
+    RunType,
+    Scenario,
+    Table,
+    WeightType,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -36,7 +46,17 @@ class ServeSpec(Table):
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
     )
-    dtype: Literal["bf16", "fp16", "fp8_e4m3"] = "bf16"
+    dtype: RunType = Field(
+        "bf16", description="type of what is not quantised; below 16 bit, what products of weights read and hold"
+    )
+    weight_dtype: WeightType | None = Field(
+        None,
+        description="how weights are stored: int4_g128, fp8_e4m3_block128, nvfp4, ... [default: as in the checkpoint, "
+        "else dtype]",
+    )
+    kv_dtype: CacheType | None = Field(
+        None, description="type of the KV cache [default: the checkpoint's, else 16 bit]"
+    )
     stack: str = Field("paged-kv", description="what a serving stack makes of the model")
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
     prefill_power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
@@ -63,7 +83,9 @@ class ServeSpec(Table):
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
-    trace_block_tokens: Positive = Field(512, description="tokens that a hash in a JSONL trace stands for")
+    trace_block_tokens: Positive | None = Field(
+        None, description="tokens that a hash in a JSONL trace stands for (512 in Mooncake's, 16 in Bailian's)"
+    )
     arrivals: Law = Field("poisson", description="law of the times between requests")
     rate_per_s: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="requests a second")
     burstiness: Annotated[float, Field(gt=0, le=1e4)] = Field(
@@ -147,7 +169,8 @@ class ServeSpec(Table):
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch",
+                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype",
+                "stack", "launch",
                 "chip_temperature_c",
             )
         }  # fmt: skip

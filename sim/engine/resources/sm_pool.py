@@ -36,7 +36,7 @@ from simpy.events import NORMAL
 
 from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds
 from sim.engine.resources.grid import Grid, Progress, room
-from sim.engine.resources.tiles import Split, last_round, split_of
+from sim.engine.resources.tiles import Split, begin_late, last_round, split_of
 
 
 class Blocks(Ask):
@@ -107,6 +107,7 @@ class SmPool(Arbitrated):
         super().__init__(env, capacity, rounds, place)
         self.free = float(capacity)
         self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
+        self.loose = False  # some of the free ones were left by the last round of a product in clusters
         self.users: list[Blocks] = []
         self.on_change: Callable[[], None] = _nothing  # after an arbitration that left somebody waiting, or grew one
         self._late: list[Blocks] = []
@@ -127,7 +128,8 @@ class SmPool(Arbitrated):
         grid = event.grid
         if event.wanted > self.free:
             self._displace(event)
-        give = event.wanted if event.wanted <= self.free and not self.scattered else self._room(event)
+        whole = event.wanted <= self.free and not self.scattered and not self.loose
+        give = event.wanted if whole else self._room(event)
         if give <= 0.0:
             if event.at_once:
                 self._start_on_nothing(event)
@@ -160,12 +162,13 @@ class SmPool(Arbitrated):
         if event.keep is None:
             self.free += blocks.held
             if blocks.held:
-                self.scattered = 0.0
+                self.scattered, self.loose = 0.0, False
             blocks.held = 0.0
             self.users.remove(blocks)
         else:
             self.free += blocks.held - event.keep
             blocks.held = event.keep
+            self.loose = self.loose or blocks.grid.cluster > 1
         if not self.asked and (self.put_queue or self._partial):
             self.rounds.ask(self)
         return True
@@ -225,7 +228,7 @@ class SmPool(Arbitrated):
         want, grid = blocks.wanted - blocks.held, blocks.grid
         if not grid.collective:
             return min(want, self.free)
-        return room(grid, want, self.free, scattered=self.scattered)
+        return room(grid, want, self.free, scattered=self.scattered, loose=self.loose)
 
     def _grow(self, users: Iterable[Blocks]) -> bool:
         """Blocks that have waited for SMs, of kernels that run, get those that are free."""
@@ -235,6 +238,8 @@ class SmPool(Arbitrated):
             more = self._more(blocks)
             if more > 0.0 and blocks.held == blocks.sms:
                 self.free -= more
+                if blocks.grid.collective and blocks.progress is not None:
+                    begin_late(blocks.progress, blocks.held / blocks.wanted, int(self._env.now))
                 blocks.held = blocks.sms = blocks.held + more
                 grew = True
         return grew
