@@ -134,9 +134,6 @@ def _end(text: str, code: int) -> NoReturn:
 
 
 def _ours(error: Exception) -> bool:
-    from hardware.errors import HardwareError
-    from sim.errors import SimError
-    from traces.errors import TraceError
-    from workloads.errors import WorkloadError
+    from inputs.errors import WattlineError
 
-    return isinstance(error, SimError | HardwareError | TraceError | WorkloadError)
+    return isinstance(error, WattlineError)
