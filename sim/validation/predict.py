@@ -321,6 +321,7 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
 
 SKIPPED = {
     "host": "describes the machine, measures nothing",
+    "served": "requests of a real server: wattline measure --engine prints them beside wattline serve",
     "idle": "an input of the fit: idle power is a coefficient",
     "link_power": "says what awake links draw: docs/records.md",
     "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
