@@ -28,7 +28,10 @@ from tests.config_kit import (
 from tests.transformer_kit import build
 from workloads import WorkloadError, load_model, params
 from workloads.huggingface import parse_config
+from workloads.model import ModelSpec
 from workloads.params import facts
+from workloads.program import Kernel
+from workloads.work import AttentionWork
 
 SHARED = os.environ.get("WATTLINE_SHARED")
 
@@ -54,26 +57,19 @@ def test_public_configurations_have_their_published_sizes(name: str) -> None:
 
 
 @pytest.mark.skipif(SHARED is None, reason="WATTLINE_SHARED names no folder of cases")
-def test_every_configuration_of_the_cases_is_right_or_refused_by_name() -> None:
+def test_every_configuration_of_the_cases_is_right() -> None:
     cases = Path(str(SHARED)) / "cases"
     known = json.loads((cases / "models.json").read_text(encoding="utf-8"))
-    refused = {}
     for name, right in known.items():
-        try:
-            found = facts(load_model(str(cases / "models" / name)))
-        except WorkloadError as error:
-            refused[name] = str(error).split("config.json: ", 1)[1]
+        found = facts(load_model(str(cases / "models" / name)))
+        if (
+            name == "nemotron3-nano-30b"
+        ):  # cut down to 4 of its 52 layers: its published size is in test_workloads_families
+            assert (found["parameters"], found["kv_bytes_per_token"]) == (2_102_994_048, 2 * 2 * 2 * 128)
             continue
         assert found["parameters"] == pytest.approx(right["parameters_billion"] * 1e9, rel=0.01), name
         if right["kv_bytes_per_token"] is not None:
             assert found["kv_bytes_per_token"] == right["kv_bytes_per_token"], name
-    assert not [name for name, text in refused.items() if "quantization_config" in text]
-    families = {name for name, text in refused.items() if text.startswith("model_type = ")}
-    assert families == {
-        "deepseek-v3.2", "falcon-7b", "gemma-2-9b", "gpt-oss-20b", "llama-4-scout", "mamba2-2.7b",
-        "mistral-small-3.1", "qwen2.5-vl-7b", "whisper-large-v3",
-    }  # fmt: skip
-    assert set(refused) - families == {"nemotron3-nano-30b"}
 
 
 # -- precision --------------------------------------------------------------------------------------------------
@@ -168,17 +164,28 @@ def test_one_key_twice_is_no_configuration() -> None:
 # -- windows and positions --------------------------------------------------------------------------------------
 
 
-def test_a_window_is_exact_in_contexts_within_it_and_refused_beyond() -> None:
+def test_a_window_is_exact_in_contexts_within_it_and_limits_what_is_read_beyond() -> None:
     window, whole = read(MISTRAL), read(MISTRAL, sliding_window=None)
     assert (window.window, whole.window) == (4096, 0)
     assert build(window, seq_len=4096) == build(whole, seq_len=4096)
-    message = "seq_len: c.json attends over a window of 4096 tokens"
-    for phase, tokens in (("prefill", 4097), ("decode", 4096)):
-        with pytest.raises(WorkloadError) as error:
-            build(window, phase, seq_len=tokens)
-        assert str(error.value).startswith(message)
-        assert build(whole, phase, seq_len=tokens)
+
+    def attention(phase: str, tokens: int, model: ModelSpec = window) -> Kernel:
+        kernels = build(model, phase, seq_len=tokens).ranks[0].phases[0].segments[0].kernels
+        return next(kernel for kernel in kernels if kernel.name == "attention")
+
+    assert attention("decode", 8192) == attention("decode", 4096)
+    # 4,096 rising rows and 4,096 full ones of 8,192: 3,072.25 keys each, rounded up
+    work = attention("prefill", 8192).work
+    assert isinstance(work, AttentionWork) and (work.kv_len, work.causal) == (3073, False)
+    assert attention("prefill", 8192).flops == pytest.approx(attention("prefill", 8192, whole).flops * 3073 / 8192)
     assert read({k: v for k, v in MISTRAL.items() if k != "sliding_window"}).window == 4096  # transformers' default
+
+
+def test_windows_in_layers_that_are_not_named_are_refused_beyond() -> None:
+    some = read(QWEN2, use_sliding_window=True, max_window_layers=21, sliding_window=4096)
+    assert build(some, seq_len=4096)
+    with pytest.raises(WorkloadError, match=r"^seq_len: c\.json attends over a window of 4096 tokens"):
+        build(some, seq_len=4097)
 
 
 def test_windows_of_qwen_need_their_switch_and_layers_to_slide() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from workloads.model import ModelSpec
@@ -53,10 +53,14 @@ class Shape:
         """Key/value heads of one rank; replicated where there are fewer than ranks."""
         return max(1, self.model.kv_heads // self.layout.tp)
 
+    def heads_whole(self) -> Shape:
+        """The same step where every rank of the tensor group holds all heads."""
+        return replace(self, layout=replace(self.layout, tp=1))
+
     def local_sizes(self, parallel: str | None) -> dict[str, int]:
         """Sizes by axis on one rank when ``parallel`` is sharded over the tensor-parallel ranks."""
         sizes = self.model.sizes() | {"b": self.batch, "s": self.new_tokens, "z": self.context}
-        if parallel == "K":  # a rank's key/value heads and their query heads, however the latter are written
+        if parallel in ("H", "K"):  # a rank's key/value heads and their query heads, however the latter are written
             sizes["K"] = self.kv_heads
             sizes["H"] = self.q_heads
             sizes["r"] = self.q_heads // self.kv_heads
@@ -109,6 +113,8 @@ def gemm_kernel(
 
     ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism); ``weights`` as in ``GemmWork``.
     """
+    if ops[0].einsum.of_activations:
+        return _activation_product(name, ops, shape)
     rows = depth = columns = 0
     flops = 0.0
     for one in ops:
@@ -130,6 +136,14 @@ def product_bytes(work: GemmWork) -> int:
     return operands + max(work.dtype.bits, DType.BF16.bits) // 8 * work.m * work.n
 
 
+def _activation_product(name: str, ops: tuple[Op, ...], shape: Shape) -> Kernel:
+    """A product of two activations, 16-bit both: one for each point of the axes that they share (sequences, heads)."""
+    (one,) = ops
+    sizes = shape.local_sizes(one.parallel)
+    m, n, k = one.einsum.gemm(sizes)
+    return product_kernel(name, m, n, k, count=one.einsum.count(sizes))
+
+
 def product_kernel(name: str, m: int, n: int, k: int, *, count: int = 1, dtype: DType = DType.BF16) -> Kernel:
     """``count`` products ``m x k`` by ``k x n`` in one kernel, their inputs and results of ``dtype``."""
     return Kernel(
@@ -149,21 +163,39 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
     kv = shape.precision.kv
+    window = node.window or shape.model.usual_window
+    kv_len, causal = shape.context, shape.model.causal and not decode
+    if window and shape.context > window:
+        kv_len, causal = seen_keys(shape.new_tokens, shape.context, window), False
+        flops = flops * kv_len // shape.context
+        if decode:
+            keys = keys * kv_len // shape.context
     return Kernel(
         name=node.name,
         work=AttentionWork(
             batch=shape.batch,
             q_len=shape.new_tokens,
-            kv_len=shape.context,
+            kv_len=kv_len,
             q_heads=shape.q_heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.model.head_dim,
-            causal=shape.model.causal and not decode,
+            causal=causal,
             kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
         ),
         flops=float(flops),
         bytes_moved=float(DType.BF16.bytes * (queries + output) + 2 * kv.bytes * keys),
     )
+
+
+def seen_keys(new_tokens: int, context: int, window: int) -> int:
+    """Keys that each of the last ``new_tokens`` of ``context`` sees within ``window``, on average and rounded up.
+
+    >>> seen_keys(1, 8192, 4096), seen_keys(8192, 8192, 4096)
+    (4096, 3073)
+    """
+    short = max(0, min(window, context) - (context - new_tokens))  # tokens with fewer keys than the window before them
+    missing = short * window - sum((context - new_tokens + 1, context - new_tokens + short)) * short // 2
+    return -(-(new_tokens * window - missing) // new_tokens)
 
 
 def elementwise_kernel(

@@ -101,10 +101,9 @@ def _stage_need(
     ulysses = layout.cp_mode == "ulysses"
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp)) if ulysses else kv_heads / layout.cp
     cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
-    kv = 1.0 * sequences * context * cached * model.attending(mine) * precision.kv.bytes
+    kv = 1.0 * sequences * model.cached_tokens(mine, context) * cached * precision.kv.bytes
     if model.state_space:  # fp32 states, as long as the sequence is served
-        mixers = model.pattern[mine.start : mine.stop].count("M")
-        kv += sequences * mixers * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
+        kv += sequences * model.mixing(mine) * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
     tokens = sequences / layout.micro_batches * new_tokens / layout.cp
     wide = 3.0 * (model.d_ff * max(model.top_k, 1)) / layout.tp
     qkv = model.head_dim * (model.q_heads / layout.tp + 2 * kv_heads)

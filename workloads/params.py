@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
+from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
 from workloads.precision import Precision, plain, resolve
 from workloads.work import DType, Elementwise
 
@@ -17,12 +17,12 @@ def weighted_ops(node: Node) -> tuple[Op, ...]:
     """The ops of a node that multiply by a weight."""
     match node:
         case Gemm():
-            return node.ops
+            return tuple(one for one in node.ops if not one.einsum.of_activations)
         case LatentAttention():
             return (*node.down, *node.q_up, node.k_up, node.v_up)
         case Experts():
             return (node.router, *node.up, node.down, *(one for part in node.shared for one in weighted_ops(part)))
-        case Attention() | StateSpace() | Pointwise():
+        case Attention() | StateSpace() | Pointwise() | Exchange():
             return ()
     assert_never(node)
 
@@ -51,7 +51,8 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     """
     sizes = model.sizes()
     met = sizes | {"e": model.top_k} if active else sizes
-    total = model.vocab * model.d_model * (1 if model.tied_embeddings else 2) + model.d_model
+    total = model.extra_parameters
+    total += model.vocab * model.d_model * (1 if model.tied_embeddings else 2) + model.d_model
     if model.learned_positions:
         total += model.max_positions * model.d_model
     for _, block, layers in model.layer_groups(range(model.layers)):
@@ -70,7 +71,12 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
                 per_layer += model.latent.q_rank + model.latent.kv_rank
         total += len(layers) * per_layer
     if model.vision:  # and the projector's two products
-        total += params(model.vision.model) + model.d_model * (model.vision.model.d_model + model.d_model)
+        wide = model.vision.model.d_model
+        projector = model.vision.projector or ((wide, model.d_model), (model.d_model, model.d_model))
+        total += params(model.vision.model) + sum(one * other for one, other in projector)
+        total += model.vision.extra_parameters
+    if model.encoder:
+        total += params(model.encoder)
     return total
 
 

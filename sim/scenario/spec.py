@@ -15,8 +15,8 @@ from inputs.files import read_text
 from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
 from sim.scenario.partition import check_names, pairs
+from workloads.catalog import model_id
 from workloads.errors import WorkloadError
-from workloads.model import model_id
 from workloads.storage import ALIASES, storage
 
 Positive = Annotated[int, Field(gt=0, le=100_000_000)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, assert_never
 
+from workloads.errors import WorkloadError
 from workloads.families.ring import Ring, RingLayout, ring_kernels
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, exchange_kernel, permute_kernel
 from workloads.ops import Attention
@@ -23,6 +24,11 @@ def attention_kernels(node: Attention, shape: Shape, phase: Pass, stack: Stack) 
     """
     if shape.layout.cp == 1:
         return _local(node, shape, phase, stack)
+    window = node.window or shape.model.usual_window
+    if window and shape.context > window and shape.layout.cp_mode != "ulysses":
+        raise WorkloadError(
+            f"cp_mode = '{shape.layout.cp_mode}': attention over a window of {window} tokens: use cp_mode = 'ulysses'"
+        )
     match shape.layout.cp_mode:
         case "ulysses":
             return _ulysses(node, shape, phase, stack)

@@ -44,8 +44,8 @@ def expert_kernels(node: Experts, shape: Shape, load: ExpertLoad, *, slots: int)
         ]
     kernels.append(_gather("gather", rows, width, up))
     kernels += [
-        _grouped("gate_up_grouped", shape, load, slots, up, n=2 * inner, k=width),
-        elementwise_kernel("silu_mul", Elementwise.SILU_MUL, rows, inner, 3 * rows * inner * element),
+        _grouped("gate_up_grouped", shape, load, slots, up, n=len(node.up) * inner, k=width),
+        _activation(rows, inner, gated=len(node.up) == 2),
     ]
     if not down.activations.plain:
         kernels.append(quantise_kernel("down_grouped", rows, inner, down))
@@ -89,7 +89,8 @@ def shared_kernels(node: Experts, shape: Shape) -> list[Kernel]:
             kernels += weighted_kernels(part.name, part.ops, shape)
         else:
             width = shape.local_sizes(part.axis)[part.axis]
-            moved = 3 * shape.tokens * width * DType.BF16.bytes
+            passes = 3 if part.op is Elementwise.SILU_MUL else 2
+            moved = passes * shape.tokens * width * DType.BF16.bytes
             kernels.append(elementwise_kernel(part.name, part.op, shape.tokens, width, moved))
     if kernels:
         width = shape.model.d_model
@@ -113,6 +114,11 @@ def _gather(name: str, rows: int, width: int, product: Product | None = None) ->
     """Rows in another order, as ``product`` reads them, or in 16 bit."""
     bytes_once = rows * width * DType.BF16.bytes if product is None else product.activations.bytes_of(rows, width)
     return elementwise_kernel(name, Elementwise.GATHER, rows, width, 2 * bytes_once)
+
+
+def _activation(rows: int, width: int, *, gated: bool) -> Kernel:
+    name, op = ("silu_mul", Elementwise.SILU_MUL) if gated else ("activation", Elementwise.RELU)
+    return elementwise_kernel(name, op, rows, width, (3 if gated else 2) * rows * width * DType.BF16.bytes)
 
 
 def _grouped(name: str, shape: Shape, load: ExpertLoad, slots: int, product: Product, *, n: int, k: int) -> Kernel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, assert_never
 
 from workloads.families.context import attention_kernels
@@ -10,12 +11,12 @@ from workloads.families.latent import latent_kernels
 from workloads.families.moe import expert_kernels
 from workloads.families.options import Options
 from workloads.families.state_space import state_space_kernels
-from workloads.kernels import Shape, elementwise_kernel, weighted_kernels
-from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Pointwise, StateSpace
+from workloads.kernels import Shape, elementwise_kernel, exchange_kernel, gemm_kernel, weighted_kernels
+from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Pointwise, StateSpace
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
 from workloads.stack import Stack
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+from workloads.work import DType, Elementwise
 
 PhaseName = Literal["prefill", "decode"]
 
@@ -24,6 +25,8 @@ def node_kernels(
     node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
     """What one node runs; ``load`` is that of the rank's experts where it has some."""
+    if isinstance(node, Attention) and node.scores.parallel is None:
+        shape = shape.heads_whole()
     match node:
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
@@ -40,30 +43,33 @@ def node_kernels(
         case Experts():
             assert load is not None
             return expert_kernels(node, shape, load, slots=(shape.model.experts + options.routing.slots_added))
+        case Exchange():
+            return [_exchange_kernel(node, shape)] if shape.layout.tp > 1 else []
     assert_never(node)
 
 
+def _exchange_kernel(node: Exchange, shape: Shape) -> Kernel:
+    """A collective of the tensor group over whole 16-bit arrays."""
+    sizes = shape.local_sizes(None)
+    elements = sum(math.prod(sizes[axis] for axis in one) for one in node.axes)
+    return exchange_kernel(node.name, shape.layout.tensor_ranks, elements, node.op)
+
+
 def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack) -> list[Kernel]:
-    kernels = weighted_kernels(node.name, node.ops, shape, fused=stack.fused_weights or node.one_matrix)
-    if node.reduces and shape.layout.tp > 1:
-        buffer = shape.tokens * shape.model.d_model * DType.BF16.bytes
-        kernels.append(
-            Kernel(
-                name="all_reduce_attn" if node.name == "o_gemm" else f"all_reduce_{node.name.split('_')[0]}",
-                work=CollectiveWork(
-                    op=CollectiveOp.ALL_REDUCE,
-                    ranks=shape.layout.tensor_ranks,
-                    buffer_bytes=buffer,
-                ),
-                flops=0.0,
-                bytes_moved=float(buffer),
-            )
-        )
+    if not node.ops[0].einsum.of_activations:
+        return weighted_kernels(node.name, node.ops, shape, fused=stack.fused_weights or node.one_matrix)
+    kernels = []
+    for one in node.ops:  # activations are 16 bits wide, whatever weights are
+        name = node.name if len(node.ops) == 1 else f"{one.label.lower()}_gemm"
+        kernels.append(gemm_kernel(name, (one,), shape, DType.BF16))
     return kernels
 
 
 def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kernel]:
-    model, tokens, element = shape.model, shape.tokens, DType.BF16.bytes
+    model, element = shape.model, DType.BF16.bytes
+    sizes = shape.local_sizes(node.parallel)
+    tokens = sizes["b"] * sizes["s"]
+    heads = sizes["H"] + sizes["K"]
     match node.op:
         case Elementwise.ADD_RMSNORM:
             width = model.d_model
@@ -75,7 +81,6 @@ def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kern
                 elementwise_kernel(f"{node.name}.norm", node.op, tokens, width, 2 * tokens * width * element),
             ]
         case Elementwise.ROPE:
-            heads = shape.q_heads + shape.kv_heads
             moved = 2 * tokens * heads * model.head_dim * element  # in place: read and write
             return [
                 elementwise_kernel(node.name, node.op, tokens, heads * model.head_dim, moved, blocks=tokens * heads)
@@ -83,11 +88,10 @@ def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kern
         case Elementwise.RMSNORM:
             if not stack.qk_norm:
                 return []
-            heads = shape.q_heads + shape.kv_heads
             moved = 2 * tokens * heads * model.head_dim * element  # in place
             return [elementwise_kernel(node.name, node.op, tokens * heads, model.head_dim, moved)]
         case Elementwise.SILU_MUL:
-            width = shape.local_sizes(node.axis)[node.axis]
+            width = sizes[node.axis]
             if stack.fused_gate:
                 return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
             # silu reads and writes one array and costs what any activation does
@@ -96,7 +100,7 @@ def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kern
                 elementwise_kernel(f"{node.name}.mul", node.op, tokens, width, 3 * tokens * width * element),
             ]
         case Elementwise.GELU | Elementwise.GELU_TANH | Elementwise.RELU:
-            width = shape.local_sizes(node.axis)[node.axis]
+            width = sizes[node.axis]
             return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]
         case _:
             width = model.d_model

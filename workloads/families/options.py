@@ -44,6 +44,8 @@ def precision_in(model: ModelSpec, options: Options) -> Precision:
 
 def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
     """Refuse what would silently run as something else."""
+    if model.refused:
+        raise WorkloadError(f"{model.id}: {model.refused}")
     if options.layers is not None:
         positive("layers", options.layers)
         if options.layers > model.layers:

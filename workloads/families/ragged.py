@@ -18,6 +18,7 @@ from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad
+from workloads.shard import shard
 from workloads.stack import Stack, load_stack
 
 
@@ -102,7 +103,7 @@ def _rank(
     for name, block, precision, run in runs:
         kernels: list[Kernel] = []
         stored = replace(whole, precision=precision)
-        for node in block.nodes:
+        for node in shard(block.nodes):
             match node:
                 case Attention() | LatentAttention():
                     for group in groups:

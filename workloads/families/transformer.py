@@ -24,6 +24,7 @@ from workloads.positions import check_reach
 from workloads.precision import Product
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.routing import ExpertLoad, expert_loads
+from workloads.shard import shard
 from workloads.stack import Stack, load_stack
 from workloads.work import CollectiveOp, CollectiveWork, DType
 
@@ -210,7 +211,7 @@ def _layer_kernels(
         return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
     if shape.layout.sequence_parallel:
         return overlapped_layer(shape, _schedule(shape, options))
-    kernels = in_turn(*(node_kernels(node, shape, phase, load, stack, options) for node in block.nodes))
+    kernels = in_turn(*(node_kernels(node, shape, phase, load, stack, options) for node in shard(block.nodes)))
     if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
         return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
     schedule = _schedule(shape, options)
