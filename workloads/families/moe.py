@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
 from workloads.ops import Experts, Gemm
@@ -112,7 +112,16 @@ def _grouped(name: str, shape: Shape, load: ExpertLoad, slots: int, *, n: int, k
     element = DType.BF16.bytes
     return Kernel(
         name=name,
-        work=GroupedGemmWork(experts=local, n=n, k=k, **asdict(load)),
+        work=GroupedGemmWork(
+            experts=local,
+            n=n,
+            k=k,
+            rows=load.rows,
+            distinct=load.distinct,
+            tiles128=load.tiles128,
+            tiles256=load.tiles256,
+            rows_beyond128=load.rows_beyond128,
+        ),
         flops=2.0 * load.rows * n * k,
         bytes_moved=float(element * (load.distinct * n * k + load.rows * (n + k))),
     )

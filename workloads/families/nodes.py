@@ -7,6 +7,7 @@ from typing import Literal, assert_never
 from workloads.einsum import Einsum
 from workloads.families.context import attention_kernels
 from workloads.families.eager import eager_kernels
+from workloads.families.engine import engine_of, pointwise_kernels, product_kernels, routed_experts
 from workloads.families.latent import latent_kernels
 from workloads.families.moe import expert_kernels
 from workloads.families.options import Options
@@ -25,7 +26,18 @@ def node_kernels(
     node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
     """What one node runs; ``load`` is that of the rank's experts where it has some."""
+    engine = engine_of(stack.engine)
     match node:
+        case Pointwise() if engine is not None:
+            experts = any(isinstance(one, Experts) for one in shape.model.block.nodes)
+            return pointwise_kernels(node, shape, engine, options.dtype, experts=experts) or _pointwise_kernels(
+                node, shape, stack
+            )
+        case Gemm() if engine is not None:
+            return product_kernels(node, shape, engine, options.dtype)
+        case Experts() if engine is not None:
+            assert load is not None
+            return routed_experts(node, shape, load, engine, options.dtype)
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():

@@ -53,7 +53,10 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"tokens_per_ep_rank = {rows}: {model.id} has no experts")
     if rows is not None and len(rows) != layout.ep:
         raise WorkloadError(f"tokens_per_ep_rank has {len(rows)} entries, ep is {layout.ep}: one a rank")
-    if options.dtype is DType.FP8 and model.experts:
+    engine = load_stack(options.stack).engine
+    if engine is not None:
+        _check_engine(engine, model, layout, options)
+    if options.dtype is DType.FP8 and model.experts and engine is None:
         raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
     if layout.sequence_parallel and options.dtype is DType.FP8:
         raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
@@ -71,6 +74,22 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"cp = {layout.cp}: stack 'eager-torch' attends on one rank: use cp = 1")
     if layout.sequence_parallel and options.stack != "reference-torch":
         raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
+
+
+def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Options) -> None:
+    """What a serving engine's kernels are known for."""
+    if model.latent or model.state_space:
+        kind = "latent attention" if model.latent else "state-space layers"
+        raise WorkloadError(f"stack = '{engine}': its kernels for {kind} ({model.id}) are not known: use stack 'paged-kv'")
+    if layout.cp > 1:
+        raise WorkloadError(f"stack = '{engine}': cp = {layout.cp}: its context parallelism is not known: use cp = 1")
+    if layout.ep_mode == "all_to_all":
+        raise WorkloadError(
+            f"stack = '{engine}': ep_mode = 'all_to_all': its kernels are known with experts on the ranks of one tensor "
+            "group: use ep_mode = 'all_reduce', or stack 'paged-kv'"
+        )
+    if options.overlap_chunks > 1 or options.overlap != "chunks":
+        raise WorkloadError(f"stack = '{engine}': its collectives are whole: leave overlap out, or use 'reference-torch'")
 
 
 def _check_images(model: ModelSpec, layout: Layout, options: Options) -> None:

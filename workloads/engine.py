@@ -1,0 +1,103 @@
+"""Serving engines as data: which kernels one makes of a model's nodes, in which order, and where it quantises."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from workloads.errors import WorkloadError
+from workloads.work import DType, EngineOp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A memory-bound kernel that moves ``element_bytes`` for each element of its node."""
+
+    op: EngineOp
+    element_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPasses:
+    """What an engine runs around its two products over experts.
+
+    ``gate_bytes`` are those for each expert's score and for each choice; ``sort_kernels`` and ``map_kernels`` (where
+    experts live on several ranks) are too small to have a size.
+    """
+
+    gate_bytes: tuple[int, int]
+    sort_kernels: int
+    map_kernels: int
+    act_bytes: int
+    copy_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One engine; ``pointwise`` by node and type of the products' inputs.
+
+    ``quantised_alone`` names products whose input a kernel of its own quantises. ``own_all_reduce_bytes``: up to this
+    buffer the engine's own all-reduce. ``sample_bytes`` for each logit, ``small_kernels`` after each step.
+    """
+
+    id: str
+    release: str
+    description: str
+    pointwise: Mapping[str, Mapping[str, Pass]]
+    quantise: Pass
+    quantised_alone: frozenset[str]
+    cache: Pass
+    experts: ExpertPasses
+    own_all_reduce_bytes: int
+    sample_bytes: int
+    small_kernels: int
+    captured_tokens: int
+
+    def pass_of(self, node: str, dtype: DType) -> Pass | None:
+        """The kernel of a pointwise node whose output feeds products of ``dtype``; None where it has none of its own."""
+        found = self.pointwise.get(node)
+        return None if found is None else found.get(dtype.value, found["bf16"])
+
+
+@lru_cache(maxsize=8)
+def load_engine(name: str) -> Engine:
+    """An engine by name.
+
+    >>> load_engine("vllm").pass_of("rope", DType.BF16).element_bytes
+    4
+    """
+    path = files("workloads") / "data" / "stacks" / f"{name}.toml"
+    if not path.is_file():
+        raise WorkloadError(f"unknown engine '{name}'")
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    experts, step = data["experts"], data["step"]
+    return Engine(
+        id=data["id"],
+        release=data["release"],
+        description=data["description"],
+        pointwise={
+            node: {dtype: _pass(one) for dtype, one in kernels.items()} for node, kernels in data["pointwise"].items()
+        },
+        quantise=_pass(data["quantise"]),
+        quantised_alone=frozenset(data["quantise"]["before"]),
+        cache=_pass(data["cache"]),
+        experts=ExpertPasses(
+            gate_bytes=(experts["gate"]["bytes_per_expert"], experts["gate"]["bytes_per_choice"]),
+            sort_kernels=experts["sort"]["kernels"],
+            map_kernels=experts["map"]["kernels"],
+            act_bytes=experts["act"]["bytes"],
+            copy_bytes=experts["copy"]["bytes"],
+        ),
+        own_all_reduce_bytes=data["all_reduce"]["own_up_to_bytes"],
+        sample_bytes=step["sample"]["bytes"],
+        small_kernels=step["small_kernels"],
+        captured_tokens=step["captured_tokens"],
+    )
+
+
+def _pass(table: Mapping[str, Any]) -> Pass:
+    return Pass(op=EngineOp(table["op"]), element_bytes=table["bytes"])
