@@ -25,13 +25,12 @@ class Pass:
 class ExpertPasses:
     """What an engine runs around its two products over experts.
 
-    ``gate_bytes`` are those for each expert's score and for each choice; ``sort_kernels`` and ``map_kernels`` (where
-    experts live on several ranks) are too small to have a size.
+    ``gate_bytes`` are those for each expert's score and for each choice. Choices of up to ``unsorted_share`` of the experts
+    are not sorted.
     """
 
     gate_bytes: tuple[int, int]
-    sort_kernels: int
-    map_kernels: int
+    unsorted_share: float
     act_bytes: int
     copy_bytes: int
 
@@ -87,8 +86,7 @@ def load_engine(name: str) -> Engine:
         cache=_pass(data["cache"]),
         experts=ExpertPasses(
             gate_bytes=(experts["gate"]["bytes_per_expert"], experts["gate"]["bytes_per_choice"]),
-            sort_kernels=experts["sort"]["kernels"],
-            map_kernels=experts["map"]["kernels"],
+            unsorted_share=experts["sort"]["unsorted_share"],
             act_bytes=experts["act"]["bytes"],
             copy_bytes=experts["copy"]["bytes"],
         ),

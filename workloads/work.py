@@ -62,7 +62,9 @@ class EngineOp(StrEnum):
     QUANTISE_BLOCK = "quantise_block"
     CACHE_WRITE = "cache_write"
     GATE = "gate"
-    SMALL = "small"  # ``rows`` kernels too small to have a size
+    SMALL = "small"  # ``rows`` kernels too small to have a size, launched by the host
+    SORT = "sort"  # ``rows`` tokens sorted by expert
+    MAP = "map"  # ids of experts that live on other ranks
     EXPERT_ACT = "expert_act"
     EXPERT_SUM = "expert_sum"
     SAMPLE_GREEDY = "sample_greedy"

@@ -12,8 +12,8 @@ from hardware.laws.engine_price import (
     engine_prefill_terms,
     routed_gemm_terms,
     scaled_gemm_terms,
-    small_kernels_terms,
     stand_in,
+    unsized_terms,
 )
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile
@@ -33,8 +33,8 @@ from workloads.work import (
 
 def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | None:
     """Terms of ``work`` under its engine's laws; None where the profile has no row of it."""
-    if isinstance(work, ElementwiseWork) and work.op is EngineOp.SMALL:
-        return small_kernels_terms(work.rows)
+    if isinstance(work, ElementwiseWork) and (terms := unsized_terms(work.op.value, work.rows)) is not None:
+        return terms
     laws = profile.engines.get(getattr(work, "engine", None) or "")
     if laws is None:
         return None

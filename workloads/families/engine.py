@@ -106,9 +106,10 @@ def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: Engine
     kernels = [gemm_kernel("router_gemm", (node.router,), shape, DType.BF16), *shared[:-1]]
     gate = tokens * (around.gate_bytes[0] * model.experts + around.gate_bytes[1] * model.top_k)
     kernels.append(_own("gate", engine, EngineOp.GATE, tokens, model.experts, gate))
-    kernels.append(_small("sort_rows", engine, around.sort_kernels))
+    if chosen > around.unsorted_share * model.experts:
+        kernels.append(_own("sort_rows", engine, EngineOp.SORT, tokens, 1, 0))
     if layout.ep > 1:
-        kernels.append(_small("map_experts", engine, around.map_kernels))
+        kernels.append(_own("map_experts", engine, EngineOp.MAP, tokens, 1, 0))
     for name, n, k, rows in (("gate_up_experts", 2 * inner, width, tokens), ("down_experts", width, inner, chosen)):
         if dtype is DType.FP8:
             kernels.append(pass_kernel(f"quantise_{name}", engine, engine.quantise, rows, k))
@@ -145,10 +146,6 @@ def _routed(
     return Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
 
 
-def _small(name: str, engine: Engine, count: int) -> Kernel:
-    return _own(name, engine, EngineOp.SMALL, count, 1, 0)
-
-
 def engine_head(head: Kernel, shape: Shape, engine: Engine) -> tuple[Kernel, ...]:
     """After the head: logits of all ranks together, a token a sequence, and what prepares the next step."""
     rows, vocabulary = shape.batch, shape.model.vocab
@@ -162,7 +159,7 @@ def engine_head(head: Kernel, shape: Shape, engine: Engine) -> tuple[Kernel, ...
         ]
     moved = engine.sample_bytes * rows * vocabulary
     kernels.append(_own("sample", engine, EngineOp.SAMPLE_GREEDY, rows, vocabulary, moved))
-    kernels.append(_small("next_step", engine, engine.small_kernels))
+    kernels.append(_own("next_step", engine, EngineOp.SMALL, engine.small_kernels, 1, 0))
     return tuple(kernels)
 
 
