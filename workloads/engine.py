@@ -36,6 +36,31 @@ class ExpertPasses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostPace:
+    """How an engine's host launches a step that is no whole graph: steps with prompts.
+
+    Up to ``captured_tokens`` a layer takes ``captured_launches`` launches, beyond as many as it has kernels; each takes
+    ``kernel_s``, and a layer of experts run kernel by kernel ``experts_layer_s`` more.
+    """
+
+    captured_tokens: int
+    captured_launches: int
+    kernel_s: float
+    experts_layer_s: float
+
+    def seconds(self, *, tokens: int, layers: int, kernels: int, experts: bool) -> float:
+        """The host's time for a step of ``tokens`` through ``layers`` of ``kernels`` each.
+
+        >>> pace = HostPace(captured_tokens=512, captured_launches=4, kernel_s=5e-5, experts_layer_s=1e-3)
+        >>> [round(pace.seconds(tokens=t, layers=32, kernels=10, experts=False) * 1e3, 1) for t in (512, 513)]
+        [6.4, 16.0]
+        """
+        if tokens <= self.captured_tokens:
+            return layers * self.captured_launches * self.kernel_s
+        return layers * (kernels * self.kernel_s + experts * self.experts_layer_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One engine; ``pointwise`` by node and type of the products' inputs.
 
@@ -54,7 +79,7 @@ class Engine:
     own_all_reduce_bytes: int
     sample_bytes: int
     small_kernels: int
-    captured_tokens: int
+    host: HostPace
 
     def pass_of(self, node: str, dtype: DType) -> Pass | None:
         """The kernel of a pointwise node whose output feeds products of ``dtype``; None where it has none of its own."""
@@ -93,7 +118,7 @@ def load_engine(name: str) -> Engine:
         own_all_reduce_bytes=data["all_reduce"]["own_up_to_bytes"],
         sample_bytes=step["sample"]["bytes"],
         small_kernels=step["small_kernels"],
-        captured_tokens=step["captured_tokens"],
+        host=HostPace(**data["host"]),
     )
 
 

@@ -27,6 +27,7 @@ from sim.scenario.spec import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
 from sim.shortcuts.pieces import Part as PlayedPart
 from sim.shortcuts.pieces import play
+from workloads.engine import HostPace
 from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, CollectiveOp, CollectiveWork
@@ -50,6 +51,7 @@ class StepPrices:
     _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _heads: tuple[int, int, int] | None = None
+    _launches: tuple[int, int, bool] | None = None  # layers, kernels of each, whether these are experts
     _last: Batch | None = None
     _last_costs: dict[int, tuple[StepCost, Cost]] = field(default_factory=dict)
 
@@ -156,6 +158,19 @@ class StepPrices:
             known = Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
             self._drawn[rows] = known
         return known
+
+    def launching_s(self, pace: HostPace, batch: Batch) -> float:
+        """The host's time for launching ``batch`` piece by piece."""
+        if self._launches is None:
+            segments = self._part_program("shared", 1, 0).ranks[0].phases[0].segments
+            layers = sum(segment.repeat for segment in segments)
+            # attention, which a step with prompts has once, whatever it attends to
+            kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1
+            experts = workloads.load_model(self.scenario.model).experts > 0
+            self._launches = (layers, kernels, experts)
+        layers, kernels, experts = self._launches
+        tokens = batch.decoding + batch.prompt_tokens
+        return pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
 
     def _attention_heads(self) -> tuple[int, int, int]:
         """Layers, KV heads of a rank, and bytes that a head reads of one token."""

@@ -59,7 +59,13 @@ class ServeSpec(Table):
         "per_sequence, where a step waits for the longest context (flash-attention 2)",
     )
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
-    host: Host = Field("none", description="what the engine's host adds to each step; the GPUs idle meanwhile")
+    host: Host = Field(
+        "stack",
+        description="what the engine's host adds to each step, while the GPUs idle [default: what is known of the stack's]",
+    )
+    captured_tokens: Positive | None = Field(
+        None, description="largest step with prompts whose pieces are CUDA graphs [default: the engine's]"
+    )
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
