@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,6 +62,24 @@ class HostPace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPath:
+    """What a request takes from its sender to the engine and its token back: shares of requests, and seconds at most."""
+
+    shares: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def draw(self, share: float) -> float:
+        """Seconds below which ``share`` of requests lie.
+
+        >>> RequestPath(shares=(0.0, 0.5, 1.0), seconds=(0.0, 1e-3, 5e-3)).draw(0.75)
+        0.003
+        """
+        at = min(max(bisect_left(self.shares, share), 1), len(self.shares) - 1)
+        low, high = self.shares[at - 1], self.shares[at]
+        return self.seconds[at - 1] + (self.seconds[at] - self.seconds[at - 1]) * (share - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One engine; ``pointwise`` by node and type of the products' inputs.
 
@@ -80,6 +99,7 @@ class Engine:
     sample_bytes: int
     small_kernels: int
     host: HostPace
+    request_path: RequestPath
 
     def pass_of(self, node: str, dtype: DType) -> Pass | None:
         """The kernel of a pointwise node whose output feeds products of ``dtype``; None where it has none of its own."""
@@ -119,6 +139,9 @@ def load_engine(name: str) -> Engine:
         sample_bytes=step["sample"]["bytes"],
         small_kernels=step["small_kernels"],
         host=HostPace(**data["host"]),
+        request_path=RequestPath(
+            shares=tuple(data["request_path"]["shares"]), seconds=tuple(data["request_path"]["seconds"])
+        ),
     )
 
 

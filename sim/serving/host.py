@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from workloads.engine import Engine, HostPace
+from workloads.engine import Engine, HostPace, RequestPath
 
 Host = Literal["none", "stack", "vllm-async", "vllm-sync"]
 
@@ -15,13 +15,14 @@ class HostTime:
     """Seconds a step, and seconds more for each sequence in it.
 
     ``plans_ahead``: the next step is planned while one runs, so that a request waits for the step at hand and the next.
-    ``pace``: how it launches steps that are no whole graph.
+    ``pace``: how it launches steps that are no whole graph. ``path``: what a request takes to the engine and back.
     """
 
     step_s: float
     sequence_s: float = 0.0
     plans_ahead: bool = False
     pace: HostPace | None = None
+    path: RequestPath | None = None
 
     def seconds(self, sequences: int) -> float:
         """Before a step of ``sequences``.
@@ -48,5 +49,5 @@ def host_time(host: Host, more_s: float, engine: Engine | None) -> HostTime:
     """The host of that name, and ``more_s`` before each step; ``stack`` is that of the stack's engine, if it has one."""
     known = HOSTS[host]
     if engine is not None and host in ("stack", "vllm-async"):
-        known = HostTime(step_s=0.0, plans_ahead=True, pace=engine.host)
+        known = HostTime(step_s=0.0, plans_ahead=True, pace=engine.host, path=engine.request_path)
     return replace(known, step_s=known.step_s + more_s)

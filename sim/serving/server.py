@@ -7,11 +7,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import simpy
 
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
-from sim.serving.build import replicas_of
+from sim.serving.build import host_of, replicas_of
 from sim.serving.cost import Cost
 from sim.serving.inflight import Sequence as InFlight
 from sim.serving.memory import transfer_cost
@@ -22,10 +23,13 @@ from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
 from sim.serving.scale import Autoscaler, Measure
 from sim.serving.spec import ServeSpec
+from workloads.engine import RequestPath
 
 # A replica that is killed: (second, number of the replica); a router that is down: (from second, to second).
 Kill = tuple[float, int]
 Outage = tuple[float, float]
+# Ways of requests are drawn apart from arrivals and lengths.
+PATH_DRAWS = 3
 
 
 def serve(
@@ -75,12 +79,16 @@ class _Server:
     _held: list[InFlight] = field(default_factory=list)  # while there is no router, or no replica that serves
     _routers_down: int = 0
     _transfer: dict[int, Cost] = field(default_factory=dict)
+    _path: RequestPath | None = field(init=False)
+    _rng: np.random.Generator = field(init=False)
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
         self.router = router_of(self.spec.router)
         self.over = self.env.event()
         self.served = {request.number: Served(request=request) for request in self.traffic}
+        self._path = host_of(self.spec).path
+        self._rng = np.random.default_rng([self.spec.seed, PATH_DRAWS])
 
     def run(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> ServeResult:
         spec = self.spec
@@ -131,7 +139,21 @@ class _Server:
         for request in self.traffic:
             if request.arrival_s > self.env.now:
                 yield self.env.timeout(request.arrival_s - self.env.now)
-            self._route(InFlight(request=request, target=request.input_tokens))
+            self._receive(InFlight(request=request, target=request.input_tokens))
+
+    def _receive(self, sequence: InFlight) -> None:
+        """A request comes to the engine after its way through the front end, which has no order."""
+        path_s = 0.0 if self._path is None else self._path.draw(self._rng.random())
+        record = self.served[sequence.request.number]
+        record.received_s = self.env.now + path_s
+        if path_s:
+            self.env.process(self._on_its_way(sequence, path_s))
+        else:
+            self._route(sequence)
+
+    def _on_its_way(self, sequence: InFlight, path_s: float) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(path_s)
+        self._route(sequence)
 
     def _next(self) -> None:
         """A closed loop sends its next request now."""
@@ -144,7 +166,7 @@ class _Server:
             priority=request.priority,
         )
         self.served[request.number].request = late
-        self._route(InFlight(request=late, target=late.input_tokens))
+        self._receive(InFlight(request=late, target=late.input_tokens))
 
     def _route(self, sequence: InFlight) -> None:
         living = [replica for replica in self.front if replica.alive]
