@@ -1,7 +1,7 @@
 """What work is: einsum models, layouts, and the kernels that every rank runs."""
 
 from workloads.errors import WorkloadError
-from workloads.families.options import Options, choice_of
+from workloads.families.options import Options, check_options, choice_of
 from workloads.families.ragged import Group, build_ragged
 from workloads.families.training import build_training, training_need
 from workloads.families.transformer import build_generate, build_program
@@ -35,6 +35,7 @@ __all__ = [
     "build_training",
     "busiest_spread",
     "check_layout",
+    "check_options",
     "check_reach",
     "choice_of",
     "expert_loads",

@@ -10,21 +10,22 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hardware.calibrate.engine_rows import Moved, moved_of, read_engine_records
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
     FREE_DECODE,
     FREE_ELEMENTWISE,
     FREE_PREFILL,
 )
-from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
 from hardware.calibrate.fit_gemm import PRIORS
+from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
 from hardware.catalog import load_gpu
 from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOut
 from hardware.errors import HardwareError
@@ -43,12 +44,6 @@ from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_f
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile, profile_for
 
-ENGINE_KINDS = frozenset(
-    {
-        "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "vllm_quantise", "vllm_cache_write", "vllm_compiled",
-        "vllm_gate", "vllm_act", "vllm_expert_sum", "vllm_sample", "vllm_all_reduce",
-    }
-)  # fmt: skip
 # Rows left out at a time where errors are told: a fifth, drawn by their digests.
 FOLDS = 5
 # Length scales of the corrections (octaves) in the coordinates of each family.
@@ -80,43 +75,6 @@ ROUTED_START = RoutedCoefficients(
     hbm_byte_energy_j=107e-12,
     sm_power_w=50.0,
 )
-# Bytes an element of fused elementwise kernels: read, then written; FP8 results are one byte.
-COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """A row of a memory-bound kernel: the name of its law, its rows, and the bytes that it moves."""
-
-    op: str
-    rows: int
-    bytes_moved: float
-
-
-def moved_of(row: Row) -> Moved:
-    """What an elementwise row of the engine is."""
-    match row["kind"]:
-        case "vllm_quantise":
-            op, rows, moved = f"quantise_{row['scales']}", row["tokens"], 3.0 * row["tokens"] * row["width"]
-        case "vllm_cache_write":
-            op, rows, moved = "cache_write", row["tokens"], 8.0 * row["tokens"] * row["kv_heads"] * 128
-        case "vllm_compiled":
-            op, rows = f"compiled_{row['how']}", row["tokens"]
-            moved = float(COMPILED_BYTES[row["how"]] * row["tokens"] * row["width"])
-        case "vllm_gate":
-            op, rows, moved = "gate", row["tokens"], row["tokens"] * (4.0 * row["experts"] + 12.0 * row["top_k"])
-        case "vllm_act":
-            op, rows = "expert_act", row["tokens"] * row["top_k"]
-            moved = 6.0 * rows * row["width"]
-        case "vllm_expert_sum":
-            op, rows = "expert_sum", row["tokens"]
-            moved = 2.0 * (row["top_k"] + 1) * row["tokens"] * row["width"]
-        case "vllm_sample":
-            op, rows = "sample_random" if row["temperature"] else "sample_greedy", row["rows"]
-            moved = 10.0 * row["rows"] * row["width"]
-        case other:
-            raise HardwareError(f"kind '{other}' is no elementwise kernel of an engine")
-    return Moved(op=op, rows=rows, bytes_moved=moved)
 
 
 def moved_features(moved: Moved) -> tuple[float, ...]:
@@ -259,7 +217,8 @@ def fit_engine(
         start = replace(ROUTED_START, hbm_bytes_per_s=ROUTED_START.hbm_bytes_per_s * hbm, hbm_byte_energy_j=hbm_j)
         if name != "bf16":
             start = replace(
-                routed["bf16"], tile_cycles_per_k=0.6 * routed["bf16"].tile_cycles_per_k,
+                routed["bf16"],
+                tile_cycles_per_k=0.6 * routed["bf16"].tile_cycles_per_k,
                 flop_energy_j=0.6 * routed["bf16"].flop_energy_j,
             )
         routed[name] = fits.add(
@@ -293,8 +252,14 @@ def fit_engine(
         if row["kind"] not in ("vllm_experts", "vllm_attention", "vllm_scaled_gemm"):
             by_op.setdefault(moved_of(row).op, []).append(row)
     for op, some in sorted(by_op.items()):
-        start = near.elementwise[op] if near and op in near.elementwise else replace(
-            ELEMENTWISE_START, hbm_bytes_per_s=ELEMENTWISE_START.hbm_bytes_per_s * hbm, hbm_byte_energy_j=0.7 * hbm_j
+        start = (
+            near.elementwise[op]
+            if near and op in near.elementwise
+            else replace(
+                ELEMENTWISE_START,
+                hbm_bytes_per_s=ELEMENTWISE_START.hbm_bytes_per_s * hbm,
+                hbm_byte_energy_j=0.7 * hbm_j,
+            )
         )
         if near and op in near.elementwise:
             start = replace(start, hbm_bytes_per_s=start.hbm_bytes_per_s * hbm / _hbm_of(near))
@@ -340,20 +305,9 @@ def _all_reduce(rows: Sequence[Row], setting: Setting) -> tuple[AllReduceRow, ..
 
 
 def _digest(row: Row) -> str:
-    return hashlib.sha256(json.dumps({k: v for k, v in row.items() if k != "session"}, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def read_engine_records(paths: Sequence[Path]) -> list[Row]:
-    """Rows of an engine's kernels; any other kind is an error."""
-    rows = []
-    for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if line.strip():
-                row = json.loads(line)
-                if row["kind"] not in ENGINE_KINDS:
-                    raise HardwareError(f"{path}, line {number}: kind '{row['kind']}' is none of an engine's kernels")
-                rows.append(row)
-    return rows
+    return hashlib.sha256(
+        json.dumps({k: v for k, v in row.items() if k != "session"}, sort_keys=True).encode()
+    ).hexdigest()[:16]
 
 
 def main() -> None:
@@ -371,9 +325,13 @@ def main() -> None:
         files={f"{gpu.id}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in given.records},
         command=f"python -m hardware.calibrate.fit_engine {' '.join(p.name for p in given.records)} --gpu {gpu.id}",
     )  # fmt: skip
-    given.out.write_text(json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    given.out.write_text(
+        json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
     for name, one in laws.left_out.items():
-        print(f"{name:34} {one.rows:4} rows left out in turn: time {100 * one.time:.1f} %, energy {100 * one.energy:.1f} %")
+        print(
+            f"{name:34} {one.rows:4} rows left out in turn: time {100 * one.time:.1f} %, energy {100 * one.energy:.1f} %"
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+import workloads
 from hardware.catalog import list_gpus, load_gpu
 from hardware.cluster import default_node, load_node
 from hardware.gpu import GpuSpec
@@ -200,12 +201,16 @@ def standing_of_laws(target: Machine, *, outside: bool = False, unmeasured: Sequ
     )
 
 
-def standing_served(target: Machine, *, beyond_positions: int = 0) -> Standing:
-    """What a served run rests on: laws of kernels; no whole server was held against its prediction.
+def standing_served(target: Machine, group: Scenario, *, beyond_positions: int = 0) -> Standing:
+    """What a served run of replicas like ``group`` rests on: laws of kernels, and steps of its stack that were measured.
 
     ``beyond_positions`` requests are longer than the positions of the model.
     """
     laws = standing_of_laws(target)
+    decode, missing = _measured(kind_of(group, target.gpu.id))
+    if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
+        steps = f"decode steps of this stack: {decode.words()}"
+        laws = replace(laws, expected_error=steps)
     if beyond_positions:
         longer = f"{beyond_positions:,} requests are longer than the positions of the model"
         laws = replace(laws, extrapolated=(*laws.extrapolated, longer))

@@ -94,7 +94,7 @@ def replicas_of(
 
 def host_of(spec: ServeSpec) -> HostTime:
     """The host that ``spec`` names, on its stack."""
-    known = host_time(spec.host, spec.host_ms * 1e-3, engine_of(workloads.load_stack(spec.stack).engine))
+    known = host_time(spec.host, spec.host_ms * 1e-3, engine_of(workloads.load_stack(spec.own_stack).engine))
     if spec.captured_tokens is None or known.pace is None:
         return known
     return replace(known, pace=replace(known.pace, captured_tokens=spec.captured_tokens))

@@ -89,7 +89,8 @@ class ServeResult:
         return {
             "model": spec.model,
             "gpu": self.machine.gpu.id,
-            **standing_served(self.machine, beyond_positions=self._beyond(table)).as_json(),
+            "stack": spec.own_stack,
+            **standing_served(self.machine, spec.group(), beyond_positions=self._beyond(table)).as_json(),
             "beyond_model_positions": self._beyond(table),
             "gpus": spec.gpus,
             "requests": len(table),

@@ -18,7 +18,7 @@ from sim.serving.inflight import Sequence as InFlight
 from sim.serving.memory import transfer_cost
 from sim.serving.records import Log, Served, Transfer
 from sim.serving.replica import Replica
-from sim.serving.requests import Request
+from sim.serving.requests import Request, Traffic
 from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
 from sim.serving.scale import Autoscaler, Measure
@@ -40,9 +40,11 @@ def serve(
     outages: Sequence[Outage] = (),
     window: tuple[float, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    traffic: Traffic | None = None,
     **fields: Any,
 ) -> ServeResult:
-    """Serve a spec's traffic and return what became of it. ``progress`` hears of requests done, and of how many.
+    """Serve a spec's traffic (or ``traffic``) and return what became of it. ``progress`` hears of requests done, and of
+    how many.
 
     A killed replica's requests begin anew elsewhere; those that come while the router is down wait for it.
     Between the seconds of ``window`` every step is remembered, so that a trace can show its kernels.
@@ -56,7 +58,7 @@ def serve(
         spec = ServeSpec.of(**fields)
     if window is not None and not window[0] < window[1]:
         raise ScenarioError(f"window: from {window[0]:g} s to {window[1]:g} s: give two times, the earlier first")
-    traffic = spec.traffic()
+    traffic = spec.traffic() if traffic is None else traffic
     log = Log(window=window, unanswered=traffic.unanswered)
     server = _Server(spec=spec, traffic=traffic.requests, log=log, progress=progress or (lambda *_: None))
     return server.run(kills, outages)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+import workloads
 from hardware.sampling import Sampling
 from sim.scenario.spec import Degree, GpuName, ModelName, Positive, Scenario, Table
 from sim.serving.host import Host
@@ -16,6 +18,8 @@ from sim.serving.price import Schedule
 from sim.serving.requests import Law, Traffic, arrivals, lengths, made, read_traffic, scaled
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
+
+DEFAULT_STACK = "vllm"
 
 
 class ServeSpec(Table):
@@ -37,7 +41,11 @@ class ServeSpec(Table):
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
     )
     dtype: Literal["bf16", "fp16", "fp8_e4m3"] = "bf16"
-    stack: str = Field("paged-kv", description="what a serving stack makes of the model")
+    stack: str | None = Field(
+        None,
+        description="what a serving stack makes of the model [default: vllm where its kernels are known for the model, "
+        "else paged-kv]",
+    )
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
     prefill_power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit while a step holds prompts; of prefill replicas, if any [default: power_cap_w]"
@@ -117,6 +125,24 @@ class ServeSpec(Table):
         return max(self.tp, self.ep) * (self.replicas + self.prefill_replicas)
 
     @property
+    def own_stack(self) -> str:
+        """The stack that serves."""
+        return self.stack or ("paged-kv" if self.stack_reason else DEFAULT_STACK)
+
+    @cached_property
+    def stack_reason(self) -> str:
+        """Why the default stack does not run this model; empty where it does, or where a stack was named."""
+        if self.stack is not None:
+            return ""
+        layout = workloads.Layout(tp=self.tp, ep=self.ep, ep_mode=self.ep_mode)
+        options = workloads.Options(stack=DEFAULT_STACK, dtype=workloads.DType(self.dtype))
+        try:
+            workloads.check_options(workloads.load_model(self.model), layout, options)
+        except workloads.WorkloadError as error:
+            return str(error)
+        return ""
+
+    @property
     def phase_caps(self) -> bool:
         """True when the power cap of a replica changes with what it does."""
         return self.prefill_power_cap_w is not None and not self.prefill_replicas
@@ -153,10 +179,10 @@ class ServeSpec(Table):
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch",
-                "chip_temperature_c",
+                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "launch", "chip_temperature_c",
             )
         }  # fmt: skip
+        shared["stack"] = self.own_stack
         clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
         return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
 

@@ -146,7 +146,7 @@ def _about(run: ServeResult) -> dict[str, Any]:
     return {
         "version": release(),
         "gpu": run.machine.gpu.id,
-        **standing_served(run.machine).as_json(),
+        **standing_served(run.machine, spec.group()).as_json(),
         "world": spec.group().world,
         "scenario": {name: value for name, value in policy.items() if value is not None},
     } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})

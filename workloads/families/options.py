@@ -80,7 +80,9 @@ def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Option
     """What a serving engine's kernels are known for."""
     if model.latent or model.state_space:
         kind = "latent attention" if model.latent else "state-space layers"
-        raise WorkloadError(f"stack = '{engine}': its kernels for {kind} ({model.id}) are not known: use stack 'paged-kv'")
+        raise WorkloadError(
+            f"stack = '{engine}': its kernels for {kind} ({model.id}) are not known: use stack 'paged-kv'"
+        )
     if layout.cp > 1:
         raise WorkloadError(f"stack = '{engine}': cp = {layout.cp}: its context parallelism is not known: use cp = 1")
     if layout.ep_mode == "all_to_all":
@@ -89,7 +91,9 @@ def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Option
             "group: use ep_mode = 'all_reduce', or stack 'paged-kv'"
         )
     if options.overlap_chunks > 1 or options.overlap != "chunks":
-        raise WorkloadError(f"stack = '{engine}': its collectives are whole: leave overlap out, or use 'reference-torch'")
+        raise WorkloadError(
+            f"stack = '{engine}': its collectives are whole: leave overlap out, or use 'reference-torch'"
+        )
 
 
 def _check_images(model: ModelSpec, layout: Layout, options: Options) -> None:
