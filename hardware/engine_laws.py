@@ -35,7 +35,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceRow:
-    """The engine's own all-reduce as measured: ranks, bytes of the buffer, seconds in a loop, watts above idle a GPU."""
+    """The engine's own all-reduce: ranks, bytes of the buffer, seconds in a loop, watts above idle and awake links."""
 
     world: int
     buffer_bytes: int
@@ -47,8 +47,8 @@ class AllReduceRow:
 class EngineLaws:
     """One engine's kernels on one GPU type. Products, attention and elementwise kernels by type or name.
 
-    ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by type
-    of the cache. ``mean_power_factor``: watts above idle of the mean card over those of the cards that were measured.
+    ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
+    type of the cache. ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
     ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their digests.
     """
 

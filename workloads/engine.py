@@ -26,8 +26,8 @@ class Pass:
 class ExpertPasses:
     """What an engine runs around its two products over experts.
 
-    ``gate_bytes`` are those for each expert's score and for each choice. Choices of up to ``unsorted_share`` of the experts
-    are not sorted.
+    ``gate_bytes`` are those for each expert's score and for each choice. Choices of up to ``unsorted_share`` of the
+    experts are not sorted.
     """
 
     gate_bytes: tuple[int, int]
@@ -63,7 +63,7 @@ class HostPace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPath:
-    """What a request takes from its sender to the engine and its token back: shares of requests, and seconds at most."""
+    """What a request takes to the engine and its first token back: shares of requests, and seconds at most."""
 
     shares: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -102,7 +102,7 @@ class Engine:
     request_path: RequestPath
 
     def pass_of(self, node: str, dtype: DType) -> Pass | None:
-        """The kernel of a pointwise node whose output feeds products of ``dtype``; None where it has none of its own."""
+        """The kernel of a pointwise node that feeds products of ``dtype``; None where it has none of its own."""
         found = self.pointwise.get(node)
         return None if found is None else found.get(dtype.value, found["bf16"])
 

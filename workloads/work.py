@@ -190,8 +190,8 @@ class GroupedGemmWork:
 class RoutedGemmWork:
     """An engine's product over rows sorted by expert: ``rows`` of ``tokens`` tokens over ``distinct`` of ``experts``.
 
-    ``tiles`` pairs heights of tiles with how many there are, each expert padded: which height runs, the engine chooses on
-    its GPU. ``inner`` is the width of an expert here.
+    ``tiles`` pairs heights of tiles with how many there are, each expert padded: which height runs, the engine chooses
+    on its GPU. ``inner`` is the width of an expert here.
     """
 
     engine: str
@@ -216,7 +216,7 @@ class CollectiveWork:
     the number of blocks to the library, 0 leaves the copying to copy engines (send/recv only).
     ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes`` are what this rank exchanges with all
     others in an uneven all-to-all; None: an even one. ``rival`` is a product that becomes ready with it, and
-    may get the SMs first on some ranks; ``turn`` counts such collectives. ``engine``: the all-reduce is a serving engine's.
+    may get the SMs first on some ranks; ``turn`` counts such collectives. ``engine``: a serving engine's own.
     """
 
     op: CollectiveOp

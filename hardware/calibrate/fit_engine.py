@@ -1,4 +1,4 @@
-"""Laws of a serving engine's kernels from its rows (kinds ``vllm_...``): ``wattline calibrate --from RECORDS --gpu ID``.
+"""Laws of a serving engine's kernels from rows of them: ``wattline calibrate --from RECORDS --gpu ID``.
 
 Machine, power curve and limit are those of the GPU's profile; nothing of it changes. Whole steps never enter.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -39,7 +38,8 @@ from hardware.laws.attention import (
 )
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
-from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
+from hardware.laws.engine_price import elementwise_features, scaled_base_terms, scaled_features
+from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_features
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile, profile_for
@@ -77,11 +77,6 @@ ROUTED_START = RoutedCoefficients(
 )
 
 
-def moved_features(moved: Moved) -> tuple[float, ...]:
-    """Correction coordinates (log2): bytes, and bytes a row (a block takes one)."""
-    return (math.log2(max(moved.bytes_moved, 1.0)), math.log2(max(moved.bytes_moved / moved.rows, 1.0)))
-
-
 def moved_terms(c: ElementwiseCoefficients, moved: Moved, gpu: GpuSpec) -> KernelTerms:
     """Uncorrected terms of a memory-bound kernel of the engine."""
     return elementwise_base_terms(
@@ -101,7 +96,7 @@ def routed_terms_of(c: RoutedCoefficients, row: Row, gpu: GpuSpec) -> KernelTerm
     return routed_base_terms(
         c, rows=row["rows"], distinct=row["distinct"], tiles=row["tiles"], block_m=row["config"]["BLOCK_SIZE_M"],
         block_n=row["config"]["BLOCK_SIZE_N"], n=n, k=k, element_bytes=1 if row["dtype"] == "fp8_e4m3" else 2,
-        l2_bytes=gpu.l2_bytes, max_clock_hz=gpu.max_clock_hz, sms=gpu.sms,
+        l2_bytes=gpu.l2_bytes, max_clock_hz=gpu.max_clock_hz,
     )  # fmt: skip
 
 
@@ -237,12 +232,8 @@ def fit_engine(
         start = scaled.get("fp8_e4m3", base.gemm["fp8_e4m3"])
         scaled[name] = fits.add(
             f"scaled.{name}", some, start, FREE_SCALED,
-            lambda c, row: gemm_base_terms(
-                c, m=row["m"], n=row["n"], k=row["k"], element_bytes=1, out_bytes=2,
-                flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("fp8_e4m3"), sms=gpu.sms,
-                max_clock_hz=gpu.max_clock_hz, l2_bytes=gpu.l2_bytes,
-            ),
-            lambda row: (math.log2(min(row["m"], 8192)), math.log2(row["n"]), math.log2(row["k"])), SCALED_LENGTHS,
+            lambda c, row: scaled_base_terms(c, gpu, m=row["m"], n=row["n"], k=row["k"]),
+            lambda row: scaled_features(row["m"], row["n"], row["k"]), SCALED_LENGTHS, time=(0.1, 0.02),
             priors={**PRIORS, "hbm_byte_energy_j": 0.1},
         )  # fmt: skip
 
@@ -265,7 +256,8 @@ def fit_engine(
             start = replace(start, hbm_bytes_per_s=start.hbm_bytes_per_s * hbm / _hbm_of(near))
         elementwise[op] = fits.add(
             f"elementwise.{op}", some, start, FREE_ELEMENTWISE,
-            lambda c, row: moved_terms(c, moved_of(row), gpu), lambda row: moved_features(moved_of(row)),
+            lambda c, row: moved_terms(c, moved_of(row), gpu),
+            lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
             ELEMENTWISE_LENGTHS, time=(0.08, 0.02), energy=(0.08, 0.03),
             priors=dict.fromkeys(FREE_ELEMENTWISE, 0.15) if near else None,
         )  # fmt: skip
@@ -291,13 +283,19 @@ def _hbm_of(near: EngineLaws) -> float:
     return load_gpu(next(iter(near.files)).split("/")[0]).hbm_bytes_per_s / load_gpu("h100-sxm-80gb").hbm_bytes_per_s
 
 
+def links_power_w(gpu: GpuSpec) -> float:
+    """Watts of links that are awake, which a GPU of several draws whatever it runs."""
+    return profile_for(gpu).collective.links_power_w
+
+
 def _all_reduce(rows: Sequence[Row], setting: Setting) -> tuple[AllReduceRow, ...]:
+    links_w = links_power_w(setting.gpu)
     return tuple(
         AllReduceRow(
             world=row["world"],
             buffer_bytes=row["bytes"],
             seconds=row["latency_s"],
-            power_w=round(max(0.0, float(np.mean(row["power_w"])) - setting.idle_w(row)), 2),
+            power_w=round(max(0.0, float(np.mean(row["power_w"])) - setting.idle_w(row) - links_w), 2),
         )
         for row in sorted(rows, key=lambda row: (row["world"], row.get("bytes", 0)))
         if row["kind"] == "vllm_all_reduce"
@@ -329,9 +327,8 @@ def main() -> None:
         json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )
     for name, one in laws.left_out.items():
-        print(
-            f"{name:34} {one.rows:4} rows left out in turn: time {100 * one.time:.1f} %, energy {100 * one.energy:.1f} %"
-        )
+        off = f"time {100 * one.time:.1f} %, energy {100 * one.energy:.1f} %"
+        print(f"{name:34} {one.rows:4} rows left out in turn: {off}")
 
 
 if __name__ == "__main__":

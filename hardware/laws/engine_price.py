@@ -1,6 +1,6 @@
 """Sizes to terms for a serving engine's own kernels, under the laws that its GPU's profile has of them.
 
-Where a profile has none (an engine's kernels were measured on Hopper alone) the nearest kernel of the libraries stands in.
+Where a profile has none (kernels of engines were measured on Hopper alone) the nearest of the libraries stands in.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hardware.gpu import GpuSpec
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms
-from hardware.laws.gemm import gemm_base_terms
+from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
     from hardware.profile import Profile
 
-# A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps of the traces of vLLM's server
-# (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
+# A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps in the traces of vLLM's
+# server (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
 SMALL_KERNEL_S = 4.2e-6
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
@@ -44,14 +44,14 @@ def stand_in(op: str) -> str:
     return _LIKE[op]
 
 
-# Sorting rows by expert, two kernels: what a chain of expert kernels takes beyond its parts and their pauses (H200, 64 to 512
-# tokens: 4.6 to 7.2 us; 8,192: 25), as in traces (32 tokens: 4.4 us; 8,192: 33). Ids of experts that live elsewhere: 3.9 us
-# for two kernels of traces on two and four GPUs.
+# Sorting rows by expert, two kernels: what a chain of expert kernels takes beyond its parts and their pauses (H200, 64
+# to 512 tokens: 4.6 to 7.2 us; 8,192: 25), as in traces (32 tokens: 4.4 us; 8,192: 33). Ids of experts that live
+# elsewhere: 3.9 us for two kernels of traces on two and four GPUs.
 SORT_S, SORT_S_PER_TOKEN, MAP_S = 4.4e-6, 3.2e-9, 3.9e-6
 
 
 def unsized_terms(op: str, count: int) -> KernelTerms | None:
-    """Kernels that take a launch and little else: ``count`` of them, or one over ``count`` tokens; None for other ops."""
+    """Kernels that take a launch and little else: ``count`` of them, or one over ``count`` tokens; else None."""
     match op:
         case "small":
             seconds = count * SMALL_KERNEL_S
@@ -91,23 +91,42 @@ def elementwise_features(bytes_moved: float, rows: int) -> tuple[float, ...]:
     return (math.log2(moved), math.log2(max(moved / max(rows, 1), 1.0)))
 
 
+def scaled_base_terms(c: GemmCoefficients, gpu: GpuSpec, *, m: int, n: int, k: int) -> KernelTerms:
+    """Uncorrected terms of an 8-bit product: the time of the rows that its kernel works on, the joules of its own."""
+
+    def law(rows: int) -> KernelTerms:
+        return gemm_base_terms(
+            c,
+            m=rows,
+            n=n,
+            k=k,
+            element_bytes=1,
+            out_bytes=2,
+            flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("fp8_e4m3"),
+            sms=gpu.sms,
+            max_clock_hz=gpu.max_clock_hz,
+            l2_bytes=gpu.l2_bytes,
+        )
+
+    own = law(m)
+    return replace(law(scaled_rows(m)), core_energy_j=own.core_energy_j, hbm_energy_j=own.hbm_energy_j)
+
+
 def scaled_gemm_terms(laws: EngineLaws, gpu: GpuSpec, *, m: int, n: int, k: int, scales: str) -> KernelTerms:
     """An 8-bit product whose input has a scale a token, or one for each 128 numbers of it."""
     name = "fp8_e4m3_block" if scales == "block" else "fp8_e4m3"
-    terms = gemm_base_terms(
-        laws.scaled[name],
-        m=m,
-        n=n,
-        k=k,
-        element_bytes=1,
-        out_bytes=2,
-        flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("fp8_e4m3"),
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
-        l2_bytes=gpu.l2_bytes,
-    )
     learnt = laws.learnt(f"scaled.{name}")
+    terms = scaled_base_terms(laws.scaled[name], gpu, m=m, n=n, k=k)
     return corrected(terms, learnt.time, learnt.energy, scaled_features(m, n, k))
+
+
+def scaled_rows(m: int) -> int:
+    """Rows that vLLM's CUTLASS products work on: kernels of 64 and of 128 rows, and pairs of tiles of 128 beyond.
+
+    >>> [scaled_rows(m) for m in (1, 64, 65, 192, 257)]
+    [64, 64, 128, 256, 512]
+    """
+    return 64 if m <= 64 else 128 if m <= 128 else -(-m // 256) * 256
 
 
 def scaled_features(m: int, n: int, k: int) -> tuple[float, ...]:
@@ -206,7 +225,6 @@ def routed_gemm_terms(
         element_bytes=2 if weights == "bf16" else 1,
         l2_bytes=gpu.l2_bytes,
         max_clock_hz=gpu.max_clock_hz,
-        sms=gpu.sms,
     )
     learnt = laws.learnt(f"routed.{weights}")
     return corrected(terms, learnt.time, learnt.energy, routed_features(rows, distinct, n, k))

@@ -1,4 +1,4 @@
-"""Experts of a serving engine: one product over tokens sorted by expert (Triton's ``fused_moe``), padded tile by tile."""
+"""Experts of a serving engine: one product over rows sorted by expert (Triton's ``fused_moe``), in padded tiles."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hardware.laws.terms import KernelTerms
 class RoutedCoefficients:
     """Fitted on rows of one type of weights; rates at the maximum clock.
 
-    A block is one tile. ``tile_cycles`` it takes before and after its loop, ``tile_cycles_per_k`` for each step of k and
-    each row beyond the first 16 of 128 columns; blocks that share an SM hide some of each other's waiting, which is why
+    A block is one tile. ``tile_cycles`` it takes before and after its loop, ``tile_cycles_per_k`` for each step of k of
+    a tile of 128 x 128, smaller ones in proportion; blocks that share an SM hide some of each other's waiting, so that
     rounds are not whole. ``hbm_bytes_per_s_per_sm`` is the stream of an SM while few tiles run, ``l2_bytes_per_s`` what
     tiles read again. Energies as in every law.
     """
@@ -48,7 +48,6 @@ def routed_base_terms(
     element_bytes: int,
     l2_bytes: float,
     max_clock_hz: float,
-    sms: int,
 ) -> KernelTerms:
     """Terms before correction of ``rows`` token rows over ``distinct`` experts, in ``tiles`` tiles of ``block_m`` rows.
 

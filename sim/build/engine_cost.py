@@ -1,4 +1,4 @@
-"""A serving engine's own kernels: their sizes become terms of its laws on a GPU, or of the libraries' where it has none."""
+"""A serving engine's own kernels: sizes become terms of its laws on a GPU, or of the libraries' where it has none."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def standing_of_laws(target: Machine, *, outside: bool = False, unmeasured: Sequ
 
 
 def standing_served(target: Machine, group: Scenario, *, beyond_positions: int = 0) -> Standing:
-    """What a served run of replicas like ``group`` rests on: laws of kernels, and steps of its stack that were measured.
+    """What a served run of replicas like ``group`` rests on: laws of kernels, and measured steps of its stack.
 
     ``beyond_positions`` requests are longer than the positions of the model.
     """

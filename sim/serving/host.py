@@ -35,8 +35,8 @@ class HostTime:
 
 # As reported by vLLM's developers, not measured here; other engines: no figures with a source were found.
 # vllm-sync (2024, V0): bubbles of 4 ms in small batches (issue 6854), 5 to 6 ms at 256 sequences (issue 10634).
-# vllm-async (scheduling beside the running step): 0.2 to 0.3 ms are left (issue 10634); in profiler traces of vLLM 0.24 these
-# are small kernels and copies on the GPU's stream, which stack vllm has among its kernels.
+# vllm-async (scheduling beside the running step): 0.2 to 0.3 ms are left (issue 10634); in profiler traces of vLLM 0.24
+# these are small kernels and copies on the GPU's stream, which stack vllm has among its kernels.
 HOSTS: dict[Host, HostTime] = {
     "none": HostTime(step_s=0.0),
     "stack": HostTime(step_s=0.0),
@@ -46,7 +46,7 @@ HOSTS: dict[Host, HostTime] = {
 
 
 def host_time(host: Host, more_s: float, engine: Engine | None) -> HostTime:
-    """The host of that name, and ``more_s`` before each step; ``stack`` is that of the stack's engine, if it has one."""
+    """The host of that name, and ``more_s`` before each step; ``stack``: that of the stack's engine, if it has one."""
     known = HOSTS[host]
     if engine is not None and host in ("stack", "vllm-async"):
         known = HostTime(step_s=0.0, plans_ahead=True, pace=engine.host, path=engine.request_path)

@@ -69,7 +69,7 @@ class ServeSpec(Table):
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field(
         "stack",
-        description="what the engine's host adds to each step, while the GPUs idle [default: what is known of the stack's]",
+        description="what the engine's host adds to each step, while GPUs idle; stack: what is known of the stack's",
     )
     captured_tokens: Positive | None = Field(
         None, description="largest step with prompts whose pieces are CUDA graphs [default: the engine's]"

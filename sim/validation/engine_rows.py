@@ -1,7 +1,7 @@
 """Rows of a real serving engine, as its measuring script writes them: whole steps, and servers under Poisson arrivals.
 
-A ``start`` row says what engine the rows after it ran on; a ``prefill`` or ``decode`` row becomes a ``model_step`` of stack
-``vllm``, a ``serve`` row keeps its requests.
+A ``start`` row says what engine the rows after it ran on; a ``prefill`` or ``decode`` row becomes a ``model_step`` of
+stack ``vllm``, a ``serve`` row keeps its requests.
 """
 
 from __future__ import annotations

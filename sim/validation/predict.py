@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -72,21 +73,28 @@ def predict(kind: str, inputs: Inputs) -> Prediction:
     predictor = PREDICTORS.get(kind)
     if predictor is None:
         raise NotPredicted(SKIPPED.get(kind, f"unknown kind '{kind}'"))
+    means = {"rows", "distinct", "tiles"} if kind == "vllm_experts" else set()
     try:
-        return predictor(_checked(inputs))
+        return predictor(_checked(inputs, besides=means))
     except KeyError as error:
         raise NotPredicted(f"field {error} is missing") from None
     except ValueError as error:  # an enum's: dtype or op that no record kind has
         raise NotPredicted(str(error)) from None
 
 
-def _checked(inputs: Inputs) -> Inputs:
-    """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero."""
+def _checked(inputs: Inputs, *, besides: AbstractSet[str] = frozenset()) -> Inputs:
+    """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero.
+
+    ``besides`` are sizes that are means of several draws.
+    """
     known = {name: value for name, value in inputs.items() if value is not None}
     for names, is_right, right in SHAPES:
-        for name in names & known.keys():
+        for name in (names - besides) & known.keys():
             if not is_right(known[name]):
                 raise NotPredicted(f"{name} = {shown(known[name])}: give {right}")
+    for name in besides & known.keys():
+        if not _is_time(known[name]):
+            raise NotPredicted(f"{name} = {shown(known[name])}: give a number of at least 0")
     return known
 
 

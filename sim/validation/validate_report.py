@@ -167,10 +167,8 @@ def print_served(rows: Sequence[Row], console: Console) -> None:
         table.add_column(name, justify="left" if name == "file:line" else "right")
     for row, predicted in found:
         measured = row.measured["served"]
-        cells = [
-            f"{1e3 * measured[name]:.1f} -> {1e3 * predicted[name]:.1f} ({100 * (predicted[name] / measured[name] - 1):+.0f} %)"
-            for name in names
-        ]
+        pairs = [(measured[name], predicted[name]) for name in names]
+        cells = [f"{1e3 * was:.1f} -> {1e3 * said:.1f} ({100 * (said / was - 1):+.0f} %)" for was, said in pairs]
         energy = row.error("energy_j")
         cells.append("-" if energy is None else f"{100 * energy:+.1f}")
         table.add_row(f"{row.record.path.name}:{row.record.line}", *cells)

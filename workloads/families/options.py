@@ -87,8 +87,8 @@ def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Option
         raise WorkloadError(f"stack = '{engine}': cp = {layout.cp}: its context parallelism is not known: use cp = 1")
     if layout.ep_mode == "all_to_all":
         raise WorkloadError(
-            f"stack = '{engine}': ep_mode = 'all_to_all': its kernels are known with experts on the ranks of one tensor "
-            "group: use ep_mode = 'all_reduce', or stack 'paged-kv'"
+            f"stack = '{engine}': ep_mode = 'all_to_all': its kernels are known with experts on the ranks of one "
+            "tensor group: use ep_mode = 'all_reduce', or stack 'paged-kv'"
         )
     if options.overlap_chunks > 1 or options.overlap != "chunks":
         raise WorkloadError(
