@@ -83,7 +83,7 @@ BAD = [
     (
         ["simulate", "--model", "llama3-405b"],
         "llama3-405b does not fit on h100-sxm-80gb: weights 811.7 + KV cache 1.1 + activations 0.9 = 813.7 GB a GPU, "
-        "it has 80 GB: raise tp or pp, lower batch or layers, or --ignore-memory",
+        "it has 80 GB: the smallest layout that fits is tp 8, pp 2; or --ignore-memory",
     ),
     ([*DENSE, "--trace", "nowhere/x.json"], "cannot write 'nowhere/x.json': no folder 'nowhere'"),
     ([*DENSE, "--trace", "x.txt"], "trace file 'x.txt': name it .json, .json.gz, .pftrace or .pftrace.gz"),

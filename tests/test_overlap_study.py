@@ -190,3 +190,20 @@ def test_the_grid_of_the_page_is_a_grid(tmp_path: Path) -> None:
 def test_an_unknown_field_of_the_base_is_named() -> None:
     with pytest.raises(ScenarioError, match="unknown key 'modle' in overlap study: did you mean 'model'"):
         scenarios({"model": "llama3-70b", "modle": 1}, {})
+
+
+def test_the_split_of_sms_is_searched_beside_chunks_and_blocks() -> None:
+    axes = {"tp": [4], "comm_ctas": [8], "overlap_chunks": [1, 2], "comm_sms": [0, 16]}
+    base = {"model": "llama3-70b", "layers": 1}
+    found = scenarios(base, axes)
+    assert [(one.overlap_chunks, one.sm_partitions) for one in found] == [
+        (1, None),
+        (2, None),
+        (2, (("compute", 116), ("comm", 16))),
+    ]
+    for bad, message in (
+        ({"comm_sms": [132]}, "comm_sms = 132: the GPU has 132 SMs, give 0 to 131"),
+        ({"comm_sms": [8], "sm_partitions": ["a=8"]}, "comm_sms makes the sm_partitions: give one of them"),
+    ):
+        with pytest.raises(ScenarioError, match=message):
+            scenarios(base, {"tp": [4], "comm_ctas": [8], "overlap_chunks": [2], **bad})

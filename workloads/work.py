@@ -145,6 +145,15 @@ class AttentionWork:
         return (self.head_dim + (self.v_head_dim or self.head_dim)) // 2
 
     @property
+    def visible_share(self) -> float:
+        """Share of all pairs of a query and a key that the mask leaves: a causal query sees no key after its own.
+
+        >>> AttentionWork(batch=1, q_len=4, kv_len=4, q_heads=1, kv_heads=1, head_dim=64, causal=True).visible_share
+        0.625
+        """
+        return 1.0 - (self.q_len - 1) / (2 * self.kv_len) if self.causal else 1.0
+
+    @property
     def decode(self) -> bool:
         """True for the one-query kernel that streams the KV cache."""
         return self.q_len == 1

@@ -76,6 +76,7 @@ class Pricer:
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
         fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > OWN_TILES * self.gpu.sms
+        flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
             name=kernel.name,
             family=family(work),
@@ -85,7 +86,7 @@ class Pricer:
             clearing_s=min(CLEARING_S, terms.scale * terms.floor_s) if fetches else 0.0,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
-            describe={"flops": kernel.flops} | sizes(work),
+            describe={"flops": flops} | sizes(work),
         )
 
     def _contested(self, work: Work, terms: KernelTerms) -> KernelTerms:

@@ -13,6 +13,7 @@ import click
 
 COMMANDS = {
     "simulate": "Simulate one scenario: latency, energy, power, clock, and a Perfetto timeline.",
+    "plan": "Which deployment of so many GPUs serves best under latency targets; launch files.",
     "serve": "Serve a stream of requests: latency percentiles, throughput, joules per request.",
     "validate": "Predict measured records and print the errors.",
     "overlap": "Chunks and SMs for communication: energy and latency of every schedule.",
@@ -28,6 +29,7 @@ COMMANDS = {
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",
     "ring": "Ring attention: contiguous, striped and zigzag layouts compared.",
     "dit": "Video diffusion: speed, energy, memory, with and without reused steps; choice of a proxy.",
+    "memory": "What a scenario needs of GPU memory; the largest batch and the smallest layout that fit.",
     "gpus": "List the GPU catalog.",
     "models": "List the model catalog.",
 }

@@ -42,15 +42,30 @@ def scenario_of(file: Path | None, fields: dict[str, Any]) -> Scenario:
     return Scenario.of(**given(fields))
 
 
+def named_scenario(named: Path | None, fields: dict[str, Any]) -> Scenario:
+    """The scenario of the flags, and of an argument that is a file of one (.toml, .json) or a model.
+
+    A ``config.json`` or an id of the catalog is a model. A model's own TOML file cannot be told from a
+    scenario's by its name, and goes to ``--model``.
+    """
+    scenario_file = named is not None and named.suffix in (".toml", ".json") and named.name != "config.json"
+    if named is None or scenario_file or named.is_dir():
+        return scenario_of(named, fields)
+    if fields.get("model") is not None:
+        raise click.UsageError(f"'{named}' and --model {fields['model']}: give one model")
+    return scenario_of(None, {**fields, "model": str(named)})
+
+
 def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
     kind, choices = _kind(field.annotation)
     flag = "--" + name.replace("_", "-")
     text = field.description or ""
     if not field.is_required() and field.default not in (None, False):
-        text = f"{text} [default: {field.default}]".strip()
+        default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        text = f"{text} [default: {default}]".strip()
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-    if name in ("sm_partitions", "sm_partition"):
+    if name in ("sm_partitions", "sm_partition", "modes", "dtypes"):  # lists with commas, read by the field
         return click.option(flag, name, default=None, help=text)
     if name == "tokens_per_ep_rank":
         return click.option(flag, name, default=None, help="comma-separated", callback=_integers)

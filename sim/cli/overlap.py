@@ -62,6 +62,9 @@ class Transforms(click.ParamType):  # type: ignore[type-arg]  # generic since cl
 @click.option("--overlap", "overlap", type=Transforms(), help=f"transforms: {', '.join(TRANSFORMS)}, or all")
 @click.option("--chunks", "overlap_chunks", type=Numbers(1), help="pieces along tokens [default: 1,2,4,8]")
 @click.option("--ctas", "comm_ctas", type=Numbers(0), help="blocks for communication [default: 2,4,8,16,32]")
+@click.option(
+    "--comm-sms", type=Numbers(0), help="SMs of a partition of their own for communication [default: 0, none]"
+)
 @click.option("--sm-margin/--no-sm-margin", default=None, help="products leave those blocks' SMs free")
 @click.option("--phase", type=click.Choice(["prefill", "decode"]), help="[default: prefill]")
 @click.option("--ep-mode", type=click.Choice(["all_to_all", "all_reduce"]), help="of experts [default: all_to_all]")
@@ -94,7 +97,7 @@ def command(
     from rich.progress import Progress
 
     from sim.cli.console import wide_console
-    from sim.explore.overlap import AXES, advice, default_of, read_grid, scenarios, study, table
+    from sim.explore.overlap import AXES, COMM_SMS, advice, default_of, read_grid, scenarios, study, table
     from sim.explore.overlap_page import write_page, write_plot
     from sim.output.files import check_picture_ending, write_atomically
     from sim.output.spreadsheet import to_csv
@@ -106,7 +109,7 @@ def command(
     base = {"seq_len": 4096} | base
     for name, value in flags.items():
         if value is not None:
-            (grid if name in AXES else base)[name] = value
+            (grid if name in AXES or name == COMM_SMS else base)[name] = value
     if sm_margin is not None:
         grid["sm_margin"] = [sm_margin]
     wanted = scenarios(base, grid)
@@ -136,7 +139,7 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console:
     from rich.table import Table
 
     from sim.cli.console import print_reasons
-    from sim.explore.overlap import blocks, transform
+    from sim.explore.overlap import blocks, partition, transform
 
     shown = Table(title="Schedules (times in ms, Pareto front marked)", title_justify="left")
     ranks = "EP" if points[0].scenario.ep > 1 else "TP"
@@ -151,7 +154,7 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console:
             str(max(s.tp, s.ep)),
             str(s.batch),
             transform(s),
-            blocks(s),
+            blocks(s) + partition(s),
             f"{point.latency_s * 1e3:.2f}",
             f"{point.energy_j:.1f}",
             f"{point.energy_j_per_token * 1e3:.3f}",

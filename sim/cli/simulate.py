@@ -10,20 +10,20 @@ from typing import Any
 
 import click
 
-from sim.cli.options import scenario_of, scenario_options
+from sim.cli.options import named_scenario, scenario_options
 from sim.cli.outputs import HOW_TO_OPEN, Outputs, output_options
 from sim.cli.paths import INPUT, PathCommand, keep_inputs
 
 
 @click.command("simulate", cls=PathCommand)
-@click.argument("file", required=False, type=INPUT)
+@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]")
 @scenario_options
 @output_options
 @click.option("--uncertainty", is_flag=True, help="90 % intervals of latency and energy (some 30 more runs)")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: bool, quiet: bool, **fields: Any) -> None:
-    """Simulate one scenario, given as flags, as a FILE (.toml, .json), or both (flags win)."""
+    """Simulate one scenario, given as flags, as a FILE (.toml, .json), as a MODEL, or several (flags win)."""
     from rich.console import Console
 
     from sim.cli.console import wide_console
@@ -31,7 +31,7 @@ def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: boo
     from sim.run.runner import simulate
 
     outputs.check()
-    scenario = scenario_of(file, fields)
+    scenario = named_scenario(file, fields)
     keep_inputs(scenario.model_dump(), *outputs.replaced())
     stderr = Console(file=sys.stderr)
     if quiet:

@@ -16,6 +16,7 @@ from sim.errors import ScenarioError
 from sim.explore.pareto import front
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
+from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario, read_mapping
 
 # Axes of the grid and what stands for one that nobody gives.
@@ -27,6 +28,8 @@ AXES: dict[str, Sequence[Any]] = {
     "comm_ctas": (2, 4, 8, 16, 32),
     "overlap_chunks": (1, 2, 4, 8),
 }
+# An axis that is no field of a scenario: SMs of a partition for communication, the others to compute; 0: no partitions.
+COMM_SMS = "comm_sms"
 # Fields that say how a schedule overlaps; schedules that agree in all others do the same work in the same layout.
 HOW = frozenset({"overlap", "overlap_chunks", "comm_ctas", "sm_margin", "sm_partitions", "sm_partition"})
 REFUSALS = (ScenarioError, workloads.WorkloadError, HardwareError)
@@ -67,8 +70,7 @@ class OverlapPoint:
         """How a user would say it."""
         s = self.scenario
         degree = f"EP{s.ep}" if s.ep > 1 else f"TP{s.tp}"
-        split = "".join(f", {name} on {sms} SMs" for name, sms in s.sm_partitions or ())
-        return f"{degree}, batch {s.batch}, {transform(s)}, {blocks(s)}{split}"
+        return f"{degree}, batch {s.batch}, {transform(s)}, {blocks(s)}{partition(s)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,11 @@ def blocks(scenario: Scenario) -> str:
     return "copy engines" if scenario.overlap == "ring_exchange" else "the library's CTAs"
 
 
+def partition(scenario: Scenario) -> str:
+    """The partitions of the SMs in words, after the blocks."""
+    return "".join(f", {name} on {sms} SMs" for name, sms in scenario.sm_partitions or ())
+
+
 def read_grid(path: Path) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
     """``[base]`` and ``[grid]`` of a .toml or .json file: fields of a scenario, and lists of their values."""
     data = read_mapping(path)
@@ -133,6 +140,8 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
     usual = {"phase": "prefill", "lm_head": False, "sequence_parallel": prompt and not experts, **base}
     defaults = AXES | {"overlap_chunks": (1,)} if experts else AXES  # exchanges of experts are not cut
     axes = {field: values for field, values in defaults.items() if field not in base} | dict(grid)
+    if COMM_SMS in axes and "sm_partitions" in usual | axes:
+        raise ScenarioError(f"overlap study: {COMM_SMS} makes the sm_partitions: give one of them")
     found: dict[Scenario, None] = {}
     for values in product(*axes.values()):
         fields = usual | dict(zip(axes, values, strict=True))
@@ -151,8 +160,22 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
             fields["ep"] = fields["tp"]
             fields.setdefault("ep_mode", "all_to_all")
             fields["tp"] = fields["ep"] if fields["ep_mode"] == "all_reduce" else 1
-        found[Scenario.parse(fields, where="overlap study")] = None
+        found[_split(fields)] = None
     return list(found)
+
+
+def _split(fields: dict[str, Any]) -> Scenario:
+    """The scenario of ``fields``, SMs split as :data:`COMM_SMS` says; in sequence all is one stream, and unsplit."""
+    sms = fields.pop(COMM_SMS, 0)
+    scenario = Scenario.parse(fields, where="overlap study")
+    sequential = scenario.overlap == "chunks" and scenario.overlap_chunks == 1
+    if sms == 0 or sequential:
+        return scenario
+    all_sms = machine_of(scenario).gpu.sms
+    if not isinstance(sms, int) or not 0 < sms < all_sms:
+        raise ScenarioError(f"overlap study: {COMM_SMS} = {sms!r}: the GPU has {all_sms} SMs, give 0 to {all_sms - 1}")
+    parts = {"compute": all_sms - sms, "comm": sms}
+    return Scenario.parse({**fields, "sm_partitions": parts}, where="overlap study")
 
 
 def study(

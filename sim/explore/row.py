@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.errors import ScenarioError
-from sim.result.report import generation
+from sim.result.rates import generation
 from sim.result.timeline import Timeline
 from sim.scenario.spec import Scenario
 

@@ -13,7 +13,8 @@ from sim.output.files import write_atomically
 from sim.pages import basis, figures
 from sim.pages.page import Grid, Page, Section, html
 from sim.pages.sums import KernelSum, binned, kernel_sums, split_of
-from sim.result.report import duration, extent, generation, headline, simulated, status_text
+from sim.result.rates import generation
+from sim.result.report import duration, extent, headline, simulated, status_text
 from sim.result.timeline import Timeline
 from sim.result.trace import release
 
@@ -94,7 +95,7 @@ def _tiles(run: Timeline) -> list[tuple[str, str, str]]:
         parts = generation(run)
         tiles += [
             ("time to first token", duration(parts["ttft_s"]), f"{parts['energy_to_first_token_j']:.4g} J"),
-            ("time an output token", duration(parts["tpot_s"]), f"{parts['energy_j_per_request']:.4g} J a request"),
+            ("time an output token", duration(parts["tpot_s"]), f"{run.energy_j / run.scenario.batch:.4g} J a request"),
         ]
     return [*tiles, ("kernels", f"{run.outcome.kernels:,}", "launches on all GPUs")]
 

@@ -165,6 +165,15 @@ class Outcome:
         for graph in {id(graph): graph for _, graph, _ in self._distinct}.values():
             yield from graph.classes
 
+    def over_kernels(self, value: Callable[[KernelClass], float]) -> float:
+        """The sum of ``value`` of the class of every kernel of every GPU."""
+        multiplicity = np.asarray(self.folding.multiplicity, dtype=np.float64)
+        total = 0.0
+        for repeat, graph, _ in self._distinct:
+            count = _sums(np.asarray(graph.op_class), multiplicity[np.asarray(graph.op_gpu)], len(graph.classes))
+            total += repeat * float(count @ np.array([value(cls) for cls in graph.classes]))
+        return total
+
     def by_class(self, name: Callable[[KernelClass], str]) -> dict[str, tuple[float, float]]:
         """Joules and GPU-seconds of the kernels, added up under ``name`` of their class."""
         sums: dict[str, tuple[float, float]] = {}

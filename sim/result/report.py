@@ -12,9 +12,10 @@ from rich.text import Text
 import workloads
 from sim.build.program import routing_of
 from sim.output.console import PlainConsole, visible
-from sim.result.exposure import S_PER_PS
+from sim.result.rates import memory, rates, times, utilisation
 from sim.result.run import Run
 from sim.scenario.layout import layout_of
+from sim.scenario.memory import MemoryUse
 from sim.scenario.positions import positions
 from sim.scenario.spec import Scenario
 from sim.scenario.video import model_of, video_summary
@@ -59,8 +60,9 @@ def summary(run: Run) -> dict[str, Any]:
     balance = expert_balance(run.scenario)
     if balance is not None:
         result["expert_balance"] = balance
-    if run.scenario.phase == "generate":
-        result |= generation(run)
+    result |= times(run) | rates(run) | utilisation(run)
+    if (used := memory(run)) is not None:
+        result["memory_bytes_per_gpu"] = used.as_json()
     if run.scenario.phase == "denoise":
         result |= video_summary(run.scenario)
     return result
@@ -96,22 +98,6 @@ def expert_balance(scenario: Scenario) -> dict[str, float] | None:
     }
 
 
-def generation(run: Run) -> dict[str, float]:
-    """Time and energy to first token, time and energy per output token; the parts sum to the whole."""
-    assert run.scenario.output_len is not None
-    ttft_s = run.outcome.phase_end_ps("prefill") * S_PER_PS
-    first_j = run.energy_until(ttft_s)
-    steps = run.scenario.output_len - 1
-    sequences = run.scenario.batch
-    return {
-        "ttft_s": ttft_s,
-        "energy_to_first_token_j": first_j,
-        "tpot_s": (run.latency_s - ttft_s) / steps if steps else 0.0,
-        "decode_energy_j": run.energy_j - first_j,
-        "energy_j_per_request": run.energy_j / sequences,
-    }
-
-
 def summary_text(run: Run) -> str:
     """The table of :func:`print_summary` as plain text."""
     buffer = io.StringIO()
@@ -138,16 +124,21 @@ def print_summary(run: Run, console: Console) -> None:
     console.print(Text.assemble((visible(name), "bold"), visible(f" {headline(run)}")))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("latency", duration(run.latency_s))
-    if "ttft_s" in data:
+    if scenario.phase == "generate":
         head.add_row("time to first token", duration(data["ttft_s"]))
         head.add_row("time per output token", duration(data["tpot_s"]))
         head.add_row("energy to first token", f"{data['energy_to_first_token_j']:.4g} J")
-        head.add_row("energy per request", f"{data['energy_j_per_request']:.4g} J")
+        wh = f"  ({data['energy_wh_per_request']:.4g} Wh)"
+        head.add_row("energy per request", f"{data['energy_j_per_request']:.4g} J{wh}")
     head.add_row("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)")
+    head.add_row("tokens per second", _per_second(data))
+    head.add_row("MFU, MBU", _used(data))
     if "steps" in data:
         steps = f"{data['steps']}, {data['computed_steps']} computed" if scenario.reuse else f"{data['steps']}"
         head.add_row("denoising steps", f"{steps}; {guidance_of(scenario.guidance)}")
         head.add_row("memory a GPU", f"{data['memory_bytes_per_gpu'] / 1e9:.1f} GB")
+    if (used := memory(run)) is not None:
+        head.add_row("memory", _held(used))
     head.add_row("mean power per GPU", extent(run.power_w_per_gpu, 1.0, "W"))
     head.add_row("mean SM clock", extent(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
     head.add_row("exposed communication", _exposed(run))
@@ -176,6 +167,32 @@ def print_summary(run: Run, console: Console) -> None:
             duration(float(row["duration_s"])),
         )
     console.print(table)
+
+
+def _per_second(data: dict[str, Any]) -> str:
+    whole, gpu, user = (data[f"tokens_per_s{each}"] for each in ("", "_per_gpu", "_per_user"))
+    return f"{_count(whole)}  ({_count(gpu)} per GPU, {_count(user)} per user)"
+
+
+def _count(number: float) -> str:
+    """
+    >>> _count(40467.65), _count(67.2242)
+    ('40,468', '67.22')
+    """
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+
+
+def _used(data: dict[str, Any]) -> str:
+    """Shares of the datasheet's FLOP rate and bandwidth; no rate is known for every type on every GPU."""
+    mbu = f"{data['mbu']:.1%} of HBM bandwidth"
+    if data["mfu"] is None:
+        return mbu
+    return f"{data['mfu']:.1%} of {data['scenario']['dtype']} FLOP/s ({data['mfu_at_clock']:.1%} at this clock), {mbu}"
+
+
+def _held(used: MemoryUse) -> str:
+    room = f"{used.room_bytes / 1e9:.1f} GB left" if used.room_bytes >= 0 else "does not fit"
+    return f"{used.need}; {room}, largest batch {used.largest_batch:,}"
 
 
 def _exposed(run: Run) -> str:

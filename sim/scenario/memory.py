@@ -1,14 +1,68 @@
-"""Refuse what does not fit in GPU memory, with the arithmetic shown."""
+"""What a run needs of GPU memory: the arithmetic, the largest batch, the smallest layout; refuse what does not fit."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import dataclass
+
 import workloads
+from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
-from sim.errors import MemoryShortError
+from sim.errors import MemoryShortError, ScenarioError
 from sim.scenario.layout import layout_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import Model, check_video_memory
 from workloads.diffusion import DitSpec
+
+# Batches beyond this are not looked for.
+MOST_SEQUENCES = 1 << 20
+# Nor layouts of more GPUs.
+MOST_GPUS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes of the fullest GPU: what it needs, what it has, and the largest batch that would fit (0: none does)."""
+
+    need: workloads.MemoryNeed
+    gpu_bytes: float
+    largest_batch: int
+
+    @property
+    def room_bytes(self) -> float:
+        """What is left; less than nothing where it does not fit."""
+        return self.gpu_bytes - self.need.bytes
+
+    def as_json(self) -> dict[str, float]:
+        """Plain values, bytes a GPU."""
+        return {
+            "weights": self.need.weight_bytes,
+            "kv_cache": self.need.kv_bytes,
+            "activations": self.need.activation_bytes,
+            "gradients": self.need.gradient_bytes,
+            "room": self.room_bytes,
+            "gpu": self.gpu_bytes,
+            "largest_batch": self.largest_batch,
+        }
+
+
+def memory_use(scenario: Scenario) -> MemoryUse:
+    """What ``scenario`` needs of its GPU's memory; raises as running it would, but not where it does not fit."""
+    model, gpu = workloads.load_model(scenario.model), load_gpu(scenario.gpu)
+    need = _need(scenario, model)
+    return MemoryUse(need=need, gpu_bytes=gpu.memory_bytes, largest_batch=largest_batch(scenario, model, gpu))
+
+
+def largest_batch(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> int:
+    """The largest batch, a multiple of the replicas and micro-batches it is cut into, that fits with all else equal."""
+    unit = scenario.dp * (scenario.micro_batches or 1)
+
+    def fits(units: int) -> bool:
+        one = scenario.model_copy(update={"batch": units * unit})
+        return _need(one, model).bytes <= gpu.memory_bytes
+
+    most = MOST_SEQUENCES // unit
+    return unit * bisect_left(range(1, most + 1), True, key=lambda units: not fits(units))
 
 
 def check_memory(scenario: Scenario, model: Model, gpu: GpuSpec) -> None:
@@ -16,24 +70,70 @@ def check_memory(scenario: Scenario, model: Model, gpu: GpuSpec) -> None:
     if isinstance(model, DitSpec):
         check_video_memory(scenario, model, gpu)
         return
-    layout = layout_of(scenario)
-    new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
-    workloads.check_layout(model, layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)
-    need = _training(scenario, model) if scenario.phase == "train" else _serving(scenario, model, new_tokens)
+    check_layout(scenario, model)
+    need = _need(scenario, model)
     if need.bytes > gpu.memory_bytes:
         raise MemoryShortError(
             f"{model.id} does not fit on {gpu.id}: {need}, it has {gpu.memory_bytes / 1e9:.0f} GB: "
-            f"raise tp or {'cp' if scenario.phase == 'train' else 'pp'}, lower batch or layers, or --ignore-memory"
+            f"{_remedy(scenario, model, gpu)}; or --ignore-memory"
         )
 
 
-def _serving(scenario: Scenario, model: workloads.ModelSpec, new_tokens: int) -> workloads.MemoryNeed:
+def _remedy(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> str:
+    """The largest batch that fits as it is laid out, and the fewest GPUs that hold this one."""
+    ways = []
+    if batch := largest_batch(scenario, model, gpu):
+        ways.append(f"batch {batch} fits here")
+    if smallest := smallest_layout(scenario, model, gpu):
+        ways.append(f"the smallest layout that fits is {smallest}")
+    context = "cp" if scenario.phase == "train" else "pp"
+    return "; ".join(ways) if ways else f"raise tp or {context}, lower batch or layers"
+
+
+def smallest_layout(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> str | None:
+    """The layout of fewest GPUs that holds ``scenario``: more tensor (or expert) ranks up to 8, then more stages.
+
+    >>> big = Scenario.of(model="llama3-70b", phase="decode", batch=64, seq_len=8192)
+    >>> smallest_layout(big, workloads.load_model("llama3-70b"), load_gpu("h100-sxm-80gb"))
+    'tp 4'
+    """
+    axis = "ep" if scenario.ep > 1 else "tp"
+    for gpus in (2**power for power in range(MOST_GPUS.bit_length())):
+        for degree in (width for width in (8, 4, 2, 1) if width <= gpus):
+            degrees = {axis: degree, "pp": gpus // degree}
+            if scenario.ep > 1 and scenario.tp > 1:
+                degrees["tp"] = degree
+            if any(size < getattr(scenario, name) for name, size in degrees.items()):
+                continue
+            try:
+                one = Scenario.parse(scenario.model_dump(exclude_unset=True) | degrees, where="scenario")
+                check_layout(one, model)
+            except (ScenarioError, workloads.WorkloadError):
+                continue
+            if _need(one, model).bytes <= gpu.memory_bytes:
+                return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1)
+    return None
+
+
+def check_layout(scenario: Scenario, model: workloads.ModelSpec) -> None:
+    """Raise where ``model`` cannot be cut as ``scenario`` asks."""
+    new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
+    workloads.check_layout(
+        model, layout_of(scenario), batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers
+    )
+
+
+def _need(scenario: Scenario, model: workloads.ModelSpec) -> workloads.MemoryNeed:
+    return _training(scenario, model) if scenario.phase == "train" else _serving(scenario, model)
+
+
+def _serving(scenario: Scenario, model: workloads.ModelSpec) -> workloads.MemoryNeed:
     return workloads.memory_need(
         model,
         layout_of(scenario),
         batch=scenario.batch,
         context=scenario.seq_len + (scenario.output_len or 0),
-        new_tokens=new_tokens,
+        new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
         dtype=workloads.DType(scenario.dtype),

@@ -1,0 +1,1 @@
+"""From a model, GPUs and targets to ranked deployments: ``wattline plan``."""

@@ -1,0 +1,196 @@
+"""What a plan is asked: a model, GPUs, lengths, targets and what to rank by; and what it answers, a deployment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from sim.scenario.spec import Degree, GpuName, ModelName, Positive, Table
+from sim.serving.spec import ServeSpec
+
+Objective = Literal["throughput", "energy", "cost"]
+Mode = Literal["aggregated", "disaggregated"]
+PlanDtype = Literal["bf16", "fp16", "fp8_e4m3"]
+HOURS_S = 3600.0
+
+
+def _listed(value: object) -> object:
+    """A comma-separated text as a tuple; anything else is left for the field to refuse."""
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+class Question(Table):
+    """What to plan for. Unknown keys are refused with the nearest known one.
+
+    >>> Question.of(model="llama3-8b", gpus=2).objective
+    'throughput'
+    """
+
+    model: ModelName = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
+    gpu: GpuName = Field("h100-sxm-80gb", description="GPU id (wattline gpus), its unique beginning, or .toml file")
+    profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
+    gpus: Degree = Field(8, description="GPUs, all of which are used by each deployment")
+    input_len: Positive = Field(2048, description="tokens of a prompt")
+    output_len: Annotated[int, Field(gt=1, le=1_000_000)] = Field(256, description="tokens to generate")
+    slo_ttft_s: Annotated[float, Field(gt=0, le=3600)] | None = Field(
+        None, description="time to first token at most, for 99 % of requests"
+    )
+    slo_tpot_s: Annotated[float, Field(gt=0, le=60)] | None = Field(
+        None, description="time per output token at most, for 99 % of requests"
+    )
+    objective: Objective = Field("throughput", description="what deployments are ranked by, per GPU or token")
+    modes: Annotated[tuple[Mode, ...], BeforeValidator(_listed)] = Field(
+        get_args(Mode), description="prompts in the replicas that decode, or in replicas of their own"
+    )
+    dtypes: Annotated[tuple[PlanDtype, ...], BeforeValidator(_listed)] = Field(
+        ("bf16",), description="precisions to try: another one changes what the model answers"
+    )
+    power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
+    max_num_seqs: Positive = Field(512, description="sequences of a replica at most")
+    host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="host time before each step")
+    price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    price_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    carbon_g_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Question:
+        if self.objective == "cost" and self.price_per_gpu_hour is None:
+            raise ValueError("objective = cost: needs price_per_gpu_hour")
+        for name in ("modes", "dtypes"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: give one or more")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One way to serve, at the highest load that keeps the targets: ``load`` requests a second over all its GPUs.
+
+    ``ttft_s`` and ``tpot_within_s`` are what 99 % of requests stay below, ``tpot_s`` is the mean, ``binds`` what a
+    higher load would break first. Joules a token are over output tokens and all GPUs. ``spec`` are the fields of
+    :class:`~sim.serving.spec.ServeSpec` that set it up.
+    """
+
+    question: Question
+    mode: Mode
+    spec: dict[str, Any]
+    sequences: int  # decoding at once in a replica
+    load_per_s: float
+    ttft_s: float
+    tpot_s: float
+    tpot_within_s: float
+    power_w_per_gpu: float
+    binds: str
+    status: str
+    reasons: tuple[str, ...] = field(default=())
+
+    @property
+    def group(self) -> int:
+        """GPUs of a replica."""
+        return max(int(self.spec.get("tp", 1)), int(self.spec.get("ep", 1)))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second over all GPUs."""
+        return self.load_per_s * self.question.output_len
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Output tokens a second of a GPU."""
+        return self.tokens_per_s / self.question.gpus
+
+    @property
+    def energy_j_per_token(self) -> float:
+        """Joules of all GPUs an output token."""
+        return self.power_w_per_gpu / self.tokens_per_s_per_gpu
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """GPU hours and energy of a million output tokens, in the unit of the prices; None without prices."""
+        asked = self.question
+        if asked.price_per_gpu_hour is None and asked.price_per_kwh is None:
+            return None
+        hours = 1e6 / self.tokens_per_s_per_gpu / HOURS_S
+        kwh = 1e6 * self.energy_j_per_token / 3.6e6
+        return hours * (asked.price_per_gpu_hour or 0.0) + kwh * (asked.price_per_kwh or 0.0)
+
+    @property
+    def carbon_g_per_million_tokens(self) -> float | None:
+        """Grams of CO2e of the energy of a million output tokens; None without a factor."""
+        factor = self.question.carbon_g_per_kwh
+        return None if factor is None else factor * 1e6 * self.energy_j_per_token / 3.6e6
+
+    @property
+    def rank(self) -> float:
+        """What the objective wants least of."""
+        match self.question.objective:
+            case "throughput":
+                return -self.tokens_per_s_per_gpu
+            case "energy":
+                return self.energy_j_per_token
+            case "cost":
+                assert self.cost_per_million_tokens is not None
+                return self.cost_per_million_tokens
+
+    @property
+    def label(self) -> str:
+        """How a user would say it.
+
+        >>> asked = Question.of(model="llama3-8b", gpus=2)
+        >>> Deployment(
+        ...     question=asked, mode="aggregated", spec={"tp": 1, "replicas": 2}, sequences=8, load_per_s=1.0,
+        ...     ttft_s=0.1, tpot_s=0.01, tpot_within_s=0.01, power_w_per_gpu=500.0, binds="", status="unchecked",
+        ... ).label
+        '2 x tp 1, 8 sequences each'
+        """
+        spec = self.spec
+        degrees = " ".join(f"{name} {spec[name]}" for name in ("tp", "ep") if spec.get(name, 1) > 1) or "tp 1"
+        extra = "".join(
+            [
+                f", {spec['dtype']}" if spec.get("dtype", "bf16") != "bf16" else "",
+                f", {spec['sm_clock_mhz']:g} MHz" if spec.get("sm_clock_mhz") else "",
+                f", {spec['max_num_batched_tokens']:,} tokens a step" if "max_num_batched_tokens" in spec else "",
+            ]
+        )
+        if self.mode == "disaggregated":
+            return (
+                f"{spec['prefill_replicas']} + {spec['replicas']} x {degrees}, {self.sequences} sequences each{extra}"
+            )
+        return f"{spec['replicas']} x {degrees}, {self.sequences} sequences each{extra}"
+
+    @property
+    def server(self) -> ServeSpec:
+        """The server of this deployment, ready to be run by :func:`sim.serving.serve`."""
+        return ServeSpec.of(**self.spec)
+
+    def row(self) -> dict[str, Any]:
+        """Its figures, flat (SI units)."""
+        return {
+            "mode": self.mode,
+            "label": self.label,
+            **{name: self.spec.get(name) for name in ROW_FIELDS},
+            "sequences_per_replica": self.sequences,
+            "requests_per_s": self.load_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "tokens_per_s_per_user": 1.0 / self.tpot_s,
+            "ttft_p99_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "tpot_p99_s": self.tpot_within_s,
+            "energy_j_per_output_token": self.energy_j_per_token,
+            "energy_wh_per_request": self.energy_j_per_token * self.question.output_len / 3600.0,
+            "power_w_per_gpu": self.power_w_per_gpu,
+            "cost_per_million_tokens": self.cost_per_million_tokens,
+            "carbon_g_per_million_tokens": self.carbon_g_per_million_tokens,
+            "binds": self.binds,
+            "status": self.status,
+            "status_reasons": list(self.reasons),
+        }
+
+
+ROW_FIELDS = (
+    "tp", "ep", "ep_mode", "replicas", "prefill_replicas", "dtype", "sm_clock_mhz", "max_num_seqs",
+    "max_num_batched_tokens",
+)  # fmt: skip

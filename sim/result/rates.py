@@ -1,0 +1,91 @@
+"""A run in the words of the trade: TTFT, TPOT, tokens a second, MFU, MBU, memory, joules a token and a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sim.result.exposure import S_PER_PS
+from sim.scenario.memory import MemoryUse, memory_use
+
+if TYPE_CHECKING:
+    from sim.result.run import Run
+
+J_PER_WH = 3600.0
+
+
+def generation(run: Run) -> dict[str, float]:
+    """Time and energy to first token, time and energy per output token; the parts sum to the whole."""
+    assert run.scenario.output_len is not None
+    ttft_s = run.outcome.phase_end_ps("prefill") * S_PER_PS
+    first_j = run.energy_until(ttft_s)
+    steps = run.scenario.output_len - 1
+    return {
+        "ttft_s": ttft_s,
+        "energy_to_first_token_j": first_j,
+        "tpot_s": (run.latency_s - ttft_s) / steps if steps else 0.0,
+        "decode_energy_j": run.energy_j - first_j,
+    }
+
+
+def times(run: Run) -> dict[str, float]:
+    """Time to first token and time per output token (s), as far as the phase has them."""
+    match run.scenario.phase:
+        case "prefill":
+            return {"ttft_s": run.latency_s}
+        case "decode":
+            return {"tpot_s": run.latency_s}
+        case "generate":
+            return generation(run)
+        case _:
+            return {}
+
+
+def rates(run: Run) -> dict[str, float]:
+    """Tokens a second and joules a token and a request, one sequence of the batch; a decode step is no request.
+
+    Tokens are those processed (prefill, train), produced (decode, generate) or denoised; ``per_user`` is what one
+    sequence sees. Wh are joules over 3,600.
+    """
+    per_s = run.tokens / run.latency_s
+    found = {
+        "tokens_per_s": per_s,
+        "tokens_per_s_per_gpu": per_s / run.gpus,
+        "tokens_per_s_per_user": per_s / run.scenario.batch,
+        "energy_wh_per_token": run.energy_j / run.tokens / J_PER_WH,
+    }
+    if run.scenario.phase != "decode":
+        per_request_j = run.energy_j / run.scenario.batch
+        found |= {"energy_j_per_request": per_request_j, "energy_wh_per_request": per_request_j / J_PER_WH}
+    return found
+
+
+def utilisation(run: Run) -> dict[str, float | None]:
+    """FLOPs and HBM bytes of all GPUs, and their share of what the GPUs could do in the time of the run.
+
+    ``mfu`` is over the datasheet's dense rate for the scenario's type at its boost clock, ``mfu_at_clock`` over the
+    rate at the mean clock that the run had (None where the datasheet gives no rate for the type); ``mbu`` is over the
+    datasheet's bandwidth.
+    """
+    flops = run.outcome.over_kernels(lambda cls: _number(cls.describe, "flops"))
+    hbm_bytes = run.outcome.over_kernels(lambda cls: cls.terms.hbm_bytes)
+    gpu, gpu_s = run.machine.gpu, run.latency_s * run.gpus
+    peak = gpu.tensor_flops_per_s.get(run.scenario.dtype)
+    clock_hz = sum(run.sm_clock_hz_per_gpu) / run.gpus
+    return {
+        "flops": flops,
+        "hbm_bytes": hbm_bytes,
+        "flops_per_hbm_byte": flops / hbm_bytes if hbm_bytes else None,
+        "mfu": flops / (gpu_s * peak) if peak else None,
+        "mfu_at_clock": flops / (gpu_s * peak) * gpu.reference_clock_hz / clock_hz if peak else None,
+        "mbu": hbm_bytes / (gpu_s * gpu.hbm_bytes_per_s),
+    }
+
+
+def memory(run: Run) -> MemoryUse | None:
+    """What the fullest GPU holds; None of a denoising run, whose summary says it itself."""
+    return memory_use(run.scenario) if run.scenario.phase != "denoise" else None
+
+
+def _number(described: Mapping[str, Any], name: str) -> float:
+    return float(described.get(name, 0.0))

@@ -1,0 +1,96 @@
+"""A run in the words of the trade, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sim import simulate
+from sim.cli import main
+from sim.errors import MemoryShortError
+from sim.result.rates import memory, rates, times, utilisation
+from sim.result.report import summary
+from sim.scenario.memory import memory_use
+from sim.scenario.spec import Scenario
+
+DECODE = {"model": "llama3-8b", "phase": "decode", "batch": 16, "seq_len": 2048}
+
+
+def test_a_prefill_in_tokens_flops_and_joules() -> None:
+    run = simulate(model="llama3-8b", batch=2, seq_len=4096, lm_head=False)
+    assert times(run) == {"ttft_s": run.latency_s}
+    found = rates(run)
+    assert found["tokens_per_s"] * run.latency_s == pytest.approx(8192)
+    assert found["tokens_per_s_per_user"] * 2 == pytest.approx(found["tokens_per_s"])
+    assert found["energy_wh_per_request"] * 3600 * 2 == pytest.approx(run.energy_j)
+    used = utilisation(run)
+    # 2 FLOPs a weight and token (6.98e9 weights in layers), and the causal half of two products of attention.
+    weights, attention = 32 * 218.1e6, 32 * 2 * 2 * 4096**2 * 4096
+    assert used["flops"] == pytest.approx(2 * weights * 8192 + attention, rel=0.01)
+    assert used["mfu"] == pytest.approx(used["flops"] / run.latency_s / 989.4e12, rel=0.01)  # type: ignore[operator]
+    assert used["mfu_at_clock"] > used["mfu"]  # type: ignore[operator]  # the cap holds the clock below boost
+
+
+def test_a_decode_step_moves_its_weights_and_cache() -> None:
+    run = simulate(**DECODE)
+    used = utilisation(run)
+    assert times(run) == {"tpot_s": run.latency_s}
+    assert "energy_j_per_request" not in rates(run)  # a step is no request
+    weights, cache = 2 * (32 * 218.1e6 + 128256 * 4096), 16 * 2048 * 131072
+    assert weights + cache < used["hbm_bytes"] < 1.05 * (weights + cache)  # type: ignore[operator]
+    assert used["mbu"] == pytest.approx(used["hbm_bytes"] / run.latency_s / 3.35e12, rel=0.01)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("detail", ["full", "folded", "segment"])
+def test_sums_do_not_depend_on_what_was_folded(detail: str) -> None:
+    run = simulate(**DECODE, tp=2, layers=4, detail=detail)
+    whole = simulate(**DECODE, tp=2, layers=4, detail="full")
+    assert utilisation(run) == pytest.approx(utilisation(whole), rel=1e-9)
+
+
+def test_memory_is_weights_cache_and_room() -> None:
+    used = memory(simulate(**DECODE))
+    assert used is not None and used.need.kv_bytes == 16 * 2048 * 131072
+    assert used.need.bytes + used.room_bytes == used.gpu_bytes == 80e9
+    most = used.largest_batch
+    fitting, beyond = (memory_use(Scenario.of(**DECODE | {"batch": batch})) for batch in (most, most + 1))
+    assert fitting.room_bytes >= 0 > beyond.room_bytes
+
+
+def test_an_error_about_memory_names_what_would_fit() -> None:
+    with pytest.raises(MemoryShortError, match="batch 7 fits here; the smallest layout that fits is tp 4; or --ignore"):
+        simulate(model="llama3-70b", phase="decode", batch=64, seq_len=8192, tp=2)
+    with pytest.raises(MemoryShortError, match="the smallest layout that fits is ep 8, pp 4; or --ignore-memory"):
+        simulate(model="deepseek-v3", phase="decode", ep=8, ep_mode="all_to_all")
+
+
+def test_the_memory_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main_args = ["memory", "llama3-70b", "--phase", "decode", "--batch", "64", "--seq-len", "8192"]
+    main([*main_args, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["fits"], found["smallest_layout"], found["memory_bytes_per_gpu"]["largest_batch"]) == (
+        False,
+        "tp 4",
+        0,
+    )
+    main([*main_args, "--tp", "4"])
+    out = capsys.readouterr().out
+    assert "weights     │ 35.28 │ 44.1%" in out and "largest batch that fits: 66" in out
+
+
+def test_a_model_may_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["simulate", "llama3-8b", "--layers", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["model"] == "llama3-8b"
+    for arguments, said in (
+        (["llama3-8b", "--model", "llama3-70b"], "wattline: 'llama3-8b' and --model llama3-70b: give one model\n"),
+        (["lama3-8b"], "wattline: unknown model 'lama3-8b': did you mean 'llama3-8b'?\n"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["simulate", *arguments])
+        assert (stop.value.code, capsys.readouterr().err) == (2, said)
+
+
+def test_types_without_a_datasheet_rate_have_no_mfu() -> None:
+    data = summary(simulate(model="llama3-8b", layers=1, gpu="a100-sxm-80gb", dtype="bf16"))
+    assert data["mfu"] is not None and data["memory_bytes_per_gpu"]["gpu"] == 80e9
