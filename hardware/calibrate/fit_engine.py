@@ -209,15 +209,15 @@ def fit_engine(
     routed: dict[str, RoutedCoefficients] = {}
     experts = [row for row in single if row["kind"] == "vllm_experts" and row["part"] != "all"]
     for name in sorted({weights_of(row) for row in experts}):
-        start = replace(ROUTED_START, hbm_bytes_per_s=ROUTED_START.hbm_bytes_per_s * hbm, hbm_byte_energy_j=hbm_j)
+        tile_start = replace(ROUTED_START, hbm_bytes_per_s=ROUTED_START.hbm_bytes_per_s * hbm, hbm_byte_energy_j=hbm_j)
         if name != "bf16":
-            start = replace(
+            tile_start = replace(
                 routed["bf16"],
                 tile_cycles_per_k=0.6 * routed["bf16"].tile_cycles_per_k,
                 flop_energy_j=0.6 * routed["bf16"].flop_energy_j,
             )
         routed[name] = fits.add(
-            f"routed.{name}", [row for row in experts if weights_of(row) == name], start, FREE_ROUTED,
+            f"routed.{name}", [row for row in experts if weights_of(row) == name], tile_start, FREE_ROUTED,
             lambda c, row: routed_terms_of(c, row, gpu),
             lambda row: routed_features(row["rows"], row["distinct"], *_routed_sizes(row)), ROUTED_LENGTHS,
             priors={"sm_power_w": 0.5, "core_byte_energy_j": 0.5},
@@ -229,9 +229,9 @@ def fit_engine(
         if not some:
             continue
         name = "fp8_e4m3" if scales == "token" else "fp8_e4m3_block"
-        start = scaled.get("fp8_e4m3", base.gemm["fp8_e4m3"])
+        product_start = scaled.get("fp8_e4m3", base.gemm["fp8_e4m3"])
         scaled[name] = fits.add(
-            f"scaled.{name}", some, start, FREE_SCALED,
+            f"scaled.{name}", some, product_start, FREE_SCALED,
             lambda c, row: scaled_base_terms(c, gpu, m=row["m"], n=row["n"], k=row["k"]),
             lambda row: scaled_features(row["m"], row["n"], row["k"]), SCALED_LENGTHS, time=(0.1, 0.02),
             priors={**PRIORS, "hbm_byte_energy_j": 0.1},
@@ -243,7 +243,7 @@ def fit_engine(
         if row["kind"] not in ("vllm_experts", "vllm_attention", "vllm_scaled_gemm"):
             by_op.setdefault(moved_of(row).op, []).append(row)
     for op, some in sorted(by_op.items()):
-        start = (
+        pass_start = (
             near.elementwise[op]
             if near and op in near.elementwise
             else replace(
@@ -253,9 +253,9 @@ def fit_engine(
             )
         )
         if near and op in near.elementwise:
-            start = replace(start, hbm_bytes_per_s=start.hbm_bytes_per_s * hbm / _hbm_of(near))
+            pass_start = replace(pass_start, hbm_bytes_per_s=start.hbm_bytes_per_s * hbm / _hbm_of(near))
         elementwise[op] = fits.add(
-            f"elementwise.{op}", some, start, FREE_ELEMENTWISE,
+            f"elementwise.{op}", some, pass_start, FREE_ELEMENTWISE,
             lambda c, row: moved_terms(c, moved_of(row), gpu),
             lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
             ELEMENTWISE_LENGTHS, time=(0.08, 0.02), energy=(0.08, 0.03),

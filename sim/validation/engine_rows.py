@@ -61,7 +61,8 @@ def _are(row: Mapping[str, Any], *names: str) -> bool:
 
 def _inputs(row: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Model, layout and type, as the row's name and the engine's arguments say."""
-    name, said = str(row["name"]), {}
+    name = str(row["name"])
+    said: dict[str, str] = {}
     while found := SUFFIX.search(name):
         said |= {key: value for key, value in found.groupdict().items() if value is not None}
         name = name[: found.start()]
@@ -81,11 +82,13 @@ def _step(inputs: dict[str, Any], row: Mapping[str, Any], seconds: float) -> dic
 def _power(row: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
     """Watts, joules, clock and temperature as records have them."""
     watts = row.get("power_w")
-    known = isinstance(watts, list) and all(isinstance(one, int | float) for one in watts) and seconds is not None
+    joules = None
+    if seconds is not None and isinstance(watts, list) and all(isinstance(one, int | float) for one in watts):
+        joules = seconds * sum(watts)
     clocks = row.get("clock") or []
     return {
         "power_w": watts,
-        "energy_j": seconds * sum(watts) if known else None,
+        "energy_j": joules,
         "sm_clock_mhz": [mhz for mhz, _ in clocks] or None,
         "temperature_c": [celsius for _, celsius in clocks] or None,
     }
