@@ -35,6 +35,8 @@ from workloads.work import AttentionWork, CollectiveOp, CollectiveWork
 # Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
 TARGET_STEP = 0.03
 TARGET_STEPS = 26
+# A step of so many tokens has all kernels of its layers (few choices of experts are not sorted).
+MANY_TOKENS = 1024
 Part = Literal["shared", "head", "decode", "chunk"]
 # Whether a step's attention cuts long sequences up, so that the mean context stands for all, or waits for the longest.
 Schedule = Literal["balanced", "per_sequence"]
@@ -166,7 +168,7 @@ class StepPrices:
     def launching_s(self, pace: HostPace, batch: Batch) -> float:
         """The host's time for launching ``batch`` piece by piece."""
         if self._launches is None:
-            segments = self._part_program("shared", 1, 0).ranks[0].phases[0].segments
+            segments = self._part_program("shared", MANY_TOKENS, 0).ranks[0].phases[0].segments
             layers = sum(segment.repeat for segment in segments)
             # attention, which a step with prompts has once, whatever it attends to
             kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1

@@ -109,6 +109,7 @@ class Replica:
                 self._arrived = self.env.event()
                 yield self._arrived
                 self.idle_until_now()
+                self._ran_s = self.env.now  # nothing was launched ahead of what comes now
                 continue
             self._planning = True
             step = self.scheduler.plan()
@@ -218,6 +219,7 @@ class Replica:
                 low, high = (low, mid) if after_s(mid) >= gone_s else (mid + 1, high)
             steps = low
             yield self.env.timeout(max(0.0, begin_s + after_s(steps) - self.env.now))
+        self._ran_s = begin_s + after_s(steps - 1)
         busy_s = after_s(steps) - steps * host_s
         energy_j = steps * first.energy_j + slope_j * steps * (steps - 1) / 2
         idle_j = self.governor.pause(steps * host_s) if host_s else 0.0
