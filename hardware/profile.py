@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -31,6 +31,8 @@ from inputs.files import read_text
 
 Status = Literal["calibrated", "forecast", "uncalibrated"]
 Matrix = tuple[tuple[float, ...], ...]
+# Laws of kernels that read memory.
+Streaming = TypeVar("Streaming", GemmCoefficients, DecodeCoefficients, ElementwiseCoefficients, GroupedCoefficients)
 BASE_GPU = "h100-sxm-80gb"
 
 
@@ -183,7 +185,7 @@ def profile_for(gpu: GpuSpec) -> Profile:
     base = load_profile(base_gpu.id)
     if base is None:
         raise HardwareError(f"no profile of {BASE_GPU} is installed: run wattline calibrate first")
-    forecast = forecast_profile(gpu, base, base_gpu)
+    forecast = with_own_figures(forecast_profile(gpu, base, base_gpu))
     engines = shipped_engines(gpu.id)
     return replace(forecast, engines={**forecast.engines, **engines}) if engines else forecast
 
@@ -220,6 +222,31 @@ def fitted_row_digests() -> frozenset[str]:
         for laws in shipped_engines(gpu_id).values():
             found.update(laws.row_digests)
     return frozenset(found)
+
+
+@lru_cache(maxsize=1)
+def _own_figures() -> dict[str, dict[str, float]]:
+    return tomllib.loads((files("hardware") / "data" / "own_figures.toml").read_text(encoding="utf-8"))
+
+
+def with_own_figures(forecast: Profile) -> Profile:
+    """``forecast`` with what was measured on its card: joules of a byte from memory, and how far chips differ."""
+    own = _own_figures().get(forecast.gpu)
+    if own is None:
+        return forecast
+    ratio = own["hbm_byte_energy_ratio"]
+
+    def cooler(c: Streaming) -> Streaming:
+        return replace(c, hbm_byte_energy_j=c.hbm_byte_energy_j * ratio)
+
+    return replace(
+        forecast,
+        gemm={name: cooler(c) for name, c in forecast.gemm.items()},
+        decode=cooler(forecast.decode),
+        elementwise={name: cooler(c) for name, c in forecast.elementwise.items()},
+        grouped=cooler(forecast.grouped),
+        spread=replace(forecast.spread, power=own["chip_power_spread"]),
+    )
 
 
 def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
