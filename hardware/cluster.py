@@ -71,6 +71,10 @@ class Cluster:
         """True when no traffic among ``ranks`` leaves its node."""
         return len({self.node_of(rank) for rank in ranks}) == 1
 
+    def on_one_switch(self, ranks: Sequence[int]) -> bool:
+        """True where ``ranks`` meet in one NVSwitch tier."""
+        return self.node.interconnect == "nvswitch" and self.same_node(ranks)
+
     def span(self, ranks: Sequence[int]) -> Span:
         """How ``ranks`` lie on nodes; where nodes hold different numbers of them, the fewest sets the pace.
 
@@ -206,7 +210,9 @@ def cluster_of(gpu_id: str, world: int) -> Cluster:
 
 
 def default_node(gpu: GpuSpec) -> str:
-    """GPUs with a switched link sit on an eight-GPU baseboard; the others are cards on PCIe."""
+    """GPUs of a rack's switches sit in its domain, others with switched links on a board of eight, cards on PCIe."""
+    if "NVL72" in gpu.link:
+        return "nvl72"
     return "pcie-8" if gpu.link_bytes_per_s == 0.0 or "bridge" in gpu.link else "hgx-8"
 
 

@@ -46,7 +46,7 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 FUZZED: dict[str, tuple[Any, ...]] = {
-    "gpu": ("h100", "h100", "h100", "h200", "a100-sxm-80gb", "a100-pcie-40gb", "b200", "l40s", "h20", "a100",
+    "gpu": ("h100", "h100", "h100", "h200", "a100-sxm-80gb", "a100-pcie-40gb", "b200", "l40s", "h10", "a100",
             "h100-pcie"),
     "model": (
         "llama3-8b", "llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt2",
@@ -121,7 +121,7 @@ def tried(fields: dict[str, Any]) -> Tried:
         return Tried(fields=fields, status=None, fault=fault)
     found, fault = run.standing, None
     kernels = any(cls.terms.extrapolated for cls in run.outcome.classes())
-    if fields["gpu"] in ("h20", "a100") or fields["model"] in ("qwen2", "llama3-7"):
+    if fields["gpu"] in ("h10", "a100") or fields["model"] in ("qwen2", "llama3-7"):
         fault = f"a beginning of other names ran as {run.machine.gpu.id}, {run.scenario.model}"
     elif found.status == "calibrated" and not (fields["gpu"] == "h100" and measured(fields)):
         fault = "calibrated, but nothing like it was measured"

@@ -8,6 +8,7 @@ from hardware.catalog import load_gpu
 from hardware.cluster import cluster_for, cluster_of, load_node
 from hardware.errors import HardwareError
 from hardware.laws.collective_time import bus_bytes
+from hardware.laws.exchange import Exchange, Kernels, exchange_bytes, exchange_s
 from hardware.laws.price import collective_terms
 from hardware.laws.routes import (
     Span,
@@ -16,6 +17,7 @@ from hardware.laws.routes import (
     direct_choice,
     direct_s,
     hierarchical_s,
+    in_switch_bytes,
     ring_s,
     tree_s,
 )
@@ -31,6 +33,11 @@ TWO_NODES = Span(nodes=2, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
 def terms(op: str, world: int, size: int, **more: object) -> KernelTerms:
     given = {"ctas": None, "in_graph": True} | more
     return collective_terms(PROFILE, H100, op=op, world=world, buffer_bytes=size, **given)  # type: ignore[arg-type]
+
+
+def in_node(op: str, world: int, size: int, **more: object) -> KernelTerms:
+    """On one switch."""
+    return terms(op, world, size, **({"in_switch": True} | more))
 
 
 def free(*_: object) -> float:
@@ -64,7 +71,7 @@ def test_direct_all_reduces_take_what_vllms_kernel_takes(world: int, size: int, 
         ("all_to_all", 512 * MIB, 1480.4, 0.10),
         ("all_reduce", 8 * KIB, 16.4, 0.10),
         ("all_reduce", 4 * MIB, 50.5, 0.15),
-        ("all_reduce", 512 * MIB, 2111.4, 0.30),  # measured with multicast (NVLS), which our tables were not
+        ("all_reduce", 512 * MIB, 2672.3, 0.10),  # of 8-bit integers, which no switch adds
     ],
 )
 def test_eight_gpus_follow_from_the_tables_of_two_and_four(
@@ -186,3 +193,73 @@ def test_sixteen_gpus_reach_the_rate_of_their_nvlinks() -> None:
     span = cluster_of("h100", 16).span(range(16))
     seconds = terms("all_reduce", 16, GIB, span=span).floor_s
     assert 300e9 < bus_bytes("all_reduce", 16, GIB) / seconds < 400e9
+
+
+@pytest.mark.parametrize(
+    ("size", "microseconds"), [(32, 199.9), (64, 324.0), (128, 578.1), (256, 1092.7), (512, 2112.0)]
+)
+def test_eight_hoppers_add_in_the_switch(size: int, microseconds: float) -> None:
+    """NCCL on eight H100s, 16-bit floats (aiconfigurator-core 0.12.0, nccl table, 2.27.3)."""
+    found = in_node("all_reduce", 8, size * MIB)
+    assert found.floor_s * 1e6 == pytest.approx(microseconds, rel=0.03)
+    assert found.link_bytes == in_switch_bytes(8, size * MIB) < bus_bytes("all_reduce", 8, size * MIB)
+    assert found.blocks == 16 and found.extrapolated
+
+
+def test_the_library_takes_the_quicker_way_and_a_named_one_is_kept() -> None:
+    for size in (MIB, 8 * MIB, 64 * MIB, 1024 * MIB):
+        ways = [in_node("all_reduce", 8, size, algorithm=name).floor_s for name in ("ring", "nvls", "library")]
+        assert ways[2] == min(ways[:2])
+    assert in_node("all_gather", 8, 64 * MIB) == in_node("all_gather", 8, 64 * MIB, in_switch=False)
+    assert in_node("all_reduce", 4, 64 * MIB) == in_node("all_reduce", 4, 64 * MIB, in_switch=False)
+    bus = 1.75 * 1024 * MIB / in_node("all_reduce", 8, 1024 * MIB).floor_s
+    assert 440e9 < bus < 500e9
+    with pytest.raises(HardwareError, match="added in an NVSwitch of Hopper or later, over 8 ranks or more"):
+        in_node("all_reduce", 4, MIB, algorithm="nvls")
+
+
+# -- tokens to experts and back --------------------------------------------------------------------------------
+
+
+def exchange(op: str, world: int, tokens: int = 128, kernels: Kernels = "low_latency") -> float:
+    """On H800s in nodes of eight: FP8 there, bf16 back, hidden 7,168, top 8."""
+    sizes = Exchange(tokens=tokens, top_k=8, hidden=7168, element_bytes=1 if op == "dispatch" else 2, kernels=kernels)
+    return exchange_s(op, sizes, cluster_of("h800", world).span(range(world)), 200e9)
+
+
+@pytest.mark.parametrize(
+    ("world", "dispatch_us", "combine_us"),
+    [(8, 77, 114), (16, 118, 195), (32, 155, 273), (64, 173, 314), (128, 192, 369)],
+)
+def test_low_latency_kernels_take_what_deepep_publishes(world: int, dispatch_us: float, combine_us: float) -> None:
+    assert exchange("dispatch", world) * 1e6 == pytest.approx(dispatch_us, rel=0.05)
+    assert exchange("combine", world) * 1e6 == pytest.approx(combine_us, rel=0.13)
+
+
+def test_normal_kernels_reach_the_published_rates() -> None:
+    """DeepEP, 4,096 tokens a rank: 153 and 158 GB/s of NVLink on 8 GPUs, 51 and 50 GB/s by RDMA on 64."""
+    for op, size, at_8, at_64 in (("dispatch", 1, 153e9, 51e9), ("combine", 2, 158e9, 50e9)):
+        one = Exchange(tokens=4096, top_k=8, hidden=7168, element_bytes=size, kernels="normal")
+        spans = [cluster_of("h800", world).span(range(world)) for world in (8, 64)]
+        on_links = exchange_bytes(one, spans[0])[0] / exchange_s(op, one, spans[0], 200e9)
+        by_rdma = exchange_bytes(one, spans[1])[1] / exchange_s(op, one, spans[1], 200e9)
+        assert (on_links, by_rdma) == (pytest.approx(at_8, rel=0.05), pytest.approx(at_64, rel=0.12))
+
+
+def test_few_tokens_belong_to_low_latency_kernels_and_many_to_normal_ones() -> None:
+    for op in ("dispatch", "combine"):
+        assert exchange(op, 64, 4096, "normal") < exchange(op, 64, 4096)
+        assert exchange(op, 64, 128) < 2.0 * exchange(op, 64, 128, "normal")
+        times = [exchange(op, 64, tokens) for tokens in (1, 16, 128, 1024)]
+        assert times == sorted(times)
+    with pytest.raises(HardwareError, match="'all_reduce' is no exchange of experts: dispatch or combine"):
+        exchange("all_reduce", 8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "node", "gpus"), [("h800", "hgx-8", 8), ("h20", "hgx-8", 8), ("b300", "hgx-8", 8), ("gb200", "nvl72", 72)]
+)
+def test_gpus_of_the_catalog_sit_in_their_nodes(gpu: str, node: str, gpus: int) -> None:
+    cluster = cluster_of(gpu, gpus)
+    assert (cluster.node.id, cluster.nodes, cluster.on_one_switch(range(gpus))) == (node, 1, True)
+    assert not cluster_of(gpu, 2 * gpus).on_one_switch(range(2 * gpus))

@@ -81,6 +81,15 @@ class CollectiveOp(StrEnum):
     SEND_RECV = "sendrecv_ring"
     SEND = "send"
     BROADCAST = "broadcast"
+    DISPATCH = "dispatch"
+    COMBINE = "combine"
+
+
+class EpKernels(StrEnum):
+    """Kernels that exchange tokens with experts: for few tokens at once, or for many."""
+
+    LOW_LATENCY = "low_latency"
+    NORMAL = "normal"
 
 
 class AllReduce(StrEnum):
@@ -94,6 +103,7 @@ class AllReduce(StrEnum):
     TREE = "tree"
     ONE_SHOT = "one_shot"
     TWO_SHOT = "two_shot"
+    NVLS = "nvls"
     AUTO = "auto"
 
 
@@ -217,6 +227,17 @@ class RoutedGemmWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSizes:
+    """What each rank sends to experts or gets back: ``tokens`` of ``hidden`` elements, ``top_k`` experts each."""
+
+    tokens: int
+    top_k: int
+    hidden: int
+    dtype: DType
+    kernels: EpKernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveWork:
     """One collective over ``ranks``; ``buffer_bytes`` is the full buffer as in the measurement records.
 
@@ -226,6 +247,8 @@ class CollectiveWork:
     ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes`` are what this rank exchanges with all
     others in an uneven all-to-all; None: an even one. ``rival`` is a product that becomes ready with it, and
     may get the SMs first on some ranks; ``turn`` counts such collectives. ``engine``: a serving engine's own.
+    ``exchange`` are the sizes of a dispatch or
+    combine, whose ``buffer_bytes`` are all rows of a rank.
     """
 
     op: CollectiveOp
@@ -238,6 +261,7 @@ class CollectiveWork:
     rival: GemmWork | None = None
     turn: int = 0
     engine: str | None = None
+    exchange: ExchangeSizes | None = None
 
 
 Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | RoutedGemmWork | CollectiveWork

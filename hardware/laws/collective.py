@@ -17,7 +17,19 @@ from hardware.laws.collective_time import (
     moving_s,
     seconds_within,
 )
-from hardware.laws.routes import DIRECT_CTAS, Span, between_nodes_s, direct_bytes, direct_choice, direct_s, tree_s
+from hardware.laws.routes import (
+    DIRECT_CTAS,
+    IN_SWITCH_CTAS,
+    IN_SWITCH_FROM,
+    Span,
+    between_nodes_s,
+    direct_bytes,
+    direct_choice,
+    direct_s,
+    in_switch_bytes,
+    in_switch_s,
+    tree_s,
+)
 from hardware.laws.terms import KernelTerms
 
 # What the engine takes for SMs in the weight of a flow that holds none.
@@ -124,11 +136,13 @@ def collective_base_terms(
     span: Span | None = None,
     link_bytes_per_s: float = math.inf,
     clusters: bool = False,
+    in_switch_bytes_per_s: float = 0.0,
 ) -> KernelTerms:
     """Terms of one collective: loop cost as measured, or its cost inside a step.
 
     ``algorithm`` chooses among the ways of an all-reduce. ``span`` says how the ranks lie on nodes; None: on one.
-    ``link_bytes_per_s`` is a GPU's own link rate, for reads of peers; ``clusters``: it launches clusters of blocks.
+    ``link_bytes_per_s`` is a GPU's own link rate, for reads of peers, ``in_switch_bytes_per_s`` what traffic that the
+    switch adds reaches on it (0: the switch of these ranks adds nothing); ``clusters``: it launches clusters of blocks.
     """
     c = coefficients
     if world < 2:
@@ -148,7 +162,7 @@ def collective_base_terms(
     one_node = span is None or span.nodes == 1
     if algorithm == "auto":
         algorithm = direct_choice(world, buffer_bytes) if one_node else "library"
-    moved = bus_bytes(op, world, buffer_bytes)
+    moved, hbm_bytes = bus_bytes(op, world, buffer_bytes), 0.0
     _, loop_w, measured = loop_of(c, op, world, buffer_bytes, blocks)
     moved_s = 0.0
 
@@ -170,6 +184,18 @@ def collective_base_terms(
     else:
         floor_s = inside(op, world, buffer_bytes)
         moved_s = moving_s(c, op, world, buffer_bytes, blocks, in_graph)
+        if op == "all_reduce" and algorithm in ("library", "nvls"):
+            added_s = in_switch_s(world, buffer_bytes, in_switch_bytes_per_s) if in_switch_bytes_per_s else math.inf
+            if algorithm == "nvls" and not in_switch_bytes_per_s:
+                raise HardwareError(
+                    f"all_reduce = 'nvls' is added in an NVSwitch of Hopper or later, over {IN_SWITCH_FROM} ranks or "
+                    f"more of one node: these {world} ranks have none"
+                )
+            if algorithm == "nvls" or (ctas is None and added_s < floor_s):
+                blocks = IN_SWITCH_CTAS if ctas is None else ctas
+                floor_s, moved_s, measured = added_s, 0.0, False
+                moved = in_switch_bytes(world, buffer_bytes)
+                hbm_bytes = 2.0 * buffer_bytes  # read once for the switch, and the sum written
     if in_graph:
         power_w, energy_j = c.step_power_w, c.bus_byte_energy_j * moved + c.call_energy_j
     else:
@@ -189,7 +215,7 @@ def collective_base_terms(
         sms_per_block=per_block,
         cluster=CLUSTER_BLOCKS if clusters and blocks % CLUSTER_BLOCKS == 0 else 1,
         link_bytes=moved,
-        hbm_bytes=sharing.traffic_scale * ring_traffic(op, world) * moved,
+        hbm_bytes=hbm_bytes or sharing.traffic_scale * ring_traffic(op, world) * moved,
         link_energy_j=energy_j,
         sm_power_w=power_w * sms / held,
         waiting_power_w=waiting_w,

@@ -11,10 +11,11 @@ from hardware.laws.attention import decode_base_terms, decode_features, prefill_
 from hardware.laws.collective import collective_base_terms
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_features, permuting
+from hardware.laws.exchange import CTAS, Exchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.latent import latent_decode_base_terms
-from hardware.laws.routes import Span
+from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -212,8 +213,13 @@ def collective_terms(
     in_graph: bool,
     algorithm: str = "library",
     span: Span | None = None,
+    in_switch: bool = False,
 ) -> KernelTerms:
-    """One collective over ``world`` ranks, in a step or as a bare loop; ``span`` None: within one node."""
+    """One collective over ``world`` ranks, in a step or as a bare loop; ``span`` None: within one node.
+
+    ``in_switch``: the ranks hang on one switch that can add what they send.
+    """
+    share = IN_SWITCH_SHARE.get(gpu.architecture, 0.0) if in_switch and world >= IN_SWITCH_FROM else 0.0
     return collective_base_terms(
         profile.collective,
         profile.sharing,
@@ -228,6 +234,30 @@ def collective_terms(
         span=span,
         link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
         clusters=gpu.clusters,
+        in_switch_bytes_per_s=share * gpu.link_bytes_per_s,
+    )
+
+
+def exchange_terms(profile: Profile, gpu: GpuSpec, *, op: str, one: Exchange, span: Span, max_sms: int) -> KernelTerms:
+    """A dispatch or a combine of tokens to experts on the ranks of ``span`` (:mod:`hardware.laws.exchange`)."""
+    c, blocks = profile.collective, min(CTAS[one.kernels], max_sms)
+    link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
+    inside, beyond = exchange_bytes(one, span)
+    held = blocks * profile.sharing.sms_per_cta
+    return KernelTerms(
+        floor_s=exchange_s(op, one, span, link),
+        blocks=blocks,
+        cycles_per_block=0.0,
+        quantised=False,
+        sms_per_block=profile.sharing.sms_per_cta,
+        link_bytes=inside,
+        hbm_bytes=2.0 * one.tokens * one.top_k * one.message_bytes,  # what is sent is read, what comes is written
+        link_energy_j=c.bus_byte_energy_j * (inside + beyond) + c.call_energy_j,
+        sm_power_w=c.step_power_w * gpu.sms / held,
+        waiting_power_w=c.waiting_power_w,
+        hbm_weight_per_sm=profile.sharing.hbm_weight_per_sm,
+        beside_slowdown=profile.sharing.beside_slowdown,
+        extrapolated=True,
     )
 
 

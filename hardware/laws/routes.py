@@ -25,6 +25,16 @@ ONE_SHOT_S, SECOND_SHOT_S, DIRECT_LINK_SHARE = 4.41e-6, 3.31e-6, 0.611
 ONE_SHOT_BELOW = {2: 8 * 2**20, 4: 512 * 2**10, 8: 256 * 2**10}
 DIRECT_BELOW = 8 * 2**20
 DIRECT_CTAS = 36
+# All-reduce in the switch (NVLS: multimem loads add, multimem stores spread): fixed seconds, and the share of a link's
+# rate at which (1 + 1/n) B cross it. Lines through 64 to 512 MiB on eight GPUs, 16-bit floats (aiconfigurator-core
+# 0.12.0, nccl table: H100 324.0, 578.1, 1092.7, 2112.0 us; B200 278.7, 398.1, 717.3, 1339.8 us): within 2 % on the H100
+# from 32 MiB on, 5 % on the B200 from 128 MiB on (19 % fast at 64). 8-bit integers, which switches do not add, take the
+# ring there. NCCL runs it in 16 blocks.
+IN_SWITCH_S = 70e-6
+IN_SWITCH_SHARE = {"hopper": 0.658, "blackwell": 0.54}
+IN_SWITCH_CTAS = 16
+# NCCL's tables of two and four GPUs show no gain of it over the ring.
+IN_SWITCH_FROM = 8
 # A tree reaches this share of a ring's bus bandwidth (NCCL 2.28 tuning.cc).
 TREE_SHARE = 0.92
 
@@ -65,6 +75,20 @@ def direct_s(algorithm: str, world: int, buffer_bytes: float, link_bytes_per_s: 
     """All-reduce by direct peer access: its stages' latencies and the bytes that one rank reads."""
     latency_s = ONE_SHOT_S + (SECOND_SHOT_S if algorithm == "two_shot" else 0.0)
     return latency_s + direct_bytes(algorithm, world, buffer_bytes) / (DIRECT_LINK_SHARE * link_bytes_per_s)
+
+
+def in_switch_bytes(world: int, buffer_bytes: float) -> float:
+    """Bytes that cross a rank's link each way: all of its buffer for the others to add, and its part of the sum.
+
+    >>> in_switch_bytes(8, 800)
+    900.0
+    """
+    return (1.0 + 1.0 / world) * buffer_bytes
+
+
+def in_switch_s(world: int, buffer_bytes: float, bytes_per_s: float) -> float:
+    """All-reduce that the switch adds, at the rate that its traffic reaches on a link."""
+    return IN_SWITCH_S + in_switch_bytes(world, buffer_bytes) / bytes_per_s
 
 
 def ring_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> float:

@@ -13,6 +13,7 @@ from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.collective import even_buffer
+from hardware.laws.exchange import Exchange
 from hardware.laws.gemm import wave_part
 from hardware.laws.price import (
     attention_decode_terms,
@@ -20,6 +21,7 @@ from hardware.laws.price import (
     attention_prefill_terms,
     collective_terms,
     elementwise_terms,
+    exchange_terms,
     gemm_terms,
     grouped_gemm_terms,
 )
@@ -33,6 +35,7 @@ from workloads.work import (
     AttentionWork,
     CollectiveWork,
     ElementwiseWork,
+    ExchangeSizes,
     GemmWork,
     GroupedGemmWork,
     RoutedGemmWork,
@@ -216,6 +219,17 @@ class Pricer:
                 )
             case RoutedGemmWork():
                 raise AssertionError("a routed product has its engine's law or becomes a grouped one")
+            case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
+                one = Exchange(
+                    tokens=sizes_of.tokens,
+                    top_k=sizes_of.top_k,
+                    hidden=sizes_of.hidden,
+                    element_bytes=int(sizes_of.dtype.bytes),
+                    kernels=sizes_of.kernels.value,
+                )
+                assert self.cluster is not None, "an exchange lies on nodes"
+                span = self.cluster.span(work.ranks)
+                return exchange_terms(profile, gpu, op=work.op.value, one=one, span=span, max_sms=gpu.sms)
             case CollectiveWork():
                 buffer_bytes = work.buffer_bytes
                 if work.sent_bytes is not None and work.received_bytes is not None:
@@ -230,6 +244,7 @@ class Pricer:
                     in_graph=self.in_graph,
                     algorithm=work.algorithm.value,
                     span=self.cluster.span(work.ranks) if self.cluster is not None else None,
+                    in_switch=self.cluster is not None and self.cluster.on_one_switch(work.ranks),
                 )
                 return own_all_reduce(work, profile, terms) or terms if engine is not None else terms
         assert_never(work)

@@ -128,7 +128,7 @@ def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
 @click.option("--ctas", type=click.IntRange(1), help="blocks [default: the library's choice]")
 @click.option(
     "--algorithm",
-    type=click.Choice(["library", "ring", "tree", "one_shot", "two_shot", "auto"]),
+    type=click.Choice(["library", "ring", "tree", "one_shot", "two_shot", "nvls", "auto"]),
     default="library",
     show_default=True,
     help="way of an all_reduce",
@@ -147,6 +147,55 @@ def collective(op: str, size: int, world: int, ctas: int | None, algorithm: str,
         ctas=ctas,
         algorithm=AllReduce(algorithm),
     )
+    _show(work, world=world, **common)
+
+
+def _exchange(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The sizes of an exchange with experts."""
+    for option in reversed(
+        (
+            click.option("--world", type=click.IntRange(2, 4096), required=True, help="ranks that hold the experts"),
+            click.option("--tokens", type=click.IntRange(1), required=True, help="tokens of each rank"),
+            click.option("--hidden", type=click.IntRange(1), required=True, help="elements of a token"),
+            click.option("--top-k", type=click.IntRange(1, 1024), required=True, help="experts of a token"),
+            click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8_e4m3"]), default="bf16", show_default=True),
+            click.option(
+                "--ep-kernels",
+                type=click.Choice(["low_latency", "normal"]),
+                default="low_latency",
+                show_default=True,
+                help="kernels for few tokens at once, or for many",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@command.command("dispatch")
+@_exchange
+@_common
+def dispatch(dtype: str, **given: Any) -> None:
+    """Tokens to their experts on other GPUs, as DeepEP's kernels send them; per rank."""
+    _show_exchange("dispatch", dtype, **given)
+
+
+@command.command("combine")
+@_exchange
+@_common
+def combine(dtype: str, **given: Any) -> None:
+    """What experts made of tokens, back and added up, as DeepEP's kernels do; per rank."""
+    _show_exchange("combine", dtype, **given)
+
+
+def _show_exchange(
+    op: str, dtype: str, *, world: int, tokens: int, hidden: int, top_k: int, ep_kernels: str, **common: Any
+) -> None:
+    from workloads.work import CollectiveOp, CollectiveWork, DType, EpKernels, ExchangeSizes
+
+    sizes = ExchangeSizes(tokens=tokens, top_k=top_k, hidden=hidden, dtype=DType(dtype), kernels=EpKernels(ep_kernels))
+    buffer_bytes = tokens * top_k * hidden * int(sizes.dtype.bytes)
+    work = CollectiveWork(op=CollectiveOp(op), ranks=tuple(range(world)), buffer_bytes=buffer_bytes, exchange=sizes)
     _show(work, world=world, **common)
 
 

@@ -128,8 +128,10 @@ class Scenario(Table):
     )
     pp_schedule: Literal["gpipe", "1f1b"] = Field("gpipe", description="order of micro-batches in the pipeline")
     dp: Degree = Field(1, description="independent replicas, each with batch / dp sequences")
-    all_reduce: Literal["library", "ring", "tree", "one_shot", "two_shot", "auto"] = Field(
-        "library", description="all-reduce algorithm; auto: by size, as serving engines choose"
+    all_reduce: Literal["library", "ring", "tree", "one_shot", "two_shot", "nvls", "auto"] = Field(
+        "library",
+        description="all-reduce algorithm; library: as NCCL chooses, nvls: added in the switch, auto: by size, as "
+        "serving engines choose",
     )
     expert_skew: Annotated[float, Field(ge=0, le=10)] = 0.0
     routing: str | None = Field(

@@ -11,6 +11,7 @@ from typing import Any
 from hardware.calibrate.engine_rows import ENGINE_KINDS
 from hardware.calibrate.fit_clocks import moved_bytes
 from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
+from hardware.laws.routes import IN_SWITCH_FROM
 from inputs.texts import shown
 from sim.run.repetition import Prediction, machine_for, run_program, run_works, seen
 from sim.run.runner import simulate
@@ -28,6 +29,7 @@ from workloads.diffusion import load_dit
 from workloads.families.dit import build_denoise
 from workloads.families.ring import build_ring
 from workloads.work import (
+    AllReduce,
     AttentionWork,
     CollectiveOp,
     CollectiveWork,
@@ -132,6 +134,8 @@ def scenario_of(inputs: Inputs) -> Scenario:
         if field not in Scenario.model_fields and field not in STEP_LABELS and value not in (None, False, 1):
             raise NotPredicted(f"{field} = {value!r} is not a field of scenarios yet")
     known = {k: v for k, v in inputs.items() if k in Scenario.model_fields and v is not None}
+    if int(inputs.get("world", 1)) >= IN_SWITCH_FROM:
+        known.setdefault("all_reduce", AllReduce.RING.value)  # our suite turns the addition in the switch off
     return Scenario.parse(known | {"ignore_memory": True}, where="record")
 
 
@@ -201,6 +205,8 @@ def kernel_work(inputs: Inputs) -> Work:
                 ranks=tuple(range(inputs["world"])),
                 buffer_bytes=inputs["bytes"],
                 ctas=inputs.get("ctas"),
+                # Our suite turns the addition in the switch off.
+                algorithm=AllReduce.RING if inputs["op"] == "all_reduce" else AllReduce.LIBRARY,
             )
         case kind:
             rows = inputs.get("tokens") or inputs.get("rows") or 1

@@ -1,0 +1,80 @@
+"""Tokens to their experts on other GPUs and back: dispatch and combine as DeepEP's kernels do them.
+
+``low_latency`` kernels send each token to each of its experts' ranks at once, over NVLink within a node and by RDMA
+beyond; ``normal`` ones send a token once to each node that holds one of its experts, and on from there over NVLink.
+Nothing here was measured by us: the laws rest on the figures that DeepEP publishes for H800s with 400 Gbit/s NICs
+(128 tokens a rank, hidden 7,168, top 8, FP8 dispatch, bf16 combine), and are marked extrapolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hardware.errors import HardwareError
+from hardware.laws.routes import Span
+
+Kernels = Literal["low_latency", "normal"]
+# Low latency: fixed seconds, and the share of NVLink's rate; NICs reach their own. Two constants an operation against
+# published us at EP 8, 16, 32, 64, 128, 256: dispatch 77, 118, 155, 173, 192, 194 within 5 %; combine 114, 195, 273,
+# 314, 369, 360 within 13 %.
+FIXED_S = {"dispatch": 41e-6, "combine": 48e-6}
+NVLINK_SHARE = 0.92
+# Normal: shares of both rates (published for 4,096 tokens a rank: 153 and 158 of 200 GB/s on NVLink at EP 8, 43 to 58
+# of 50 GB/s by RDMA at EP 16 to 64), and the blocks that move them.
+NORMAL_NVLINK_SHARE, NORMAL_NIC_SHARE = 0.78, 0.95
+NORMAL_FIXED_S = 30e-6
+CTAS = {"low_latency": 24, "normal": 20}
+# A row of FP8 carries a 4-byte scale for each 128 elements; a message of low-latency kernels a header.
+SCALE_EVERY, SCALE_BYTES, HEADER_BYTES = 128, 4, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Sizes of one exchange: ``tokens`` of a rank, ``top_k`` experts each, ``hidden`` wide."""
+
+    tokens: int
+    top_k: int
+    hidden: int
+    element_bytes: int
+    kernels: Kernels
+
+    @property
+    def message_bytes(self) -> float:
+        """Bytes of a token on its way.
+
+        >>> Exchange(tokens=1, top_k=8, hidden=7168, element_bytes=1, kernels="low_latency").message_bytes
+        7408.0
+        """
+        scales = self.hidden / SCALE_EVERY * SCALE_BYTES if self.element_bytes == 1 else 0.0
+        header = HEADER_BYTES if self.kernels == "low_latency" else 0
+        return self.hidden * self.element_bytes + scales + header
+
+
+def exchange_bytes(one: Exchange, span: Span) -> tuple[float, float]:
+    """Bytes that a rank sends within its node and beyond it, experts being drawn evenly over the ranks.
+
+    >>> ep16 = Span(nodes=2, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
+    >>> direct = Exchange(tokens=1, top_k=8, hidden=7168, element_bytes=2, kernels="low_latency")
+    >>> [round(count / direct.message_bytes, 3) for count in exchange_bytes(direct, ep16)]
+    [3.5, 4.0]
+    """
+    each = one.tokens * one.message_bytes
+    inside = one.top_k * (span.per_node - 1) / span.world
+    if one.kernels == "low_latency":
+        return each * inside, each * one.top_k * (span.world - span.per_node) / span.world
+    reached = 1.0 - (1.0 - 1.0 / span.nodes) ** one.top_k  # share of the nodes that hold an expert of a token
+    forwarded = one.top_k * (span.per_node - 1) / span.per_node  # from where a token arrives in its node
+    return each * forwarded, each * reached * (span.nodes - 1)
+
+
+def exchange_s(op: str, one: Exchange, span: Span, link_bytes_per_s: float) -> float:
+    """Seconds of a dispatch or a combine: the slower of NVLink and NICs, and what every exchange takes."""
+    if op not in FIXED_S:
+        raise HardwareError(f"'{op}' is no exchange of experts: dispatch or combine")
+    inside, beyond = exchange_bytes(one, span)
+    low = one.kernels == "low_latency"
+    on_links_s = inside / ((NVLINK_SHARE if low else NORMAL_NVLINK_SHARE) * link_bytes_per_s)
+    on_nics_s = beyond / ((1.0 if low else NORMAL_NIC_SHARE) * span.nic_bytes_per_s)
+    fixed_s = FIXED_S[op] if low else NORMAL_FIXED_S
+    return fixed_s + max(on_links_s, on_nics_s) + (span.nodes > 1) * span.nic_latency_s
