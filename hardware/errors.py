@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inputs.errors import WattlineError
 
-class HardwareError(Exception):
+
+class HardwareError(WattlineError):
     """Bad catalog entry, profile or law input; the message names the field, the value and the remedy."""

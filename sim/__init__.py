@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from inputs.errors import WattlineError
+    from sim.explore.frame import sweep
     from sim.result.timeline import Timeline
     from sim.run.runner import simulate
     from sim.scenario.spec import Scenario
+    from sim.serving.server import serve
 
-__all__ = ["Scenario", "Timeline", "simulate"]
+__all__ = ["Scenario", "Timeline", "WattlineError", "serve", "simulate", "sweep"]
+
+# Lazy, so that the command line can print its help without importing pandas.
+_HOMES = {
+    "Scenario": "sim.scenario.spec",
+    "Timeline": "sim.result.timeline",
+    "WattlineError": "inputs.errors",
+    "serve": "sim.serving.server",
+    "simulate": "sim.run.runner",
+    "sweep": "sim.explore.frame",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that the command line can print its help without importing pandas.
-    if name == "Scenario":
-        from sim.scenario.spec import Scenario
-
-        return Scenario
-    if name == "Timeline":
-        from sim.result.timeline import Timeline
-
-        return Timeline
-    if name == "simulate":
-        from sim.run.runner import simulate
-
-        return simulate
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sim' has no attribute '{name}'")

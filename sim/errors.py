@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from inputs.errors import WattlineError
 
-class SimError(Exception):
+
+class SimError(WattlineError):
     """Base of every error of the root package; the message names the field, the value and the remedy."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inputs.errors import WattlineError
 
-class TraceError(Exception):
+
+class TraceError(WattlineError):
     """A trace that cannot be read or written; the message names the place and the remedy."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inputs.errors import WattlineError
 
-class WorkloadError(Exception):
+
+class WorkloadError(WattlineError):
     """Bad einsum, model or layout; the message names the field, the value and the remedy."""

@@ -275,11 +275,23 @@ def _spread(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> ChipSpread:
             throttled.append(seconds.std(ddof=1) / seconds.mean())
         else:
             power.append(watts.std(ddof=1) / watts.mean())
+    throttled += _spread_without_pauses(rows)
     return ChipSpread(
-        throttled_time=float(np.mean(throttled)),
+        throttled_time=float(np.sqrt(np.mean(np.square(throttled)))),  # variances are what averages
         power=float(np.mean(power)),
         mean_power_factor=mean_chip(rows, gpu, curve),
     )
+
+
+def _spread_without_pauses(rows: Sequence[Row]) -> list[float]:
+    """How far apart several GPUs are that run one kernel at the cap, from duty rows that never pause."""
+    times: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        if row["kind"] == "duty" and "gpu_index" in row and not row["idle_s"] and row["power_w"][0] > CAPPED_W:
+            of_chip = times.setdefault(row["work"], {}).setdefault(row["gpu_index"], [])
+            of_chip.append(float(np.median(row["iter_s"])))
+    chips = [[float(np.mean(own)) for own in each.values()] for each in times.values() if len(each) > 1]
+    return [float(np.std(each, ddof=1) / np.mean(each)) for each in chips]
 
 
 def _digest(row: Row) -> str:

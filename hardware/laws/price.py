@@ -13,6 +13,7 @@ from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_features, permuting
 from hardware.laws.exchange import CTAS, Exchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
+from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.latent import latent_decode_base_terms
 from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
@@ -64,6 +65,22 @@ def gemm_terms(
         terms = replace(terms, cluster=GEMM_CLUSTER)
     learnt = profile.gemm_corrections[dtype]
     return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
+
+
+def launched_gemm(profile: Profile, gpu: GpuSpec, terms: KernelTerms, *, m: int, n: int, k: int) -> KernelTerms:
+    """``terms`` of a 16-bit product in the tiles that its library launches, which decide what runs beside it."""
+    if m < LEAST_ROWS or not gpu.clusters:
+        return terms
+    tiles = launched_tiles(
+        profile.gemm["bf16"],
+        m=m,
+        n=n,
+        k=k,
+        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
+        sms=gpu.sms,
+        max_clock_hz=gpu.max_clock_hz,
+    )
+    return relaunched(terms, tiles, gpu.sms)
 
 
 def attention_prefill_terms(

@@ -24,6 +24,7 @@ from hardware.laws.price import (
     exchange_terms,
     gemm_terms,
     grouped_gemm_terms,
+    launched_gemm,
 )
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
@@ -34,6 +35,7 @@ from workloads.program import Kernel
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
+    DType,
     ElementwiseWork,
     ExchangeSizes,
     GemmWork,
@@ -52,16 +54,26 @@ from workloads.work import (
 COLLECTIVE_WINS = 120 / 139
 SIDE_STREAM_LEAD_S = 2.2e-6
 CLEARING_S = 2.7e-6
+# In a graph, a kernel that waits for a collective on another stream starts 2.14 us after it (quartiles 1.98 and 2.30 of
+# 1,402 in records/h200-sxm-141gb/traces, chunked steps), 0.4 us after one of its own stream; a collective on the side
+# stream starts 3.46 us after the one before it where SMs are free (2.82 and 4.35, 580 cases): what this is longer than
+# its lead counts as part of it, so that who asks for SMs first stays as it was seen.
+JOINING_GAP_S = 2.14e-6
+SIDE_STREAM_START_S = 3.46e-6 - SIDE_STREAM_LEAD_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricer:
-    """Prices kernels on one GPU type. ``in_graph`` False prices collectives as bare back-to-back loops."""
+    """Prices kernels on one GPU type. ``in_graph`` False prices collectives as bare back-to-back loops.
+
+    ``eager``: the host launches each kernel.
+    """
 
     profile: Profile
     gpu: GpuSpec
     gap_s: float
     in_graph: bool = True
+    eager: bool = False
     world: int = 1
     cluster: Cluster | None = None
 
@@ -76,17 +88,23 @@ class Pricer:
         """The engine's class for a ``kernel`` that is :func:`drawn`: its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
+        in_graph = self.in_graph and not self.eager
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
-        fetches = isinstance(work, GemmWork) and not goes_on and terms.blocks > OWN_TILES * self.gpu.sms
+        if side and in_graph:
+            terms = replace(terms, floor_s=terms.floor_s + SIDE_STREAM_START_S)
+        beside = self._launched(work, terms)
+        fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > OWN_TILES * self.gpu.sms
         flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
             name=kernel.name,
             family=family(work),
             terms=self._contested(work, terms),
             gap_s=0.0 if side or goes_on else self.gap_s,
+            joining_gap_s=JOINING_GAP_S if in_graph and not side and not goes_on else 0.0,
             lead_s=SIDE_STREAM_LEAD_S if side else 0.0,
             clearing_s=min(CLEARING_S, terms.scale * terms.floor_s) if fetches else 0.0,
+            beside=None if beside is terms else beside,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": flops} | sizes(work),
@@ -96,11 +114,18 @@ class Pricer:
         """``terms`` of a collective that waits for its rival's last round on some rank."""
         if not isinstance(work, CollectiveWork) or work.rival is None:
             return terms
-        rival = self.terms(work.rival)
+        rival = self._launched(work.rival, self.terms(work.rival))
         if rival.blocks <= OWN_TILES * self.gpu.sms:
             return terms  # no counter to clear: it wins on every rank
         waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
         return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
+
+    def _launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
+        """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
+        match work:
+            case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None):
+                return launched_gemm(self.profile, self.gpu, terms, m=work.m, n=work.n, k=work.k)
+        return terms
 
     def _of_group(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` on any chips: the mean chip's power, and on several of them tensor time of the slowest one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -32,7 +33,7 @@ def command(
     world: int,
     seq_lens: str,
     model: str | None,
-    phase: str | None,
+    phase: Literal["prefill", "train"] | None,
     ignore_memory: bool,
     q_heads: int,
     kv_heads: int,

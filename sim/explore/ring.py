@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sim.result.status import Standing, standing_of_kind
 from sim.run.repetition import run_program, seen
@@ -67,7 +68,13 @@ def ring_points(
 
 
 def model_points(
-    gpu: str, *, model: str, phase: str, world: int, seq_lens: Sequence[int], ignore_memory: bool = False
+    gpu: str,
+    *,
+    model: str,
+    phase: Literal["prefill", "train"],
+    world: int,
+    seq_lens: Sequence[int],
+    ignore_memory: bool = False,
 ) -> Iterator[RingPoint]:
     """A prefill or training step of ``model`` with one sequence over the ring, every layout at every length."""
 

@@ -117,6 +117,7 @@ class SmPool:
     def __init__(self, env: WholeTime, sms: int) -> None:
         self.env, self.sms = env, sms
         self.scattered = 0  # free ones that a product's clusters left over: no two pairs of one GPC
+        self.clustered: set[int] = set()  # products whose last round leaves SMs pair by pair
         self.holders: dict[int, Sequence[Change]] = {}
         self.spinning: dict[int, int] = {}  # rows that wait for other ranks, since when
 
@@ -141,7 +142,14 @@ class SmPool:
 
     def room(self, grid: Grid) -> int:
         """SMs that a collective of ``grid`` can start on now."""
-        return int(room(grid.blocks, self.free(), scattered=self.scattered, cluster=grid.cluster))
+        free, loose = self.free(), self.loose()
+        return int(room(grid.blocks, free, scattered=self.scattered, cluster=grid.cluster, loose=loose))
+
+    def loose(self) -> bool:
+        """Whether some of the free SMs were left by the last round of a product in clusters that still runs."""
+        now_ns = self.env.now
+        left = (self.holders[row] for row in self.clustered)
+        return any(any(sms < 0 and moment <= now_ns for moment, sms in changes) for changes in left)
 
     def room_for(self, grid: Grid) -> Generator[Event, None, None]:
         """Wait until a collective of ``grid`` can start, or nobody holds any SMs."""
@@ -197,6 +205,7 @@ class SmPool:
         """Hold SMs as ``changes`` say."""
         self.holders[row] = changes
         if clustered:
+            self.clustered.add(row)
             self.scattered = self.free()
 
     def spin(self, row: int) -> None:
@@ -206,5 +215,6 @@ class SmPool:
     def leave(self, row: int) -> None:
         """Hold none any more."""
         self.spinning.pop(row, None)
+        self.clustered.discard(row)
         if self.holders.pop(row, None) is not None:
             self.scattered = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from sim.result.report import summary_text
+from sim.result.rates import times
+from sim.result.report import summary, summary_text
 from sim.result.run import Run
 from sim.result.trace import write_timeline
 
@@ -18,6 +20,35 @@ class Timeline(Run):
     def to_chrome(self, path: str | Path, *, layout: Literal["one", "hta"] = "one") -> Path:
         """Write the timeline (``.json``, ``.json.gz``, or Perfetto's ``.pftrace``); see :mod:`sim.result.trace`."""
         return write_timeline(self, Path(path), layout=layout)
+
+    def summary(self) -> dict[str, Any]:
+        """Every figure of the run under a name with its unit: what ``wattline simulate --json`` prints."""
+        return summary(self)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token (s); None in phases that have none."""
+        return times(self).get("ttft_s")
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token (s); None in phases that have none."""
+        return times(self).get("tpot_s")
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second over all GPUs."""
+        return self.tokens / self.latency_s
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Power and clock of every GPU over time as a matplotlib figure; written to ``path`` (.png, .svg) if given."""
+        from sim.result.picture import power_figure
+
+        return power_figure(self, None if path is None else Path(path))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table, as text of one width."""
+        return f"<pre>{html.escape(summary_text(self))}</pre>"
 
     def __repr__(self) -> str:
         """An aligned table with units."""

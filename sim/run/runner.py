@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Unpack
 
 from sim.build.host import engine_issue_s
 from sim.build.program import build
@@ -21,6 +21,7 @@ from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
 from sim.run.plan import Layout, Plan, Work, classifier
 from sim.run.steady import governed, settled_clocks
+from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of
 from sim.scenario.memory import check_memory
 from sim.scenario.partition import Partitions
@@ -61,7 +62,7 @@ def simulate(
     progress: Progress | None = None,
     target: Machine | None = None,
     shortcuts: bool = False,
-    **fields: Any,
+    **fields: Unpack[ScenarioFields],
 ) -> Timeline:
     """Simulate one scenario, given whole or as keywords, and return its :class:`Timeline`.
 

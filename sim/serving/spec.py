@@ -77,7 +77,9 @@ class ServeSpec(Table):
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
-    trace_block_tokens: Positive = Field(512, description="tokens that a hash in a JSONL trace stands for")
+    trace_block_tokens: Positive | None = Field(
+        None, description="tokens that a hash in a JSONL trace stands for (512 in Mooncake's, 16 in Bailian's)"
+    )
     arrivals: Law = Field("poisson", description="law of the times between requests")
     rate_per_s: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="requests a second")
     burstiness: Annotated[float, Field(gt=0, le=1e4)] = Field(

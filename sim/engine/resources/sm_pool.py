@@ -37,7 +37,7 @@ from simpy.events import NORMAL
 
 from sim.engine.grants import room
 from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, offer
-from sim.engine.resources.tiles import Progress, Split, last_round, share_out, split_of
+from sim.engine.resources.tiles import Progress, Split, begin_late, last_round, share_out, split_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,7 @@ class SmPool(Arbitrated):
         super().__init__(env, capacity, rounds, place)
         self.free = float(capacity)
         self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
+        self.loose = False  # some of the free ones were left by the last round of a product in clusters
         self.users: list[Blocks] = []
         self.on_change: Callable[[], None] = _nothing  # after an arbitration that left somebody waiting, or grew one
         self._late: list[Blocks] = []
@@ -142,7 +143,8 @@ class SmPool(Arbitrated):
         grid = event.grid
         if event.wanted > self.free:
             self._displace(event)
-        give = event.wanted if event.wanted <= self.free and not self.scattered else self._room(event)
+        whole = event.wanted <= self.free and not self.scattered and not self.loose
+        give = event.wanted if whole else self._room(event)
         if give <= 0.0:
             return False
         if give < event.wanted and grid.own_tiles:
@@ -170,9 +172,11 @@ class SmPool(Arbitrated):
             blocks.held = 0.0
             self.users.remove(blocks)
             self.scattered = 0.0
+            self.loose = False
         else:
             self.free += blocks.held - event.keep
             blocks.held = event.keep
+            self.loose = self.loose or blocks.grid.cluster > 1
         self._trigger_put(event)
         return True
 
@@ -226,7 +230,14 @@ class SmPool(Arbitrated):
         want, grid = blocks.wanted - blocks.held, blocks.grid
         if not grid.collective:
             return min(want, self.free)
-        return room(want, self.free, scattered=self.scattered, cluster=grid.cluster, sms_per_block=grid.sms_per_block)
+        return room(
+            want,
+            self.free,
+            scattered=self.scattered,
+            cluster=grid.cluster,
+            sms_per_block=grid.sms_per_block,
+            loose=self.loose,
+        )
 
     def _grow(self, users: Iterable[Blocks]) -> bool:
         """Blocks that have waited for SMs, of kernels that run, get those that are free."""
@@ -236,6 +247,8 @@ class SmPool(Arbitrated):
             more = self._more(blocks)
             if more > 0.0 and blocks.held == blocks.sms:
                 self.free -= more
+                if blocks.grid.collective and blocks.progress is not None:
+                    begin_late(blocks.progress, blocks.held / blocks.wanted, int(self._env.now))
                 blocks.held = blocks.sms = blocks.held + more
                 grew = True
         return grew

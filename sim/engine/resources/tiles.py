@@ -108,6 +108,29 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
         progress.due_ps = -1  # its end is another now
 
 
+def begin_late(progress: Progress, share: float, now_ps: int) -> None:
+    """Blocks of a collective start that have waited for SMs, while a ``share`` of its blocks ran, in turns.
+
+    Each block moves its own part of the data, which nobody does for it: the collective lasts until the late ones have
+    done theirs. Only where the last turn has begun nothing is left for them.
+
+    >>> from types import SimpleNamespace
+    >>> half = SimpleNamespace(left=0.75, rate=0.0, updated_ps=0)
+    >>> begin_late(half, 0.5, 0), half.left
+    (None, 1.0)
+    >>> last = SimpleNamespace(left=0.25, rate=0.0, updated_ps=0)
+    >>> begin_late(last, 0.5, 0), last.left
+    (None, 0.5)
+    """
+    done = 1.0 - max(0.0, progress.left - progress.rate * (now_ps - progress.updated_ps))
+    if done <= 0.0:
+        return
+    begun = math.ceil(done / share - 1e-9) * share
+    progress.left = 1.0 if begun < 1.0 - 1e-9 else min(1.0, (1.0 - done) / share)
+    progress.updated_ps = now_ps
+    progress.due_ps = -1  # its end is another now
+
+
 def last_round(blocks: Blocks) -> tuple[float, float]:
     """What the last round of a kernel, or of a part of one, is of the kernel's time, and the SMs that it needs."""
     grid = blocks.grid

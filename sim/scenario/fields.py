@@ -1,0 +1,60 @@
+"""The fields of a scenario as keywords with types, for editors and type checkers; the scenario checks their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+
+class ScenarioFields(TypedDict, total=False):
+    """Every field of :class:`~sim.scenario.spec.Scenario`, none required: a scenario may be given and changed."""
+
+    model: str
+    gpu: str
+    profile: str | None
+    node: str | None
+    phase: Literal["prefill", "decode", "generate", "denoise", "train"]
+    batch: int
+    seq_len: int
+    output_len: int | None
+    images: int
+    video: str | None
+    steps: int | None
+    guidance: Literal["none", "batch", "sequential", "parallel"]
+    reuse: str | None
+    layers: int | None
+    lm_head: bool
+    dtype: Literal["bf16", "fp16", "fp8_e4m3", "fp32"]
+    stack: str
+    tp: int
+    ep: int
+    ep_mode: Literal["all_reduce", "all_to_all"] | None
+    sequence_parallel: bool
+    cp: int
+    cp_mode: Literal["ulysses", "ring", "striped", "zigzag"]
+    ulysses: int | None
+    pp: int
+    micro_batches: int | None
+    pp_schedule: Literal["gpipe", "1f1b"]
+    dp: int
+    all_reduce: Literal["library", "ring", "tree", "one_shot", "two_shot", "nvls", "auto"]
+    expert_skew: float
+    routing: str | None
+    routing_seed: int
+    expert_replicas: int | None
+    tokens_per_ep_rank: Sequence[int] | None
+    overlap: Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
+    overlap_chunks: int
+    comm_ctas: int | None
+    sm_margin: bool
+    sm_partitions: Mapping[str, int] | str | None
+    sm_partition: Mapping[int, str] | str | None
+    launch: Literal["graph", "eager"]
+    power_cap_w: float | None
+    uncapped: bool
+    sm_clock_mhz: float | None
+    chip_temperature_c: float | None
+    chip_power_factor: float | None
+    regime: Literal["steady", "cold"]
+    detail: Literal["auto", "full", "folded", "segment"]
+    ignore_memory: bool
