@@ -13,7 +13,7 @@ from sim.scenario.spec import Scenario
 from tests import docs
 from tests.docs_commands import PARSED, parse, prepare, small, why_parsed
 from tests.traces_kit import recorded_rows
-from workloads.model import parse_model
+from workloads.model_file import parse_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = (

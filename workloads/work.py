@@ -9,23 +9,32 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from workloads.storage import BITS, Storage
+
 # What of an 8-bit product's input has a scale of its own: a token, or 128 numbers of one.
 Scales = Literal["token", "block"]
 
 
 class DType(StrEnum):
-    """Element types by the names that records and scenarios use."""
+    """Element types that tensor cores multiply, by the names that records and scenarios use."""
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8_e4m3"
     FP32 = "fp32"
     INT8 = "int8"
+    FP4 = "fp4_e2m1"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return BITS[self.value]
 
     @property
     def bytes(self) -> int:
-        """Bytes of one element."""
-        return {"bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp32": 4, "int8": 1}[self.value]
+        """Bytes of one element of a whole number of them."""
+        assert self.bits >= 8, "count 4-bit elements with Storage.bytes_of"
+        return self.bits // 8
 
 
 class Elementwise(StrEnum):
@@ -111,9 +120,11 @@ class AllReduce(StrEnum):
 class GemmWork:
     """``m x k`` by ``k x n`` (weights stored n x k), ``count`` independent products in one kernel.
 
-    ``beside_ctas``: it leaves the SMs of so many blocks to a collective. ``part`` (i, n): the i-th of n shares of
-    the kernel's waves of tiles on the SMs that it uses. ``engine`` names a serving engine whose own kernel this is,
-    ``scales`` what of the input has a scale (8-bit products of engines).
+    ``weights`` says how the weights are stored where that is not ``dtype``: they are turned into it on their way to
+    the tensor cores, or their scales are multiplied in beside them. ``beside_ctas``: it leaves the SMs of so many
+    blocks to a collective. ``part`` (i, n): the i-th of n shares of the kernel's waves of tiles on the SMs that it
+    uses. ``engine`` names a serving engine whose own kernel this is, ``scales`` what of the input has a scale (8-bit
+    products of engines).
     """
 
     m: int
@@ -126,6 +137,7 @@ class GemmWork:
     beside_ctas: int | None = None
     engine: str | None = None
     scales: Scales | None = None
+    weights: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +202,7 @@ class GroupedGemmWork:
     """Per-expert GEMMs in one kernel: ``rows`` token rows over ``distinct`` of ``experts`` experts hit.
 
     ``tiles128`` and ``tiles256`` are tiles of so many rows, each expert padded; ``rows_beyond128``: rows that experts
-    have beyond their first 128: all three on average over draws.
+    have beyond their first 128: all three on average over draws. ``weights`` as in :class:`GemmWork`.
     """
 
     experts: int
@@ -203,6 +215,7 @@ class GroupedGemmWork:
     k: int
     dtype: DType = DType.BF16
     beside_ctas: int | None = None
+    weights: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

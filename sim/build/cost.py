@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import assert_never
+from typing import Any, assert_never
 
 from scipy.special import ndtri
 
@@ -26,12 +26,14 @@ from hardware.laws.price import (
     grouped_gemm_terms,
     launched_gemm,
 )
+from hardware.laws.stored import prefill_with_cache, with_stored_weights
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
 from sim.build.engine_cost import engine_terms, own_all_reduce, without_engine
 from sim.engine.grants import OWN_TILES
 from sim.engine.graph import KernelClass
 from workloads.program import Kernel
+from workloads.storage import Storage
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
@@ -175,6 +177,16 @@ class Pricer:
                         f"comm_ctas = {work.beside_ctas}: leaves none of {gpu.sms} SMs to products: use fewer"
                     )
                 return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=left)
+            case GemmWork() if work.weights is not None:
+                return with_stored_weights(
+                    self.terms(replace(work, weights=None)),
+                    m=work.m,
+                    n=work.n,
+                    k=work.k,
+                    element_bytes=work.dtype.bits / 8,
+                    weight_bytes=work.weights.bytes_of(work.n, work.k),
+                    turned=turned(work.weights, work.dtype),
+                )
             case GemmWork():
                 return gemm_terms(
                     profile,
@@ -196,6 +208,7 @@ class Pricer:
                     q_heads=work.q_heads,
                     cached_dim=work.head_dim,
                     v_dim=work.v_head_dim,
+                    kv_bytes=work.kv_dtype.bytes,
                 )
             case AttentionWork() if work.decode:
                 return attention_decode_terms(
@@ -208,6 +221,10 @@ class Pricer:
                     head_dim=work.head_dim,
                     kv_bytes=work.kv_dtype.bytes,
                 )
+            case AttentionWork() if work.kv_dtype.bytes != 2:
+                cached = 2.0 * work.batch * work.kv_len * work.kv_heads * work.mean_head_dim
+                wide = self.terms(replace(work, kv_dtype=DType.BF16))
+                return prefill_with_cache(wide, elements=cached, element_bytes=work.kv_dtype.bytes)
             case AttentionWork():
                 return attention_prefill_terms(
                     profile,
@@ -241,6 +258,8 @@ class Pricer:
                     rows_beyond128=work.rows_beyond128,
                     n=work.n,
                     k=work.k,
+                    dtype=work.dtype.value,
+                    **_stored_experts(work),
                 )
             case RoutedGemmWork():
                 raise AssertionError("a routed product has its engine's law or becomes a grouped one")
@@ -275,6 +294,24 @@ class Pricer:
         assert_never(work)
 
 
+def turned(weights: Storage, dtype: DType) -> bool:
+    """Whether weights must become elements of another type before tensor cores multiply them (not only be scaled)."""
+    return weights.element != dtype.value and not weights.plain
+
+
+def _stored_experts(work: GroupedGemmWork) -> dict[str, Any]:
+    """Bytes of experts' operands where they are not the 16-bit ones that were measured."""
+    if work.weights is None and work.dtype.bits == 16:
+        return {}
+    element = Storage(element=work.dtype.value)
+    weights = work.weights or element
+    return {
+        "weight_bytes": float(work.distinct * weights.bytes_of(work.n, work.k)),
+        "row_bytes": element.bytes_of(1, work.k),
+        "turned": turned(weights, work.dtype),
+    }
+
+
 def drawn(kernel: Kernel) -> Kernel:
     """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
     work = kernel.work
@@ -297,12 +334,23 @@ def expected_maximum(count: int) -> float:
 def sizes(work: Work) -> dict[str, object]:
     """A work's sizes by name, for traces."""
     return {
-        field.name: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        field.name: _shown(value)
         for field in fields(work)
         if (value := getattr(work, field.name)) is not None
         and not (value is False and field.default is False)
         and field.name not in ("rival", "turn")
     }
+
+
+def _shown(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case tuple():
+            return list(value)
+        case Storage():
+            return str(value)
+    return value
 
 
 def family(work: Work) -> str:

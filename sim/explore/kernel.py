@@ -134,6 +134,9 @@ def _beyond(power_w: float, target: Machine) -> Literal["", "the limit", "the ca
 
 def unmeasured(target: Machine, work: Work) -> list[str]:
     """What of ``work`` no measured row of the card's profile holds."""
+    weights = getattr(work, "weights", None)
+    if weights is not None:
+        return [f"no kernel with weights in {weights} was measured"]
     dtype = getattr(work, "dtype", DType.BF16).value
     measured = list(target.profile.gemm) if isinstance(work, GemmWork) else [DType.BF16.value]
     return [] if dtype in measured else [f"no kernel of its kind was measured in {dtype}"]

@@ -19,6 +19,8 @@ from sim.scenario.machine import Machine
 from traces.capture import NONE, Capture, CollectiveArgs, Stated
 from traces.classify import COMMUNICATION, MEMORY, Classes
 from traces.records import Floats, Ints
+from workloads.errors import WorkloadError
+from workloads.storage import storage
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -130,8 +132,9 @@ def work_of(stated: Stated) -> Work | None:
     given: dict[str, Any] = {field.name: said[field.name] for field in fields(kind) if field.name in said}
     try:
         given |= {name: DType(given[name]) for name in ("dtype", "out_dtype", "kv_dtype") if name in given}
+        given |= {"weights": storage(given["weights"])} if given.get("weights") is not None else {}
         return kind(**given | ({"op": Elementwise(given["op"])} if "op" in given else {}))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, WorkloadError):
         return None
 
 

@@ -22,6 +22,7 @@ from hardware.gpu import GpuSpec
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
@@ -36,7 +37,8 @@ CAP_SLACK = 1.002
 HELD = frozenset(
     {
         "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "output_len", "layers", "lm_head", "dtype",
-        "stack", "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "dp",
+        "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
+        "cp", "cp_mode", "ulysses", "pp", "micro_batches", "dp",
         "expert_skew", "routing", "routing_seed", "tokens_per_ep_rank", "overlap_chunks", "comm_ctas", "launch",
         "power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "chip_power_factor", "detail",
         "ignore_memory", "steps",
@@ -215,7 +217,9 @@ def standing_served(target: Machine, group: Scenario, *, beyond_positions: int =
 
     ``beyond_positions`` requests are longer than the positions of the model.
     """
-    laws = standing_of_laws(target)
+    precision = precision_of(group)
+    unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
+    laws = standing_of_laws(target, unmeasured=unlike)
     decode, missing = _measured(kind_of(group, target.gpu.id))
     if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
         steps = f"decode steps of this stack: {decode.words()}"

@@ -43,8 +43,15 @@ def check_reach(spec: ServeSpec, traffic: Sequence[Request]) -> None:
     """Raise where a request is longer than the model's table of positions, or than its window."""
     model = workloads.load_model(spec.model)
     longest = max(traffic, key=lambda r: r.input_tokens + r.output_tokens)
+    tokens = longest.input_tokens + longest.output_tokens - 1
     try:
-        workloads.check_reach(model, longest.input_tokens + longest.output_tokens - 1)
+        workloads.check_reach(model, tokens)
+        for window in sorted(model.windows):
+            if tokens > window:  # the mean of contexts that a step is priced at says nothing about windows
+                raise workloads.WorkloadError(
+                    f"seq_len: {model.id} attends over a window of {window} tokens, which a server is not simulated "
+                    f"with for {tokens} tokens"
+                )
     except workloads.WorkloadError as error:
         raise ScenarioError(f"request {longest.number}: {error}") from None
 

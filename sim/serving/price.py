@@ -23,6 +23,7 @@ from sim.errors import FoldError, ScenarioError
 from sim.run.plan import Layout, Plan, Work, classifier
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
 from sim.shortcuts.pieces import Part as PlayedPart
@@ -228,15 +229,16 @@ class StepPrices:
 
     def _program(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
         scenario = self.scenario
+        model = workloads.load_model(scenario.model)
         options = workloads.Options(
             layers=scenario.layers,
             lm_head=scenario.lm_head,
             dtype=workloads.DType(scenario.dtype),
+            precision=precision_of(scenario, model),
             stack=scenario.stack,
             routing=routing_of(scenario),
             all_reduce=workloads.AllReduce(scenario.all_reduce),
         )
-        model = workloads.load_model(scenario.model)
         return workloads.build_ragged(
             model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
         )

@@ -11,7 +11,18 @@ from pydantic import Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
-from sim.scenario.spec import Degree, GpuName, ModelName, Positive, Scenario, Table
+from sim.scenario.precision import precision_of
+from sim.scenario.spec import (
+    CacheType,
+    Degree,
+    GpuName,
+    ModelName,
+    Positive,
+    RunType,
+    Scenario,
+    Table,
+    WeightType,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -40,7 +51,17 @@ class ServeSpec(Table):
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
     )
-    dtype: Literal["bf16", "fp16", "fp8_e4m3"] = "bf16"
+    dtype: RunType = Field(
+        "bf16", description="type of what is not quantised; below 16 bit, what products of weights read and hold"
+    )
+    weight_dtype: WeightType | None = Field(
+        None,
+        description="how weights are stored: int4_g128, fp8_e4m3_block128, nvfp4, ... [default: as in the checkpoint, "
+        "else dtype]",
+    )
+    kv_dtype: CacheType | None = Field(
+        None, description="type of the KV cache [default: the checkpoint's, else 16 bit]"
+    )
     stack: str | None = Field(
         None,
         description="what a serving stack makes of the model [default: vllm where its kernels are known for the model, "
@@ -137,9 +158,10 @@ class ServeSpec(Table):
         if self.stack is not None:
             return ""
         layout = workloads.Layout(tp=self.tp, ep=self.ep, ep_mode=self.ep_mode)
-        options = workloads.Options(stack=DEFAULT_STACK, dtype=workloads.DType(self.dtype))
+        model = workloads.load_model(self.model)
+        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(self._group("paged-kv", None, None)))
         try:
-            workloads.check_options(workloads.load_model(self.model), layout, options)
+            workloads.check_options(model, layout, options)
         except workloads.WorkloadError as error:
             return str(error)
         return ""
@@ -178,15 +200,17 @@ class ServeSpec(Table):
             cap_w = prefill_w
         elif self.phase_caps and cap_w is not None and prefill_w is not None:
             cap_w = max(cap_w, prefill_w)
+        return self._group(self.own_stack, cap_w, self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz)
+
+    def _group(self, stack: str, cap_w: float | None, clock_mhz: float | None) -> Scenario:
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "launch", "chip_temperature_c",
+                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "launch",
+                "chip_temperature_c",
             )
         }  # fmt: skip
-        shared["stack"] = self.own_stack
-        clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
-        return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
+        return Scenario.of(phase="decode", stack=stack, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""

@@ -34,8 +34,9 @@ def _own(name: str, engine: Engine, op: EngineOp, rows: int, width: int, bytes_m
     return Kernel(name=name, work=work, flops=float(rows * width), bytes_moved=float(bytes_moved))
 
 
-def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, dtype: DType, *, experts: bool) -> list[Kernel]:
+def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, *, experts: bool) -> list[Kernel]:
     """A norm, rotation or activation; the one before a router stays in 16 bit. None: the libraries' kernel runs."""
+    dtype = shape.precision.product.multiplies
     before_router = experts and node.name == "add_rmsnorm_ff"
     one = engine.pass_of(node.op.value, DType.BF16 if before_router else dtype)
     if one is None:
@@ -55,17 +56,14 @@ def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, dtype: DTyp
             return [pass_kernel(node.name, engine, one, shape.tokens, shape.local_sizes(node.axis)[node.axis])]
 
 
-def product_kernels(node: Gemm, shape: Shape, engine: Engine, dtype: DType) -> list[Kernel]:
-    """A product, its input quantised first where nothing before it has done so, and the sum over ranks."""
+def product_kernels(node: Gemm, shape: Shape, engine: Engine) -> list[Kernel]:
+    """A product, its input quantised first where nothing before it has done so."""
+    dtype = shape.precision.product.multiplies
     product = _product(node.name, node.ops, shape, engine, dtype)
     kernels = [product]
     if dtype is DType.FP8 and node.name in engine.quantised_alone:
         assert isinstance(product.work, GemmWork)
         kernels.insert(0, pass_kernel(f"quantise_{node.name}", engine, engine.quantise, shape.tokens, product.work.k))
-    if node.reduces and shape.layout.tp > 1:
-        kernels.append(
-            all_reduce("all_reduce_attn" if node.name == "o_gemm" else "all_reduce_ff", shape, engine, shape.tokens)
-        )
     return kernels
 
 
@@ -79,11 +77,18 @@ def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: Engine, dtype
 
 def all_reduce(name: str, shape: Shape, engine: Engine, rows: int) -> Kernel:
     """The sum of ``rows`` over the ranks of a layer: small ones by the engine's own kernel."""
-    layout = shape.layout
     buffer = rows * shape.model.d_model * DType.BF16.bytes
-    own = engine.id if buffer <= engine.own_all_reduce_bytes else None
-    work = CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=layout.ranks, buffer_bytes=buffer, engine=own)
-    return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer))
+    work = CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=shape.layout.ranks, buffer_bytes=buffer)
+    return own_where_small(Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer)), engine)
+
+
+def own_where_small(kernel: Kernel, engine: Engine) -> Kernel:
+    """A collective as the engine runs it: all-reduces of small buffers by its own kernel."""
+    work = kernel.work
+    assert isinstance(work, CollectiveWork)
+    if work.op is not CollectiveOp.ALL_REDUCE or work.buffer_bytes > engine.own_all_reduce_bytes:
+        return kernel
+    return replace(kernel, work=replace(work, engine=engine.id))
 
 
 def engine_attention(node: Attention, shape: Shape, engine: Engine) -> list[Kernel]:
@@ -93,9 +98,10 @@ def engine_attention(node: Attention, shape: Shape, engine: Engine) -> list[Kern
     return [replace(kernel, work=replace(kernel.work, engine=engine.id))]
 
 
-def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: Engine, dtype: DType) -> list[Kernel]:
+def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: Engine) -> list[Kernel]:
     """Router, choice, sorting, the two products over sorted rows with the activation between, and the sum."""
     model, layout, tokens = shape.model, shape.layout, shape.tokens
+    dtype = shape.precision.product.multiplies
     if layout.ep_mode == "all_to_all":
         raise WorkloadError(
             f"ep_mode = 'all_to_all': stack '{engine.id}' is known with experts on the ranks of one tensor group: "
