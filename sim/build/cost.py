@@ -29,6 +29,7 @@ from hardware.laws.price import (
 from hardware.laws.stored import prefill_with_cache, with_stored_weights
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
+from sim.build.engine_cost import engine_terms, own_all_reduce, without_engine
 from sim.engine.grants import OWN_TILES
 from sim.engine.graph import KernelClass
 from workloads.program import Kernel
@@ -41,6 +42,7 @@ from workloads.work import (
     ExchangeSizes,
     GemmWork,
     GroupedGemmWork,
+    RoutedGemmWork,
     Work,
 )
 
@@ -140,9 +142,9 @@ class Pricer:
             )
         spread = self.profile.spread
         lag = 1.0
-        if isinstance(work, GemmWork | GroupedGemmWork | AttentionWork):
+        if isinstance(work, GemmWork | GroupedGemmWork | RoutedGemmWork | AttentionWork):
             lag += expected_maximum(self.world) * spread.throttled_time
-        power = 1.0 if isinstance(work, CollectiveWork) else spread.mean_power_factor
+        power = 1.0 if isinstance(work, CollectiveWork) else self._mean_power(work)
         return replace(
             terms,
             cycles_per_block=terms.cycles_per_block * lag,
@@ -152,9 +154,21 @@ class Pricer:
             sm_power_w=terms.sm_power_w * power,
         )
 
+    def _mean_power(self, work: Work) -> float:
+        """Watts above idle of the mean card over those of the one that the law of ``work`` was fitted on."""
+        engine = getattr(work, "engine", None)
+        laws = None if engine is None else self.profile.engines.get(engine)
+        return self.profile.spread.mean_power_factor if laws is None else laws.mean_power_factor
+
     def terms(self, work: Work) -> KernelTerms:
         """Time and energy terms of ``work`` on this GPU."""
         profile, gpu = self.profile, self.gpu
+        engine = getattr(work, "engine", None)
+        if engine is not None:
+            own = engine_terms(work, profile, gpu)
+            if own is not None:
+                return own
+            work = without_engine(work)
         match work:
             case GemmWork() | GroupedGemmWork() if work.beside_ctas:
                 left = gpu.sms - work.beside_ctas * profile.sharing.sms_per_cta
@@ -247,6 +261,8 @@ class Pricer:
                     dtype=work.dtype.value,
                     **_stored_experts(work),
                 )
+            case RoutedGemmWork():
+                raise AssertionError("a routed product has its engine's law or becomes a grouped one")
             case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
                 one = Exchange(
                     tokens=sizes_of.tokens,
@@ -262,7 +278,7 @@ class Pricer:
                 buffer_bytes = work.buffer_bytes
                 if work.sent_bytes is not None and work.received_bytes is not None:
                     buffer_bytes = max(1, even_buffer(len(work.ranks), work.sent_bytes, work.received_bytes))
-                return collective_terms(
+                terms = collective_terms(
                     profile,
                     gpu,
                     op=work.op.value,
@@ -274,6 +290,7 @@ class Pricer:
                     span=self.cluster.span(work.ranks) if self.cluster is not None else None,
                     in_switch=self.cluster is not None and self.cluster.on_one_switch(work.ranks),
                 )
+                return own_all_reduce(work, profile, terms) or terms if engine is not None else terms
         assert_never(work)
 
 
@@ -339,7 +356,7 @@ def _shown(value: object) -> object:
 def family(work: Work) -> str:
     """The kernel class under which reports add up ``work``."""
     match work:
-        case GemmWork() | GroupedGemmWork():
+        case GemmWork() | GroupedGemmWork() | RoutedGemmWork():
             return "gemm"
         case AttentionWork():
             return "attention"
