@@ -2,7 +2,7 @@
 
 from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
-from workloads.families.options import Options, choice_of
+from workloads.families.options import Options, check_options, choice_of
 from workloads.families.ragged import Group, build_ragged
 from workloads.families.training import build_training, training_need
 from workloads.families.transformer import build_generate, build_program
@@ -36,6 +36,7 @@ __all__ = [
     "build_training",
     "busiest_spread",
     "check_layout",
+    "check_options",
     "check_reach",
     "choice_of",
     "expert_loads",

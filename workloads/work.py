@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from workloads.storage import BITS, Storage
+
+# What of an 8-bit product's input has a scale of its own: a token, or 128 numbers of one.
+Scales = Literal["token", "block"]
 
 
 class DType(StrEnum):
@@ -55,6 +59,27 @@ class Elementwise(StrEnum):
     TOPK_SUM = "topk_sum"
 
 
+class EngineOp(StrEnum):
+    """Memory-bound kernels of serving engines, by the names of their laws."""
+
+    ADD_RMSNORM = "compiled_add_rmsnorm"
+    ADD_RMSNORM_FP8 = "compiled_add_rmsnorm_fp8"
+    SILU_MUL = "compiled_silu_mul"
+    SILU_MUL_FP8 = "compiled_silu_mul_fp8"
+    ROPE = "compiled_rope"
+    QUANTISE_TOKEN = "quantise_token"
+    QUANTISE_BLOCK = "quantise_block"
+    CACHE_WRITE = "cache_write"
+    GATE = "gate"
+    SMALL = "small"  # ``rows`` kernels too small to have a size, launched by the host
+    SORT = "sort"  # ``rows`` tokens sorted by expert
+    MAP = "map"  # ids of experts that live on other ranks
+    EXPERT_ACT = "expert_act"
+    EXPERT_SUM = "expert_sum"
+    SAMPLE_GREEDY = "sample_greedy"
+    SAMPLE_RANDOM = "sample_random"
+
+
 class CollectiveOp(StrEnum):
     """Collectives, named as in the measurement records."""
 
@@ -98,7 +123,8 @@ class GemmWork:
     ``weights`` says how the weights are stored where that is not ``dtype``: they are turned into it on their way to
     the tensor cores, or their scales are multiplied in beside them. ``beside_ctas``: it leaves the SMs of so many
     blocks to a collective. ``part`` (i, n): the i-th of n shares of the kernel's waves of tiles on the SMs that it
-    uses.
+    uses. ``engine`` names a serving engine whose own kernel this is, ``scales`` what of the input has a scale (8-bit
+    products of engines).
     """
 
     m: int
@@ -109,6 +135,8 @@ class GemmWork:
     count: int = 1
     part: tuple[int, int] | None = None
     beside_ctas: int | None = None
+    engine: str | None = None
+    scales: Scales | None = None
     weights: Storage | None = None
 
 
@@ -131,6 +159,7 @@ class AttentionWork:
     kv_dtype: DType = DType.BF16
     v_head_dim: int | None = None
     latent: bool = False
+    engine: str | None = None
 
     @property
     def mean_head_dim(self) -> int:
@@ -159,12 +188,13 @@ class ElementwiseWork:
     ``blocks`` is the number of thread blocks where the launch of these may be what bounds it (rope).
     """
 
-    op: Elementwise
+    op: Elementwise | EngineOp
     rows: int
     width: int
     bytes_moved: int
     blocks: int | None = None
     dtype: DType = DType.BF16
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +219,27 @@ class GroupedGemmWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedGemmWork:
+    """An engine's product over rows sorted by expert: ``rows`` of ``tokens`` tokens over ``distinct`` of ``experts``.
+
+    ``tiles`` pairs heights of tiles with how many there are, each expert padded: which height runs, the engine chooses
+    on its GPU. ``inner`` is the width of an expert here.
+    """
+
+    engine: str
+    experts: int
+    inner: int
+    tokens: int
+    rows: int
+    distinct: int
+    tiles: tuple[tuple[int, float], ...]
+    n: int
+    k: int
+    dtype: DType = DType.BF16
+    scales: Scales | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSizes:
     """What each rank sends to experts or gets back: ``tokens`` of ``hidden`` elements, ``top_k`` experts each."""
 
@@ -208,7 +259,8 @@ class CollectiveWork:
     the number of blocks to the library, 0 leaves the copying to copy engines (send/recv only).
     ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes`` are what this rank exchanges with all
     others in an uneven all-to-all; None: an even one. ``rival`` is a product that becomes ready with it, and
-    may get the SMs first on some ranks; ``turn`` counts such collectives. ``exchange`` are the sizes of a dispatch or
+    may get the SMs first on some ranks; ``turn`` counts such collectives. ``engine``: a serving engine's own.
+    ``exchange`` are the sizes of a dispatch or
     combine, whose ``buffer_bytes`` are all rows of a rank.
     """
 
@@ -221,7 +273,8 @@ class CollectiveWork:
     received_bytes: int | None = None
     rival: GemmWork | None = None
     turn: int = 0
+    engine: str | None = None
     exchange: ExchangeSizes | None = None
 
 
-Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | CollectiveWork
+Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | RoutedGemmWork | CollectiveWork

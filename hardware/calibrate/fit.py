@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from hardware.calibrate.cards import mean_chip, of_one_kind, to_one_card
+from hardware.calibrate.engine_rows import ENGINE_KINDS, read_engine_records
 from hardware.calibrate.fit_clocks import clock_pairs
 from hardware.calibrate.fit_collective import fit_collectives
+from hardware.calibrate.fit_engine import fit_engine
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
 from hardware.calibrate.fit_kit import Family, Row
@@ -80,6 +82,8 @@ def record_files(paths: Sequence[Path]) -> list[Path]:
 def fit_records(paths: Sequence[Path], gpu: GpuSpec, *, date: str = "") -> Profile:
     """A profile of ``gpu`` from record files or folders of them; whole-model rows are refused."""
     files = record_files(paths)
+    if of_engine(files):
+        return with_engine(profile_for(gpu), files, gpu)
     return fit_profile(
         read_fit_records(files),
         gpu,
@@ -87,6 +91,26 @@ def fit_records(paths: Sequence[Path], gpu: GpuSpec, *, date: str = "") -> Profi
         command=f"wattline calibrate --from {' '.join(path.name for path in paths)} --gpu {gpu.id}",
         date=date,
     )
+
+
+def of_engine(files: Sequence[Path]) -> bool:
+    """True where the records are of a serving engine's kernels."""
+    with files[0].open(encoding="utf-8") as lines:
+        first = next((line for line in lines if line.strip()), "{}")
+    return json.loads(first).get("kind") in ENGINE_KINDS
+
+
+def with_engine(base: Profile, files: Sequence[Path], gpu: GpuSpec) -> Profile:
+    """``base`` with the laws of vLLM's kernels from rows of them; fits start from what it has, nothing else changes."""
+    laws = fit_engine(
+        read_engine_records(files),
+        base,
+        gpu,
+        near=base.engines.get("vllm"),
+        files={_name(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        command=f"wattline calibrate --from {' '.join(path.name for path in files)} --gpu {gpu.id}",
+    )
+    return replace(base, engines={**base.engines, "vllm": laws})
 
 
 def _name(path: Path) -> str:

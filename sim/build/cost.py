@@ -29,6 +29,7 @@ from hardware.laws.stored import prefill_with_cache, with_stored_weights
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
 from hardware.scheduling import scheduling
+from sim.build.engine_cost import engine_terms, own_all_reduce, without_engine
 from sim.engine.graph import KernelClass
 from workloads.program import Kernel
 from workloads.storage import Storage
@@ -40,6 +41,7 @@ from workloads.work import (
     ExchangeSizes,
     GemmWork,
     GroupedGemmWork,
+    RoutedGemmWork,
     Work,
 )
 
@@ -112,7 +114,7 @@ class Pricer:
     def _launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
         match work:
-            case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None):
+            case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None, weights=None):
                 return launched_gemm(self.profile, self.gpu, terms, m=work.m, n=work.n, k=work.k)
         return terms
 
@@ -129,9 +131,9 @@ class Pricer:
             )
         spread = self.profile.spread
         lag = 1.0
-        if isinstance(work, GemmWork | GroupedGemmWork | AttentionWork):
+        if isinstance(work, GemmWork | GroupedGemmWork | RoutedGemmWork | AttentionWork):
             lag += expected_maximum(self.world) * spread.throttled_time
-        power = 1.0 if isinstance(work, CollectiveWork) else spread.mean_power_factor
+        power = 1.0 if isinstance(work, CollectiveWork) else self._mean_power(work)
         return replace(
             terms,
             cycles_per_block=terms.cycles_per_block * lag,
@@ -141,9 +143,21 @@ class Pricer:
             sm_power_w=terms.sm_power_w * power,
         )
 
+    def _mean_power(self, work: Work) -> float:
+        """Watts above idle of the mean card over those of the one that the law of ``work`` was fitted on."""
+        engine = getattr(work, "engine", None)
+        laws = None if engine is None else self.profile.engines.get(engine)
+        return self.profile.spread.mean_power_factor if laws is None else laws.mean_power_factor
+
     def terms(self, work: Work) -> KernelTerms:
         """Time and energy terms of ``work`` on this GPU."""
         profile, gpu = self.profile, self.gpu
+        engine = getattr(work, "engine", None)
+        if engine is not None:
+            own = engine_terms(work, profile, gpu)
+            if own is not None:
+                return own
+            work = without_engine(work)
         match work:
             case GemmWork() | GroupedGemmWork() if work.beside_ctas:
                 left = gpu.sms - work.beside_ctas * profile.sharing.sms_per_cta
@@ -236,6 +250,8 @@ class Pricer:
                     dtype=work.dtype.value,
                     **_stored_experts(work),
                 )
+            case RoutedGemmWork():
+                raise AssertionError("a routed product has its engine's law or becomes a grouped one")
             case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
                 one = Exchange(
                     tokens=sizes_of.tokens,
@@ -251,7 +267,7 @@ class Pricer:
                 buffer_bytes = work.buffer_bytes
                 if work.sent_bytes is not None and work.received_bytes is not None:
                     buffer_bytes = max(1, even_buffer(len(work.ranks), work.sent_bytes, work.received_bytes))
-                return collective_terms(
+                terms = collective_terms(
                     profile,
                     gpu,
                     op=work.op.value,
@@ -263,6 +279,7 @@ class Pricer:
                     span=self.cluster.span(work.ranks) if self.cluster is not None else None,
                     in_switch=self.cluster is not None and self.cluster.on_one_switch(work.ranks),
                 )
+                return own_all_reduce(work, profile, terms) or terms if engine is not None else terms
         assert_never(work)
 
 
@@ -328,7 +345,7 @@ def _shown(value: object) -> object:
 def family(work: Work) -> str:
     """The kernel class under which reports add up ``work``."""
     match work:
-        case GemmWork() | GroupedGemmWork():
+        case GemmWork() | GroupedGemmWork() | RoutedGemmWork():
             return "gemm"
         case AttentionWork():
             return "attention"

@@ -78,7 +78,8 @@ def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str,
     law = workloads.Routing(popularity=workloads.parse_popularity(routing))
     choice = Choice(experts=experts, top_k=top_k)
     (load,) = workloads.expert_loads(tokens=tokens, choice=choice, routing=law, ranks=1)
-    work = GroupedGemmWork(experts=experts, n=n, k=k, **asdict(load))
+    sizes = {name: value for name, value in asdict(load).items() if name != "small_tiles"}
+    work = GroupedGemmWork(experts=experts, n=n, k=k, **sizes)
     _show(work, **common)
 
 

@@ -16,6 +16,7 @@ from workloads.work import (
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
+    RoutedGemmWork,
     Work,
 )
 
@@ -146,7 +147,7 @@ def _tensor_flops(work: Work) -> tuple[float, str]:
     match work:
         case GemmWork():
             return 2.0 * work.m * work.n * work.k * work.count, work.dtype.value
-        case GroupedGemmWork():
+        case GroupedGemmWork() | RoutedGemmWork():
             return 2.0 * work.rows * work.n * work.k, work.dtype.value
         case AttentionWork():
             pairs = work.q_len * work.kv_len - (work.q_len * (work.q_len - 1) / 2 if work.causal else 0.0)

@@ -112,7 +112,7 @@ def smallest_layout(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec
             except (ScenarioError, workloads.WorkloadError):
                 continue
             if _need(one, model).bytes <= gpu.memory_bytes:
-                return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1)
+                return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one GPU"
     return None
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
+from workloads.families.engine import engine_attention, engine_of
 from workloads.families.ring import Ring, RingLayout, ring_kernels
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, exchange_kernel, permute_kernel
 from workloads.ops import Attention
@@ -53,6 +54,9 @@ def last_slice(layout: Layout) -> int:
 
 
 def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
+    engine = engine_of(stack.engine)
+    if engine is not None:
+        return engine_attention(node, shape, engine)
     heads = shape.kv_heads * shape.model.head_dim
     kernels: list[Kernel] = []
     if phase == "decode" and stack.kv_copies:

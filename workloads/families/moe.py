@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel, quantise_kernel, weighted_kernels
 from workloads.ops import Experts, Gemm
@@ -125,7 +125,18 @@ def _grouped(name: str, shape: Shape, load: ExpertLoad, slots: int, product: Pro
     local = slots // shape.layout.ep
     weights = load.distinct * product.weights.bytes_of(n, k)
     moved = weights + product.activations.bytes_of(load.rows, k) + DType.BF16.bytes * load.rows * n
-    work = GroupedGemmWork(experts=local, n=n, k=k, dtype=product.multiplies, weights=product.stored, **asdict(load))
+    work = GroupedGemmWork(
+        experts=local,
+        n=n,
+        k=k,
+        dtype=product.multiplies,
+        weights=product.stored,
+        rows=load.rows,
+        distinct=load.distinct,
+        tiles128=load.tiles128,
+        tiles256=load.tiles256,
+        rows_beyond128=load.rows_beyond128,
+    )
     return Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
 
 

@@ -7,6 +7,7 @@ from typing import Literal, assert_never
 
 from workloads.families.context import attention_kernels
 from workloads.families.eager import eager_kernels
+from workloads.families.engine import engine_of, own_where_small, pointwise_kernels, product_kernels, routed_experts
 from workloads.families.latent import latent_kernels
 from workloads.families.moe import expert_kernels
 from workloads.families.options import Options
@@ -25,9 +26,18 @@ def node_kernels(
     node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
     """What one node runs; ``load`` is that of the rank's experts where it has some."""
+    engine = engine_of(stack.engine)
     if isinstance(node, Attention) and node.scores.parallel is None:
         shape = shape.heads_whole()
     match node:
+        case Pointwise() if engine is not None:
+            experts = any(isinstance(one, Experts) for one in shape.model.block.nodes)
+            return pointwise_kernels(node, shape, engine, experts=experts) or _pointwise_kernels(node, shape, stack)
+        case Gemm() if engine is not None and not node.ops[0].einsum.of_activations:
+            return product_kernels(node, shape, engine)
+        case Experts() if engine is not None:
+            assert load is not None
+            return routed_experts(node, shape, load, engine)
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():
@@ -44,7 +54,10 @@ def node_kernels(
             assert load is not None
             return expert_kernels(node, shape, load, slots=(shape.model.experts + options.routing.slots_added))
         case Exchange():
-            return [_exchange_kernel(node, shape)] if shape.layout.tp > 1 else []
+            if shape.layout.tp == 1:
+                return []
+            exchanged = _exchange_kernel(node, shape)
+            return [exchanged if engine is None else own_where_small(exchanged, engine)]
     assert_never(node)
 
 

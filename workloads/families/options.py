@@ -7,7 +7,7 @@ from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
-from workloads.ops import Pointwise
+from workloads.ops import Experts, Pointwise
 from workloads.parallel import Layout, check_layout
 from workloads.precision import Precision, resolve
 from workloads.routing import Choice, Routing
@@ -63,6 +63,9 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
     if rows is not None and len(rows) != layout.ep:
         raise WorkloadError(f"tokens_per_ep_rank has {len(rows)} entries, ep is {layout.ep}: one a rank")
     precision = precision_in(model, options)
+    engine = load_stack(options.stack).engine
+    if engine is not None:
+        _check_engine(engine, model, layout, options)
     if layout.sequence_parallel and precision.narrow:
         raise WorkloadError(
             f"dtype = '{precision.product.activations}': sequence_parallel layers have 16-bit kernels only: use bf16"
@@ -83,6 +86,41 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"cp = {layout.cp}: stack 'eager-torch' attends on one rank: use cp = 1")
     if layout.sequence_parallel and options.stack != "reference-torch":
         raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
+
+
+# Types of products and of the cache that kernels of serving engines were measured in.
+ENGINE_TYPES = (DType.BF16, DType.FP16, DType.FP8)
+ENGINE_CACHES = (DType.BF16, DType.FP16, DType.FP8)
+
+
+def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Options) -> None:
+    """What a serving engine's kernels are known for."""
+    if model.latent or model.state_space:
+        kind = "latent attention" if model.latent else "state-space layers"
+        raise WorkloadError(
+            f"stack = '{engine}': its kernels for {kind} ({model.id}) are not known: use stack 'paged-kv'"
+        )
+    precision = precision_in(model, options)
+    product = precision.product
+    known = product.multiplies in ENGINE_TYPES and precision.kv in ENGINE_CACHES
+    if not known or product.stored is not None or precision.exceptions or precision.head is not None:
+        raise WorkloadError(
+            f"stack = '{engine}': its kernels are known in 16 bit and in FP8, not with {precision.words()}: "
+            "use stack 'paged-kv'"
+        )
+    if any(isinstance(node, Experts) and len(node.up) != 2 for node in model.block.nodes):
+        raise WorkloadError(f"stack = '{engine}': its experts are known with a gate ({model.id}): use stack 'paged-kv'")
+    if layout.cp > 1:
+        raise WorkloadError(f"stack = '{engine}': cp = {layout.cp}: its context parallelism is not known: use cp = 1")
+    if layout.ep_mode == "all_to_all":
+        raise WorkloadError(
+            f"stack = '{engine}': ep_mode = 'all_to_all': its kernels are known with experts on the ranks of one "
+            "tensor group: use ep_mode = 'all_reduce', or stack 'paged-kv'"
+        )
+    if options.overlap_chunks > 1 or options.overlap != "chunks":
+        raise WorkloadError(
+            f"stack = '{engine}': its collectives are whole: leave overlap out, or use 'reference-torch'"
+        )
 
 
 def _check_images(model: ModelSpec, layout: Layout, options: Options) -> None:

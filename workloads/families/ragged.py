@@ -113,7 +113,7 @@ def _rank(
         if kernels:
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
     if options.lm_head and scored:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored))))
+        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored), stack)))
     return RankProgram(phases=(Phase(name="step", segments=tuple(segments)),))
 
 

@@ -32,6 +32,7 @@ from workloads.work import (
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
+    RoutedGemmWork,
 )
 
 SUM_STREAM = COMM_STREAM + 1
@@ -229,7 +230,7 @@ def _gradients(kernel: Kernel) -> Iterator[Kernel]:
             yield replace(kernel, name=f"{kernel.name}_kv_grad")
         case ElementwiseWork() | CollectiveWork():
             yield replace(kernel, name=f"{kernel.name}_grad")
-        case GroupedGemmWork():
+        case GroupedGemmWork() | RoutedGemmWork():
             raise AssertionError("experts are refused")
         case _:
             assert_never(work)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.families.context import last_slice, own_shape
+from workloads.families.engine import engine_head, engine_of
 from workloads.families.images import image_segments
 from workloads.families.interleave import beside, cut_sums, two_batches
 from workloads.families.moe import SHARED_BESIDE
@@ -196,7 +197,7 @@ def _segments(
             kernels = _layer_kernels(block, replace(shape, precision=precision), phase, load, stack, options)
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
     if head:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(shape)))
+        segments.append(Segment(name="lm_head", kernels=head_kernels(shape, stack)))
     return tuple(segments)
 
 
@@ -231,8 +232,10 @@ def _schedule(shape: Shape, options: Options) -> Schedule:
             return Schedule(pieces=chunks, ctas=ctas)
 
 
-def head_kernels(shape: Shape) -> tuple[Kernel, ...]:
+def head_kernels(shape: Shape, stack: Stack) -> tuple[Kernel, ...]:
     """Only the last token of each sequence is scored; the vocabulary is padded up to the ranks.
+
+    A serving engine draws a token from its logits, and prepares the next step.
 
     Under sequence parallelism these tokens lie on the last rank: a broadcast brings them to the others.
     """
@@ -240,6 +243,9 @@ def head_kernels(shape: Shape) -> tuple[Kernel, ...]:
     # A head that no scheme quantises is a 16-bit product, in fp32 runs too.
     product = shape.precision.head or Product.of(DType.BF16)
     head = stored_kernel("lm_head", (LM_HEAD,), last, product)
+    engine = engine_of(stack.engine)
+    if engine is not None:
+        return engine_head(head, last, engine)
     if not product.activations.plain:
         return (quantise_kernel("lm_head", last.tokens, shape.model.d_model, product), head)
     if not shape.layout.sequence_parallel:
