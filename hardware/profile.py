@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from hardware.catalog import load_gpu, shipped_ids
 from hardware.clock import ClockLimits
+from hardware.engine_laws import EngineLaws, shipped_engines
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
@@ -26,10 +27,13 @@ from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.power import PowerCurve
+from hardware.scheduling import Scheduling, scheduling
 from inputs.files import read_text
 
 Status = Literal["calibrated", "forecast", "uncalibrated"]
 Matrix = tuple[tuple[float, ...], ...]
+# Laws of kernels that read memory.
+Streaming = TypeVar("Streaming", GemmCoefficients, DecodeCoefficients, ElementwiseCoefficients, GroupedCoefficients)
 BASE_GPU = "h100-sxm-80gb"
 
 
@@ -82,7 +86,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All coefficients of one GPU type. See the field types for units and meaning."""
+    """All coefficients of one GPU type. See the field types for units and meaning.
+
+    ``engines``: laws of kernels that serving engines bring along, by engine; shipped ones lie in files of their own.
+    """
 
     gpu: str
     status: Status
@@ -105,6 +112,7 @@ class Profile:
     collective: CollectiveCoefficients
     sharing: Sharing
     peak_hbm_bytes_per_s: float
+    engines: Mapping[str, EngineLaws] = field(default_factory=dict)
 
     def expected_error(self) -> str:
         """What to expect of predictions, in words with figures; empty where nothing is known."""
@@ -114,6 +122,11 @@ class Profile:
         if self.status == "forecast":
             return f"scaled from {self.basis}; expect 5-15 % in latency and energy"
         return f"datasheet rates with efficiencies of {self.basis}; expect 20-40 %, never checked on this GPU"
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """How the libraries' kernels come to SMs."""
+        return scheduling()
 
     def power_curve(self, gpu: GpuSpec) -> PowerCurve:
         """Idle power and voltage over the clock of ``gpu``."""
@@ -143,6 +156,8 @@ _ADAPTER = TypeAdapter(Profile)
 def dump_profile(profile: Profile) -> str:
     """The profile as JSON text, stable to the byte."""
     data = _ADAPTER.dump_python(profile, mode="json")
+    if not data["engines"]:
+        del data["engines"]
     return json.dumps(data, indent=1, allow_nan=False, sort_keys=True) + "\n"
 
 
@@ -162,7 +177,8 @@ def load_profile(gpu_id: str) -> Profile | None:
     path = files("hardware") / "data" / "profiles" / f"{gpu_id}.json"
     if not path.is_file():
         return None
-    return _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
+    profile = _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
+    return replace(profile, engines=shipped_engines(gpu_id))
 
 
 @lru_cache(maxsize=32)
@@ -175,7 +191,9 @@ def profile_for(gpu: GpuSpec) -> Profile:
     base = load_profile(base_gpu.id)
     if base is None:
         raise HardwareError(f"no profile of {BASE_GPU} is installed: run wattline calibrate first")
-    return forecast_profile(gpu, base, base_gpu)
+    forecast = with_own_figures(forecast_profile(gpu, base, base_gpu))
+    engines = shipped_engines(gpu.id)
+    return replace(forecast, engines={**forecast.engines, **engines}) if engines else forecast
 
 
 @lru_cache(maxsize=1)
@@ -195,7 +213,7 @@ def own_profile(gpu: GpuSpec, path: Path) -> Profile:
         raise HardwareError(
             f"profile '{path}' is of {profile.gpu}, the scenario's GPU is {gpu.id}: give --gpu {profile.gpu}"
         )
-    return profile
+    return replace(profile, engines={**profile_for(gpu).engines, **profile.engines})
 
 
 @lru_cache(maxsize=1)
@@ -206,7 +224,35 @@ def fitted_row_digests() -> frozenset[str]:
     for name in _shipped():
         profile = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         found.update(profile["provenance"]["row_digests"], profile["sharing"]["row_digests"])
+    for gpu_id in shipped_ids("gpus", ".toml"):
+        for laws in shipped_engines(gpu_id).values():
+            found.update(laws.row_digests)
     return frozenset(found)
+
+
+@lru_cache(maxsize=1)
+def _own_figures() -> dict[str, dict[str, float]]:
+    return tomllib.loads((files("hardware") / "data" / "own_figures.toml").read_text(encoding="utf-8"))
+
+
+def with_own_figures(forecast: Profile) -> Profile:
+    """``forecast`` with what was measured on its card: joules of a byte from memory, and how far chips differ."""
+    own = _own_figures().get(forecast.gpu)
+    if own is None:
+        return forecast
+    ratio = own["hbm_byte_energy_ratio"]
+
+    def cooler(c: Streaming) -> Streaming:
+        return replace(c, hbm_byte_energy_j=c.hbm_byte_energy_j * ratio)
+
+    return replace(
+        forecast,
+        gemm={name: cooler(c) for name, c in forecast.gemm.items()},
+        decode=cooler(forecast.decode),
+        elementwise={name: cooler(c) for name, c in forecast.elementwise.items()},
+        grouped=cooler(forecast.grouped),
+        spread=replace(forecast.spread, power=own["chip_power_spread"]),
+    )
 
 
 def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:

@@ -137,6 +137,22 @@ def kv_bytes(config: Config, fp32: bool) -> int | None:
     return int(element * 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size)
 
 
+def outside(config: Config) -> int:
+    """Weights that no linear layer holds: embedding, head, positions, routers."""
+    config = FILLED.get(config["model_type"], {}) | config
+    alone = config["model_type"] in ("gpt2", "opt", "bert")
+    tied = config.get("tie_word_embeddings") in ((None, True) if alone else (True,))
+    width = config.get("n_embd") or config["hidden_size"]
+    rows = config["vocab_size"] * (1 if tied else 2)
+    if alone:
+        most = {"gpt2": ("n_positions", 1024), "opt": ("max_position_embeddings", 2048)}
+        name, usual = most.get(config["model_type"], ("max_position_embeddings", 512))
+        return int(width * (rows + (config.get(name) or usual)))
+    experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
+    layers = config["num_hidden_layers"] - (config.get("first_k_dense_replace") or 0)
+    return int(width * (rows + experts * layers))
+
+
 def count(config: Config) -> int:
     """Weights of a configuration as transformers 4.57 would make them, large matrices only (norms and biases are
     under 0.2 %)."""

@@ -35,7 +35,7 @@ SMALL: dict[str, tuple[str, ...]] = {
 # Parsed only: options and values are checked, nothing runs.
 PARSED: dict[str, str] = {
     "fit": "fits and judges ten splits of 10,000 scenarios: minutes; tests/test_closed_form.py fits small ones",
-    "measure": "needs GPUs",
+    "measure": "needs GPUs",  # tests/test_measure_engine.py runs it on made-up ones
     "calibrate": "five minutes of measuring, or a fit of all records (tests/test_hardware_fit.py)",
     "serve --plan": "tries servers until none is better: minutes; tests/test_serving_plan.py has small ones",
     "serve --compare": "several whole runs of the same traffic; tests/test_serving_plan.py has small ones",
@@ -182,7 +182,7 @@ def prepare(folder: Path) -> None:
         main([*two, "--trace", "ranks", "--trace-layout", "hta"])
         main(["sweep", "grid.toml", "--out", "rows.parquet", "--jobs", "1", "--quiet"])
     for rank in (0, 1):
-        shutil.copy(f"ranks/rank{rank}.json.gz", f"rank{rank}.json.gz")
+        shutil.copy(f"ranks/rank{rank}.pt.trace.json.gz", f"rank{rank}.json.gz")
     for name in ("trace", "before", "after"):
         shutil.copy("rank0.json.gz", f"{name}.json.gz")
     shutil.copy("rows.parquet", "clocks.parquet")

@@ -62,7 +62,8 @@ SOMETIMES: dict[str, tuple[Any, ...]] = {
     "power_cap_w": (50, 300, 500, 699, 700, 701, 5000), "sm_clock_mhz": (210, 990, 1410, 1980, 2500),
     "uncapped": (True,), "tp": (2, 4, 8), "cp": (2, 4), "pp": (2,), "dp": (2,), "sequence_parallel": (True,),
     "regime": ("cold",), "all_reduce": ("one_shot",), "expert_skew": (0.5, 2.0), "chip_power_factor": (1.0, 1.05),
-    "chip_temperature_c": (20, 62, 90), "ignore_memory": (True,),
+    "chip_temperature_c": (20, 62, 90), "ignore_memory": (True,), "weight_dtype": ("bf16", "int4_g128", "fp8_e4m3"),
+    "kv_dtype": ("bf16", "fp8_e4m3"),
 }  # fmt: skip
 
 
@@ -83,6 +84,9 @@ def measured(fields: dict[str, Any]) -> bool:
     chosen["power_cap_w"] = None if chosen["power_cap_w"] == 700 else chosen["power_cap_w"]
     chosen["sm_clock_mhz"] = None if chosen["sm_clock_mhz"] == 1980 else chosen["sm_clock_mhz"]
     if not 40 <= chosen.get("chip_temperature_c", 60) <= 85:
+        return False
+    dtype = chosen.get("dtype", "bf16")
+    if chosen.pop("weight_dtype", dtype) != dtype or chosen.pop("kv_dtype", "bf16") != "bf16":
         return False
     for phase, dtype, launch, layout, (models, batch, seq_len, tokens) in H100:
         everything = chosen["batch"] * (chosen["seq_len"] + chosen.get("output_len", 0))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hardware.calibrate.fit import _spread, read_fit_records, record_files
 from hardware.catalog import load_gpu
 from hardware.profile import load_profile
 from sim import simulate
@@ -184,3 +185,11 @@ def test_calibrate_says_what_each_chip_draws(tmp_path: Path) -> None:
     (own,), (shipped,) = over["this_profile"], over["the_shipped_profile"]
     assert abs(own["power_factor"] - 1.0) < own["standard_error"]  # the one card that the profile is fitted on
     assert shipped["power_factor"] == pytest.approx(0.973, abs=0.005)
+
+
+def test_chips_at_the_cap_lie_apart_as_all_their_records_say() -> None:
+    """Times of one kernel on four chips at the cap: two products in per_gpu rows, four kernels that never pause."""
+    rows = read_fit_records(record_files([RECORDS]))
+    spread = _spread(rows, PROFILE.curve, GPU)
+    assert spread.throttled_time == pytest.approx(0.0115, abs=0.0002)  # the mean of the first two: 0.0097
+    assert spread.power == pytest.approx(PROFILE.spread.power, rel=1e-6)

@@ -23,7 +23,8 @@ def test_models_says_what_is_read_of_a_configuration(tmp_path: Path, capsys: pyt
         {
             "id": f"{tmp_path}/config.json", "family": "qwen3", "precision": "bf16", "parameters": 596049920,
             "active_parameters": 596049920, "weight_bytes": 1192099840, "kv_bytes_per_token": 114688, "layers": 28,
-            "max_positions": 40960, "window": None,
+            "max_positions": 40960, "window": None, "quantisation": None, "activations": "bf16", "kv_cache": "bf16",
+            "not_quantised": "bf16",
         },
     )  # fmt: skip
     code, out, _ = run(["models", "mixtral-8x7b"], capsys)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.config_fuzz import judge, run
+from tests.config_fuzz import judge, run, run_families
 from tests.config_kit import LLAMA
 
 
@@ -27,3 +27,13 @@ def test_the_judge_sees_what_is_wrong() -> None:
     assert judge(LLAMA, refused=False, tokens=512) == ("right", "")
     assert judge(LLAMA, refused=False, tokens=131_073) == ("marked", "")
     assert judge(LLAMA | {"vocab_size": None}, refused=False, tokens=512) == ("refused", "")
+
+
+@pytest.mark.parametrize("seed", [21, 22])
+def test_mutated_families_are_right_or_refused(seed: int) -> None:
+    found = Counter()
+    for verdict, why, config in run_families(150, seed):
+        assert verdict != "WRONG", f"{why}: {json.dumps(config)}"
+        found[verdict] += 1
+    assert found["right"] > 20
+    assert found["refused"] > 50

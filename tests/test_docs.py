@@ -13,12 +13,12 @@ from sim.scenario.spec import Scenario
 from tests import docs
 from tests.docs_commands import PARSED, parse, prepare, small, why_parsed
 from tests.traces_kit import recorded_rows
-from workloads.model import parse_model
+from workloads.model_file import parse_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = (
     "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs",
-    "replay",
+    "replay", "engines",
 )  # fmt: skip
 STUDIES = ("fusion", "spread", "optima", "split", "uncertainty")
 PAGES = (

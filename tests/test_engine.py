@@ -108,12 +108,12 @@ def test_a_product_whose_blocks_start_late_burns_what_it_burns_alone(tiles: int,
 
 def test_a_collective_of_32_blocks_starts_on_8_sms_and_grows() -> None:
     # 12 SMs are free: two clusters of four. Moving its data takes 10 us on 32 SMs, 40 on 8: after 20 us, when the
-    # product ends, half is left, and the other blocks start.
+    # product ends, two turns of four are done, and the other blocks start: each moves data of its own, for 10 us.
     wide = with_terms(REDUCE, blocks=32, cluster=4, sms_per_block=1.0, link_bytes=0.0, moving_cycles=20_000.0)
     late = replace(wide, lead_s=1e-6)
     g = graph((0, [holding(120, 2.1, cluster=2)]), (0, [(late, 0)]))
     records = run(g, gpu=HOPPER)
-    assert spans(g, records) == [("gemm", 0, 0.0, 21.0), ("all_reduce", 0, 1.0, 26.0)]
+    assert spans(g, records) == [("gemm", 0, 0.0, 21.0), ("all_reduce", 0, 1.0, 31.0)]
     steps = [
         (t / 1e6, records.states[s].sms_busy) for t, s in zip(records.step_time_ps, records.step_state, strict=True)
     ]

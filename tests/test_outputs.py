@@ -144,7 +144,7 @@ OVER_INPUTS = [
     ("s.json", ["simulate", "s.json", "--trace", "OUT.json"]),
     ("s.json", ["simulate", "s.json", "--kernels", "OUT.csv"]),
     ("s.json", ["simulate", "s.json", "--report", "OUT.html"]),
-    ("s.json", ["simulate", "s.json", "--trace-layout", "hta", "--trace", "FOLDER/rank0.json.gz"]),
+    ("s.json", ["simulate", "s.json", "--trace-layout", "hta", "--trace", "FOLDER/rank0.pt.trace.json.gz"]),
     ("s.json", ["simulate", "s.json", "--chakra", "FOLDER/wattline.0.et"]),
     ("profile.json", ["simulate", "named.json", "--trace", "OUT.json"]),
     ("profile.json", ["simulate", "s.json", "--profile", "profile.json", "--trace", "OUT.json"]),

@@ -13,8 +13,8 @@ from hardware.calibrate.fit import read_fit_records
 from hardware.errors import HardwareError
 from hardware.laws.collective_time import default_ctas
 from hardware.laws.terms import wanted_sms
+from hardware.scheduling import scheduling
 from sim.build.cost import Pricer
-from sim.engine.grants import OWN_TILES
 from sim.engine.graph import KernelClass
 from sim.scenario.machine import machine
 from sim.validation.validate import validate
@@ -26,6 +26,7 @@ from workloads.work import CollectiveOp, CollectiveWork, GemmWork, Work
 PATH = "h200-sxm-141gb/placement/placement.jsonl"
 SMS = 132
 MACHINE = machine("h200-sxm-141gb", 2)
+OWN_TILES = scheduling().own_tiles
 PRICER = Pricer(profile=MACHINE.profile, gpu=MACHINE.gpu, gap_s=0.0, world=2, cluster=MACHINE.cluster)
 MOVING = ("all_gather", "reduce_scatter", "sendrecv_ring")
 Shape = tuple[int, int, int]

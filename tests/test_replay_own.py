@@ -172,7 +172,7 @@ def test_steps_and_kernels_of_a_served_run_replay(tmp_path: Path, capsys: pytest
 def test_a_rank_of_ours_alone_keeps_its_joules(tmp_path: Path) -> None:
     run = simulate(**PREFILL)
     write_timeline(run, tmp_path / "ranks", layout="hta")
-    result = replay_trace([tmp_path / "ranks" / "rank1.json.gz"])
+    result = replay_trace([tmp_path / "ranks" / "rank1.pt.trace.json.gz"])
     assert result.unchanged.energy_j == pytest.approx(run.energy_j_per_gpu[1], rel=0.01)
     assert math.isclose(result.unchanged.ranks[0].span_us, result.measured[0].span_us, rel_tol=1e-3)
 

@@ -31,7 +31,8 @@ LAYOUT: dict[str, tuple[Any, ...]] = {
 MACHINE: dict[str, tuple[Any, ...]] = {
     "gpu": ("h100", "h200", "a100-pcie-40gb", "b200", "l4"), "launch": ("graph", "eager"), "power_cap_w": (1, 100, 400),
     "sm_clock_mhz": (210, 345, 1410), "chip_temperature_c": (0, 110), "regime": ("steady", "cold"),
-    "dtype": ("bf16", "fp8_e4m3", "fp32"), "stack": ("reference-torch", "eager-torch"), "ignore_memory": (True,),
+    "dtype": ("bf16", "fp8_e4m3", "int8", "fp32"), "weight_dtype": ("int4_g128", "nvfp4", "fp8_e4m3_block128"),
+    "kv_dtype": ("fp8_e4m3", "int8"), "stack": ("reference-torch", "eager-torch"), "ignore_memory": (True,),
     "all_reduce": ("library", "tree", "two_shot", "auto"), "uncapped": (False, True),
 }  # fmt: skip
 EXPERTS = (

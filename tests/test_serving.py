@@ -84,6 +84,7 @@ def test_step_prices_are_within_one_percent_of_the_engine(count: int, fields: di
 def test_one_prompt_at_a_time_waits_as_a_queue_of_constant_service_does() -> None:
     """Poisson arrivals, one server, constant service: Pollaczek-Khinchine says rho D / (2 (1 - rho))."""
     clock = {"model": "llama3-8b", "sm_clock_mhz": 1200, "max_num_seqs": 1, "input_tokens": 512, "output_tokens": 1}
+    clock |= {"host": "none"}
     service_s = float(serve(requests=1, **clock).requests["e2e_s"].iloc[0])
     rho = 0.5
     run = serve(requests=20_000, rate_per_s=rho / service_s, seed=3, **clock)
@@ -97,7 +98,8 @@ def test_one_prompt_at_a_time_waits_as_a_queue_of_constant_service_does() -> Non
 
 def test_a_closed_loop_goes_round_in_the_time_of_its_steps() -> None:
     """Eight equal requests march in step: a round is one prompt step and the decode steps, one after the other."""
-    run = serve(model="llama3-8b", concurrency=8, requests=80, input_tokens=100, output_tokens=50, sm_clock_mhz=1200)
+    load = {"concurrency": 8, "requests": 80, "input_tokens": 100, "output_tokens": 50, "sm_clock_mhz": 1200}
+    run = serve(model="llama3-8b", stack="paged-kv", **load)
     prices = prices_of(model="llama3-8b", stack="paged-kv", sm_clock_mhz=1200)
     prompt = Batch(chunks=(Chunk(tokens=100, context=100),) * 8, ending=8)
     steps = [prompt] + [Batch(decoding=8, cached=8 * (100 + i)) for i in range(49)]
@@ -307,7 +309,13 @@ def test_the_trace_shows_every_request_beside_the_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fields", "streams"), [({}, 1), ({"model": "qwen3-8b", "tp": 2, "sampling": "top_p"}, 1)])
 def test_kernels_of_a_window_lie_inside_their_steps(tmp_path: Path, fields: dict[str, object], streams: int) -> None:
-    spec = {"model": "llama3-8b", "requests": 12, "rate_per_s": 100.0, "output_tokens": 20} | fields
+    spec = {
+        "model": "llama3-8b",
+        "requests": 12,
+        "rate_per_s": 100.0,
+        "output_tokens": 20,
+        "stack": "paged-kv",
+    } | fields
     run = serve(window=(0.05, 0.4), **spec)
     trace = to_trace(run)
     names = [trace.kinds[kind] for kind in trace.spans.kind]

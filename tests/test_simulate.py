@@ -174,7 +174,7 @@ def test_rank_files_for_holistic_trace_analysis(tmp_path: Path) -> None:
     run = simulate(Scenario.of(**SMALL, tp=2))
     folder = run.to_chrome(tmp_path / "hta", layout="hta")
     for rank in (0, 1):
-        document = json.loads(gzip.decompress((folder / f"rank{rank}.json.gz").read_bytes()))
+        document = json.loads(gzip.decompress((folder / f"rank{rank}.pt.trace.json.gz").read_bytes()))
         assert document["distributedInfo"]["rank"] == rank
         kernels = [e for e in document["traceEvents"] if e.get("cat") == "kernel"]
         launches = [e for e in document["traceEvents"] if e["name"] == "cudaLaunchKernel"]

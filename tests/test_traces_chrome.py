@@ -127,7 +127,9 @@ def test_launches_run_one_kernel_ahead(tmp_path: Path) -> None:
     trace = one_lane((500_000, US), (US, 2 * US), (3 * US, 4 * US))
     events = written(trace, tmp_path, launches=True)["traceEvents"]
     launches = [(e["ts"], e["dur"]) for e in events if e["name"] == "cudaLaunchKernel"]
-    assert launches == [(0.0, 0.001), (0.5, 0.001), (1.0, 0.001)]
+    # In whole microseconds two begin 1 us after the start: all moves by 1 us, so that both launches fit before.
+    assert [(e["ts"], e["dur"]) for e in events if e.get("cat") == "kernel"] == [(2, 0), (2, 1), (4, 1)]
+    assert launches == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_equal_traces_give_equal_bytes(tmp_path: Path) -> None:

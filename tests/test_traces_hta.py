@@ -28,7 +28,7 @@ def test_figures_agree_with_holistic_trace_analysis_within_one_percent(tmp_path:
     )  # fmt: skip
     folder = simulate(scenario).to_chrome(tmp_path / "ranks", layout="hta")
     runner = [str(PYTHON), str(RUNNER), str(folder)]
-    environment = os.environ | {"HTA_DISABLE_NS_ROUNDING": "1", "PYTHONPATH": ""}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HTA_")} | {"PYTHONPATH": ""}
     output = subprocess.run(runner, capture_output=True, text=True, check=True, env=environment).stdout
     theirs = json.loads(output.strip().splitlines()[-1])
     ours = inspect_trace((folder,))
@@ -57,4 +57,8 @@ def test_figures_agree_with_holistic_trace_analysis_within_one_percent(tmp_path:
         free_us = (work.end_ns[mine].max() - work.start_ns[mine].min()) / 1e3 - stream.busy_us
         assert idle[stream.rank, stream.stream] == pytest.approx(free_us, rel=0.01)
     assert theirs["queues"] == ours.summary.streams
-    assert theirs["critical_path_us"] == pytest.approx(ours.path.length_us, rel=0.01)
+    # Three layers launch the same kernels in the same order, the first one's norm has nothing to add.
+    assert max(int(row["count"]) for row in theirs["sequences"]) == 3
+    # HTA counts the pauses between kernels that queue (its KERNEL_KERNEL_DELAY), ours counts none.
+    path_us = ours.path.length_us + ours.summary.ranks[0].idle_us
+    assert theirs["critical_path_us"] == pytest.approx(path_us, rel=0.01)

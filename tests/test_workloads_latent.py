@@ -15,7 +15,7 @@ from tests.transformer_kit import build, layer
 from workloads import Layout, WorkloadError, load_model, params
 from workloads.huggingface import parse_config
 from workloads.memory import memory_need
-from workloads.model import parse_model
+from workloads.model_file import parse_model
 from workloads.program import Program
 from workloads.work import AttentionWork, CollectiveWork, DType, GemmWork
 

@@ -94,7 +94,7 @@ def test_an_encoder_without_a_class_token() -> None:
             "c: vision_config.model_type = 'swin': known are clip_vision_model",
         ),
         ({"text_config": None}, "c: text_config is missing: give the language model's configuration"),
-        ({"text_config": {"model_type": "t5"}}, "c: text_config: model_type = 't5' is not supported"),
+        ({"text_config": {"model_type": "t6"}}, "c: text_config: model_type = 't6' is not supported"),
         (
             {"vision_config": CONFIG["vision_config"] | {"patch_size": 14}},
             "c: vision_config: image_size = 384 is not a multiple of patch_size = 14",

@@ -78,10 +78,41 @@ def class_of(name: str, rules: Sequence[Rule] = ()) -> str:
     >>> class_of("void dpsk::ep::internode::dispatch<false>(int)")
     'communication'
     """
-    for rule in (*rules, *built_in()):
+    for rule in rules:
         if rule.pattern.search(name):
             return rule.cls
+    whole, own = _spellings(name), _spellings(_own_name(name))
+    talks = [rule for rule in built_in() if rule.cls == COMMUNICATION]
+    rest = [rule for rule in built_in() if rule.cls != COMMUNICATION]
+    for asked, spellings in ((talks, whole), (rest, own), (rest, whole)):
+        for rule in asked:
+            if any(map(rule.pattern.search, spellings)):
+                return rule.cls
     return OTHER
+
+
+WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|-")
+RETURNS = re.compile(r"std::enable_if<.*?>::type |[\w:]+ (?=[\w(])")
+PATH = re.compile(r"[\w.$~-]+(?:::[\w.$~-]+)*")
+
+
+def _spellings(name: str) -> tuple[str, str]:
+    """The name, and the name with its words set apart by ``_``."""
+    return name, WORDS.sub("_", name)
+
+
+def _own_name(name: str) -> str:
+    """The function alone: without what it returns, namespaces, template and other arguments.
+
+    >>> _own_name("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)")
+    'vectorized_layer_norm_kernel'
+    >>> _own_name("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(float)")
+    'kernel'
+    """
+    plain = name.replace("(anonymous namespace)::", "")
+    returns = RETURNS.match(plain)
+    path = PATH.match(plain, returns.end() if returns is not None else 0)
+    return path.group().rsplit("::", 1)[-1] if path is not None else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -86,6 +86,8 @@ def _stream_edges(capture: Capture) -> Columns:
 def _wait_edges(capture: Capture) -> Columns:
     """Recorded waits, by the host's order of calls: launches before the record, launches after the wait."""
     work, calls, waits = capture.work, capture.calls, capture.waits
+    if not len(waits):
+        return _columns([], [], EdgeKind.WAIT, 1.0)
     call_at = {
         (rank, correlation): (start, thread)
         for rank, correlation, start, thread in zip(

@@ -1,12 +1,13 @@
 """What work is: einsum models, layouts, and the kernels that every rank runs."""
 
+from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
-from workloads.families.options import Options, choice_of
+from workloads.families.options import Options, check_options, choice_of
 from workloads.families.ragged import Group, build_ragged
 from workloads.families.training import build_training, training_need
 from workloads.families.transformer import build_generate, build_program
 from workloads.memory import MemoryNeed, memory_need
-from workloads.model import ModelSpec, list_models, load_model
+from workloads.model import ModelSpec
 from workloads.parallel import Layout, check_layout
 from workloads.params import params
 from workloads.popularity import Zipf, parse_popularity
@@ -35,6 +36,7 @@ __all__ = [
     "build_training",
     "busiest_spread",
     "check_layout",
+    "check_options",
     "check_reach",
     "choice_of",
     "expert_loads",

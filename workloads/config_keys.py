@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.precision import KEYS as PRECISION_KEYS
+from workloads.quantization import KEYS as PRECISION_KEYS
 
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
 
@@ -30,15 +30,30 @@ class Family:
 
 
 @lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    path = files("workloads") / "data" / "huggingface" / "keys.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def checked_types() -> dict[str, str]:
+    """How well types that are read in Python were checked, where there is more to say than of their sizes."""
+    return dict(_table()["checked"])
+
+
+@lru_cache(maxsize=1)
+def common_keys() -> frozenset[str]:
+    """Keys that change nothing in any family, and those of precision, which are read apart."""
+    return frozenset(key for table in _table()["harmless"] for key in table["keys"]) | set(PRECISION_KEYS)
+
+
+@lru_cache(maxsize=1)
 def families() -> Mapping[str, Family]:
     """Every ``model_type`` that is read.
 
     >>> "llama" in families(), "sliding_window" in families()["llama"].known
     (True, False)
     """
-    path = files("workloads") / "data" / "huggingface" / "keys.toml"
-    data = tomllib.loads(path.read_text(encoding="utf-8"))
-    common = {key for table in data["harmless"] for key in table["keys"]} | set(PRECISION_KEYS)
+    data, common = _table(), common_keys()
     found = {}
     for kind, own in data["families"].items():
         tables = [data["groups"][name] for name in own.get("groups", ())] + [own]
@@ -61,7 +76,15 @@ def families() -> Mapping[str, Family]:
 
 def check_keys(data: Mapping[str, Any], kind: str, where: str) -> None:
     """Refuse the first key of a configuration that is not understood, or not with its value."""
-    family = families()[kind]
+    check_against(data, kind, families()[kind], where)
+
+
+def check_against(data: Mapping[str, Any], kind: str, family: Family, where: str) -> None:
+    """:func:`check_keys` for a family from anywhere; what every family may say with one value only holds here too."""
+    usual = {key: tuple(values) for key, values in _table()["only"].items()}
+    family = replace(
+        family, only={key: one for key, one in usual.items() if key not in family.known} | dict(family.only)
+    )
     _check_classes(data, kind, family, where)
     for key, value in data.items():
         if value is None or key in family.known or key in ("architectures", "auto_map"):

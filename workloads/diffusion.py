@@ -13,7 +13,7 @@ from typing import Any
 from inputs.files import read_text
 from inputs.texts import parse_toml, shown
 from workloads.errors import WorkloadError
-from workloads.model import positive, refuse_unknown
+from workloads.fields import positive, refuse_unknown
 from workloads.work import DType
 
 # Each stage of a VAE's decoder doubles height and width for the next: layers of two convolutions a stage.

@@ -35,6 +35,8 @@ AXES = {
     "g": "groups x state of a state-space mixer",
     "t": "state-space heads",
 }
+# Any other upper-case letter is an axis of the model's own, whose size it names.
+OWN_AXES = frozenset("ABCDEFGIJLMNOPQRSTUVWXYZ")
 Reduction = Literal["all_reduce"]
 
 
@@ -60,6 +62,15 @@ class Einsum:
     def contracted(self) -> str:
         """Axes that are summed over."""
         return "".join(axis for axis in self.axes if axis not in self.output and axis not in self.selected)
+
+    @property
+    def of_activations(self) -> bool:
+        """True of a product of two activations: its second operand has a batch or tokens of its own, so no weight.
+
+        >>> parse("bKrsz,bKzh->bKrsh").of_activations, parse("bsf,mf->bsm").of_activations
+        (True, False)
+        """
+        return len(self.inputs) == 2 and any(axis in self.inputs[1] for axis in "bsz")
 
     def flops(self, sizes: Mapping[str, int]) -> int:
         """Multiply-adds times two of a contraction; one per output element otherwise.
@@ -110,15 +121,29 @@ class Einsum:
             return (CollectiveOp.ALL_REDUCE,)
         return () if parallel is None or consumed_sharded else (CollectiveOp.ALL_GATHER,)
 
+    @property
+    def batched(self) -> str:
+        """Axes of both operands and of the output: for each of their points a product of its own."""
+        return "".join(axis for axis in self.output if all(axis in one for one in self.inputs[:2]))
+
+    def count(self, sizes: Mapping[str, int]) -> int:
+        """Independent matrix products: one for each point of the axes that both operands have.
+
+        >>> parse("bKrsz,bKzh->bKrsh").count({"b": 2, "K": 8, "r": 4, "s": 512, "z": 512, "h": 128})
+        16
+        """
+        return math.prod(_size(self, axis, sizes) for axis in self.batched)
+
     def gemm(self, sizes: Mapping[str, int], weight: int = 1) -> tuple[int, int, int]:
-        """(m, n, k) of the matrix product that a weight multiplication is; ``weight`` is the weight's position.
+        """(m, n, k) of the matrix product, or of each of :meth:`count` ones; ``weight`` is the weight's position.
 
         >>> parse("bsm,mHh->bsHh").gemm({"b": 1, "s": 8, "m": 16, "H": 2, "h": 4})
         (8, 8, 16)
         """
-        weight_axes = self.inputs[weight]
-        rows = math.prod(_size(self, axis, sizes) for axis in self.output if axis not in weight_axes)
-        columns = math.prod(_size(self, axis, sizes) for axis in self.output if axis in weight_axes)
+        weight_axes, shared = self.inputs[weight], self.batched
+        own = [axis for axis in self.output if axis not in shared]
+        rows = math.prod(_size(self, axis, sizes) for axis in own if axis not in weight_axes)
+        columns = math.prod(_size(self, axis, sizes) for axis in own if axis in weight_axes)
         depth = math.prod(_size(self, axis, sizes) for axis in self.contracted)
         return rows, columns, depth
 
@@ -139,7 +164,7 @@ def parse(pattern: str) -> Einsum:
         if not part:
             raise WorkloadError(f"'{pattern}': an operand is empty; write its axes, for example 'bsm'")
         for axis in part:
-            if axis not in AXES:
+            if axis not in AXES and axis not in OWN_AXES:
                 known = " ".join(AXES)
                 raise WorkloadError(f"'{pattern}': unknown axis '{axis}'; known axes are {known}")
         repeated = next((axis for axis in part if part.count(axis) > 1), None)
@@ -155,4 +180,5 @@ def _size(einsum: Einsum, axis: str, sizes: Mapping[str, int]) -> int:
     try:
         return sizes[axis]
     except KeyError:
-        raise WorkloadError(f"'{einsum.pattern}': size of axis '{axis}' ({AXES[axis]}) is missing") from None
+        means = AXES.get(axis, "an axis of the model's own: give it under [axes]")
+        raise WorkloadError(f"'{einsum.pattern}': size of axis '{axis}' ({means}) is missing") from None

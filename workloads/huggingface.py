@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from inputs.texts import parse_json, shown
-from workloads.config_keys import check_keys, families
+from workloads.config_keys import check_keys, checked_types, families
 from workloads.errors import WorkloadError
+from workloads.family import FamilyFile, family_files, family_model
+from workloads.fields import flag, name_of, positive
 from workloads.hybrid import HYBRID, hybrid_model
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.mixers import Latent
-from workloads.model import ModelSpec, flag, name_of, positive, with_block
-from workloads.positions import max_positions, window_of
-from workloads.precision import precision_of
+from workloads.model import ModelSpec, with_block
+from workloads.positions import max_positions, slides_everywhere, window_of
+from workloads.quantization import TYPED, precision_of, scheme_of
 from workloads.vision import VISION_LANGUAGE, vision_language_model
 
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"})
@@ -25,33 +28,77 @@ KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM | HYBRID | VISION_LANGUAGE
 _ROUTES = ("greedy", "group_limited_greedy", "noaux_tc")
 
 
-def parse_config(text: str, *, where: str) -> ModelSpec:
+def parse_config(text: str, *, where: str, family: FamilyFile | None = None) -> ModelSpec:
     """A model from its configuration: Llama, Mistral, Qwen2, Qwen3, Phi-3, Granite, Mixtral, Qwen2-MoE, Qwen3-MoE,
     DeepSeek-V2/V3, Kimi K2, GPT-2, OPT, BERT, ViT, Nemotron-H, LLaVA.
     """
     data = parse_json(text, where, WorkloadError, unique_keys=True)
     if not isinstance(data, dict):
         raise WorkloadError(f"{where}: a configuration is an object, found {type(data).__name__}")
-    return read_config(data, where=where)
+    return read_config(data, where=where, family=family)
 
 
-def read_config(data: dict[str, Any], *, where: str) -> ModelSpec:
+def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None = None) -> ModelSpec:
     """:func:`parse_config` of what is parsed already."""
     kind = data.get("model_type")
+    own = family or (family_files().get(kind) if isinstance(kind, str) else None)
+    if own is not None and (family is not None or _by_data(data, str(kind))):
+        return _of_family(data, own, where)
     if not isinstance(kind, str) or kind not in KNOWN:
-        known = ", ".join(sorted(KNOWN))
-        raise WorkloadError(f"{where}: model_type = {shown(kind)} is not supported; supported are {known}")
-    precision = precision_of(data, where=where)
+        near = difflib.get_close_matches(str(kind).lower(), supported_types(), n=1) if isinstance(kind, str) else []
+        hint = f"did you mean '{near[0]}'?" if near else "'wattline models --all' lists those that are"
+        raise WorkloadError(
+            f"{where}: model_type = {shown(kind)} is not supported: {hint} (a family.toml beside it adds one)"
+        )
+    precision, scheme = precision_of(data, where=where), scheme_of(data, where=where)
     check_keys(data, kind, where)
     if kind in VISION_LANGUAGE:
-        return vision_language_model(data, where=where)
+        return vision_language_model(data, where=where, read=read_config)  # reads its scheme with its text
     if kind in HYBRID:
         model = hybrid_model(data, where=where)
     elif kind in LAYER_NORM:
         model = layer_norm_model(data, where=where)
     else:
         model = _gated_model(data, kind, where)
-    return replace(model, family=kind, precision=precision)
+    quantised = None if scheme is None else scheme.over(model.layers, tied=model.tied_embeddings)
+    return replace(model, family=kind, precision=precision, quantised=quantised)
+
+
+def supported_types() -> tuple[str, ...]:
+    """Every ``model_type`` of a whole model that is read, sorted."""
+    own = {kind for kind, family in family_files().items() if "tower" not in family.table["source"]}
+    return tuple(sorted(KNOWN | (own - {"llava_pixtral"})))
+
+
+def how_checked(kind: str) -> tuple[str, str]:
+    """How well what is read of a ``model_type`` was checked, and why it is not run (empty: it is).
+
+    >>> how_checked("whisper")[1]
+    'an encoder with cross attention is sized, not run'
+    """
+    if kind in KNOWN:
+        return checked_types().get(kind, "sizes by published counts; runs unchecked: none was measured"), ""
+    table = family_files()[kind].table
+    return table["checked"], table.get("refused", "")
+
+
+def _by_data(data: dict[str, Any], kind: str) -> bool:
+    """Whether a family of a TOML reads this configuration: Python reads the same type with other parts."""
+    seen = data.get("vision_config")
+    if kind in VISION_LANGUAGE:
+        return isinstance(seen, dict) and seen.get("model_type") == "pixtral"
+    return kind not in KNOWN or (kind in HYBRID and "E" in str(data.get("hybrid_override_pattern")))
+
+
+def _of_family(data: dict[str, Any], family: FamilyFile, where: str) -> ModelSpec:
+    """A model of a family that is data."""
+    precision, scheme = precision_of(data, where=where), scheme_of(data, where=where)
+    model = family_model(data, family, where=where, read=read_config)
+    if "language" not in family.table or any(key in data for key in TYPED):
+        model = replace(model, precision=precision)
+    if scheme is not None:
+        model = replace(model, quantised=scheme.over(model.layers, tied=model.tied_embeddings))
+    return replace(model, family=str(data["model_type"]))
 
 
 def _gated_model(data: dict[str, Any], kind: str, where: str) -> ModelSpec:
@@ -92,6 +139,7 @@ def _gated_model(data: dict[str, Any], kind: str, where: str) -> ModelSpec:
             tied_embeddings=flag(data, "tie_word_embeddings", where),
             max_positions=max_positions(data, where),
             window=window_of(data, kind, layers, where),
+            window_everywhere=slides_everywhere(data, kind),
             **fields,
         )
     )

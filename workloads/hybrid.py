@@ -6,8 +6,9 @@ from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
+from workloads.fields import flag, name_of, positive
 from workloads.mixers import StateSpaceSizes
-from workloads.model import ModelSpec, flag, name_of, positive
+from workloads.model import ModelSpec
 from workloads.ops import Block, Pointwise, StateSpace, attention, block, fuse, op, qkv_gemm
 from workloads.positions import max_positions
 from workloads.work import Elementwise

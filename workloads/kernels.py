@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Op
 from workloads.parallel import Layout
+from workloads.precision import Precision, Product
 from workloads.program import Kernel
+from workloads.storage import Storage
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -24,7 +27,7 @@ from workloads.work import (
 class Shape:
     """A step of a model on one rank: ``batch`` sequences of ``new_tokens``, each attending to ``context``.
 
-    ``context_slice`` is the rank's place in a ring of tokens.
+    ``context_slice`` is the rank's place in a ring of tokens, ``precision`` that of the layers at hand.
     """
 
     model: ModelSpec
@@ -33,6 +36,7 @@ class Shape:
     new_tokens: int
     context: int
     context_slice: int = 0
+    precision: Precision = field(default_factory=Precision)
 
     @property
     def tokens(self) -> int:
@@ -49,10 +53,14 @@ class Shape:
         """Key/value heads of one rank; replicated where there are fewer than ranks."""
         return max(1, self.model.kv_heads // self.layout.tp)
 
+    def heads_whole(self) -> Shape:
+        """The same step where every rank of the tensor group holds all heads."""
+        return replace(self, layout=replace(self.layout, tp=1))
+
     def local_sizes(self, parallel: str | None) -> dict[str, int]:
         """Sizes by axis on one rank when ``parallel`` is sharded over the tensor-parallel ranks."""
         sizes = self.model.sizes() | {"b": self.batch, "s": self.new_tokens, "z": self.context}
-        if parallel == "K":  # a rank's key/value heads and their query heads, however the latter are written
+        if parallel in ("H", "K"):  # a rank's key/value heads and their query heads, however the latter are written
             sizes["K"] = self.kv_heads
             sizes["H"] = self.q_heads
             sizes["r"] = self.q_heads // self.kv_heads
@@ -61,11 +69,52 @@ class Shape:
         return sizes
 
 
-def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, tokens: int | None = None) -> Kernel:
+def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: bool = True) -> list[Kernel]:
+    """The products of ops that share their input, with weights and activations as ``shape.precision`` has them.
+
+    Activations of fewer than 16 bits are quantised once, in a kernel before. Ops whose operands are stored otherwise
+    are kernels of their own, and so are all where ``fused`` is False.
+    """
+    groups = [tuple(group) for _, group in groupby(ops, key=shape.precision.of)] if fused else [(one,) for one in ops]
+    kernels = []
+    narrow = next((one for one in ops if not shape.precision.of(one).activations.plain), None)
+    if narrow is not None:
+        _, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
+        kernels.append(quantise_kernel(name, shape.tokens, depth, shape.precision.of(narrow)))
+    for group in groups:
+        part = name if len(groups) == 1 else f"{group[0].label.lower()}_gemm"
+        kernels.append(stored_kernel(part, group, shape, shape.precision.of(group[0])))
+    return kernels
+
+
+def quantise_kernel(name: str, rows: int, width: int, product: Product) -> Kernel:
+    """16-bit activations to what ``product`` reads, scales included, before the kernel ``name``."""
+    moved = rows * width * DType.BF16.bytes + product.activations.bytes_of(rows, width)
+    return elementwise_kernel(f"cast_{name}", Elementwise.CAST_FP8, rows, width, moved)
+
+
+def stored_kernel(
+    name: str, ops: tuple[Op, ...], shape: Shape, product: Product, *, tokens: int | None = None
+) -> Kernel:
+    """:func:`gemm_kernel` with operands as ``product`` has them."""
+    return gemm_kernel(name, ops, shape, product.multiplies, tokens=tokens, weights=product.stored)
+
+
+def gemm_kernel(
+    name: str,
+    ops: tuple[Op, ...],
+    shape: Shape,
+    dtype: DType,
+    *,
+    tokens: int | None = None,
+    weights: Storage | None = None,
+) -> Kernel:
     """One matrix product for ops that share their input: their columns stand side by side.
 
-    ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism).
+    ``tokens`` replaces the rows (a chunk, or a slice under sequence parallelism); ``weights`` as in ``GemmWork``.
     """
+    if ops[0].einsum.of_activations:
+        return _activation_product(name, ops, shape)
     rows = depth = columns = 0
     flops = 0.0
     for one in ops:
@@ -76,13 +125,23 @@ def gemm_kernel(name: str, ops: tuple[Op, ...], shape: Shape, dtype: DType, *, t
     if tokens is not None:
         flops *= tokens / rows
         rows = tokens
-    moved = dtype.bytes * (rows * depth + columns * depth) + max(dtype.bytes, DType.BF16.bytes) * rows * columns
-    return Kernel(
-        name=name,
-        work=GemmWork(m=rows, n=columns, k=depth, dtype=dtype),
-        flops=flops,
-        bytes_moved=float(moved),
-    )
+    work = GemmWork(m=rows, n=columns, k=depth, dtype=dtype, weights=weights)
+    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(product_bytes(work)))
+
+
+def product_bytes(work: GemmWork) -> int:
+    """Bytes of a product of activations and weights: both operands, and a result of 16 bits at least."""
+    element = Storage(element=work.dtype.value)
+    operands = element.bytes_of(work.m, work.k) + (work.weights or element).bytes_of(work.n, work.k)
+    return operands + max(work.dtype.bits, DType.BF16.bits) // 8 * work.m * work.n
+
+
+def _activation_product(name: str, ops: tuple[Op, ...], shape: Shape) -> Kernel:
+    """A product of two activations, 16-bit both: one for each point of the axes that they share (sequences, heads)."""
+    (one,) = ops
+    sizes = shape.local_sizes(one.parallel)
+    m, n, k = one.einsum.gemm(sizes)
+    return product_kernel(name, m, n, k, count=one.einsum.count(sizes))
 
 
 def product_kernel(name: str, m: int, n: int, k: int, *, count: int = 1, dtype: DType = DType.BF16) -> Kernel:
@@ -103,20 +162,40 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     keys = node.scores.einsum.input_elements(1, sizes)
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
+    kv = shape.precision.kv
+    window = node.window or shape.model.usual_window
+    kv_len, causal = shape.context, shape.model.causal and not decode
+    if window and shape.context > window:
+        kv_len, causal = seen_keys(shape.new_tokens, shape.context, window), False
+        flops = flops * kv_len // shape.context
+        if decode:
+            keys = keys * kv_len // shape.context
     return Kernel(
         name=node.name,
         work=AttentionWork(
             batch=shape.batch,
             q_len=shape.new_tokens,
-            kv_len=shape.context,
+            kv_len=kv_len,
             q_heads=shape.q_heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.model.head_dim,
-            causal=shape.model.causal and not decode,
+            causal=causal,
+            kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
         ),
         flops=float(flops),
-        bytes_moved=float(DType.BF16.bytes * (queries + 2 * keys + output)),
+        bytes_moved=float(DType.BF16.bytes * (queries + output) + 2 * kv.bytes * keys),
     )
+
+
+def seen_keys(new_tokens: int, context: int, window: int) -> int:
+    """Keys that each of the last ``new_tokens`` of ``context`` sees within ``window``, on average and rounded up.
+
+    >>> seen_keys(1, 8192, 4096), seen_keys(8192, 8192, 4096)
+    (4096, 3073)
+    """
+    short = max(0, min(window, context) - (context - new_tokens))  # tokens with fewer keys than the window before them
+    missing = short * window - sum((context - new_tokens + 1, context - new_tokens + short)) * short // 2
+    return -(-(new_tokens * window - missing) // new_tokens)
 
 
 def elementwise_kernel(

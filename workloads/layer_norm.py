@@ -6,7 +6,8 @@ from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.model import ModelSpec, flag, name_of, positive
+from workloads.fields import flag, name_of, positive
+from workloads.model import ModelSpec
 from workloads.ops import Block, layer_norm_block
 from workloads.work import Elementwise
 

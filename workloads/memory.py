@@ -9,7 +9,8 @@ from workloads.kernels import Shape
 from workloads.model import ModelSpec
 from workloads.ops import Experts
 from workloads.parallel import Layout
-from workloads.params import params, weighted_ops
+from workloads.params import params, weight_shape, weighted_ops
+from workloads.precision import Precision, resolve
 from workloads.work import DType
 
 
@@ -47,20 +48,23 @@ def memory_need(
     new_tokens: int,
     layers: int,
     lm_head: bool,
-    dtype: DType,
+    dtype: DType = DType.BF16,
+    precision: Precision | None = None,
     expert_replicas: int = 0,
 ) -> MemoryNeed:
     """Bytes of the fullest rank: ``layers`` layers, ``context`` tokens a sequence, ``new_tokens`` of them at once.
 
-    Weights in ``dtype`` (embedding and head in 16 bit), KV cache in 16 bit; activations: residual, hidden,
-    QKV and the wide feed-forward intermediate of one layer at a time, and what waits between stages. Replicas
+    Weights and KV cache as ``precision`` has them (None: the checkpoint's, else ``dtype``), with scales and zero
+    points, the embedding in 16 bit; activations: residual, hidden, QKV and the wide feed-forward intermediate of one
+    layer at a time, in 16 bit, and what waits between stages. Replicas
     share the batch, stages the layers (embedding on the first, head on the last), a context group the tokens
     and, in its KV cache, the heads.
     """
+    stored = precision or resolve(model.quantised, dtype=dtype)
     stages = [
         _stage_need(
             model, layout, stage,
-            batch=batch, context=context, new_tokens=new_tokens, layers=layers, lm_head=lm_head, dtype=dtype,
+            batch=batch, context=context, new_tokens=new_tokens, layers=layers, lm_head=lm_head, precision=stored,
             expert_replicas=expert_replicas,
         )
         for stage in range(layout.pp)
@@ -78,26 +82,28 @@ def _stage_need(
     new_tokens: int,
     layers: int,
     lm_head: bool,
-    dtype: DType,
+    precision: Precision,
     expert_replicas: int,
 ) -> MemoryNeed:
     mine = layout.stage_layers(layers, stage)
-    weights = float(_layer_weights(model, layout, mine, expert_replicas) * dtype.bytes)
+    weights = float(_layer_bytes(model, layout, mine, precision, expert_replicas))
     if lm_head:
         ends = (stage == 0) + (stage == layout.pp - 1)  # embedding, head
         copies = 1 if model.tied_embeddings and layout.pp == 1 else ends
+        if precision.head is not None and copies == ends and stage == layout.pp - 1:
+            copies -= 1
+            weights += precision.head.weights.bytes_of(model.vocab, model.d_model) / layout.tp
         weights += copies * model.vocab * model.d_model / layout.tp * DType.BF16.bytes
     if model.vision and stage == 0:
-        weights += params(model.vision.model) / layout.tp * dtype.bytes
+        weights += params(model.vision.model) / layout.tp * precision.widest.bits / 8
     sequences = batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     ulysses = layout.cp_mode == "ulysses"
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp)) if ulysses else kv_heads / layout.cp
     cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
-    kv = 1.0 * sequences * context * cached * model.attending(mine) * DType.BF16.bytes
+    kv = 1.0 * sequences * model.cached_tokens(mine, context) * cached * precision.kv.bytes
     if model.state_space:  # fp32 states, as long as the sequence is served
-        mixers = model.pattern[mine.start : mine.stop].count("M")
-        kv += sequences * mixers * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
+        kv += sequences * model.mixing(mine) * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
     tokens = sequences / layout.micro_batches * new_tokens / layout.cp
     wide = 3.0 * (model.d_ff * max(model.top_k, 1)) / layout.tp
     qkv = model.head_dim * (model.q_heads / layout.tp + 2 * kv_heads)
@@ -111,19 +117,23 @@ def _stage_need(
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
 
 
-def _layer_weights(model: ModelSpec, layout: Layout, layers: range, expert_replicas: int) -> int:
-    """Weights of one rank's share of ``layers`` layers (norms left out)."""
+def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
+    """Bytes of the weights of one rank's share of ``layers`` layers (norms left out)."""
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
     # An expert of all tokens is split over the ranks that hold the same tokens, see families.moe.
     ways = {"all_reduce": layout.ep, "all_to_all": 1, None: layout.tp}[layout.ep_mode]
     split = replace(shape, layout=replace(layout, tp=ways))
     total = 0
-    for _, block, mine in model.layer_groups(layers):
+    runs = [
+        (block, stored, run) for _, block, mine in model.layer_groups(layers) for stored, run in precision.runs(mine)
+    ]
+    for block, stored, run in runs:
         for node in block.nodes:
             for one in weighted_ops(node):
                 sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)
                 if isinstance(node, Experts) and one is not node.router:
                     sizes["f"] = expert_width(shape)
                     sizes["e"] = (model.experts + expert_replicas) // layout.ep
-                total += len(mine) * one.einsum.input_elements(1, sizes)
+                count, rows, depth = weight_shape(one, sizes)
+                total += len(run) * count * stored.of(one).weights.bytes_of(rows, depth)
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +23,20 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpaceSizes:
-    """Mamba-2 mixers: heads of ``head_dim``, each with a state of ``state`` a channel, in groups that share inputs."""
+    """Mixers with a state: heads of ``head_dim``, each with a state of ``state`` a channel; groups share inputs.
+
+    ``rule``: ``sum`` (Mamba-2 and linear attention: what a token adds is known before), ``delta`` (gated delta rule:
+    what it adds depends on the state, solved within a chunk), ``scan`` (Mamba-1: each channel by itself). ``conv`` is
+    the length of the convolution before, 0 for none.
+    """
 
     heads: int
     head_dim: int
     groups: int
     state: int
     chunk: int
+    rule: Literal["sum", "delta", "scan"] = "sum"
+    conv: int = 4
 
     @property
     def cached_elements(self) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, assert_never
 
 from workloads.einsum import Einsum, parse
-from workloads.work import Elementwise
+from workloads.work import CollectiveOp, Elementwise
 
 # Kernels of unfused attention: on the queries, then on the scores.
 EagerPass = Literal["scale_queries", "scale", "mask", "softmax", "softmax_fp32"]
@@ -48,11 +48,7 @@ class Gemm:
     ops: tuple[Op, ...]
     overlap: Overlap | None = None
     one_matrix: bool = False  # in the model itself, whatever the stack fuses
-
-    @property
-    def reduces(self) -> bool:
-        """True when its shards are partial sums."""
-        return self.ops[0].einsum.reduction(self.ops[0].parallel) == "all_reduce"
+    source: str | None = None  # the earlier node whose output it reads; None: the one before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +62,8 @@ class Attention:
     scores: Op
     values: Op
     eager: tuple[EagerPass, ...] = ("scale", "mask", "softmax_fp32")
+    window: int = 0  # the last so many tokens are attended to; 0: all
+    cross: bool = False  # to an encoder's tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +80,7 @@ class LatentAttention:
     q_up: tuple[Op, ...]
     k_up: Op
     v_up: Op
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,24 +92,65 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
-    """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's."""
+    """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's.
+
+    ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before.
+    """
 
     name: str
     op: Elementwise
     axis: str = "f"
+    parallel: str | None = None
+
+
+# Pointwise work whose width is an axis that the node names; others have the model's width, or that of a head.
+WIDE = (Elementwise.SILU_MUL, Elementwise.GELU, Elementwise.GELU_TANH, Elementwise.RELU)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective of the tensor group over arrays of ``axes``; put in by the shard pass, typed by nobody."""
+
+    name: str
+    op: CollectiveOp
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Router, dispatch, per-expert gated feed-forward and combine; ``shared`` is the expert of all tokens."""
+    """Router, dispatch, per-expert feed-forward and combine; ``shared`` is the expert of all tokens.
+
+    ``up`` are gate and up, or up alone where experts have no gate.
+    """
 
     router: Op
     up: tuple[Op, ...]
     down: Op
     shared: tuple[Gemm | Pointwise, ...] = ()
+    name: str = "experts"
 
 
-Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts
+Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts | Exchange
+
+
+def axes_of(node: Node) -> str:
+    """Axes whose sizes a node needs."""
+    match node:
+        case Gemm():
+            return "".join(one.einsum.axes for one in node.ops)
+        case Attention():
+            return node.scores.einsum.axes + node.values.einsum.axes
+        case LatentAttention():
+            return "".join(one.einsum.axes for one in (*node.down, *node.q_up, node.k_up, node.v_up))
+        case StateSpace():
+            return "igt"
+        case Experts():
+            return "efk" + "".join(axes_of(part) for part in node.shared)
+        case Pointwise():
+            return node.axis if node.op in WIDE else ""
+        case Exchange():
+            return "".join(node.axes)
+    assert_never(node)
 
 
 def fuse(name: str, *ops: Op, overlap: Overlap | None = None) -> Gemm:
@@ -124,6 +164,17 @@ class Block:
 
     nodes: tuple[Node, ...] = field(default=())
 
+    @property
+    def attention(self) -> Attention | LatentAttention | None:
+        """The node that attends to the layer's own tokens, if one does."""
+        nodes = (node for node in self.nodes if isinstance(node, Attention | LatentAttention))
+        return next((node for node in nodes if isinstance(node, LatentAttention) or not node.cross), None)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it has a state that takes the place of a cache."""
+        return any(isinstance(node, StateSpace) for node in self.nodes)
+
 
 def block(*nodes: Node) -> Block:
     """A layer from its nodes."""
@@ -134,7 +185,7 @@ def decoder_block(*feed: Node, qk_norm: bool = False, latent: bool = False, q_la
     """A decoder layer around ``feed``: grouped-query attention (``qk_norm``: heads normed before RoPE), or latent."""
     return block(
         Pointwise(name="add_rmsnorm_attn", op=Elementwise.ADD_RMSNORM),
-        *(_latent_attention(q_latent) if latent else _grouped_query_attention(qk_norm)),
+        *(latent_attention(q_latent) if latent else _grouped_query_attention(qk_norm)),
         fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O")),
         Pointwise(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM),
         *feed,
@@ -154,13 +205,26 @@ def gated_feed(axis: str = "f", suffix: str = "") -> tuple[Gemm | Pointwise, ...
     )
 
 
-def expert_feed(*, shared: bool = False) -> Experts:
+def plain_feed(
+    axis: str = "f", suffix: str = "", activation: Elementwise = Elementwise.RELU
+) -> tuple[Gemm | Pointwise, ...]:
+    """Up, an activation, and down again: a feed-forward without a gate."""
+    return (
+        fuse(f"up{suffix}_gemm", op(f"bsm,m{axis}->bs{axis}", parallel=axis, label="up")),
+        Pointwise(name=f"activation{suffix}", op=activation, axis=axis),
+        fuse(f"down{suffix}_gemm", op(f"bs{axis},m{axis}->bsm", parallel=axis, label="down")),
+    )
+
+
+def expert_feed(*, shared: bool = False, gated: bool = True) -> Experts:
     """Routed experts of width f, and beside them a shared one of width u."""
+    beside = gated_feed("u", "_shared") if gated else plain_feed("u", "_shared")
+    gate = (op("bskm,emf->bskf", label="gate"),) if gated else ()
     return Experts(
         router=op("bsm,em->bse", label="router"),
-        up=(op("bskm,emf->bskf", label="gate"), op("bskm,emf->bskf", label="up")),
+        up=(*gate, op("bskm,emf->bskf", label="up")),
         down=op("bskf,emf->bskm", label="down"),
-        shared=gated_feed("u", "_shared") if shared else (),
+        shared=beside if shared else (),
     )
 
 
@@ -218,7 +282,7 @@ def _grouped_query_attention(qk_norm: bool) -> tuple[Node, ...]:
     )
 
 
-def _latent_attention(q_latent: bool) -> tuple[Node, ...]:
+def latent_attention(q_latent: bool) -> tuple[Node, ...]:
     source = "q" if q_latent else "m"
     q_down = (op("bsm,mq->bsq", label="Q down"),) if q_latent else ()
     return (

@@ -159,6 +159,8 @@ def _check_batch(layout: Layout, batch: int) -> None:
 def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: int) -> None:
     """Ulysses splits rows outside attention and heads inside it, a ring rows alone."""
     cp, heads = layout.cp, model.q_heads // layout.tp
+    if model.state_space:
+        raise WorkloadError(f"cp = {cp}: states of {model.id} pass from token to token: use cp = 1")
     if layout.sequence_parallel:
         raise WorkloadError(f"cp = {cp} with sequence_parallel: both split the tokens of a layer: use one of them")
     if layout.cp_mode != "ulysses":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, assert_never
 
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
+from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
+from workloads.precision import Precision, plain, resolve
 from workloads.work import DType, Elementwise
 
 
@@ -13,14 +17,29 @@ def weighted_ops(node: Node) -> tuple[Op, ...]:
     """The ops of a node that multiply by a weight."""
     match node:
         case Gemm():
-            return node.ops
+            return tuple(one for one in node.ops if not one.einsum.of_activations)
         case LatentAttention():
             return (*node.down, *node.q_up, node.k_up, node.v_up)
         case Experts():
             return (node.router, *node.up, node.down, *(one for part in node.shared for one in weighted_ops(part)))
-        case Attention() | StateSpace() | Pointwise():
+        case Attention() | StateSpace() | Pointwise() | Exchange():
             return ()
     assert_never(node)
+
+
+def weight_shape(one: Op, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """How many matrices the weight of an op is (experts), and of what rows and depth.
+
+    >>> from workloads.ops import op
+    >>> weight_shape(op("bskm,emf->bskf", label="up"), {"e": 8, "m": 4096, "f": 14336})
+    (8, 14336, 4096)
+    """
+    einsum = one.einsum
+    axes = einsum.inputs[1]
+    count = math.prod(sizes[axis] for axis in axes if axis in einsum.selected)
+    rows = math.prod(sizes[axis] for axis in axes if axis in einsum.output)
+    depth = math.prod(sizes[axis] for axis in axes if axis in einsum.contracted)
+    return count, rows, depth
 
 
 def params(model: ModelSpec, *, active: bool = False) -> int:
@@ -32,7 +51,8 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     """
     sizes = model.sizes()
     met = sizes | {"e": model.top_k} if active else sizes
-    total = model.vocab * model.d_model * (1 if model.tied_embeddings else 2) + model.d_model
+    total = model.extra_parameters
+    total += model.vocab * model.d_model * (1 if model.tied_embeddings else 2) + model.d_model
     if model.learned_positions:
         total += model.max_positions * model.d_model
     for _, block, layers in model.layer_groups(range(model.layers)):
@@ -51,11 +71,36 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
                 per_layer += model.latent.q_rank + model.latent.kv_rank
         total += len(layers) * per_layer
     if model.vision:  # and the projector's two products
-        total += params(model.vision.model) + model.d_model * (model.vision.model.d_model + model.d_model)
+        wide = model.vision.model.d_model
+        projector = model.vision.projector or ((wide, model.d_model), (model.d_model, model.d_model))
+        total += params(model.vision.model) + sum(one * other for one, other in projector)
+        total += model.vision.extra_parameters
+    if model.encoder:
+        total += params(model.encoder)
     return total
 
 
-def facts(model: ModelSpec) -> dict[str, int | str | None]:
+def weight_bytes(model: ModelSpec, precision: Precision) -> int:
+    """Bytes of all weights: those of the layers with their scales and zero points, the others as ``params`` counts.
+
+    >>> from workloads import load_model
+    >>> weight_bytes(load_model("llama3-8b"), plain(DType.BF16)) / params(load_model("llama3-8b"))
+    2.0
+    """
+    sizes, quantised, counted = model.sizes(), 0, 0
+    for _, block, layers in model.layer_groups(range(model.layers)):
+        for stored, run in precision.runs(layers):
+            for one in (one for node in block.nodes for one in weighted_ops(node)):
+                count, rows, depth = weight_shape(one, sizes)
+                quantised += len(run) * count * stored.of(one).weights.bytes_of(rows, depth)
+                counted += len(run) * count * rows * depth
+    if precision.head is not None and not model.tied_embeddings:
+        quantised += precision.head.weights.bytes_of(model.vocab, model.d_model)
+        counted += model.vocab * model.d_model
+    return quantised + (params(model) - counted) * precision.base.bytes
+
+
+def facts(model: ModelSpec) -> dict[str, Any]:
     """What a model's file says, worked out: weights, and bytes in the precision that the checkpoint stores.
 
     The KV cache is that of full attention over every layer that attends, and None for an encoder.
@@ -65,17 +110,25 @@ def facts(model: ModelSpec) -> dict[str, int | str | None]:
     131072
     """
     total = params(model)
-    element = {"bf16": DType.BF16, "fp16": DType.FP16, "fp32": DType.FP32}[model.precision].bytes
+    base = DType(model.precision)
+    stored = resolve(model.quantised, dtype=base) if base.bits == 16 else plain(base)
+    if model.quantised is not None and base.bits > 16:
+        stored = replace(model.quantised, base=base)
+    cache = base if model.quantised is None or model.quantised.kv.bits == DType.BF16.bits else stored.kv
     cached = model.cached_elements_per_token * model.attending(range(model.layers))
     return {
         "id": model.id,
         "family": model.family,
-        "precision": model.precision,
+        "precision": str(stored.product.weights),
         "parameters": total,
         "active_parameters": params(model, active=True),
-        "weight_bytes": total * element,
-        "kv_bytes_per_token": cached * element if model.causal else None,
+        "weight_bytes": weight_bytes(model, stored),
+        "kv_bytes_per_token": cached * cache.bytes if model.causal else None,
         "layers": model.layers,
         "max_positions": model.max_positions or None,
         "window": model.window or None,
+        "quantisation": stored.method or None,
+        "activations": str(stored.product.activations),
+        "kv_cache": cache.value if model.causal else None,
+        "not_quantised": base.value,
     }

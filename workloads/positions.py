@@ -7,7 +7,8 @@ from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.model import ModelSpec, flag, positive
+from workloads.fields import flag, positive
+from workloads.model import ModelSpec
 
 # Ways of stretching rotary positions whose factor max_position_embeddings does not hold already.
 _STRETCHES = ("linear", "dynamic", "yarn")
@@ -26,7 +27,7 @@ def check_reach(model: ModelSpec, tokens: int) -> None:
             f"seq_len: {tokens} tokens are more than the {model.max_positions} learned positions of {model.id}: give "
             f"at most {model.max_positions}"
         )
-    if model.window and tokens > model.window:
+    if model.window and not model.window_everywhere and tokens > model.window:
         raise WorkloadError(
             f"seq_len: {model.id} attends over a window of {model.window} tokens (sliding_window), which is not "
             f"modelled for {tokens} tokens: give at most {model.window}, or set sliding_window to null for full "
@@ -89,3 +90,17 @@ def window_of(data: Mapping[str, Any], kind: str, layers: int, where: str) -> in
     else:
         slides |= window is not None
     return positive(window, "sliding_window", where) if slides else 0
+
+
+def slides_everywhere(data: Mapping[str, Any], kind: str) -> bool:
+    """Whether every layer attends over the window, where there is one.
+
+    >>> slides_everywhere({"sliding_window": 4096}, "mistral")
+    True
+    """
+    types = data.get("layer_types")
+    if data.get("sliding_window", _MISTRAL_WINDOW if kind == "mistral" else None) is None:
+        return False
+    if types is not None:
+        return all(one == "sliding_attention" for one in types)
+    return "qwen" not in kind or data.get("max_window_layers") in (None, 0)

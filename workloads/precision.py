@@ -1,87 +1,259 @@
-"""How a checkpoint stores its numbers: 16 or 32 bit are read, quantised formats refused by name, never read as bf16."""
+"""What every operand of a model is stored as: weights, activations, KV cache, and the sums that products run in."""
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Mapping
-from importlib.resources import files
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
-from inputs.texts import shown
 from workloads.errors import WorkloadError
+from workloads.ops import Op
+from workloads.storage import Storage
+from workloads.work import DType
 
-_TABLE = tomllib.loads((files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8"))
-QUANTISED: tuple[str, ...] = tuple(_TABLE["keys"]["config"])
-TYPED = ("torch_dtype", "dtype")
-KEYS = (*QUANTISED, *TYPED)
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-BESIDE: Mapping[str, str] = _TABLE["files"]
+# Types of a KV cache that attention reads, each with one scale for a tensor at most.
+CACHED = (DType.BF16, DType.FP16, DType.FP8, DType.INT8)
+ROUTER = "router"  # no public scheme quantises it
 
 
-def precision_of(data: Mapping[str, Any], *, where: str) -> str:
-    """The type of the stored weights, ``bf16`` where the file does not say; a quantised checkpoint is refused.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Both operands of a product of activations and weights.
 
-    >>> precision_of({"torch_dtype": "float16"}, where="config.json")
-    'fp16'
+    Weights narrower than the activations are turned into their type first, so that the activations decide at which
+    rate tensor cores run: 16 bit of W4A16, FP8 of W8A8.
+
+    >>> from workloads.storage import storage
+    >>> w4a16 = Product(weights=storage("awq"), activations=storage("bf16"))
+    >>> w4a16.multiplies.value, w4a16.accumulates
+    ('bf16', 'fp32')
     """
-    for key in QUANTISED:
-        if data.get(key) is not None:
-            experts = any(data.get(name) for name in _EXPERTS)
-            raise WorkloadError(f"{where}: {key}: {_format(data[key], key, experts=experts)}")
-    found = {key: data[key] for key in TYPED if data.get(key) is not None}
-    types: dict[str, str] = _TABLE["types"]
-    for key, value in found.items():
-        name = value.removeprefix("torch.") if isinstance(value, str) else None
-        if name not in types:
-            raise WorkloadError(f"{where}: {key} = {shown(value)}: weights are read in {', '.join(types)} only")
-    return next((types[value.removeprefix("torch.")] for value in found.values()), "bf16")
+
+    weights: Storage
+    activations: Storage
+
+    def __post_init__(self) -> None:
+        """Refuse pairs that no kernel multiplies."""
+        weights, activations = self.weights, self.activations
+        wider = weights.bits > activations.bits and not (weights.plain and activations.plain)
+        mixed = weights.bits == activations.bits == 8 and weights.element[:3] != activations.element[:3]
+        if wider or mixed or (activations.element.startswith("int") and not weights.element.startswith("int")):
+            raise WorkloadError(
+                f"weight_dtype = '{weights}' with activations in {activations}: no kernel multiplies these: keep "
+                "activations in 16 bit (dtype = 'bf16'), or give weights that are as narrow as they"
+            )
+
+    @classmethod
+    def of(cls, dtype: DType) -> Product:
+        """Both operands of one type, without scales that would count.
+
+        >>> Product.of(DType.FP8).stored is None
+        True
+        """
+        return cls(weights=Storage(element=dtype.value), activations=Storage(element=dtype.value))
+
+    @property
+    def multiplies(self) -> DType:
+        """The type that tensor cores multiply."""
+        element = self.activations.element
+        return DType.FP8 if element.startswith("fp8") else DType(element)
+
+    @property
+    def accumulates(self) -> str:
+        """The type that they add up in."""
+        return "int32" if self.multiplies is DType.INT8 else "fp32"
+
+    @property
+    def stored(self) -> Storage | None:
+        """How the weights are stored, where that is more than elements of the type that is multiplied."""
+        same = self.weights == Storage(element=self.multiplies.value) or (self.weights.plain and self.activations.plain)
+        return None if same else self.weights
 
 
-def check_neighbours(folder: Path, *, experts: bool) -> None:
-    """Refuse a checkpoint whose quantisation stands in a file beside its ``config.json``."""
-    for name, key in BESIDE.items():
-        path = folder / name
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RecursionError):
-            raise WorkloadError(f"{path}: says how the weights are quantised, but cannot be read: mend it") from None
-        inside = data.get(key) if key and isinstance(data, dict) else data
-        raise WorkloadError(f"{path}: {key + ': ' if key else ''}{_format(inside, key or name, experts=experts)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exceptions:
+    """Layers ``first`` to ``stop`` (not included) whose products, by :func:`part_of`, are other ones; None: left in
+    16 bit."""
+
+    first: int
+    stop: int
+    products: tuple[tuple[str, Product | None], ...]
 
 
-def _format(table: Any, key: str, *, experts: bool) -> str:
-    """What a table of quantisation says, and what can be run instead."""
-    fields: dict[str, Any] = table if isinstance(table, dict) else {}
-    method = next((fields[k] for k in ("quant_method", "quant_algo", "method") if fields.get(k) is not None), None)
-    if method is None and ("load_in_4bit" in fields or "load_in_8bit" in fields):
-        method = "bitsandbytes"  # as files older than quant_method say it
-    known = _TABLE["formats"].get(method.lower()) if isinstance(method, str) else None
-    name = known["name"] if known else _unknown(key, method)
-    details = {k: fields[k] for k in ("quant_method", "quant_algo", "format", "fmt", "bits") if _short(fields.get(k))}
-    said = ", ".join(f"{k} {shown(value)}" for k, value in details.items())
-    cache = any(fields.get(k) for k in ("kv_cache_scheme", "kv_cache_quant_algo"))
-    return (
-        f"{name}{f' ({said})' if said else ''}{' and a quantised KV cache' if cache else ''}: not simulated yet: take "
-        f"it out to run the {_instead(known, fields, experts=experts)}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Products of a model's layers in ``product`` but for ``exceptions``; all else (embeddings, norms, router) in
+    ``base``, and so is the vocabulary head where ``head`` is None.
+
+    ``method`` names the format of a quantised checkpoint. ``own`` are the exceptions of one run of layers.
+    """
+
+    base: DType = DType.BF16
+    product: Product = field(default_factory=lambda: Product.of(DType.BF16))
+    kv: DType = DType.BF16
+    head: Product | None = None
+    exceptions: tuple[Exceptions, ...] = ()
+    method: str = ""
+    own: tuple[tuple[str, Product | None], ...] = ()
+
+    @property
+    def kept(self) -> Product:
+        """The products that are left as they are."""
+        return Product.of(self.base)
+
+    def of(self, op: Op) -> Product:
+        """The operands of ``op``, which multiplies by a weight."""
+        part = part_of(op)
+        if part == ROUTER:
+            return self.kept
+        for name, product in self.own:
+            if name == part:
+                return product or self.kept
+        return self.product
+
+    def runs(self, layers: range) -> Iterator[tuple[Precision, range]]:
+        """``layers`` as runs that are stored alike."""
+        if not self.exceptions:
+            yield self, layers
+            return
+        edges = {layers.start, layers.stop}
+        for one in self.exceptions:
+            edges |= {edge for edge in (one.first, one.stop) if layers.start < edge < layers.stop}
+        ordered = sorted(edges)
+        for first, stop in pairwise(ordered):
+            own = next((one.products for one in self.exceptions if one.first <= first < one.stop), ())
+            yield replace(self, exceptions=(), own=own), range(first, stop)
+
+    @property
+    def widest(self) -> Storage:
+        """What weights are stored in that no public scheme quantises (image encoders)."""
+        return self.kept.weights if self.method else self.product.weights
+
+    @property
+    def of_images(self) -> Precision:
+        """What an image encoder beside the model runs in."""
+        return replace(self, product=self.kept, exceptions=(), own=()) if self.method else self
+
+    @property
+    def narrow(self) -> bool:
+        """Whether any product reads activations of fewer than 16 bits."""
+        apart = [product for one in self.exceptions for _, product in one.products]
+        return any(not one.activations.plain for one in (self.product, self.head, *apart) if one is not None)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether weights and activations share one type, and the KV cache has 16 bit: one word says it all."""
+        return not self.exceptions and not self.method and self.product.stored is None and self.kv.bits == 16
+
+    def words(self) -> str:
+        """For a header: one type, or that of each operand.
+
+        >>> str(Precision().words())
+        'bf16'
+        """
+        product = self.product
+        cache = f", {self.kv.value} KV cache" if self.kv.bits != 16 else ""
+        if product.stored is None:
+            return f"{product.activations}{cache}"
+        return f"{product.weights} weights, {product.activations} activations{cache}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The resolved type of each operand, by canonical names."""
+        return {
+            "weights": str(self.product.weights),
+            "activations": str(self.product.activations),
+            "kv_cache": self.kv.value,
+            "accumulators": self.product.accumulates,
+            "head": str((self.head or self.kept).weights),
+            "other": self.base.value,
+            "method": self.method or None,
+        }
+
+
+def part_of(op: Op) -> str:
+    """What ``op`` multiplies by, in a word that :data:`workloads.quantization.MODULES` gives modules for."""
+    axes = op.einsum.inputs[-1]
+    if op.label == ROUTER:
+        return ROUTER
+    if "e" in axes:
+        return f"expert {op.label}"
+    if op.parallel == "u":
+        return f"shared {op.label}"
+    if any(axis in axes for axis in "igt"):
+        return "mixer out" if op.label == "out" else "mixer in"
+    return op.label
+
+
+def plain(dtype: DType) -> Precision:
+    """Everything in ``dtype``; what stays in 16 bit where that is narrower."""
+    base = dtype if dtype.bits >= 16 else DType.BF16
+    return Precision(base=base, product=Product.of(dtype))
+
+
+def resolve(
+    stored: Precision | None = None,
+    *,
+    dtype: DType = DType.BF16,
+    weights: Storage | None = None,
+    kv: DType | None = None,
+    multiplied: frozenset[str] | None = None,
+) -> Precision:
+    """The precision of a run: what the checkpoint has ``stored`` (None: 16 bit), unless the run says otherwise.
+
+    ``dtype`` is what is not quantised, and below 16 bit what activations are quantised to; ``weights`` replaces the
+    checkpoint's. ``multiplied`` are the types that tensor cores know: elsewhere a checkpoint's activations stay in
+    16 bit, and its weights are turned into that, as engines do it (NVFP4 on Hopper, FP8 on Ampere).
+    """
+    if kv is not None and kv not in CACHED:
+        raise WorkloadError(f"kv_dtype = '{kv.value}': known are {', '.join(one.value for one in CACHED)}")
+    found = _weights(stored, dtype, weights, multiplied)
+    return found if kv is None else replace(found, kv=kv)
+
+
+def _read(weights: Storage, dtype: DType) -> Storage:
+    """Activations in ``dtype``: with a scale a token, or for as many numbers of one as a block of weights is deep,
+    where weights of their type have scales of that kind."""
+    if weights.element != dtype.value or not weights.rows:
+        return Storage(element=dtype.value)
+    return Storage(element=dtype.value, rows=1, depth=weights.depth)
+
+
+def _weights(
+    stored: Precision | None, dtype: DType, weights: Storage | None, multiplied: frozenset[str] | None
+) -> Precision:
+    base = dtype if dtype.bits >= 16 else DType.BF16
+    cached = stored.kv if stored is not None else DType.BF16
+    if weights is not None:
+        if weights.plain and weights.bits > base.bits:
+            raise WorkloadError(f"weight_dtype = '{weights}': is wider than dtype = '{dtype.value}': give that")
+        if weights.plain and dtype.bits >= 16:
+            return replace(plain(dtype), kv=cached)
+        if dtype is DType.FP32:
+            raise WorkloadError(
+                f"weight_dtype = '{weights}' with dtype = 'fp32': kernels of quantised weights are 16-bit"
+            )
+        return Precision(base=base, product=Product(weights=weights, activations=_read(weights, dtype)), kv=cached)
+    if stored is None:
+        return plain(dtype)
+    if dtype is DType.FP32:
+        raise WorkloadError("dtype = 'fp32': the checkpoint is quantised, whose kernels are 16-bit: use bf16")
+
+    def run(product: Product | None) -> Product | None:
+        if product is None:
+            return None
+        activations = product.activations
+        if dtype.bits < 16 and not product.weights.plain:
+            if activations.element != dtype.value:
+                activations = Storage(element=dtype.value)
+        elif activations.plain or (multiplied is not None and product.multiplies.value not in multiplied):
+            activations = Storage(element=base.value)
+        return Product(weights=product.weights, activations=activations)
+
+    exceptions = tuple(
+        replace(one, products=tuple((name, run(product)) for name, product in one.products))
+        for one in stored.exceptions
     )
-
-
-def _unknown(key: str, method: Any) -> str:
-    if key.startswith("kv_cache"):
-        return "a quantised KV cache"
-    return "a quantised format that is not known" if method is None else f"unknown format {shown(method)}"
-
-
-def _short(value: Any) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool)
-
-
-def _instead(known: Mapping[str, Any] | None, fields: Mapping[str, Any], *, experts: bool) -> str:
-    """``--dtype fp8_e4m3`` is right where weights and activations are FP8; experts have 16-bit kernels only."""
-    eight = bool(known and known.get("eight_bit")) or fields.get("format") == "float-quantized"
-    eight = eight or str(fields.get("quant_algo")).lower().startswith("fp8")
-    return "model in FP8 (--dtype fp8_e4m3) or in bf16" if eight and not experts else "unquantised model in bf16"
+    whole = run(stored.product)
+    assert whole is not None
+    return replace(stored, base=base, product=whole, head=run(stored.head), exceptions=exceptions)

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from workloads.balance import Placement, balanced_placement, contiguous_placement
 from workloads.popularity import Popularity, Recorded, Zipf, chosen_share, log_odds
@@ -20,6 +19,8 @@ MAX_DRAWN_TOKENS = 16384
 SEED = 20240601
 # Where every token takes an expert its rows do not vary.
 LEAST_VARIANCE = 1e-6
+# Heights of tiles below 128 rows that kernels of serving engines have.
+SMALL_TILES = (16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ class ExpertLoad:
     """Load of one rank's experts: token rows, experts hit, tiles of 128 and of 256 rows (each expert padded).
 
     ``rows_beyond128`` are those that an expert has beyond its first 128, over all experts. Tiles and these rows are
-    means over draws around the one drawn: which experts just pass a tile's edge is chance.
+    means over draws around the one drawn: which experts just pass a tile's edge is chance. ``small_tiles`` are those of
+    16, 32 and 64 rows.
     """
 
     rows: int
@@ -63,6 +65,7 @@ class ExpertLoad:
     tiles128: float
     tiles256: float
     rows_beyond128: float
+    small_tiles: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @lru_cache(maxsize=1024)
@@ -91,6 +94,7 @@ def expert_loads(
         distinct = min(int(hit.sum()), max(round(wanted), 0))
         small, large = (max(_mean_tiles(rows[hit], tokens, height), distinct) for height in (128, 256))
         beyond = _mean_beyond(rows[hit], tokens, 128)
+        lower = [max(_mean_tiles(rows[hit], tokens, height), distinct) for height in SMALL_TILES]
         loads.append(
             ExpertLoad(
                 rows=round(wanted),
@@ -98,6 +102,7 @@ def expert_loads(
                 tiles128=round(small, 3),
                 tiles256=round(large, 3),
                 rows_beyond128=round(beyond, 3),
+                small_tiles=(round(lower[0], 3), round(lower[1], 3), round(lower[2], 3)),
             )
         )
     return tuple(loads)
@@ -110,6 +115,8 @@ def _spread(rows: Floats, tokens: int) -> Floats:
 
 def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
     """Tiles of ``height`` rows, each expert's padded, on average over draws (the binomial by its normal limit)."""
+    from scipy.special import ndtr  # takes as long to import as a run: only experts wait for it
+
     if not rows.size:
         return 0.0
     spread = _spread(rows, tokens)
@@ -119,6 +126,8 @@ def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
 
 def _mean_beyond(rows: Floats, tokens: int, height: int) -> float:
     """Rows beyond each expert's first ``height``, on average over draws."""
+    from scipy.special import ndtr
+
     spread = _spread(rows, tokens)
     at = (rows - height) / spread
     return float((spread * (at * ndtr(at) + np.exp(-0.5 * at**2) / math.sqrt(2.0 * math.pi))).sum())

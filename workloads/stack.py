@@ -12,7 +12,8 @@ from workloads.errors import WorkloadError
 class Stack:
     """Kernel choices of one stack. ``validated`` names what its predictions were compared with.
 
-    ``eager``: every operation of the model's source is a kernel of its own, attention included.
+    ``eager``: every operation of the model's source is a kernel of its own, attention included. ``engine``: the kernels
+    are those that a serving engine makes of the model (``data/stacks``).
     """
 
     id: str
@@ -23,6 +24,7 @@ class Stack:
     kv_copies: bool
     qk_norm: bool
     eager: bool = False
+    engine: str | None = None
 
 
 STACKS = {
@@ -64,6 +66,16 @@ STACKS = {
             fused_gate=True,
             kv_copies=False,
             qk_norm=True,
+        ),
+        Stack(
+            id="vllm",
+            validated="steps of a vLLM 0.24.0 server (docs/stacks.md)",
+            fused_add_norm=True,
+            fused_weights=True,
+            fused_gate=True,
+            kv_copies=False,
+            qk_norm=True,
+            engine="vllm",
         ),
     )
 }

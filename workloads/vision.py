@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from inputs.texts import shown
 from workloads.config_keys import check_keys
 from workloads.errors import WorkloadError
+from workloads.fields import name_of
 from workloads.layer_norm import layer_norm_model, patches
-from workloads.model import ModelSpec, Vision, name_of
-from workloads.precision import precision_of
+from workloads.model import ModelSpec, Vision
+from workloads.quantization import precision_of, scheme_of
 
 VISION_LANGUAGE = frozenset({"llava"})
 ENCODERS = frozenset({"clip_vision_model", "siglip_vision_model"})
@@ -21,13 +23,12 @@ _TEXT = {
 }  # fmt: skip
 
 
-def vision_language_model(data: dict[str, Any], *, where: str) -> ModelSpec:
+def vision_language_model(data: dict[str, Any], *, where: str, read: Callable[..., ModelSpec]) -> ModelSpec:
     """The language model of a configuration, with its image encoder in ``vision``.
 
-    An encoder of the CLIP kind has a class token, which the language model does not see.
+    An encoder of the CLIP kind has a class token, which the language model does not see. ``read`` reads the language
+    model's own configuration.
     """
-    from workloads.huggingface import read_config
-
     seen, text = (data.get(name) for name in ("vision_config", "text_config"))
     if not isinstance(seen, dict) or str(seen.get("model_type")) not in ENCODERS:
         kind = seen.get("model_type") if isinstance(seen, dict) else seen
@@ -43,12 +44,18 @@ def vision_language_model(data: dict[str, Any], *, where: str) -> ModelSpec:
         )
     if text.get("model_type", "llama") == "llama":
         text = _TEXT | text
-    language = read_config(text, where=f"{where}: text_config")
+    language = read(text, where=f"{where}: text_config")
     precision_of(seen, where=f"{where}: vision_config")
+    if scheme_of(seen, where=f"{where}: vision_config") is not None:
+        raise WorkloadError(f"{where}: vision_config: a quantised image encoder is not simulated: take that out")
     check_keys(seen, seen["model_type"], f"{where}: vision_config")
     class_token = seen["model_type"] == "clip_vision_model"
     tokens = patches(seen, where=f"{where}: vision_config") - 1
     encoder = layer_norm_model(seen | {"model_type": "vit"}, where=f"{where}: vision_config")
+    scheme = scheme_of(data, where=where)
+    if scheme is not None:
+        quantised = scheme.over(language.layers, tied=language.tied_embeddings)
+        language = replace(language, quantised=quantised)
     return replace(
         language,
         id=name_of(data, where),

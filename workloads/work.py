@@ -7,21 +7,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+from workloads.storage import BITS, Storage
+
+# What of an 8-bit product's input has a scale of its own: a token, or 128 numbers of one.
+Scales = Literal["token", "block"]
 
 
 class DType(StrEnum):
-    """Element types by the names that records and scenarios use."""
+    """Element types that tensor cores multiply, by the names that records and scenarios use."""
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8_e4m3"
     FP32 = "fp32"
     INT8 = "int8"
+    FP4 = "fp4_e2m1"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return BITS[self.value]
 
     @property
     def bytes(self) -> int:
-        """Bytes of one element."""
-        return {"bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp32": 4, "int8": 1}[self.value]
+        """Bytes of one element of a whole number of them."""
+        assert self.bits >= 8, "count 4-bit elements with Storage.bytes_of"
+        return self.bits // 8
 
 
 class Elementwise(StrEnum):
@@ -44,6 +57,27 @@ class Elementwise(StrEnum):
     GATHER = "gather"
     INDEX_ADD = "index_add"
     TOPK_SUM = "topk_sum"
+
+
+class EngineOp(StrEnum):
+    """Memory-bound kernels of serving engines, by the names of their laws."""
+
+    ADD_RMSNORM = "compiled_add_rmsnorm"
+    ADD_RMSNORM_FP8 = "compiled_add_rmsnorm_fp8"
+    SILU_MUL = "compiled_silu_mul"
+    SILU_MUL_FP8 = "compiled_silu_mul_fp8"
+    ROPE = "compiled_rope"
+    QUANTISE_TOKEN = "quantise_token"
+    QUANTISE_BLOCK = "quantise_block"
+    CACHE_WRITE = "cache_write"
+    GATE = "gate"
+    SMALL = "small"  # ``rows`` kernels too small to have a size, launched by the host
+    SORT = "sort"  # ``rows`` tokens sorted by expert
+    MAP = "map"  # ids of experts that live on other ranks
+    EXPERT_ACT = "expert_act"
+    EXPERT_SUM = "expert_sum"
+    SAMPLE_GREEDY = "sample_greedy"
+    SAMPLE_RANDOM = "sample_random"
 
 
 class CollectiveOp(StrEnum):
@@ -86,8 +120,11 @@ class AllReduce(StrEnum):
 class GemmWork:
     """``m x k`` by ``k x n`` (weights stored n x k), ``count`` independent products in one kernel.
 
-    ``beside_ctas``: it leaves the SMs of so many blocks to a collective. ``part`` (i, n): the i-th of n shares of
-    the kernel's waves of tiles on the SMs that it uses.
+    ``weights`` says how the weights are stored where that is not ``dtype``: they are turned into it on their way to
+    the tensor cores, or their scales are multiplied in beside them. ``beside_ctas``: it leaves the SMs of so many
+    blocks to a collective. ``part`` (i, n): the i-th of n shares of the kernel's waves of tiles on the SMs that it
+    uses. ``engine`` names a serving engine whose own kernel this is, ``scales`` what of the input has a scale (8-bit
+    products of engines).
     """
 
     m: int
@@ -98,6 +135,9 @@ class GemmWork:
     count: int = 1
     part: tuple[int, int] | None = None
     beside_ctas: int | None = None
+    engine: str | None = None
+    scales: Scales | None = None
+    weights: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +159,7 @@ class AttentionWork:
     kv_dtype: DType = DType.BF16
     v_head_dim: int | None = None
     latent: bool = False
+    engine: str | None = None
 
     @property
     def mean_head_dim(self) -> int:
@@ -147,12 +188,13 @@ class ElementwiseWork:
     ``blocks`` is the number of thread blocks where the launch of these may be what bounds it (rope).
     """
 
-    op: Elementwise
+    op: Elementwise | EngineOp
     rows: int
     width: int
     bytes_moved: int
     blocks: int | None = None
     dtype: DType = DType.BF16
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +202,7 @@ class GroupedGemmWork:
     """Per-expert GEMMs in one kernel: ``rows`` token rows over ``distinct`` of ``experts`` experts hit.
 
     ``tiles128`` and ``tiles256`` are tiles of so many rows, each expert padded; ``rows_beyond128``: rows that experts
-    have beyond their first 128: all three on average over draws.
+    have beyond their first 128: all three on average over draws. ``weights`` as in :class:`GemmWork`.
     """
 
     experts: int
@@ -173,6 +215,28 @@ class GroupedGemmWork:
     k: int
     dtype: DType = DType.BF16
     beside_ctas: int | None = None
+    weights: Storage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedGemmWork:
+    """An engine's product over rows sorted by expert: ``rows`` of ``tokens`` tokens over ``distinct`` of ``experts``.
+
+    ``tiles`` pairs heights of tiles with how many there are, each expert padded: which height runs, the engine chooses
+    on its GPU. ``inner`` is the width of an expert here.
+    """
+
+    engine: str
+    experts: int
+    inner: int
+    tokens: int
+    rows: int
+    distinct: int
+    tiles: tuple[tuple[int, float], ...]
+    n: int
+    k: int
+    dtype: DType = DType.BF16
+    scales: Scales | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +259,8 @@ class CollectiveWork:
     the number of blocks to the library, 0 leaves the copying to copy engines (send/recv only).
     ``algorithm`` is for all-reduces. ``sent_bytes`` and ``received_bytes`` are what this rank exchanges with all
     others in an uneven all-to-all; None: an even one. ``rival`` is a product that becomes ready with it, and
-    may get the SMs first on some ranks; ``turn`` counts such collectives. ``exchange`` are the sizes of a dispatch or
+    may get the SMs first on some ranks; ``turn`` counts such collectives. ``engine``: a serving engine's own.
+    ``exchange`` are the sizes of a dispatch or
     combine, whose ``buffer_bytes`` are all rows of a rank.
     """
 
@@ -208,7 +273,8 @@ class CollectiveWork:
     received_bytes: int | None = None
     rival: GemmWork | None = None
     turn: int = 0
+    engine: str | None = None
     exchange: ExchangeSizes | None = None
 
 
-Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | CollectiveWork
+Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | RoutedGemmWork | CollectiveWork

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from hardware.calibrate.cards import mean_chip, of_one_kind, to_one_card
+from hardware.calibrate.engine_rows import ENGINE_KINDS, read_engine_records
 from hardware.calibrate.fit_clocks import clock_pairs
 from hardware.calibrate.fit_collective import fit_collectives
+from hardware.calibrate.fit_engine import fit_engine
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
 from hardware.calibrate.fit_kit import Family, Row
@@ -80,6 +82,8 @@ def record_files(paths: Sequence[Path]) -> list[Path]:
 def fit_records(paths: Sequence[Path], gpu: GpuSpec, *, date: str = "") -> Profile:
     """A profile of ``gpu`` from record files or folders of them; whole-model rows are refused."""
     files = record_files(paths)
+    if of_engine(files):
+        return with_engine(profile_for(gpu), files, gpu)
     return fit_profile(
         read_fit_records(files),
         gpu,
@@ -87,6 +91,26 @@ def fit_records(paths: Sequence[Path], gpu: GpuSpec, *, date: str = "") -> Profi
         command=f"wattline calibrate --from {' '.join(path.name for path in paths)} --gpu {gpu.id}",
         date=date,
     )
+
+
+def of_engine(files: Sequence[Path]) -> bool:
+    """True where the records are of a serving engine's kernels."""
+    with files[0].open(encoding="utf-8") as lines:
+        first = next((line for line in lines if line.strip()), "{}")
+    return json.loads(first).get("kind") in ENGINE_KINDS
+
+
+def with_engine(base: Profile, files: Sequence[Path], gpu: GpuSpec) -> Profile:
+    """``base`` with the laws of vLLM's kernels from rows of them; fits start from what it has, nothing else changes."""
+    laws = fit_engine(
+        read_engine_records(files),
+        base,
+        gpu,
+        near=base.engines.get("vllm"),
+        files={_name(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        command=f"wattline calibrate --from {' '.join(path.name for path in files)} --gpu {gpu.id}",
+    )
+    return replace(base, engines={**base.engines, "vllm": laws})
 
 
 def _name(path: Path) -> str:
@@ -251,11 +275,23 @@ def _spread(rows: Sequence[Row], curve: PowerCurve, gpu: GpuSpec) -> ChipSpread:
             throttled.append(seconds.std(ddof=1) / seconds.mean())
         else:
             power.append(watts.std(ddof=1) / watts.mean())
+    throttled += _spread_without_pauses(rows)
     return ChipSpread(
-        throttled_time=float(np.mean(throttled)),
+        throttled_time=float(np.sqrt(np.mean(np.square(throttled)))),  # variances are what averages
         power=float(np.mean(power)),
         mean_power_factor=mean_chip(rows, gpu, curve),
     )
+
+
+def _spread_without_pauses(rows: Sequence[Row]) -> list[float]:
+    """How far apart several GPUs are that run one kernel at the cap, from duty rows that never pause."""
+    times: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        if row["kind"] == "duty" and "gpu_index" in row and not row["idle_s"] and row["power_w"][0] > CAPPED_W:
+            of_chip = times.setdefault(row["work"], {}).setdefault(row["gpu_index"], [])
+            of_chip.append(float(np.median(row["iter_s"])))
+    chips = [[float(np.mean(own)) for own in each.values()] for each in times.values() if len(each) > 1]
+    return [float(np.std(each, ddof=1) / np.mean(each)) for each in chips]
 
 
 def _digest(row: Row) -> str:

@@ -31,12 +31,10 @@ from hardware.laws.routes import (
     tree_s,
 )
 from hardware.laws.terms import KernelTerms
+from hardware.scheduling import scheduling
 
 # What the engine takes for SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
-# Blocks of a collective start in clusters of four, on two whole pairs of SMs; fewer start alone and leave the other SM
-# of their pair to kernels without clusters only (records/h200-sxm-141gb/placement).
-CLUSTER_BLOCKS = 4
 # A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
 # 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl).
 BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
@@ -204,7 +202,8 @@ def collective_base_terms(
     if op == "send":
         blocks = send_blocks(buffer_bytes) if ctas is None else ctas
         waiting_w = c.waiting_power_w * blocks / DEFAULT_CTAS
-    if clusters and blocks < CLUSTER_BLOCKS:
+    cluster = scheduling().collective_cluster
+    if clusters and blocks < cluster:
         per_block *= 2.0
     held = min(blocks * per_block, float(sms))
     return KernelTerms(
@@ -213,7 +212,7 @@ def collective_base_terms(
         cycles_per_block=0.0,
         quantised=False,
         sms_per_block=per_block,
-        cluster=CLUSTER_BLOCKS if clusters and blocks % CLUSTER_BLOCKS == 0 else 1,
+        cluster=cluster if clusters and blocks % cluster == 0 else 1,
         link_bytes=moved,
         hbm_bytes=hbm_bytes or sharing.traffic_scale * ring_traffic(op, world) * moved,
         link_energy_j=energy_j,

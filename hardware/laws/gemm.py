@@ -62,7 +62,7 @@ def gemm_base_terms(
     m: int,
     n: int,
     k: int,
-    element_bytes: int,
+    element_bytes: float,
     out_bytes: int,
     flops_per_cycle_per_sm: float,
     sms: int,

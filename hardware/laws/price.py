@@ -13,9 +13,11 @@ from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_features, permuting
 from hardware.laws.exchange import CTAS, Exchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
+from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.latent import latent_decode_base_terms
 from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
+from hardware.laws.stored import grouped_with_operands
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -23,14 +25,13 @@ if TYPE_CHECKING:
 
 # fp16 runs on the same tensor cores at the same rate as bf16 on every GPU in the catalog.
 _SAME_RATE = {"fp16": "bf16"}
+# Types without rows of their own: kernels of another type at their own rate and bytes, marked extrapolated.
+_NEAREST = {"int8": ("fp8_e4m3", "bf16"), "fp4_e2m1": ("fp8_e4m3",)}
 # Kernels without rows of their own take the coefficients of the nearest one measured: one pass in, one out.
 _LIKE = {
     "gelu": "silu_mul", "gelu_tanh": "gelu", "relu": "gelu", "rmsnorm": "add_rmsnorm", "layernorm": "add_rmsnorm",
     "softmax": "add_rmsnorm", "add": "silu_mul", "scale": "copy",
 }  # fmt: skip
-
-# Blocks of a product that start together: cuBLAS's Hopper kernels say 1x2 or 2x1 in their names, 4x1 where m is small.
-GEMM_CLUSTER = 2
 
 
 def gemm_terms(
@@ -38,11 +39,12 @@ def gemm_terms(
 ) -> KernelTerms:
     """``count`` products ``(m x k) . (k x n)`` in one kernel."""
     dtype = _SAME_RATE.get(dtype, dtype)
-    if dtype not in profile.gemm or dtype not in _rates(gpu):
-        known = ", ".join(sorted(set(profile.gemm) & set(_rates(gpu))))
+    law = gemm_law(profile, dtype)
+    if law is None or dtype not in _rates(gpu):
+        known = ", ".join(sorted(name for name in _rates(gpu) if gemm_law(profile, name) and name not in _SAME_RATE))
         raise HardwareError(f"dtype = '{dtype}': {gpu.id} has no GEMM figures for it; known: {known}")
     terms = gemm_base_terms(
-        profile.gemm[dtype],
+        profile.gemm[law],
         m=m,
         n=n * count,
         k=k,
@@ -58,12 +60,35 @@ def gemm_terms(
         terms = replace(
             terms,
             hbm_bytes=terms.hbm_bytes + inputs,
-            hbm_energy_j=terms.hbm_energy_j + inputs * profile.gemm[dtype].hbm_byte_energy_j,
+            hbm_energy_j=terms.hbm_energy_j + inputs * profile.gemm[law].hbm_byte_energy_j,
         )
     if gpu.clusters:
-        terms = replace(terms, cluster=GEMM_CLUSTER)
+        terms = replace(terms, cluster=profile.scheduling.gemm_cluster)
+    if law != dtype:  # what was learnt belongs to the kernels of the law's own type
+        return replace(terms, extrapolated=True)
     learnt = profile.gemm_corrections[dtype]
     return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
+
+
+def gemm_law(profile: Profile, dtype: str) -> str | None:
+    """The type whose coefficients price products in ``dtype``: its own, or the nearest one's that was measured."""
+    return next((name for name in (dtype, *_NEAREST.get(dtype, ())) if name in profile.gemm), None)
+
+
+def launched_gemm(profile: Profile, gpu: GpuSpec, terms: KernelTerms, *, m: int, n: int, k: int) -> KernelTerms:
+    """``terms`` of a 16-bit product in the tiles that its library launches, which decide what runs beside it."""
+    if m < LEAST_ROWS or not gpu.clusters:
+        return terms
+    tiles = launched_tiles(
+        profile.gemm["bf16"],
+        m=m,
+        n=n,
+        k=k,
+        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
+        sms=gpu.sms,
+        max_clock_hz=gpu.max_clock_hz,
+    )
+    return relaunched(terms, tiles, gpu.sms)
 
 
 def attention_prefill_terms(
@@ -121,13 +146,22 @@ def attention_decode_terms(
         sms=gpu.sms,
     )
     learnt = profile.decode_corrections
-    return corrected(terms, learnt.time, learnt.energy, decode_features(batch, kv_len, q_heads, kv_heads))
+    terms = corrected(terms, learnt.time, learnt.energy, decode_features(batch, kv_len, q_heads, kv_heads))
+    return terms if kv_bytes == 2 else replace(terms, extrapolated=True)  # rows of 16-bit caches alone
 
 
 def attention_latent_terms(
-    profile: Profile, gpu: GpuSpec, *, batch: int, kv_len: int, q_heads: int, cached_dim: int, v_dim: int
+    profile: Profile,
+    gpu: GpuSpec,
+    *,
+    batch: int,
+    kv_len: int,
+    q_heads: int,
+    cached_dim: int,
+    v_dim: int,
+    kv_bytes: int = 2,
 ) -> KernelTerms:
-    """One query token a sequence over ``kv_len`` cached latents (16 bit)."""
+    """One query token a sequence over ``kv_len`` cached latents."""
     return latent_decode_base_terms(
         profile.decode,
         profile.prefill,
@@ -136,7 +170,7 @@ def attention_latent_terms(
         q_heads=q_heads,
         cached_dim=cached_dim,
         v_dim=v_dim,
-        element_bytes=2,
+        element_bytes=kv_bytes,
         flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
         sms=gpu.sms,
     )
@@ -183,8 +217,14 @@ def grouped_gemm_terms(
     rows_beyond128: float,
     n: int,
     k: int,
+    dtype: str = "bf16",
+    weight_bytes: float | None = None,
+    row_bytes: float | None = None,
+    turned: bool = False,
 ) -> KernelTerms:
-    """One kernel over the experts that were hit (16-bit inputs)."""
+    """One kernel over the experts that were hit, of 16-bit operands unless bytes are given: ``weight_bytes`` of the
+    weights that are read, ``row_bytes`` of a row of activations; ``turned`` as in ``with_stored_weights``.
+    """
     terms = grouped_base_terms(
         profile.grouped,
         experts=experts,
@@ -200,7 +240,28 @@ def grouped_gemm_terms(
         sms=gpu.sms,
     )
     learnt = profile.grouped_corrections
-    return corrected(terms, learnt.time, learnt.energy, grouped_features(rows, distinct, k))
+    terms = corrected(terms, learnt.time, learnt.energy, grouped_features(rows, distinct, k))
+    if weight_bytes is None and row_bytes is None:
+        return terms
+    dtype = _SAME_RATE.get(dtype, dtype)
+    law = gemm_law(profile, dtype)
+    if law is None or dtype not in _rates(gpu):
+        raise HardwareError(f"dtype = '{dtype}': {gpu.id} has no GEMM figures for it, of experts too: use bf16")
+    return grouped_with_operands(
+        terms,
+        experts=experts,
+        rows=rows,
+        distinct=distinct,
+        n=n,
+        k=k,
+        weight_bytes=2.0 * distinct * n * k if weight_bytes is None else weight_bytes,
+        row_bytes=2.0 * k if row_bytes is None else row_bytes,
+        rate_ratio=_rates(gpu)[dtype] / _rates(gpu)["bf16"],
+        flop_energy_ratio=profile.gemm[law].flop_energy_j / profile.gemm["bf16"].flop_energy_j,
+        turned=turned,
+        l2_bytes=gpu.l2_bytes,
+        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
+    )
 
 
 def collective_terms(
@@ -262,8 +323,8 @@ def exchange_terms(profile: Profile, gpu: GpuSpec, *, op: str, one: Exchange, sp
     )
 
 
-def _element_bytes(dtype: str) -> int:
-    return {"fp32": 4, "fp8_e4m3": 1, "int8": 1}.get(dtype, 2)
+def _element_bytes(dtype: str) -> float:
+    return {"fp32": 4, "fp8_e4m3": 1, "int8": 1, "fp4_e2m1": 0.5}.get(dtype, 2)
 
 
 def _rates(gpu: GpuSpec) -> dict[str, float]:

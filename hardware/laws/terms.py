@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 Shrink = Literal["persistent", "fluid"]
+Number = TypeVar("Number", float, NDArray[np.float64])  # at one clock, or at many in one go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,15 @@ class Pace:
             longer *= (1.0 + (shorter / longer) ** self.sharpness) ** (1.0 / self.sharpness)
         return max(self.scale * (self.floor_s + longer), self.moving_cycles / sm_clock_hz)
 
+    def seconds_at(self, sm_clock_hz: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same at many clocks in one go."""
+        compute_s = self.cycles / sm_clock_hz
+        transfer_s = np.maximum(self.transfer_s, self.l2_cycles / sm_clock_hz)
+        longer, shorter = np.maximum(compute_s, transfer_s), np.minimum(compute_s, transfer_s)
+        if self.sharpness != math.inf and longer.all():
+            longer = longer * (1.0 + (shorter / longer) ** self.sharpness) ** (1.0 / self.sharpness)
+        return np.maximum(self.scale * (self.floor_s + longer), self.moving_cycles / sm_clock_hz)
+
 
 def pace(terms: KernelTerms, sms: float) -> Pace:
     """The time of ``terms`` on ``sms`` SMs."""
@@ -148,12 +161,12 @@ def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
 def dynamic_power_w(
     terms: KernelTerms,
     *,
-    sms: float,
+    sms: Number,
     gpu_sms: int,
-    progress_per_s: float,
-    voltage_scale: float,
-    clock_fraction: float,
-) -> float:
+    progress_per_s: Number,
+    voltage_scale: Number,
+    clock_fraction: Number,
+) -> Number:
     """Watts the kernel adds to the idle GPU while it completes ``progress_per_s`` of itself a second.
 
     ``voltage_scale`` is (V(f)/V0)^2, ``clock_fraction`` f/f0. At the rate ``1 / time_s`` the energy of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from workloads.work import CollectiveWork
 
 Classify = Callable[[Kernel], KernelClass]
 Ints = NDArray[np.int64]
+Place = Literal["alone", "beside", "joins"]
 # A group that meets in collectives: (rank, which of its groups this is); without folding the second is 0.
 Group = tuple[tuple[int, int], ...]
 
@@ -36,14 +38,14 @@ class _Tables:
 
     classify: Classify
     classes: list[KernelClass] = field(default_factory=list)
-    class_of: dict[tuple[Kernel, bool], int] = field(default_factory=dict)
+    class_of: dict[tuple[Kernel, Place], int] = field(default_factory=dict)
     index_of: dict[tuple[KernelClass, str], int] = field(default_factory=dict)
     segments: list[tuple[str, str, int]] = field(default_factory=list)
     segment_of: dict[tuple[int, int, Segment], int] = field(default_factory=dict)
     asynchronous: set[int] = field(default_factory=set)
 
-    def kernel(self, kernel: Kernel, *, beside: bool) -> int:
-        """The class of ``kernel`` in a segment of one stream, or of several."""
+    def kernel(self, kernel: Kernel, place: Place) -> int:
+        """The class of ``kernel`` in a segment of one stream, or in its place among several."""
         # Where a kernel stands (stream, edges) does not change what it costs.
         bare = Kernel(
             name=kernel.name,
@@ -52,13 +54,13 @@ class _Tables:
             bytes_moved=kernel.bytes_moved,
             priority=kernel.priority,
         )
-        index = self.class_of.get((bare, beside))
+        index = self.class_of.get((bare, place))
         if index is None:
             priced = self.classify(bare)
-            priced = _clearing(priced) if beside else priced
+            priced = priced if place == "alone" else _beside(priced, joins=place == "joins")
             # Kernels that cost and read the same share a class, and with it what the engine knows of running sets.
             key = (priced, repr(priced.describe))
-            index = self.class_of[bare, beside] = self.index_of.setdefault(key, len(self.classes))
+            index = self.class_of[bare, place] = self.index_of.setdefault(key, len(self.classes))
             if index == len(self.classes):
                 self.classes.append(priced)
         return index
@@ -142,12 +144,28 @@ def lower(
     )
 
 
-def _clearing(kernel: KernelClass) -> KernelClass:
-    """``kernel`` where other streams may take its SMs while it is not ready for them."""
-    if not kernel.clearing_s:
-        return kernel
-    floor_s = kernel.terms.floor_s - kernel.clearing_s / kernel.terms.scale
-    return replace(kernel, lead_s=kernel.clearing_s, terms=replace(kernel.terms, floor_s=floor_s))
+def _beside(kernel: KernelClass, *, joins: bool) -> KernelClass:
+    """``kernel`` where other streams may take its SMs while it is not ready for them, or those that it leaves free.
+
+    In a graph, one that ``joins`` another stream starts later than after a kernel of its own.
+    """
+    terms = kernel.beside or kernel.terms
+    if kernel.clearing_s:
+        terms = replace(terms, floor_s=terms.floor_s - kernel.clearing_s / terms.scale)
+    gap_s = max(kernel.gap_s, kernel.joining_gap_s) if joins else kernel.gap_s
+    return replace(kernel, lead_s=kernel.clearing_s or kernel.lead_s, terms=terms, gap_s=gap_s, beside=None)
+
+
+def _places(kernels: Sequence[Kernel]) -> list[Place]:
+    """Of each kernel of a segment, whether it runs beside other streams and waits for one."""
+    lane = [kernel.stream for kernel in kernels]
+    if len(set(lane)) == 1:
+        return ["alone"] * len(lane)
+    heads = {lane.index(stream) for stream in set(lane)}  # they wait for all streams of the segment before
+    return [
+        "joins" if at in heads or any(lane[before] != lane[at] for before in kernel.after) else "beside"
+        for at, kernel in enumerate(kernels)
+    ]
 
 
 def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
@@ -165,8 +183,8 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
             size = len(kernels)
             first = tables.segment(phase_index, segment_index, phase.name, segment)
             lane = [k.stream for k in kernels]
-            beside = len(set(lane)) > 1
-            classes.append(np.tile([tables.kernel(k, beside=beside) for k in kernels], repeat))
+            places = _places(kernels)
+            classes.append(np.tile([tables.kernel(k, p) for k, p in zip(kernels, places, strict=True)], repeat))
             streams.append(np.tile(lane, repeat))
             segments.append(np.repeat(np.arange(first, first + repeat), size))
             in_segment: dict[tuple[int, ...], list[int]] = {}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import workloads
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import machine_of
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import Model, video_run
 from workloads.diffusion import DitSpec
@@ -24,6 +25,7 @@ def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = Non
         layers=scenario.layers,
         lm_head=scenario.lm_head,
         dtype=workloads.DType(scenario.dtype),
+        precision=precision_of(scenario, model),
         stack=scenario.stack,
         routing=routing_of(scenario),
         tokens_per_ep_rank=scenario.tokens_per_ep_rank,

@@ -23,6 +23,7 @@ COMMANDS = {
     "tornado": "Which inputs of a sweep matter most.",
     "inspect": "A real or simulated trace: classes, communication, idle time, critical path, lint.",
     "replay": "Run a real trace again, as it was or under other assumptions.",
+    "compare": "A real trace beside the prediction, kernel by kernel; both timelines in one file.",
     "fit": "A closed form of latency and energy over layouts, fitted on a few samples and judged on others.",
     "kernel": "One kernel at any clock: tiles, waves, utilisation, latency, power, energy.",
     "calibrate": "Measure this machine's GPUs, or take records, and fit a profile.",

@@ -33,8 +33,21 @@ from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
 @click.option(
     "--budget-s", type=click.FloatRange(min=1), default=math.inf, help="stop measuring before this many seconds"
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["torch", "vllm"]),
+    default="torch",
+    show_default=True,
+    help="vllm: measure the kernels of the vLLM that is installed here",
+)
 def command(
-    sources: tuple[Path, ...], gpu: str | None, records: Path, out: Path | None, world: int | None, budget_s: float
+    sources: tuple[Path, ...],
+    gpu: str | None,
+    records: Path,
+    out: Path | None,
+    world: int | None,
+    budget_s: float,
+    engine: str,
 ) -> None:
     """Measure this machine's GPUs with microbenchmarks (five minutes for one GPU) and fit a profile.
 
@@ -54,6 +67,12 @@ def command(
     from sim.validation.validate_report import print_groups
 
     given = load_gpu(gpu) if gpu is not None else None
+    if engine == "vllm" and not sources:
+        from sim.validation.calibrate import measure_vllm_here
+
+        measured, path = measure_vllm_here(given, records, world=world, budget_s=budget_s)
+        click.echo(f"records: {path}  (kernels of vLLM on {measured.id})")
+        return
     if sources and given is None:
         raise click.UsageError("--gpu is missing: say which GPU the records of --from are of")
     spec = given

@@ -13,7 +13,7 @@ from sim.cli.paths import INPUT, PathCommand
 @click.command("inspect", cls=PathCommand)
 @click.argument("trace", nargs=-1, required=True, type=INPUT)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
-@click.option("--lint", is_flag=True, help="what Perfetto, HTA or TensorBoard would drop or misread, counted")
+@click.option("--lint", is_flag=True, help="advice; what Perfetto, HTA or TensorBoard would drop, counted")
 @click.option("--diff", type=INPUT, help="the same figures of another trace beside these")
 @click.option("--open", "show", is_flag=True, help="serve the trace to the Perfetto UI on this machine")
 @click.option("--rank", "ranks", type=int, multiple=True, help="only this rank (repeatable)")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.options import TypeName
+
 if TYPE_CHECKING:
     from workloads.work import Work
 
@@ -41,14 +43,20 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--m", type=click.IntRange(1), required=True)
 @click.option("--n", type=click.IntRange(1), required=True)
 @click.option("--k", type=click.IntRange(1), required=True)
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8_e4m3", "fp32"]), default="bf16", show_default=True)
+@click.option("--dtype", type=TypeName(["bf16", "fp16", "fp8_e4m3", "int8", "fp32"]), default="bf16", show_default=True)
+@click.option(
+    "--weight-dtype", help="how weights are stored: int4_g128, fp8_e4m3_block128, nvfp4, ... [default: dtype]"
+)
 @_common
-def gemm(m: int, n: int, k: int, dtype: str, **common: Any) -> None:
-    """A matrix product, (m x k) by (k x n)."""
+def gemm(m: int, n: int, k: int, dtype: str, weight_dtype: str | None, **common: Any) -> None:
+    """A matrix product, (m x k) by (k x n), weights stored n x k."""
+    from workloads.precision import resolve
+    from workloads.storage import storage
     from workloads.work import DType, GemmWork
 
     out_dtype = DType.FP32 if dtype == "fp32" else DType.BF16
-    _show(GemmWork(m=m, n=n, k=k, dtype=DType(dtype), out_dtype=out_dtype), **common)
+    kept = resolve(dtype=DType(dtype), weights=None if weight_dtype is None else storage(weight_dtype)).product
+    _show(GemmWork(m=m, n=n, k=k, dtype=kept.multiplies, out_dtype=out_dtype, weights=kept.stored), **common)
 
 
 @command.command("grouped")
@@ -70,7 +78,8 @@ def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str,
     law = workloads.Routing(popularity=workloads.parse_popularity(routing))
     choice = Choice(experts=experts, top_k=top_k)
     (load,) = workloads.expert_loads(tokens=tokens, choice=choice, routing=law, ranks=1)
-    work = GroupedGemmWork(experts=experts, n=n, k=k, **asdict(load))
+    sizes = {name: value for name, value in asdict(load).items() if name != "small_tiles"}
+    work = GroupedGemmWork(experts=experts, n=n, k=k, **sizes)
     _show(work, **common)
 
 

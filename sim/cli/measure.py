@@ -22,12 +22,24 @@ from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
     help="records, appended to; a scenario that they hold already is not run again",
 )
 @click.option("--traces", type=FOLDER, help="folder for a profiler trace of each GPU's settled step")
+@click.option(
+    "--engine",
+    type=click.Choice(["torch", "vllm"]),
+    default="torch",
+    show_default=True,
+    help="vllm: a real server with random weights; FILE may also be requests (.csv, .jsonl), as of serve --trace",
+)
 @click.option("--no-predict", is_flag=True, help="measure only")
-def command(file: Path | None, out: Path, traces: Path | None, no_predict: bool, **fields: Any) -> None:
+def command(file: Path | None, out: Path, traces: Path | None, engine: str, no_predict: bool, **fields: Any) -> None:
     """Run one scenario on this machine's GPUs with random weights, and compare with the prediction.
 
     Takes the scenario as simulate does. Clocks and limits of the card stay as they are.
     """
+    if engine == "vllm":
+        from sim.cli.measure_engine import measure
+
+        measure(file, out, traces, predict=not no_predict, fields=fields)
+        return
     from hardware.calibrate.suite.run import run_rows
     from sim.cli.console import wide_console
     from sim.validation.measure import planned_row

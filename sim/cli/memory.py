@@ -56,6 +56,7 @@ def _print(scenario: Scenario, model: str, use: MemoryUse, smallest: str | None)
 
     from sim.cli.console import wide_console
     from sim.output.console import visible
+    from sim.scenario.precision import precision_of
 
     need = use.need
     rows = {
@@ -65,8 +66,10 @@ def _print(scenario: Scenario, model: str, use: MemoryUse, smallest: str | None)
         "gradients and optimiser": need.gradient_bytes,
         "left": use.room_bytes,
     }
-    title = f"{model} {scenario.phase}, batch {scenario.batch}, {scenario.seq_len} tokens, {scenario.dtype}, "
-    title += f"{scenario.world} x {Path(scenario.gpu).name}: memory of the fullest GPU"
+    title = f"{model} {scenario.phase}, batch {scenario.batch}, {scenario.seq_len} tokens, "
+    title += (
+        f"{precision_of(scenario).words()}, {scenario.world} x {Path(scenario.gpu).name}: memory of the fullest GPU"
+    )
     table = Table()
     table.add_column("what")
     table.add_column("GB", justify="right")

@@ -15,11 +15,15 @@ COLUMNS = ("model", "parameters", "active", "layers", "width", "heads", "KV head
 
 @click.command("models")
 @click.argument("name", required=False, metavar="[MODEL]")
+@click.option("--all", "every", is_flag=True, help="every type of configuration that is read, and how well checked")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
-def command(name: str | None, as_json: bool) -> None:
+def command(name: str | None, every: bool, as_json: bool) -> None:
     """List the model catalog; or say what is read of one MODEL: an id, a .toml file, or a config.json or its folder."""
     from sim.cli.console import wide_console
 
+    if every:
+        _every(as_json, wide_console())
+        return
     if name is not None:
         _one(name, as_json)
         return
@@ -28,6 +32,29 @@ def command(name: str | None, as_json: bool) -> None:
         click.echo(json.dumps({"models": rows, "diffusion": diffusion}, allow_nan=False))
         return
     _print(rows, diffusion, wide_console())
+
+
+def _every(as_json: bool, console: Console) -> None:
+    """Every ``model_type`` that is read, whether it runs, and how well it was checked."""
+    from workloads.catalog import aliases
+    from workloads.huggingface import how_checked, supported_types
+
+    rows = [
+        {"model_type": kind, "runs": not how_checked(kind)[1], "checked": how_checked(kind)[0],
+         "refused": how_checked(kind)[1] or None}
+        for kind in supported_types()
+    ]  # fmt: skip
+    if as_json:
+        click.echo(json.dumps({"families": rows, "aliases": dict(aliases())}, allow_nan=False))
+        return
+    from rich.table import Table
+
+    table = Table(title="Configurations by model_type", title_justify="left")
+    for name in ("model_type", "runs", "how well checked"):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(str(row["model_type"]), "yes" if row["runs"] else "no", str(row["refused"] or row["checked"]))
+    console.print(table)
 
 
 def _one(name: str, as_json: bool) -> None:

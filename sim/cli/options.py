@@ -12,6 +12,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from sim.scenario.spec import Scenario, Table
+from workloads.storage import ALIASES
 
 Decorated = Callable[..., Any]
 
@@ -67,9 +68,20 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
     if name in ("sm_partitions", "sm_partition", "modes", "dtypes"):  # lists with commas, read by the field
         return click.option(flag, name, default=None, help=text)
+    if name in ("dtype", "kv_dtype"):
+        return click.option(flag, name, default=None, type=TypeName(choices), help=text)
     if name == "tokens_per_ep_rank":
         return click.option(flag, name, default=None, help="comma-separated", callback=_integers)
     return click.option(flag, name, default=None, type=click.Choice(choices) if choices else kind, help=text)
+
+
+class TypeName(click.Choice[str]):
+    """One of some types, by its canonical name or one that people use for it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The canonical name."""
+        name = ALIASES.get(str(value).strip().lower(), value)
+        return super().convert(name if name in self.choices else value, param, ctx)
 
 
 def _kind(annotation: Any) -> tuple[Any, list[str]]:

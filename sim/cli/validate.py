@@ -46,7 +46,14 @@ def command(
     from sim.validation.ordering import orderings
     from sim.validation.records import read_records
     from sim.validation.validate import error_table, validate
-    from sim.validation.validate_report import print_groups, print_orderings, print_worst, write_csv, write_plot
+    from sim.validation.validate_report import (
+        print_groups,
+        print_orderings,
+        print_served,
+        print_worst,
+        write_csv,
+        write_plot,
+    )
 
     total = sum(1 for path in files for _ in read_records(path))
     ticks = iter(
@@ -74,6 +81,7 @@ def command(
     console = wide_console()
     print_groups(groups, console)
     print_orderings(orderings(rows), console)
+    print_served(rows, console)
     print_worst(rows, worst, console)
 
 

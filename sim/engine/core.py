@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from sim.engine.deadlock import deadlock_message
-from sim.engine.fluid import FluidModel
+from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.resources.bandwidth import Carried
@@ -52,6 +53,7 @@ class Core:
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._moves = [(c.terms.hbm_bytes > 0.0, c.terms.link_bytes > 0.0) for c in graph.classes]
         self._grids = [models[0].grid(class_id) for class_id in range(len(graph.classes))]
+        self._alike = False
         self._settled_ps = -1
         self._settles = 0
 
@@ -63,6 +65,7 @@ class Core:
             gpu.begin = self.begin
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
             self.touch(gpu.index)
+        self._alike = self._all_alike()
 
     def submit(self, op: int, now_ps: int) -> None:
         """The kernel is at the head of its queue and its predecessors are done: it asks for SMs or a copy engine."""
@@ -85,7 +88,7 @@ class Core:
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
         gpu, flow = entry.gpu, entry.flow
-        now_ps = entry.env.now
+        now_ps = entry.env._now
         if gpu.integrated_ps != now_ps:
             self._integrate(gpu, now_ps)
         entry.start_ps = now_ps
@@ -112,6 +115,7 @@ class Core:
         if gpu.limit_w != limit_w or gpu.clock_cap_hz != clock_cap_hz:
             gpu.limit_w = limit_w
             gpu.clock_cap_hz = clock_cap_hz
+            self._alike = self._all_alike()
             self.touch(gpu_index)
 
     def due(self, flows: list[Flow], now_ps: int) -> None:
@@ -144,7 +148,8 @@ class Core:
                 if pool.put_queue:
                     pool.arm_tails(now_ps)
         if not self.inflight and not self.scheduled and self.left:
-            raise DeadlockError(deadlock_message(self.graph, self._flows, self.gpus, self.left))
+            arrived = {number: [e.gpu.index for e in f.entries] for number, f in self._flows.items() if f.missing}
+            raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
 
     def finish(self, now_ps: int) -> Recorder:
         """Integrate up to the last completion and hand over the records."""
@@ -162,42 +167,36 @@ class Core:
     # -- parts --------------------------------------------------------------------------------------------
 
     def _solve(self, group: list[int], now_ps: int) -> None:
-        gpus = self.gpus
+        gpus, recorder = self.gpus, self.recorder
         solved: list[tuple[Gpu, GpuState]] = []
-        tied: set[Flow] = set()
+        last_key: Running | None = None
+        alike = self._alike
         for index in group:
             gpu = gpus[index]
+            if gpu.integrated_ps != now_ps:
+                self._integrate(gpu, now_ps)
             running = gpu.running
             if len(running) > 1:
                 running.sort(key=_canonical)
             key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
-            state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
+            if key != last_key or not self._alike:
+                alike = alike and last_key is None
+                state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
+                last_key = key
             solved.append((gpu, state))
-            for entry in running:
-                flow = entry.flow
-                if flow.collective >= 0 and not flow.missing:
-                    tied.add(flow)
-        paces = common_paces(solved, tied) if tied and len(solved) > 1 else {}
-        driver = self.driver
-        assert driver is not None
+        paces = {} if len(solved) == 1 else _paces(solved, alike)
         arms: dict[int, list[Flow]] = {}
         for gpu, state in solved:
             if gpu.state is not state:
-                if gpu.integrated_ps != now_ps:
-                    self._integrate(gpu, now_ps)
                 gpu.state = state
-                recorder = self.recorder
                 recorder.step_gpu.append(gpu.index)
                 recorder.step_time_ps.append(now_ps)
                 recorder.step_state.append(state.index)
-            for entry, power_w, rate in zip(gpu.running, state.kernel_power_w, state.rates, strict=True):
-                entry.power_w = power_w
+            for entry, rate in zip(gpu.running, state.rates, strict=True):
                 flow = entry.flow
                 if paces and flow in paces:
                     rate = paces[flow]
-                if flow.missing:
-                    continue
-                if flow.rate != rate or flow.due_ps < 0:
+                if (flow.rate != rate or flow.due_ps < 0) and not flow.missing:
                     if flow.rate:
                         flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
                     else:
@@ -211,20 +210,28 @@ class Core:
                             arms[due].append(flow)
                         else:
                             arms[due] = [flow]
+        driver = self.driver
+        assert driver is not None
         for due, flows in arms.items():
             driver.arm(flows, due)
 
+    def _all_alike(self) -> bool:
+        """Whether equal kernels run alike on all GPUs: one model and one power target."""
+        return len({(id(gpu.model), gpu.limit_w, gpu.clock_cap_hz) for gpu in self.gpus}) == 1
+
     def _integrate(self, gpu: Gpu, now_ps: int) -> None:
+        """Joules up to now: every change of what runs comes with a solve at its instant, in the order of its state."""
         elapsed = now_ps - gpu.integrated_ps
         if elapsed:
             seconds = elapsed * 1e-12
-            assert gpu.state is not None
-            for entry in gpu.running:
-                entry.energy_j += entry.power_w * seconds
-            if not gpu.running:
-                self.recorder.idle_energy_j[gpu.index] += gpu.state.power_w * seconds
-            gpu.energy_j += gpu.state.power_w * seconds
+            state, running = gpu.state, gpu.running
+            assert state is not None
             gpu.integrated_ps = now_ps
+            gpu.energy_j += state.power_w * seconds
+            for entry, power_w in zip(running, state.kernel_power_w, strict=True):
+                entry.energy_j += power_w * seconds
+            if not running:
+                self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
 
     def _complete(self, flow: Flow, now_ps: int) -> None:
         self.inflight -= 1
@@ -262,5 +269,21 @@ class Core:
         flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
 
-def _canonical(entry: Entry) -> tuple[int, float, int]:
-    return (entry.class_id, entry.sms, entry.op)
+def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]:
+    """Paces of collectives that are not each member's own; ``alike``: all GPUs run the same classes at the same rates.
+
+    Then the one collective of each is at one pace; two may lie across each other.
+    """
+    if alike and sum([e.flow.collective >= 0 and not e.flow.missing for e in solved[0][0].running]) < 2:
+        return {}
+    met: dict[Flow, float] = {}
+    even = True
+    for gpu, state in solved:
+        for entry, rate in zip(gpu.running, state.rates, strict=True):
+            flow = entry.flow
+            if flow.collective >= 0 and not flow.missing and met.setdefault(flow, rate) != rate:
+                even = False
+    return {} if even else common_paces(solved, set(met))
+
+
+_canonical = attrgetter("class_id", "sms", "op")  # the order in which what runs is solved

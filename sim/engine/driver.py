@@ -31,6 +31,14 @@ class Due(Moment):
         super().__init__(env, [callback], NORMAL, delay)
 
 
+class Lead(Moment):
+    """The time that a kernel gives others before it asks."""
+
+    def __init__(self, env: WholeTime, op: int, delay: int, callback: Callable[[Any], None]) -> None:
+        self.op = op
+        super().__init__(env, [callback], NORMAL, delay)
+
+
 class Tick(Moment):
     """A governor's pause: wakes after requests and releases of its instant, before what is decided on them."""
 
@@ -61,9 +69,10 @@ class Engine:
             gpu.copy_engine = CopyEngine(self.env, rounds=self.rounds, place=place)
             gpu.hbm = Hbm(self.env, gpu.model.rules.hbm, paced=True)
             gpu.port = LinkPort(self.env, gpu.model.rules.link, paced=True)
+        self._queue_of, self._successors = core.graph.op_queue, core.graph.successors
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
-        self._ready: dict[int, Event] = {}  # kernels whose turn has come before their predecessors have ended
+        self._ready: set[int] = set()  # kernels whose turn has come before their predecessors have ended
         self._governor = governor
         self._settle_pending = False
         self._last_ps = 0
@@ -76,18 +85,15 @@ class Engine:
     def run(self) -> Recorder:
         """Run to the last completion; errors of the core come through as they are."""
         env, core = self.env, self.core
-        for stream, kernels in zip(self.streams, core.graph.queue_ops, strict=True):
-            if core.graph.issue_ps is None:
-                stream.launch(kernels)  # all at once, as a graph does
-            else:
-                env.process(self._host(stream, kernels, core.graph.issue_ps))
-            env.process(self._serve(stream, len(kernels)))
-        if self._governor is not None:
-            env.process(self._governor.process(self))
         for gpu in core.gpus:
             for pool in gpu.pools:
                 pool.on_change = partial(core.touch, gpu.index)
         core.start(self)
+        for stream, kernels in zip(self.streams, core.graph.queue_ops, strict=True):
+            self._launch(stream, kernels)
+            stream.turns(self._turn)
+        if self._governor is not None:
+            env.process(self._governor.process(self))
         collecting = gc.isenabled()
         gc.disable()  # nothing the loop makes is cyclic; collecting would cost 7 %
         try:
@@ -105,6 +111,14 @@ class Engine:
 
     # -- processes ----------------------------------------------------------------------------------------
 
+    def _launch(self, stream: Stream, kernels: Sequence[int]) -> None:
+        """Have the host launch a stream's kernels: all at once, as a graph does, or one by one."""
+        issue_ps = self.core.graph.issue_ps
+        if issue_ps is None:
+            stream.launch(kernels)
+        else:
+            self.env.process(self._host(stream, kernels, issue_ps))
+
     def _host(self, stream: Stream, kernels: Sequence[int], issue: Sequence[int]) -> Generator[Event, Any, None]:
         """Launch a stream's kernels when the host comes to each."""
         env, core = self.env, self.core
@@ -115,40 +129,38 @@ class Engine:
                 core.scheduled -= 1
             yield stream.launch(list(together))
 
-    def _serve(self, stream: Stream, kernels: int) -> Generator[Event, Any, None]:
-        """The front end of a stream: each kernel waits for its turn, its predecessors and its lead, then asks."""
-        env, core, blocked = self.env, self.core, self.blocked
-        op_class, lead_ps, submit, turn = core.graph.op_class, core.lead_ps, core.submit, stream.turn
-        for _ in range(kernels):
-            op = yield turn()
-            if blocked and blocked.get(op):
-                ready = self._ready[op] = Event(env)
-                yield ready
-            lead = lead_ps[op_class[op]]
-            if lead:
-                core.scheduled += 1
-                yield Timeout(env, lead)
-                core.scheduled -= 1
-            submit(op, env.now)
+    def _turn(self, op: int) -> None:
+        """A kernel's turn has come: it waits for its predecessors and its lead, then asks for what it runs on."""
+        if self.blocked and self.blocked.get(op):
+            self._ready.add(op)
+            return
+        core = self.core
+        lead = core.lead_ps[core.graph.op_class[op]]
+        if lead:
+            core.scheduled += 1
+            Lead(self.env, op, lead, self._on_lead)
+        else:
+            core.submit(op, self.env._now)
 
     # -- what the core asks for ---------------------------------------------------------------------------
 
     def arm(self, flows: list[Flow], due_ps: int) -> None:
         """Have ``core.due(flows)`` called at ``due_ps``."""
-        Due(self.env, flows, due_ps - self.env.now, self._on_due)
+        Due(self.env, flows, due_ps - self.env._now, self._on_due)
 
     def finished(self, op: int) -> None:
         """Let the stream of ``op`` go on, and whoever waits for it."""
-        graph = self.core.graph
-        self._last_ps = self.env.now
-        self.streams[graph.op_queue[op]].end()
-        for successor in graph.successors.get(op, ()):
-            left = self.blocked[successor] - 1
-            self.blocked[successor] = left
-            if not left:
-                ready = self._ready.pop(successor, None)
-                if ready is not None:
-                    ready.succeed()
+        self._last_ps = self.env._now
+        self.streams[self._queue_of[op]].end()
+        successors = self._successors.get(op)
+        if successors:
+            blocked, ready = self.blocked, self._ready
+            for successor in successors:
+                left = blocked[successor] - 1
+                blocked[successor] = left
+                if not left and successor in ready:
+                    ready.remove(successor)
+                    self._turn(successor)
 
     def want_settle(self) -> None:
         """Settle once, after everything else of this instant."""
@@ -157,8 +169,12 @@ class Engine:
             Moment(self.env, [self._on_settle], SETTLE)
 
     def _on_due(self, event: Due) -> None:
-        self.core.due(event.flows, self.env.now)
+        self.core.due(event.flows, self.env._now)
+
+    def _on_lead(self, event: Lead) -> None:
+        self.core.scheduled -= 1
+        self.core.submit(event.op, self.env._now)
 
     def _on_settle(self, _: Event) -> None:
         self._settle_pending = False
-        self.core.settle(self.env.now)
+        self.core.settle(self.env._now)

@@ -11,9 +11,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from hardware.laws.terms import KernelTerms, pace, part, wanted_sms
+from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
+from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass
-from sim.engine.resources.sm_pool import Grid
+from sim.engine.resources.grid import Grid
 from sim.engine.running import GpuModel, GpuState, Member, Rules, RunningSet, rules_of
 
 # How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
@@ -50,6 +51,7 @@ class FluidModel:
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
     _grids: dict[int, Grid] = field(default_factory=dict)
+    _thin: dict[tuple[int, float, int], float] = field(default_factory=dict)
     rules: Rules = field(init=False)
     _known: dict[tuple[object, ...], GpuState] = field(init=False)
 
@@ -66,16 +68,28 @@ class FluidModel:
         found = self._grids.get(class_id)
         if found is None:
             cls = self.classes[class_id]
-            terms = cls.terms
+            terms, facts = cls.terms, scheduling()
             found = self._grids[class_id] = Grid(
                 sms=wanted_sms(terms, float(self.gpu.sms)),
                 tiles=terms.blocks,
                 sms_per_block=terms.sms_per_block,
                 cluster=terms.cluster,
-                own_tiles=terms.quantised and not cls.collective,
+                whole=terms.quantised and not cls.collective,
+                own_tiles=facts.own_tiles if terms.quantised and not cls.collective else 0,
                 short=terms.shrink == "fluid",
                 collective=cls.collective,
+                cluster_sms=facts.cluster_sms,
             )
+        return found
+
+    def thin(self, class_id: int, clock_hz: float, rounds: int) -> float:
+        """What the arithmetic of one of a kernel's ``rounds`` takes of it, at a clock."""
+        found = self._thin.get((class_id, clock_hz, rounds))
+        if found is None:
+            terms = self.classes[class_id].terms
+            whole_s = time_s(terms, sms=self.grid(class_id).sms, sm_clock_hz=clock_hz) - terms.floor_s
+            found = min(1.0, terms.cycles_per_block / clock_hz / (whole_s / rounds))
+            self._thin[class_id, clock_hz, rounds] = found
         return found
 
     def solve(
@@ -89,7 +103,7 @@ class FluidModel:
         state = self._memo.get(key)
         if state is None:
             known = self._known
-            everywhere = (tuple([(self._cost(c), *rest) for c, *rest in running]), *key[1:])
+            everywhere = (tuple([(self.cost(c), *rest) for c, *rest in running]), *key[1:])
             state = known.get(everywhere)
             if state is None:
                 if len(known) > MAX_STATES:
@@ -99,7 +113,7 @@ class FluidModel:
             self.states.append(state)
         return state
 
-    def _cost(self, class_id: int) -> int:
+    def cost(self, class_id: int) -> int:
         """A number that classes of equal terms and gap share in all models of this process."""
         cost = self._costs.get(class_id)
         if cost is None:
@@ -154,13 +168,13 @@ class FluidModel:
     def _set_of(self, running: Running, caps: tuple[float, ...] | None) -> RunningSet:
         found = self._sets.get((running, caps))
         if found is None:
-            members = [self._member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
+            members = [self.member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
             found = self._sets[running, caps] = RunningSet(
                 self.gpu, members, [fill for *_, fill in running], caps, self.rules
             )
         return found
 
-    def _member(self, class_id: int, hold: float, waiting: bool) -> Member:
+    def member(self, class_id: int, hold: float, waiting: bool) -> Member:
         """A kernel, or those of its blocks that hold ``hold`` SMs.
 
         A whole kernel is priced on the SMs of its law. Tiles of a quantised kernel belong to their block, so that

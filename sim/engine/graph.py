@@ -17,7 +17,8 @@ class KernelClass:
     """One kind of kernel: its cost terms and how it queues.
 
     ``gap_s`` is the pause between the end of its predecessor on the stream and its own start; the engine
-    bills it at idle power and the recorder leaves it blank. ``lead_s`` passes before the kernel even asks for
+    bills it at idle power and the recorder leaves it blank; ``joining_gap_s`` is that after a kernel of another stream,
+    where it is longer. ``lead_s`` passes before the kernel even asks for
     SMs, so that others may take them first. ``clearing_s`` of a kernel's own time (its floor) passes before its blocks
     start: where other streams run, they may take the SMs first. ``describe`` is shown in traces.
     """
@@ -26,8 +27,10 @@ class KernelClass:
     family: str
     terms: KernelTerms
     gap_s: float = 0.0
+    joining_gap_s: float = 0.0
     lead_s: float = 0.0
     clearing_s: float = 0.0
+    beside: KernelTerms | None = None
     priority: int = 0
     collective: bool = False
     describe: Mapping[str, object] = field(default_factory=dict, compare=False)

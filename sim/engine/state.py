@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hardware.laws.terms import time_s
 from sim.engine.fluid import FluidModel
 from sim.engine.resources.arbitration import Arbitrated
 from sim.engine.resources.bandwidth import Carried
 from sim.engine.resources.copy_engine import CopyEngine
+from sim.engine.resources.grid import Grid
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
-from sim.engine.resources.sm_pool import Blocks, Grid, SmPool
+from sim.engine.resources.sm_pool import Blocks, SmPool
 from sim.engine.running import GpuState, Target, bounds
 from sim.engine.time import WholeTime
 
@@ -49,8 +49,8 @@ class Entry(Blocks):
     """One rank's part of a flow: its request for SMs (or a copy engine), and the joules it has burnt."""
 
     env: WholeTime
+    proc = None
     energy_j = 0.0
-    power_w = 0.0
     start_ps = 0
     transfers: tuple[Carried, ...] = ()
 
@@ -65,18 +65,24 @@ class Entry(Blocks):
         wanted: float,
         pool: Arbitrated,
     ) -> None:
+        # What Blocks and Ask do, in one go.
+        self.env = pool._env  # type: ignore[assignment]  # the engine's
+        self.callbacks = [gpu.begin]
+        self.resource = pool
+        self.grid = grid
+        self.key = key
+        self.wanted = wanted
         self.op = op
         self.class_id = class_id
         self.gpu = gpu
         self.flow = self.progress = flow
-        super().__init__(pool, grid, key, wanted)
-        self.callbacks.append(gpu.begin)
+        pool.put_queue.append(self)
+        if not pool.asked:
+            pool._trigger_put(None)
 
     def thin(self, rounds: int) -> float:
         """What the arithmetic of a round takes of it."""
-        terms, clock_hz = self.gpu.model.classes[self.class_id].terms, self.gpu.clock_cap_hz
-        round_s = (time_s(terms, sms=self.grid.sms, sm_clock_hz=clock_hz) - terms.floor_s) / rounds
-        return min(1.0, terms.cycles_per_block / clock_hz / round_s)
+        return self.gpu.model.thin(self.class_id, self.gpu.clock_cap_hz, rounds)
 
     def late(self, wanted: float) -> Entry:
         """The blocks of the same kernel that start when more SMs are free, with tiles of their own."""

@@ -16,6 +16,7 @@ from workloads.work import (
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
+    RoutedGemmWork,
     Work,
 )
 
@@ -133,6 +134,9 @@ def _beyond(power_w: float, target: Machine) -> Literal["", "the limit", "the ca
 
 def unmeasured(target: Machine, work: Work) -> list[str]:
     """What of ``work`` no measured row of the card's profile holds."""
+    weights = getattr(work, "weights", None)
+    if weights is not None:
+        return [f"no kernel with weights in {weights} was measured"]
     dtype = getattr(work, "dtype", DType.BF16).value
     measured = list(target.profile.gemm) if isinstance(work, GemmWork) else [DType.BF16.value]
     return [] if dtype in measured else [f"no kernel of its kind was measured in {dtype}"]
@@ -143,7 +147,7 @@ def _tensor_flops(work: Work) -> tuple[float, str]:
     match work:
         case GemmWork():
             return 2.0 * work.m * work.n * work.k * work.count, work.dtype.value
-        case GroupedGemmWork():
+        case GroupedGemmWork() | RoutedGemmWork():
             return 2.0 * work.rows * work.n * work.k, work.dtype.value
         case AttentionWork():
             pairs = work.q_len * work.kv_len - (work.q_len * (work.q_len - 1) / 2 if work.causal else 0.0)

@@ -18,6 +18,7 @@ from sim.pages.page import Grid, Page, Section, html
 from sim.pages.sums import mean_rates
 from sim.result.report import duration
 from sim.result.trace import release
+from sim.scenario.precision import precision_of
 from sim.serving.report import LATENCIES, PART_WORDS
 from sim.serving.result import ServeResult
 
@@ -89,7 +90,7 @@ def _lead(run: ServeResult) -> str:
         if spec.concurrency is not None
         else f"{spec.arrivals} arrivals, {spec.rate_per_s:g} a second"
     )
-    return f"{roles}, {spec.dtype}, {spec.router.replace('_', ' ')} routing; {traffic}"
+    return f"{roles}, {precision_of(spec.group()).words()}, {spec.router.replace('_', ' ')} routing; {traffic}"
 
 
 def _tiles(run: ServeResult) -> list[tuple[str, str, str]]:

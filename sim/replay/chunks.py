@@ -229,7 +229,8 @@ def split_jobs(jobs: Jobs, parts: Split, whole: NDArray[np.bool_]) -> Jobs:
             work = part_of(works[number], parts.chunks)
             small[number] = place.setdefault(work, len(place))
     job[parts.cut & ~whole] = [small[number] for number in job[parts.cut & ~whole].tolist()]
-    return replace(jobs, works=tuple(place), job=job)
+    as_copy, as_product = (np.where(parts.cut, NONE, one[parts.origin]) for one in (jobs.as_copy, jobs.as_product))
+    return replace(jobs, works=tuple(place), job=job, as_copy=as_copy, as_product=as_product)
 
 
 def part_of(work: Work, chunks: int) -> Work:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sim.errors import SimError
+from sim.replay.advice import with_savings
+from traces.advice import Advice, advise
 from traces.capture import Capture, Category, Finding
 from traces.classify import Classes, classify, load_rules
 from traces.critical import CriticalPath, critical_path
 from traces.lint_capture import lint_capture, lint_name
 from traces.lint_file import lint_file
 from traces.read.load import Window, read_trace
-from traces.read.nsight import is_sqlite
+from traces.read.tools import is_chrome
 from traces.summary import Summary, summarise
 
 
@@ -30,12 +32,13 @@ class Inspection:
     summary: Summary
     path: CriticalPath
     findings: Sequence[Finding]
+    advice: Sequence[Advice] = ()
 
 
 def inspect_trace(
     paths: Sequence[Path], *, window: Window | None = None, rules: Path | None = None, lint: bool = False, top: int = 10
 ) -> Inspection:
-    """Read ``paths`` as one capture and sum it up; ``lint`` adds what other tools would lose of each file."""
+    """Read ``paths`` as one capture and sum it up; ``lint`` adds advice, and what others lose of each file."""
     own = load_rules(rules) if rules is not None else ()
     whole = read_trace(list(paths), window)
     classes = classify(whole, own)
@@ -43,14 +46,16 @@ def inspect_trace(
     if lint:
         findings += lint_capture(whole, classes)
         for source in map(Path, whole.sources):
-            if not is_sqlite(source):
+            if is_chrome(source):
                 findings += lint_file(source) + lint_name(source)
+    summary = summarise(whole, classes, top=top)
     return Inspection(
         capture=whole,
         classes=classes,
-        summary=summarise(whole, classes, top=top),
+        summary=summary,
         path=critical_path(whole, classes),
         findings=findings,
+        advice=with_savings(whole, classes, advise(whole, classes, summary)) if lint else (),
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from sim.replay.inspect import Inspection
+from traces.advice import shown
 from traces.summary import RankTimes, Summary
 
 CLASSES_SHOWN, REGIONS_SHOWN, NAME_SHOWN = 12, 5, 70
@@ -58,6 +60,7 @@ def as_document(result: Inspection) -> dict[str, Any]:
         "lint": [
             {"rule": row.rule, "count": row.count, "first": row.first, "remedy": row.remedy} for row in result.findings
         ],
+        "advice": [asdict(row) for row in result.advice],
     }  # fmt: skip
 
 
@@ -83,6 +86,8 @@ def print_inspection(result: Inspection, console: Console) -> None:
     console.print(_top_table(summary))
     _print_path(result, console)
     _print_regions(summary, console)
+    for line in shown(result.advice):
+        console.print(line, markup=False, highlight=False)
     for row in result.findings:
         console.print(f"{row.rule}: {row.count:,} (first: {row.first}): {row.remedy}", markup=False, highlight=False)
 

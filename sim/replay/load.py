@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from hardware.laws.price import GEMM_CLUSTER
-from sim.build.cost import CLEARING_S, SIDE_STREAM_LEAD_S
-from sim.engine.grants import OWN_TILES
+from hardware.scheduling import Scheduling, scheduling
 from sim.replay.own import is_ours
 from sim.replay.price import Jobs
 from sim.replay.run import HostWait, Load, replay
@@ -30,12 +28,9 @@ AFTER_LAUNCH_NS, AFTER_CALL_NS, AFTER_GRAPH_NS, WAKE_UP_NS = 1_500, 10_000, 49_0
 # Between kernels that queue: 0.8 to 1.5 us on V100, A100 and H100. Used where no blocking call tells.
 FEWEST_PAUSES = 8
 USUAL_PAUSE_NS, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 300, 4_000, 10
-# A collective asks for SMs later than the kernels that the same event released: by 1.5 us where SMs are free, but it
-# loses them to a GEMM that comes 3.1 us later behind a memset (kineto_llama3-70b_sp_chunks4_w2_rank0, 16 cases).
-COLLECTIVE_LEAD_NS = 3_500
-# In graphs a product behind a memset starts 2.1 to 3.0 us after it (medians of six under records/), pauses are 0.9 us.
-CLEARED_LEAD_NS = 1_500
-# Tiles a block of a product without a counter in front, where shapes are unknown: between 1 and OWN_TILES.
+# Between kernels of the graphs in which a product's pause behind a memset was measured (records/*/traces).
+GRAPH_PAUSE_NS = 900
+# Tiles a block of a product without a counter in front, where shapes are unknown: between 1 and a block's own.
 USUAL_TILES = 1.5
 # Only a call that blocked for so long surely found its work running.
 SURELY_BLOCKED_NS = 200_000
@@ -47,7 +42,7 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
 
     ``clusters``: collectives start in clusters on that GPU.
     """
-    work, calls = capture.work, capture.calls
+    work, calls, facts = capture.work, capture.calls, scheduling()
     talks = classes.is_class(COMMUNICATION)
     issue_ns = np.zeros(len(work), dtype=np.int64)
     for rank in capture.ranks:  # what was launched before the trace is ready when its record of the host begins
@@ -64,15 +59,17 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     blocks, tiles = rounds_of(capture, classes, sms)
     persistent, cluster = products_of(capture)
     fetches = persistent & _behind_memset(capture, dag)
-    cleared_ns = np.where(fetches, CLEARED_LEAD_NS, 0)
+    # In graphs; where kernels are launched one by one, they pause for about as long behind a memset as otherwise.
+    cleared_ns = np.where(fetches, cleared_lead_ns(facts), 0)
     clearing_ns = np.zeros(len(work), dtype=np.int64)
     if clusters and is_ours(capture):  # ours name no kernels of cuBLAS
         persistent = classes.is_class("gemm")
-        cluster = np.where(persistent, GEMM_CLUSTER, cluster)
-        fetches = persistent & (tiles > OWN_TILES * blocks)
+        cluster = np.where(persistent, facts.gemm_cluster, cluster)
+        fetches = persistent & (tiles > facts.own_tiles * blocks)
         cleared_ns = np.zeros(len(work), dtype=np.int64)
-        clearing_ns = np.where(fetches, round(CLEARING_S * 1e9), 0)
-    graph_lead_ns = np.where(talks, round(SIDE_STREAM_LEAD_S * 1e9), cleared_ns)
+        clearing_ns = np.where(fetches, round(facts.clearing_s * 1e9), 0)
+    graph_lead_ns = np.where(talks, round(facts.collective_lead_graph_s * 1e9), cleared_ns)
+    eager_lead_ns = round(facts.collective_lead_eager_s * 1e9)
     in_graph = ~known | (work.graph != NONE)
     return Load(
         dur_ns=work.dur_ns,
@@ -81,9 +78,9 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         blocks=blocks,
         tiles=tiles,
         cluster=cluster,
-        own=np.where(persistent, OWN_TILES, 0),
+        own=np.where(persistent, facts.own_tiles, 0),
         talks=talks & (blocks > 0),
-        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks & _beside_others(capture), COLLECTIVE_LEAD_NS, 0)),
+        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks & _beside_others(capture), eager_lead_ns, 0)),
         graph_lead_ns=graph_lead_ns,
         clearing_ns=clearing_ns,
         fetches=fetches,
@@ -92,6 +89,11 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         clusters=clusters,
         pause_ns=USUAL_PAUSE_NS,
     )
+
+
+def cleared_lead_ns(facts: Scheduling) -> int:
+    """How much longer than behind other kernels of a graph a product pauses behind the memset of its counter."""
+    return round(facts.cleared_pause_s * 1e9) - GRAPH_PAUSE_NS
 
 
 def _beside_others(capture: Capture) -> NDArray[np.bool_]:
@@ -113,19 +115,19 @@ def _behind_memset(capture: Capture, dag: Dag) -> NDArray[np.bool_]:
 def with_tiles(load: Load, capture: Capture, jobs: Jobs) -> Load:
     """``load`` with the tiles of persistent products whose shapes were not recorded: about those of their stand-ins.
 
-    A grid below the SMs has a tile a block; a counter is cleared where there are more than ``OWN_TILES`` a block, and
+    A grid below the SMs has a tile a block; a counter is cleared where there are more than its own a block, and
     only there (370 of 370 products with shapes, in our traces and the public ones).
     """
-    work, tiles = capture.work, load.tiles.copy()
+    work, tiles, own = capture.work, load.tiles.copy(), scheduling().own_tiles
     tile_of = [TILE.search(name) for name in capture.names]
     for row in np.flatnonzero((work.matrix == NONE) & (jobs.job != NONE) & (load.blocks == load.sms)).tolist():
         tile, job, blocks = tile_of[work.name[row]], jobs.works[jobs.job[row]], int(load.blocks[row])
         if tile is not None and isinstance(job, GemmWork):
             likely = tiles_of(tile, m=job.m, n=job.n)
             if load.fetches[row]:
-                tiles[row] = max(likely, OWN_TILES * blocks + 1)
+                tiles[row] = max(likely, own * blocks + 1)
             else:
-                tiles[row] = likely if blocks < likely <= OWN_TILES * blocks else round(USUAL_TILES * blocks)
+                tiles[row] = likely if blocks < likely <= own * blocks else round(USUAL_TILES * blocks)
     return replace(load, tiles=tiles)
 
 

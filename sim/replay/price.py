@@ -7,19 +7,20 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hardware.catalog import list_gpus
 from hardware.laws.terms import KernelTerms
-from hardware.nvml import CATALOG_IDS
 from hardware.power import OperatingPoint, steady_point
 from sim.build.cost import Pricer
 from sim.scenario.machine import Machine
 from traces.capture import NONE, Capture, CollectiveArgs, Stated
-from traces.classify import COMMUNICATION, Classes
+from traces.classify import COMMUNICATION, MEMORY, Classes
 from traces.records import Floats, Ints
+from workloads.errors import WorkloadError
+from workloads.storage import storage
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -32,17 +33,14 @@ from workloads.work import (
     Work,
 )
 
-# Devices in traces that NVML spells otherwise, or that differ from a catalog entry in the size of memory alone.
-PROFILER_IDS = {
-    "AMD Instinct MI300X": "mi300x-192gb",
-    "NVIDIA A100-PG509-200": "a100-sxm-40gb",
-    "Tesla V100-SXM2-16GB": "v100-sxm2-32gb",
-}
+Toward = Literal["middle", "least", "most"]  # of what a kernel of unknown bound may take
 SIZE_LIMIT = 2.0**40
 STEPS_PER_OCTAVE = 8  # durations of stand-ins are told apart to 9 %
 REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
 DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one token over the cache
 DECODE_ROWS = 256  # a step of so few tokens decodes
+GROUPED = re.compile("moe|group|expert", re.IGNORECASE)  # products of experts: how many rows each got is not recorded
+BY_LAW = frozenset({"gemm", "attention", "norm", "elementwise", MEMORY, COMMUNICATION})  # classes that have a stand-in
 OPERATIONS = (
     ("reduce_?scatter", CollectiveOp.REDUCE_SCATTER),
     ("all_?gather", CollectiveOp.ALL_GATHER),
@@ -52,19 +50,6 @@ OPERATIONS = (
 )
 
 
-def gpu_id_of(capture: Capture) -> str | None:
-    """The catalog's id of the GPU that the trace names; None if it names none that the catalog holds."""
-    for known in capture.metadata.values():
-        own = known.get("wattline")  # a simulated run
-        if isinstance(own, dict) and own.get("gpu") in list_gpus():
-            return str(own["gpu"])
-        for device in known.get("deviceProperties") or []:
-            name = device.get("name") if isinstance(device, dict) else None
-            if name in CATALOG_IDS or name in PROFILER_IDS:
-                return CATALOG_IDS.get(name) or PROFILER_IDS[name]
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs:
     """What rows of work do: ``job`` indexes ``works``, -1 where no kernel runs (copies over PCIe).
@@ -72,11 +57,20 @@ class Jobs:
     ``by_shape`` rows have the sizes that the trace records; the others are stand-ins of their class that take as
     long as was measured: a product (of as many rows as the recorded ones), attention of a prefill, or of a decode if
     those rows are few, a copy, a collective of so many bytes.
+    What bounds a grouped product without sizes, or a kernel of no known class, nobody knows: such a row is also given
+    as a copy (``as_copy``) and as a large product (``as_product``) of its time; both are -1 where the job is sure.
     """
 
     works: tuple[Work, ...]
     job: Ints
+    as_copy: Ints
+    as_product: Ints
     by_shape: int
+
+    @property
+    def unsure(self) -> NDArray[np.bool_]:
+        """Rows whose bound is unknown."""
+        return np.asarray(self.as_copy != NONE)
 
 
 def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, clock_hz: float) -> Jobs:
@@ -85,9 +79,9 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
     rows = [capture.matrices[one].m for one in work.matrix[work.matrix != NONE].tolist()]
     stand_in = _StandIns(target, clock_hz, rows=round(float(np.median(rows))) if rows else None)
     known: dict[Work, int] = {}
-    by_key: dict[tuple[int, ...], int] = {}
+    by_key: dict[tuple[int, ...], tuple[int, int, int]] = {}
     by_shape = 0
-    job = np.full(len(work), NONE, dtype=np.int64)
+    job = np.full((3, len(work)), NONE, dtype=np.int64)
     steps = np.rint(np.log2(np.maximum(dur_ns, 100)) * STEPS_PER_OCTAVE).astype(np.int64)
     columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps, work.stated)
     stated = [work_of(one) for one in capture.stated]
@@ -111,9 +105,13 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
             else:
                 kind = "elementwise" if REDUCTION.search(text) else "decode" if DECODE.search(text) else label
                 found = stand_in.of(kind, step)
-            by_key[key] = NONE if found is None else known.setdefault(found, len(known))
-        job[row] = by_key[key]
-    return Jobs(works=tuple(known), job=job, by_shape=by_shape)
+            unknown = label not in BY_LAW or (label == "gemm" and GROUPED.search(text) is not None)
+            both = (stand_in.of("copy", step), stand_in.of("product", step))
+            twins = both if unknown and not (exact or recorded) and found is not None else (None, None)
+            numbers = [NONE if one is None else known.setdefault(one, len(known)) for one in (found, *twins)]
+            by_key[key] = numbers[0], numbers[1], numbers[2]
+        job[:, row] = by_key[key]
+    return Jobs(works=tuple(known), job=job[0], as_copy=job[1], as_product=job[2], by_shape=by_shape)
 
 
 def work_of(stated: Stated) -> Work | None:
@@ -134,8 +132,9 @@ def work_of(stated: Stated) -> Work | None:
     given: dict[str, Any] = {field.name: said[field.name] for field in fields(kind) if field.name in said}
     try:
         given |= {name: DType(given[name]) for name in ("dtype", "out_dtype", "kv_dtype") if name in given}
+        given |= {"weights": storage(given["weights"])} if given.get("weights") is not None else {}
         return kind(**given | ({"op": Elementwise(given["op"])} if "op" in given else {}))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, WorkloadError):
         return None
 
 
@@ -151,7 +150,7 @@ class _StandIns:
         if label == "gemm" and self.rows is not None:
             rows = self.rows
             return self._sized(step, lambda n: GemmWork(m=rows, n=n, k=n), least=64, power=2)
-        if label == "gemm":
+        if label in ("gemm", "product"):
             return self._sized(step, lambda n: GemmWork(m=n, n=n, k=n), least=64, power=3)
         if label == "decode" or (label == "attention" and self.rows is not None and self.rows <= DECODE_ROWS):
             return self._sized(
@@ -218,6 +217,7 @@ class Priced:
     """Each row's time by law (s; NaN without a job), watts beyond idle at its clock, waiting for others, and idle.
 
     ``free_w``: of its GPU while nothing runs. ``beside``: how many times as long it takes while products run beside it.
+    ``bounds_s``: times as a copy and as a product of rows whose bound is unknown; NaN of others.
     """
 
     time_s: Floats
@@ -226,6 +226,7 @@ class Priced:
     idle_w: Floats
     free_w: Floats
     beside: Floats
+    bounds_s: Floats
 
 
 def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
@@ -234,7 +235,8 @@ def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
     highest_hz = target.model.max_clock_hz
     free_w = target.curve.idle_w(highest_hz)
     clocks_hz, which = np.unique(np.broadcast_to(clock_hz, len(jobs.job)), return_inverse=True)
-    pairs, back = np.unique(np.stack([jobs.job, which.reshape(-1)]), axis=1, return_inverse=True)
+    asked = np.concatenate([jobs.job, jobs.as_copy, jobs.as_product])
+    pairs, back = np.unique(np.stack([asked, np.tile(which.reshape(-1), 3)]), axis=1, return_inverse=True)
     table = np.full((pairs.shape[1], 5), (math.nan, 0.0, 0.0, free_w, 1.0))
     terms_of = [pricer.terms(work) for work in jobs.works]
     for number, (job, clock) in enumerate(pairs.T.tolist()):
@@ -244,10 +246,11 @@ def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
         at = point_of(terms, target, float(clocks_hz[clock]))
         idle_w = target.curve.idle_w(at.sm_clock_hz)
         table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w, terms.beside_slowdown
-    time_s, dynamic_w, waiting_w, idle_w, beside = table[back.reshape(-1)].T
+    found = table[back.reshape(3, -1)]
+    time_s, dynamic_w, waiting_w, idle_w, beside = found[0].T
     return Priced(
         time_s=time_s, dynamic_w=dynamic_w, waiting_w=waiting_w, idle_w=idle_w,
-        free_w=np.full(len(jobs.job), free_w), beside=beside,
+        free_w=np.full(len(jobs.job), free_w), beside=beside, bounds_s=found[1:, :, 0],
     )  # fmt: skip
 
 
@@ -255,8 +258,26 @@ def unpriced(rows: int) -> Priced:
     """Prices of a GPU without laws: no times, no watts, an idle power to be corrected."""
     none, one = np.zeros(rows), np.ones(rows)
     return Priced(
-        time_s=np.full(rows, math.nan), dynamic_w=none, waiting_w=none, idle_w=one, free_w=one, beside=one
+        time_s=np.full(rows, math.nan), dynamic_w=none, waiting_w=none, idle_w=one, free_w=one, beside=one,
+        bounds_s=np.full((2, rows), math.nan),
     )  # fmt: skip
+
+
+def slowdown(now: Priced, before: Priced, toward: Toward) -> Floats:
+    """How many times as long each row takes at prices ``now`` as at those ``before``; 1 where no law tells.
+
+    Of rows whose bound is unknown, the middle (in ratio) of what a copy and a product would take, or the least or most.
+    """
+    known = np.nan_to_num(now.time_s / before.time_s, nan=1.0)
+    bounds = now.bounds_s / before.bounds_s
+    match toward:
+        case "middle":
+            unsure = np.sqrt(bounds.prod(axis=0))
+        case "least":
+            unsure = bounds.min(axis=0)
+        case "most":
+            unsure = bounds.max(axis=0)
+    return np.where(np.isfinite(unsure), unsure, known)
 
 
 def with_ctas(jobs: Jobs, ctas: int) -> Jobs:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sim.replay.boards import unknown_board
 from sim.replay.study import Replayed
 from traces.summary import RankTimes
 
@@ -27,6 +28,8 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "simulated_span_us": simulated.span_us,
         "measured_overlap_us": measured.overlap_us,
         "simulated_overlap_us": simulated.overlap_us,
+        "simulated_span_range_us": None if result.span_range_us is None else list(result.span_range_us),
+        "kernels_of_unknown_work": result.unsure,
         "unchanged_span_us": unchanged.span_us,
         "unchanged_overlap_us": unchanged.overlap_us,
         "edges": result.dag.counts,
@@ -55,6 +58,14 @@ def as_document(result: Replayed) -> dict[str, Any]:
 def notes_of(result: Replayed) -> list[str]:
     """What to know before the figures are used: a replay that misses its file, a mean that no board sustains."""
     notes = []
+    if result.gpu is None and (unknown := unknown_board(result.capture)) is not None:
+        notes.append(unknown)
+    if result.span_range_us is not None:
+        low_us, high_us = result.span_range_us
+        notes.append(
+            f"{result.unsure:,} kernels are of unknown work (grouped products without sizes, or no known class): span "
+            f"{low_us:,.1f} to {high_us:,.1f} us, as memory or compute bounds them; the middle is shown"
+        )
     if (miss := missed(result)) is not None:
         notes.append(miss)
     outcomes = {"replayed": result.unchanged, "changed": result.simulated}

@@ -1,29 +1,27 @@
-"""A replay on SimPy: streams, the SMs that a collective needs, collectives of several ranks, and the host.
-
-The engine of :mod:`sim.engine` is not used: it computes durations from what runs beside what, and the durations of
-a trace were measured with their neighbours running. Sharing would be charged twice.
-"""
+"""A replay: the rows of a trace as a kernel graph with recorded durations, run on the engine."""
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from simpy.events import Event, Timeout
 
-from hardware.laws.collective import CLUSTER_BLOCKS
-from sim.engine.time import WholeTime
+from hardware.laws.terms import KernelTerms
+from hardware.scheduling import scheduling
+from sim.engine.graph import KernelClass, KernelGraph
+from sim.engine.recorded import HostCall, Record, RecordedCore
+from sim.engine.recorded_driver import RecordedEngine
+from sim.engine.resources.grid import Grid
 from sim.errors import DeadlockError
-from sim.replay.sms import Grid, SmPool, course
 from traces.capture import NONE
 from traces.dag import Dag
 from traces.records import Floats, Ints
 
 NEVER = -(1 << 62)  # the end of work that nothing waits for
+PS_PER_NS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,165 +82,116 @@ class Times:
     rounds: Floats
 
 
-class _Meeting:
-    """A collective on its way: ranks that are missing, and what fires when the last one is there."""
-
-    __slots__ = ("missing", "together")
-
-    def __init__(self, env: WholeTime) -> None:
-        self.missing = 0
-        self.together = Event(env)
-
-
 def replay(dag: Dag, load: Load, host: Sequence[HostWait] = ()) -> Times:
     """Starts and ends of all rows of work.
 
     ``host`` in the order of ``return_ns``. Raises :class:`DeadlockError` where ranks meet in no common order.
     """
-    return _Run(dag, load, host).run()
+    zero_ns = int(load.issue_ns.min(initial=0 if not len(load.rank) else np.iinfo(np.int64).max))
+    graph, grids = graph_of(dag, load)
+    core = RecordedCore(graph, grids, record_of(load, host, zero_ns), load.sms)
+    try:
+        RecordedEngine(core).run()
+    except DeadlockError as error:
+        raise DeadlockError(
+            f"replay: {error}: ranks run their collectives in different orders: replay one rank with --rank"
+        ) from None
+    return Times(start_ns=_ns(core.start_ps) + zero_ns, end_ns=_ns(core.end_ps) + zero_ns, rounds=np.array(core.rounds))
 
 
-class _Run:
-    """State of one replay."""
+def _ns(times_ps: Sequence[int]) -> Ints:
+    return np.rint(np.array(times_ps, dtype=np.float64) / PS_PER_NS).astype(np.int64)
 
-    def __init__(self, dag: Dag, load: Load, host: Sequence[HostWait]) -> None:
-        self.env = env = WholeTime()
-        self.dag, self.load = dag, load
-        self.dur_ns, self.issue_ns, self.lead_ns = load.dur_ns.tolist(), load.issue_ns.tolist(), load.lead_ns.tolist()
-        self.blocks, self.talks, self.clearing_ns = load.blocks.tolist(), load.talks.tolist(), load.clearing_ns.tolist()
-        cluster = load.cluster.copy()
-        if load.clusters:
-            cluster[load.talks & (load.blocks % CLUSTER_BLOCKS == 0)] = CLUSTER_BLOCKS
-        columns = (one.tolist() for one in (load.blocks, load.tiles, cluster, load.own))
-        self.grids = [Grid(*sizes) for sizes in zip(*columns, strict=True)]
-        self.rank, self.collective = load.rank.tolist(), dag.collective.tolist()
-        self.start_ns, self.end_ns = ([NONE] * len(self.rank) for _ in range(2))
-        self.rounds = [0.0] * len(self.rank)
-        self.usual_rounds = [0.0] * len(self.rank) if load.rounds is None else load.rounds.tolist()
-        self.wanted: dict[int, Event] = {}  # rows that somebody waits for
-        self.before: dict[int, list[int]] = defaultdict(list)
-        for before, after in zip(dag.before.tolist(), dag.after.tolist(), strict=True):
-            self.before[after].append(before)
-        self.meetings: dict[int, _Meeting] = defaultdict(lambda: _Meeting(env))
-        for number in self.collective:
-            if number != NONE:
-                self.meetings[number].missing += 1
-        ranks = np.unique(load.rank).tolist()
-        self.pools = {rank: SmPool(env, load.sms) for rank in ranks}
-        self.waits = {rank: [wait for wait in host if wait.rank == rank] for rank in ranks}
-        self.shift_ns = {rank: [0] for rank in ranks}  # after so many waits, the host is later than in the trace by
-        self.returned = {rank: [Event(env) for _ in self.waits[rank]] for rank in ranks}
-        epoch = np.zeros(len(self.rank), dtype=np.int64)  # waits that had returned when the row was launched
-        for rank in ranks:
-            mine = load.rank == rank
-            returns_ns = np.array([wait.return_ns for wait in self.waits[rank]])
-            epoch[mine] = np.searchsorted(returns_ns, load.issue_ns[mine], side="right")
-        self.epoch = epoch.tolist()
 
-    def run(self) -> Times:
-        """Run until nothing is left."""
-        for queue in self.dag.queues:
-            self.env.process(self._stream(queue.tolist()))
-        for rank, waits in self.waits.items():
-            if waits:
-                self.env.process(self._host(rank))
-        collecting = gc.isenabled()
-        gc.disable()  # nothing the loop makes is cyclic
-        try:
-            self.env.run()
-        finally:
-            if collecting:
-                gc.enable()
-        if NONE in self.end_ns:
-            stuck = self.end_ns.index(NONE)
-            number = self.collective[stuck]
-            raise DeadlockError(
-                f"replay: {self.end_ns.count(NONE)} pieces of work never start, the first is number {stuck} of rank "
-                f"{self.rank[stuck]} (collective {number}): ranks run their collectives in different orders: replay "
-                "one rank with --rank"
+def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
+    """The rows as a kernel graph, a queue a stream, and how the blocks of each of its classes come to SMs."""
+    ranks, gpu = np.unique(load.rank, return_inverse=True)
+    queue = np.empty(len(load.rank), dtype=np.int64)
+    for number, rows in enumerate(dag.queues):
+        queue[rows] = number
+    facts = scheduling()
+    cluster = load.cluster.copy()
+    if load.clusters:
+        cluster[load.talks & (load.blocks % facts.collective_cluster == 0)] = facts.collective_cluster
+    sms = np.minimum(load.blocks, load.sms)
+    columns = np.stack([load.talks, sms, load.tiles, cluster, load.own])
+    kinds, op_class = np.unique(columns, axis=1, return_inverse=True)
+    successors: dict[int, list[int]] = defaultdict(list)
+    waits: dict[int, int] = defaultdict(int)
+    for before, after in zip(dag.before.tolist(), dag.after.tolist(), strict=True):
+        successors[before].append(after)
+        waits[after] += 1
+    members: list[list[int]] = [[] for _ in range(int(dag.collective.max(initial=NONE)) + 1)]
+    for row in np.flatnonzero(dag.collective != NONE).tolist():
+        members[dag.collective[row]].append(row)
+    graph = KernelGraph(
+        gpus=len(ranks),
+        classes=tuple(_class_of(*kind) for kind in kinds.T[:, :3].tolist()),
+        op_class=op_class.reshape(-1).tolist(),
+        op_gpu=gpu.reshape(-1).tolist(),
+        op_queue=queue.tolist(),
+        op_segment=[0] * len(queue),
+        op_collective=np.where(dag.collective == NONE, -1, dag.collective).tolist(),
+        queue_gpu=tuple(int(gpu[rows[0]]) for rows in dag.queues),
+        queue_stream=tuple(range(len(dag.queues))),
+        queue_ops=tuple(rows.tolist() for rows in dag.queues),
+        successors={before: tuple(after) for before, after in successors.items()},
+        predecessor_count=dict(waits),
+        collective_members=[tuple(rows) for rows in members],
+        segments=(("trace", "", 0),),
+    )
+    return graph, [_grid_of(*kind) for kind in kinds.T.tolist()]
+
+
+def _class_of(talks: int, sms: int, tiles: int) -> KernelClass:
+    """A kernel of given blocks; its time is not that of a law."""
+    terms = KernelTerms(floor_s=0.0, blocks=max(1, tiles), cycles_per_block=0.0, sms_cap=float(sms))
+    name = f"collective of {sms} blocks" if talks else f"kernel of {tiles} tiles on {sms} SMs"
+    return KernelClass(name=name, family="traced", terms=terms, collective=bool(talks))
+
+
+def _grid_of(talks: int, sms: int, tiles: int, cluster: int, own: int) -> Grid:
+    return Grid(
+        sms=float(sms),
+        tiles=tiles,
+        cluster=cluster,
+        whole=not talks,
+        own_tiles=own,
+        collective=bool(talks),
+        cluster_sms=scheduling().cluster_sms,
+    )
+
+
+def record_of(load: Load, host: Sequence[HostWait], zero_ns: int) -> Record:
+    """What the trace says of the rows, from ``zero_ns`` on."""
+    ranks = np.unique(load.rank).tolist()
+    epoch = np.zeros(len(load.rank), dtype=np.int64)  # waits that had returned when the row was launched
+    calls = []
+    for rank in ranks:
+        waits = [wait for wait in host if wait.rank == rank]
+        mine = load.rank == rank
+        returns_ns = np.array([wait.return_ns for wait in waits])
+        epoch[mine] = np.searchsorted(returns_ns, load.issue_ns[mine], side="right")
+        calls.append([
+            HostCall(
+                call_ps=(wait.call_ns - zero_ns) * PS_PER_NS,
+                return_ps=(wait.return_ns - zero_ns) * PS_PER_NS,
+                lag_ps=wait.lag_ns * PS_PER_NS,
+                ops=wait.rows,
             )
-        return Times(
-            start_ns=np.array(self.start_ns, dtype=np.int64),
-            end_ns=np.array(self.end_ns, dtype=np.int64),
-            rounds=np.array(self.rounds, dtype=np.float64),
-        )
+            for wait in waits
+        ])  # fmt: skip
 
-    def _stream(self, rows: list[int]) -> Generator[Event, None, None]:
-        """Run a stream's work one after another: launch, waits, SMs, the other ranks, the end."""
-        env, pause_ns, end_ns = self.env, self.load.pause_ns, self.end_ns
-        rank = self.rank[rows[0]]
-        pool, shift_ns = self.pools[rank], self.shift_ns[rank]
-        free_ns = NEVER
-        for row in rows:
-            if (epoch := self.epoch[row]) >= len(shift_ns):
-                yield self.returned[rank][epoch - 1]
-            released_ns = free_ns
-            for before in self.before.get(row, ()):
-                if end_ns[before] == NONE:
-                    yield self._end_of(before)
-                released_ns = max(released_ns, end_ns[before])
-            begin_ns = max(self.issue_ns[row] + shift_ns[epoch], released_ns + pause_ns + self.lead_ns[row])
-            if begin_ns > env.now:
-                yield Timeout(env, begin_ns - env.now)
-            if talks := self.talks[row]:
-                if self.load.asks:
-                    yield from pool.room_for(self.grids[row])
-                self._hold(row, pool, env.now + self.dur_ns[row])
-            self.start_ns[row] = env.now
-            if (number := self.collective[row]) != NONE:
-                meeting = self.meetings[number]
-                meeting.missing -= 1
-                if meeting.missing:
-                    if talks:
-                        pool.spin(row)
-                    yield meeting.together
-                    if talks:
-                        self._hold(row, pool, env.now + self.dur_ns[row])
-                else:
-                    meeting.together.succeed()
-            dur_ns = self.dur_ns[row]
-            if self.blocks[row] and not talks:
-                if clearing_ns := min(self.clearing_ns[row], dur_ns):
-                    yield Timeout(env, clearing_ns)
-                dur_ns = self._run_blocks(row, pool, int(dur_ns - clearing_ns))
-            if dur_ns:
-                yield Timeout(env, dur_ns)
-            pool.leave(row)
-            end_ns[row] = free_ns = env.now
-            if row in self.wanted:
-                self.wanted.pop(row).succeed()
+    def ps(column_ns: Ints) -> list[int]:
+        return [one * PS_PER_NS for one in column_ns.tolist()]
 
-    def _hold(self, row: int, pool: SmPool, end_ns: int) -> None:
-        """Blocks of a collective hold SMs until it ends; those that find none follow when others leave."""
-        grid = self.grids[row]
-        pool.leave(row)
-        openings = pool.openings(grid, first=pool.room(grid) or grid.blocks)
-        pool.take(row, [*openings, (end_ns, -sum(sms for _, sms in openings))], clustered=False)
-
-    def _run_blocks(self, row: int, pool: SmPool, dur_ns: int) -> int:
-        """Nanoseconds of work of ``dur_ns`` whose blocks start on the SMs that are free, and hold them from now on."""
-        grid, usual = self.grids[row], self.usual_rounds[row]
-        if not dur_ns or not (openings := pool.openings(grid)):
-            return dur_ns
-        self.rounds[row] = rounds = usual or pool.rounds(grid, openings, dur_ns)
-        run = course(grid, openings, max(1, round(dur_ns / rounds)))
-        end_ns = run.end_ns if usual else self.env.now + dur_ns
-        pool.take(row, [(min(at_ns, end_ns), sms) for at_ns, sms in run.changes], clustered=grid.cluster > 1)
-        return end_ns - self.env.now
-
-    def _host(self, rank: int) -> Generator[Event, None, None]:
-        """The blocking calls of one rank: each returns after its work, and shifts what the host does next."""
-        env, shift_ns = self.env, self.shift_ns[rank]
-        for wait, returned in zip(self.waits[rank], self.returned[rank], strict=True):
-            done_ns = wait.call_ns + shift_ns[-1]
-            for row in wait.rows:
-                if self.end_ns[row] == NONE:
-                    yield self._end_of(row)
-                done_ns = max(done_ns, self.end_ns[row] + wait.lag_ns)
-            if done_ns > env.now:
-                yield Timeout(env, done_ns - env.now)
-            shift_ns.append(done_ns - wait.return_ns)
-            returned.succeed()
-
-    def _end_of(self, row: int) -> Event:
-        return self.wanted.setdefault(row, Event(self.env))
+    return Record(
+        dur_ps=ps(load.dur_ns),
+        pause_ps=ps(load.lead_ns + load.pause_ns),
+        launch_ps=ps(load.issue_ns - zero_ns),
+        epoch=epoch.tolist(),
+        clearing_ps=ps(load.clearing_ns),
+        rounds=[0.0] * len(load.rank) if load.rounds is None else load.rounds.tolist(),
+        at_once=not load.asks,
+        calls=calls,
+    )

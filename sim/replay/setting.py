@@ -12,11 +12,12 @@ import numpy as np
 from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.profile import BASE_GPU, profile_for
+from sim.replay.boards import unknown_board
 from sim.replay.changes import Changes, ReplayError, beside_products, changed
 from sim.replay.chunks import chains_of, split, split_jobs, split_load
 from sim.replay.energy import energy_j
 from sim.replay.own import STEP, Correction, Recorded, idle_j_of
-from sim.replay.price import Jobs, Priced, priced, unpriced, with_ctas
+from sim.replay.price import Jobs, Priced, Toward, priced, slowdown, unpriced, with_ctas
 from sim.replay.run import HostWait, Load, Times, replay
 from sim.run.steady import held_clocks
 from sim.scenario.machine import Machine, Policy, machine
@@ -72,6 +73,7 @@ class Setting:
         self.capture, self.classes, self.dag, self.load, self.waits = capture, classes, dag, load, waits
         self.target, self.jobs, self.recorded, self.clock_hz = target, jobs, recorded, clock_hz
         self.correction: Correction | None = None
+        self.toward: Toward = "middle"  # of what kernels of unknown bound may take under changes
         self.head_ns: int | None = None  # of a trace of ours: from the start of all GPUs to the first kernel
         self.base = None
         if target is not None and jobs is not None:
@@ -128,7 +130,8 @@ class Setting:
 
     def _known(self) -> tuple[Machine, Jobs, Priced]:
         if self.target is None or self.jobs is None or self.base is None:
-            raise ReplayError("trace_gpu is missing: the trace names no GPU of the catalog: give --trace-gpu ID")
+            why = unknown_board(self.capture) or "the trace names no GPU of the catalog: give --trace-gpu ID"
+            raise ReplayError(f"trace_gpu is missing: {why}")
         return self.target, self.jobs, self.base
 
     def under(self, changes: Changes) -> Outcome:
@@ -196,7 +199,7 @@ class Setting:
             if changes.launch == "graph":  # ranks are launched together: none waits for one that the trace lacks
                 waited = self.lonely & (dur_ns > self.base.time_s * 1e9)
                 dur_ns[waited], beside[waited] = self.base.time_s[waited] * 1e9, 0.0
-            factor = np.nan_to_num(prices.time_s / self.base.time_s, nan=1.0)
+            factor = slowdown(prices, self.base, self.toward)
             load = replace(load, dur_ns=np.rint(dur_ns * factor).astype(np.int64))
         gpu = target.gpu if target is not None else load_gpu(BASE_GPU)
         pause_ns = graph_pause_ns(gpu)

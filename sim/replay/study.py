@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes, beside_products
 from sim.replay.load import fitted, host_waits, load_of, shown_pause_ns, with_lags, with_tiles
 from sim.replay.own import Recorded, as_run, clocks_of, head_ns_of, recorded_loads
-from sim.replay.price import gpu_id_of, jobs_of
+from sim.replay.price import jobs_of
 from sim.replay.run import replay
 from sim.replay.setting import Outcome, Setting, graph_pause_ns, over_ranks
 from sim.result.status import Standing, standing_of_laws
@@ -31,7 +32,9 @@ class Replayed:
 
     ``gpu`` and ``status`` tell whose laws gave the energy (None: unknown GPU); ``by_shape`` kernels were priced by
     recorded shapes, the others by their class and time. ``recorded``: ours, whose joules and clocks are the file's.
-    ``chunked_collectives`` were cut into parts.
+    ``chunked_collectives`` were cut into parts. ``unsure`` kernels are of unknown work: what bounds them nobody knows,
+    and ``span_range_us`` is the span of the first rank if all are bound by what changes least, or most (None: no such
+    kernel, or nothing changed by law).
     """
 
     capture: Capture
@@ -46,6 +49,8 @@ class Replayed:
     recorded: bool
     by_shape: int
     chunked_collectives: int
+    unsure: int
+    span_range_us: tuple[float, float] | None
 
 
 def replay_trace(
@@ -114,6 +119,13 @@ def replay_capture(
         if changes.launch == "graph" and run.head_ns is not None:
             run.head_ns = min(run.head_ns, load.pause_ns)
         simulated = run.under(changes)
+    unsure = 0 if run.jobs is None else int(run.jobs.unsure.sum())
+    span_range_us = None
+    if changes.by_law and unsure:
+        spans = []
+        for run.toward in ("least", "most"):
+            spans.append(run.under(changes).ranks[0].span_us)
+        span_range_us = min(spans), max(spans)
     return Replayed(
         capture=capture,
         classes=classes,
@@ -127,6 +139,8 @@ def replay_capture(
         recorded=run.correction is not None,
         by_shape=0 if jobs is None else jobs.by_shape,
         chunked_collectives=chunked,
+        unsure=unsure,
+        span_range_us=span_range_us,
     )
 
 

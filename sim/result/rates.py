@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sim.result.exposure import S_PER_PS
 from sim.scenario.memory import MemoryUse, memory_use
+from sim.scenario.precision import precision_of
+from sim.scenario.spec import Scenario
 
 if TYPE_CHECKING:
     from sim.result.run import Run
@@ -63,14 +65,14 @@ def rates(run: Run) -> dict[str, float]:
 def utilisation(run: Run) -> dict[str, float | None]:
     """FLOPs and HBM bytes of all GPUs, and their share of what the GPUs could do in the time of the run.
 
-    ``mfu`` is over the datasheet's dense rate for the scenario's type at its boost clock, ``mfu_at_clock`` over the
-    rate at the mean clock that the run had (None where the datasheet gives no rate for the type); ``mbu`` is over the
-    datasheet's bandwidth.
+    ``mfu`` is over the datasheet's dense rate at its boost clock for the type that products of weights multiply,
+    ``mfu_at_clock`` over the rate at the mean clock that the run had (None where the datasheet gives no rate for the
+    type); ``mbu`` is over the datasheet's bandwidth.
     """
     flops = run.outcome.over_kernels(lambda cls: _number(cls.describe, "flops"))
     hbm_bytes = run.outcome.over_kernels(lambda cls: cls.terms.hbm_bytes)
     gpu, gpu_s = run.machine.gpu, run.latency_s * run.gpus
-    peak = gpu.tensor_flops_per_s.get(run.scenario.dtype)
+    peak = gpu.tensor_flops_per_s.get(_multiplied(run.scenario))
     clock_hz = sum(run.sm_clock_hz_per_gpu) / run.gpus
     return {
         "flops": flops,
@@ -85,6 +87,10 @@ def utilisation(run: Run) -> dict[str, float | None]:
 def memory(run: Run) -> MemoryUse | None:
     """What the fullest GPU holds; None of a denoising run, whose summary says it itself."""
     return memory_use(run.scenario) if run.scenario.phase != "denoise" else None
+
+
+def _multiplied(scenario: Scenario) -> str:
+    return scenario.dtype if scenario.phase == "denoise" else precision_of(scenario).product.multiplies.value
 
 
 def _number(described: Mapping[str, Any], name: str) -> float:

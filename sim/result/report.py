@@ -17,6 +17,7 @@ from sim.result.run import Run
 from sim.scenario.layout import layout_of
 from sim.scenario.memory import MemoryUse
 from sim.scenario.positions import positions
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import model_of, video_summary
 from workloads.families.dit_video import guidance_of
@@ -52,6 +53,7 @@ def summary(run: Run) -> dict[str, Any]:
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
         "positions": positions(run.scenario),
+        "precision": None if run.scenario.phase == "denoise" else precision_of(run.scenario).as_json(),
         "context_knots": run.outcome.knots,
         "context_knot_error": run.outcome.knot_error,
         "energy_j_by_class": {name: energy_j for name, (energy_j, _) in run.sums_by("family").items()},
@@ -114,7 +116,8 @@ def headline(run: Run) -> str:
         sizes = f"{scenario.video or 'one branch'}, batch {scenario.batch}, {about['latent_tokens']} latent tokens"
     if scenario.output_len:
         sizes += f" + {scenario.output_len} generated"
-    return f"{scenario.phase}, {sizes}, {scenario.dtype}, {run.gpus} x {run.machine.gpu.id}"
+    types = scenario.dtype if scenario.phase == "denoise" else precision_of(scenario).words()
+    return f"{scenario.phase}, {sizes}, {types}, {run.gpus} x {run.machine.gpu.id}"
 
 
 def print_summary(run: Run, console: Console) -> None:
@@ -159,13 +162,10 @@ def print_summary(run: Run, console: Console) -> None:
     table = Table(title="Where the joules go", title_justify="left")
     for column in ("kernel class", "energy J", "share", "GPU time"):
         table.add_column(column, justify="left" if column == "kernel class" else "right")
-    for name, row in run.energy_by("family").iterrows():
-        table.add_row(
-            str(name),
-            f"{row['energy_j']:.4g}",
-            f"{100 * row['share']:.1f} %",
-            duration(float(row["duration_s"])),
-        )
+    families = run.sums_by("family")
+    whole_j = sum(energy_j for energy_j, _ in families.values())
+    for name, (energy_j, duration_s) in sorted(families.items(), key=lambda item: item[1][0], reverse=True):
+        table.add_row(name, f"{energy_j:.4g}", f"{100 * energy_j / whole_j:.1f} %", duration(duration_s))
     console.print(table)
 
 

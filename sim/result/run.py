@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, assert_never
 
 import numpy as np
-import pandas as pd
 
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
@@ -17,6 +16,8 @@ from sim.result.exposure import S_PER_PS, moving_ps
 from sim.result.outcome import Outcome, power_steps, unfold
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sim.result.status import Standing
     from sim.scenario.machine import Machine
     from sim.scenario.spec import Scenario
@@ -89,6 +90,8 @@ class Run:
     @cached_property
     def exposed_by_kind(self) -> pd.DataFrame:
         """Exposed and waiting seconds by kind of collective, mean over GPUs; see :mod:`sim.result.exposure`."""
+        import pandas as pd  # takes as long as a run: only who asks for a table waits for it
+
         table = pd.DataFrame.from_dict(self.exposed_and_waiting_s, orient="index", columns=["exposed_s", "waiting_s"])
         return table.rename_axis("kind")
 
@@ -134,6 +137,8 @@ class Run:
         ``kind`` is the operation of a collective, ``moving_s`` when its last rank came, ``gap_s`` the pause
         before a kernel.
         """
+        import pandas as pd  # takes as long as a run: only who asks for a table waits for it
+
         graph, records = self.graph, self.records
         op, start, end = (
             np.frombuffer(column, dtype=np.int64)
@@ -171,6 +176,8 @@ class Run:
     @cached_property
     def power(self) -> pd.DataFrame:
         """One row a power step and GPU: start, duration, W, SM clock, SMs busy, HBM and link bytes/s."""
+        import pandas as pd  # takes as long as a run: only who asks for a table waits for it
+
         records = self.records
         states = records.states
         order = np.lexsort((records.step_time_ps, records.step_gpu))
@@ -216,6 +223,8 @@ class Run:
 
         Joules in which a GPU ran nothing are the row ``idle``; the column sums to :attr:`energy_j`.
         """
+        import pandas as pd  # takes as long as a run: only who asks for a table waits for it
+
         if by == "gpu" or by == "segment":
             table = self.kernels.groupby(by, sort=False)[["energy_j", "duration_s"]].sum()
             idle = self.outcome.per_gpu[:, 1:3]

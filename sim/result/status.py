@@ -14,12 +14,15 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+import workloads
 from hardware.catalog import list_gpus, load_gpu
 from hardware.cluster import default_node, load_node
+from hardware.engine_laws import shipped_engines
 from hardware.gpu import GpuSpec
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
@@ -34,7 +37,8 @@ CAP_SLACK = 1.002
 HELD = frozenset(
     {
         "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "output_len", "layers", "lm_head", "dtype",
-        "stack", "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "dp",
+        "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
+        "cp", "cp_mode", "ulysses", "pp", "micro_batches", "dp",
         "expert_skew", "routing", "routing_seed", "tokens_per_ep_rank", "overlap_chunks", "comm_ctas", "launch",
         "power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "chip_power_factor", "detail",
         "ignore_memory", "steps",
@@ -160,12 +164,20 @@ def standing(
     if scenario.regime == "steady" and drawn_w is not None and drawn_w > CAP_SLACK * held_w:
         notes.append(f"power_cap_w = {held_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W")
     return Standing(
-        card=target.profile.status,
+        card=_card(scenario, target, known),
         unchecked=tuple(unchecked),
         extrapolated=tuple(extrapolated),
         expected_error=_expected(target, known, bool(unchecked), bool(extrapolated)),
         notes=tuple(notes),
     )
+
+
+def _card(scenario: Scenario, target: Machine, known: Checked | None) -> str:
+    """What the card's laws rest on: calibrated for a stack whose own kernels and whole runs were measured on it."""
+    engine = workloads.load_stack(scenario.stack).engine if scenario.phase != "denoise" else None
+    if known is not None and engine is not None and engine in shipped_engines(target.gpu.id):
+        return "calibrated"
+    return target.profile.status
 
 
 def standing_of_kind(asked: Kind, target: Machine) -> Standing:
@@ -200,12 +212,18 @@ def standing_of_laws(target: Machine, *, outside: bool = False, unmeasured: Sequ
     )
 
 
-def standing_served(target: Machine, *, beyond_positions: int = 0) -> Standing:
-    """What a served run rests on: laws of kernels; no whole server was held against its prediction.
+def standing_served(target: Machine, group: Scenario, *, beyond_positions: int = 0) -> Standing:
+    """What a served run of replicas like ``group`` rests on: laws of kernels, and measured steps of its stack.
 
     ``beyond_positions`` requests are longer than the positions of the model.
     """
-    laws = standing_of_laws(target)
+    precision = precision_of(group)
+    unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
+    laws = standing_of_laws(target, unmeasured=unlike)
+    decode, missing = _measured(kind_of(group, target.gpu.id))
+    if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
+        steps = f"decode steps of this stack: {decode.words()}"
+        laws = replace(laws, expected_error=steps)
     if beyond_positions:
         longer = f"{beyond_positions:,} requests are longer than the positions of the model"
         laws = replace(laws, extrapolated=(*laws.extrapolated, longer))

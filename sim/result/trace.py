@@ -59,7 +59,7 @@ def write_timeline(run: Run, path: Path, *, layout: Literal["one", "hta"] = "one
     except OSError as error:
         raise TraceError(f"cannot write traces into folder '{path}': {error.strerror or error}") from None
     for gpu in range(run.graph.gpus):
-        write_chrome(cut.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.json.gz", launches=True)
+        write_chrome(cut.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.pt.trace.json.gz", launches=True)
     return path
 
 
@@ -140,7 +140,7 @@ def _kernel_kinds(run: Run, cls: Any, stream: Any) -> tuple[list[SpanKind], Any]
             "stream": FIRST_STREAM + number,
             "family": kernel.family,
             **kernel.describe,
-            "blocks": terms.blocks,
+            "blocks": (kernel.beside or terms).blocks,
             "hbm_bytes": terms.hbm_bytes,
         }
         if terms.link_bytes:

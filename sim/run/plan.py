@@ -252,6 +252,7 @@ def classifier(target: Machine, *, eager: bool) -> Classify:
             profile=target.profile,
             gpu=target.gpu,
             gap_s=launch.eager_gap_s if eager else launch.graph_gap_s,
+            eager=eager,
             world=target.world,
             cluster=target.cluster,
         )

@@ -28,6 +28,7 @@ class Prediction:
     power_w: list[float] | None
     sm_clock_mhz: list[float] | None
     beside_s: float | None = None  # of a collective that ran beside the computation that latency_s times
+    served: Mapping[str, float] | None = None  # percentiles of a server's latencies
 
 
 def machine_for(inputs: Mapping[str, Any], world: int, *, apart: bool = False) -> Machine:

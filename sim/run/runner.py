@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Unpack
 
+from sim.build.host import engine_issue_s
 from sim.build.program import build
 from sim.engine.repeating import SteadyLimiter
 from sim.engine.running import Target
@@ -254,11 +255,13 @@ def _work(request: _Request) -> Work:
     same = (fields, model, knots)  # what runs does not depend on the profile
     program, tokens = _built(_Request(same, same, scenario, request.model, target), contexts)
     eager = scenario.launch == "eager"
+    classify = classifier(target, eager=eager)
+    behind_s = engine_issue_s(scenario, program, classify, sms=target.gpu.sms, clock_hz=target.gpu.max_clock_hz)
     return Work(
         program=program,
         tokens=tokens,
-        classify=classifier(target, eager=eager),
-        issue_s=target.profile.launch.host_issue_s if eager else None,
+        classify=classify,
+        issue_s=target.profile.launch.host_issue_s if eager else behind_s,
         contexts=contexts,
         partitions=partitions_of(scenario, target),
     )

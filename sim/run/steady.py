@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, Held
-from sim.shortcuts.pieces import Part, Repeated, play, play_governed
+from sim.shortcuts.clocks import CLOCK_GRID_HZ, clock_of, top_step
+from sim.shortcuts.pieces import Part, Repeated, mean_w_at, play_governed
 
-# Settled clocks lie on this grid, so that memo keys stay few.
-CLOCK_GRID_HZ = 2e6
 # Points of the grid that a search leaps while its ends are far apart.
 COARSE = 10
 # Where a search begins, of the maximum clock: near where big products settle on an H100 at its TDP.
@@ -51,7 +50,7 @@ def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int)
     """
 
     def at(clocks_hz: list[float]) -> list[float]:
-        return mean_w(play(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz])))
+        return mean_w_at(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
 
     scheduled = any(part.piece.serial is None for part in sequence)
     found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, slow_top=scheduled)
@@ -67,8 +66,10 @@ def held_clocks(
     slow limit while the next point's is not. ``slow_top``: the highest clock takes longest to work out.
     """
     found = [model.max_clock_hz] * gpus
+    if math.isinf(limits.slow_limit_w):
+        return found
     searches = [_Search(limits.slow_limit_w, model) for _ in range(gpus)]
-    if math.isfinite(limits.slow_limit_w) and slow_top:
+    if slow_top:
         _look(searches, at)  # at the top the fast limiter acts too
     if any(search.low for search in searches) or not searches[0].seen:
         for search, power in zip(searches, at(found), strict=True):
@@ -102,7 +103,7 @@ class _Search:
     def __init__(self, limit_w: float, gpu: GpuModel) -> None:
         self.limit_w, self.gpu = limit_w, gpu
         self.low, self.low_w = 0, 0.0
-        self.high, self.high_w = math.ceil((gpu.max_clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ), math.inf
+        self.high, self.high_w = top_step(gpu), math.inf
         # Near the top the fast limit holds power down, so that its fall says little.
         self.next = self._step(FIRST_SHARE * gpu.max_clock_hz)
         self.seen = 0
@@ -110,7 +111,7 @@ class _Search:
 
     def clock_hz(self, step: int) -> float:
         """The clock of a step."""
-        return min(self.gpu.min_clock_hz + step * CLOCK_GRID_HZ, self.gpu.max_clock_hz)
+        return clock_of(self.gpu, step)
 
     def _step(self, clock_hz: float) -> int:
         return int((clock_hz - self.gpu.min_clock_hz) / CLOCK_GRID_HZ)

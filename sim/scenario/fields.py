@@ -24,7 +24,9 @@ class ScenarioFields(TypedDict, total=False):
     reuse: str | None
     layers: int | None
     lm_head: bool
-    dtype: Literal["bf16", "fp16", "fp8_e4m3", "fp32"]
+    dtype: str  # a name of Scenario.dtype, or one that people use for it: bf16, fp8, bfloat16, ...
+    weight_dtype: str | None
+    kv_dtype: str | None
     stack: str
     tp: int
     ep: int

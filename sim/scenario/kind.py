@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import workloads
 from sim.scenario.layout import layout_of
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import video_run
 from workloads.diffusion import load_dit
 from workloads.model import ModelSpec
-from workloads.ops import decoder_block, gated_feed
+from workloads.ops import decoder_block, expert_feed, gated_feed
 
 # In the order in which a user would look for the nearest measured kind.
 KEY = ("gpu", "phase", "family", "dtype", "stack", "launch", "regime", "layout")
@@ -43,7 +44,7 @@ def kind_of(scenario: Scenario, gpu: str) -> Kind:
             "gpu": gpu,
             "phase": scenario.phase,
             "family": family,
-            "dtype": scenario.dtype,
+            "dtype": _types(scenario),
             "stack": scenario.stack,
             "launch": scenario.launch,
             "regime": scenario.regime,
@@ -51,6 +52,14 @@ def kind_of(scenario: Scenario, gpu: str) -> Kind:
         },
         sizes={name: (float(value), float(value)) for name, value in sizes.items()},
     )
+
+
+def _types(scenario: Scenario) -> str:
+    """The one type of all operands, or each operand's."""
+    if scenario.phase == "denoise":
+        return scenario.dtype
+    precision = precision_of(scenario)
+    return scenario.dtype if precision.uniform else precision.words()
 
 
 def layout_words(scenario: Scenario) -> str:
@@ -88,6 +97,8 @@ def family_of(model: ModelSpec) -> str:
         return "latent attention"
     if model.experts:
         more = model.shared_d_ff or model.dense_layers or model.route_groups
+        if not more and model.block != decoder_block(expert_feed(), qk_norm=model.qk_norm):
+            return "other layers with experts"
         return "mixture of experts with more" if more else "mixture of experts"
     usual = decoder_block(*gated_feed(), qk_norm=model.qk_norm)
     return "dense" if model.block == usual else "other layers"
@@ -111,6 +122,9 @@ def _language(scenario: Scenario) -> tuple[str, dict[str, float]]:
         rows = scenario.tokens_per_ep_rank
         sizes["busiest_rank_over_mean"] = max(rows) * len(rows) / max(sum(rows), 1)
     family = family_of(model)
+    context = scenario.seq_len + (scenario.output_len or 0)
+    if any(context > window for window in model.windows):
+        family += " over a window"
     if scenario.routing is not None and scenario.routing != "uniform":
         law, _, value = scenario.routing.partition(":")
         if law == "zipf":

@@ -10,6 +10,7 @@ from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from sim.errors import MemoryShortError, ScenarioError
 from sim.scenario.layout import layout_of
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import Model, check_video_memory
 from workloads.diffusion import DitSpec
@@ -111,7 +112,7 @@ def smallest_layout(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec
             except (ScenarioError, workloads.WorkloadError):
                 continue
             if _need(one, model).bytes <= gpu.memory_bytes:
-                return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1)
+                return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one GPU"
     return None
 
 
@@ -136,7 +137,7 @@ def _serving(scenario: Scenario, model: workloads.ModelSpec) -> workloads.Memory
         new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
-        dtype=workloads.DType(scenario.dtype),
+        precision=precision_of(scenario, model),
         expert_replicas=scenario.expert_replicas or 0,
     )
 

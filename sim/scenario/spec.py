@@ -15,8 +15,9 @@ from inputs.files import read_text
 from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
 from sim.scenario.partition import check_names, pairs
+from workloads.catalog import model_id
 from workloads.errors import WorkloadError
-from workloads.model import model_id
+from workloads.storage import ALIASES, storage
 
 Positive = Annotated[int, Field(gt=0, le=100_000_000)]
 Degree = Annotated[int, Field(gt=0, le=4096)]
@@ -37,6 +38,22 @@ def _known_model(name: str) -> str:
         return name
 
 
+def _canonical(name: Any) -> Any:
+    """A type by the name that records use, whatever it is called (``fp8``, ``bfloat16``); others stay as they are."""
+    return ALIASES.get(name.strip().lower(), name.strip().lower()) if isinstance(name, str) else name
+
+
+def _stored(name: str) -> str:
+    try:
+        return str(storage(name))
+    except WorkloadError as error:
+        raise ValueError(str(error)) from None
+
+
+# Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the canonical name.
+RunType = Annotated[Literal["bf16", "fp16", "fp8_e4m3", "int8", "fp32"], BeforeValidator(_canonical)]
+CacheType = Annotated[Literal["bf16", "fp16", "fp8_e4m3", "int8"], BeforeValidator(_canonical)]
+WeightType = Annotated[str, AfterValidator(_stored)]
 # Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the catalog's id.
 GpuName = Annotated[str, AfterValidator(_known_gpu)]
 ModelName = Annotated[str, AfterValidator(_known_model)]
@@ -109,7 +126,17 @@ class Scenario(Table):
     )
     layers: Positive | None = Field(None, description="layers to run; default all of the model")
     lm_head: bool = True
-    dtype: Literal["bf16", "fp16", "fp8_e4m3", "fp32"] = "bf16"
+    dtype: RunType = Field(
+        "bf16", description="type of what is not quantised; below 16 bit, what products of weights read and hold"
+    )
+    weight_dtype: WeightType | None = Field(
+        None,
+        description="how weights are stored: int4_g128, int4_g128_zero, fp8_e4m3, fp8_e4m3_block128, int8_channel, "
+        "nvfp4, mxfp4, nf4, ... [default: as in the checkpoint, else dtype]",
+    )
+    kv_dtype: CacheType | None = Field(
+        None, description="type of the KV cache [default: the checkpoint's, else 16 bit]"
+    )
     stack: str = Field("reference-torch", description="what a serving stack makes of the model")
     tp: Degree = Field(1, description="tensor-parallel degree")
     ep: Degree = Field(1, description="expert-parallel degree")
@@ -234,7 +261,8 @@ class Scenario(Table):
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
-    "output_len", "lm_head", "dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel", "pp", "micro_batches", "dp",
+    "output_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
+    "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
     "comm_ctas", "sm_margin",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import simpy
 
@@ -10,7 +11,7 @@ import workloads
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
 from sim.serving.clock import SloClock, clocks_mhz
-from sim.serving.host import host_time
+from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.memory import kv_blocks, memory_of
@@ -21,6 +22,7 @@ from sim.serving.replica import PhaseCaps, Replica
 from sim.serving.requests import Request
 from sim.serving.scheduler import Scheduler
 from sim.serving.spec import ServeSpec
+from workloads.families.engine import engine_of
 
 
 def check_room(spec: ServeSpec, traffic: Sequence[Request], blocks: int) -> None:
@@ -41,8 +43,15 @@ def check_reach(spec: ServeSpec, traffic: Sequence[Request]) -> None:
     """Raise where a request is longer than the model's table of positions, or than its window."""
     model = workloads.load_model(spec.model)
     longest = max(traffic, key=lambda r: r.input_tokens + r.output_tokens)
+    tokens = longest.input_tokens + longest.output_tokens - 1
     try:
-        workloads.check_reach(model, longest.input_tokens + longest.output_tokens - 1)
+        workloads.check_reach(model, tokens)
+        for window in sorted(model.windows):
+            if tokens > window:  # the mean of contexts that a step is priced at says nothing about windows
+                raise workloads.WorkloadError(
+                    f"seq_len: {model.id} attends over a window of {window} tokens, which a server is not simulated "
+                    f"with for {tokens} tokens"
+                )
     except workloads.WorkloadError as error:
         raise ScenarioError(f"request {longest.number}: {error}") from None
 
@@ -81,13 +90,21 @@ def replicas_of(
             governor=Governor(machine=target, gpus=group.world),
             log=log,
             served=served,
-            host=host_time(spec.host, spec.host_ms * 1e-3),
+            host=host_of(spec),
             clock=_clock(spec, rungs),
             caps=_caps(spec, target),
             swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
         )
         for number in range(spec.prefill_replicas if prefill else spec.replicas)
     ]
+
+
+def host_of(spec: ServeSpec) -> HostTime:
+    """The host that ``spec`` names, on its stack."""
+    known = host_time(spec.host, spec.host_ms * 1e-3, engine_of(workloads.load_stack(spec.own_stack).engine))
+    if spec.captured_tokens is None or known.pace is None:
+        return known
+    return replace(known, pace=replace(known.pace, captured_tokens=spec.captured_tokens))
 
 
 def _rungs(spec: ServeSpec, target: Machine, *, prefill: bool) -> tuple[StepPrices, ...]:
@@ -109,7 +126,7 @@ def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:
         tpot_s=spec.slo_tpot_s,
         ttft_s=spec.slo_ttft_s,
         hold_s=spec.clock_hold_s,
-        host=host_time(spec.host, spec.host_ms * 1e-3),
+        host=host_of(spec),
     )
 
 

@@ -6,6 +6,7 @@ import workloads
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine, machine, policy_of
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.price import StepPrices
@@ -24,7 +25,7 @@ def memory_of(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
         new_tokens=spec.max_num_batched_tokens,
         layers=model.layers,
         lm_head=True,
-        dtype=workloads.DType(spec.dtype),
+        precision=precision_of(group, model),
     )
 
 

@@ -23,10 +23,12 @@ from sim.errors import FoldError, ScenarioError
 from sim.run.plan import Layout, Plan, Work, classifier
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
 from sim.shortcuts.pieces import Part as PlayedPart
 from sim.shortcuts.pieces import play
+from workloads.engine import HostPace
 from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, CollectiveOp, CollectiveWork
@@ -34,6 +36,8 @@ from workloads.work import AttentionWork, CollectiveOp, CollectiveWork
 # Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
 TARGET_STEP = 0.03
 TARGET_STEPS = 26
+# A step of so many tokens has all kernels of its layers (few choices of experts are not sorted).
+MANY_TOKENS = 1024
 Part = Literal["shared", "head", "decode", "chunk"]
 # Whether a step's attention cuts long sequences up, so that the mean context stands for all, or waits for the longest.
 Schedule = Literal["balanced", "per_sequence"]
@@ -50,6 +54,7 @@ class StepPrices:
     _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _heads: tuple[int, int, int] | None = None
+    _launches: tuple[int, int, bool] | None = None  # layers, kernels of each, whether these are experts
     _last: Batch | None = None
     _last_costs: dict[int, tuple[StepCost, Cost]] = field(default_factory=dict)
 
@@ -146,16 +151,33 @@ class StepPrices:
     def drawing(self, batch: Batch) -> Cost:
         """Drawing the tokens that ``batch`` yields: every rank holds all logits and draws by itself."""
         rows = batch.decoding + batch.ending
-        if self.sampling is None or not rows:
+        greedy = workloads.load_stack(self.scenario.stack).engine is not None  # among the engine's own kernels
+        if self.sampling is None or not rows or (greedy and self.sampling == "greedy"):
             return NOTHING
         known = self._drawn.get(rows)
         if known is None:
             vocabulary = workloads.load_model(self.scenario.model).vocab
             time_s, energy_j = sampling_cost(self.sampling, rows, vocabulary, self.machine.gpu)
+            if greedy:
+                known_s, known_j = sampling_cost("greedy", rows, vocabulary, self.machine.gpu)
+                time_s, energy_j = time_s - known_s, energy_j - known_j
             cycles = time_s * self.machine.model.max_clock_hz
             known = Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
             self._drawn[rows] = known
         return known
+
+    def launching_s(self, pace: HostPace, batch: Batch) -> float:
+        """The host's time for launching ``batch`` piece by piece."""
+        if self._launches is None:
+            segments = self._part_program("shared", MANY_TOKENS, 0).ranks[0].phases[0].segments
+            layers = sum(segment.repeat for segment in segments)
+            # attention, which a step with prompts has once, whatever it attends to
+            kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1
+            experts = workloads.load_model(self.scenario.model).experts > 0
+            self._launches = (layers, kernels, experts)
+        layers, kernels, experts = self._launches
+        tokens = batch.decoding + batch.prompt_tokens
+        return pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
 
     def _attention_heads(self) -> tuple[int, int, int]:
         """Layers, KV heads of a rank, and bytes that a head reads of one token."""
@@ -207,15 +229,16 @@ class StepPrices:
 
     def _program(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
         scenario = self.scenario
+        model = workloads.load_model(scenario.model)
         options = workloads.Options(
             layers=scenario.layers,
             lm_head=scenario.lm_head,
             dtype=workloads.DType(scenario.dtype),
+            precision=precision_of(scenario, model),
             stack=scenario.stack,
             routing=routing_of(scenario),
             all_reduce=workloads.AllReduce(scenario.all_reduce),
         )
-        model = workloads.load_model(scenario.model)
         return workloads.build_ragged(
             model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
         )

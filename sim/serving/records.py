@@ -15,6 +15,7 @@ class Served:
 
     request: Request
     replica: int = -1
+    received_s: float = -1.0  # by the engine, after its way through the front end
     started_s: float = -1.0  # its first piece begins
     first_token_s: float = -1.0
     done_s: float = -1.0

@@ -58,6 +58,9 @@ class Replica:
     _arrived: simpy.Event = field(init=False)
     _planning: bool = False
     _retiring: bool = False  # goes off once it has finished what it has
+    _launched_s: float = 0.0  # when the host had launched the last step
+    _ran_s: float = 0.0  # when that step began
+    _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
     _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
     _since_s: float = 0.0  # until when the limiters have been told
 
@@ -70,7 +73,10 @@ class Replica:
         """A sequence comes to this replica."""
         self.outstanding_tokens += sequence.request.input_tokens + sequence.request.output_tokens
         self.served[sequence.request.number].replica = self.number
-        self.scheduler.add(sequence)
+        if self.host.plans_ahead and self.scheduler.busy:
+            self._inbox.append(sequence)
+        else:
+            self.scheduler.add(sequence)
         self.wake()
 
     def wake(self) -> None:
@@ -95,27 +101,38 @@ class Replica:
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Step after step while it lives."""
         while self.alive:
+            if not self.scheduler.busy and self._inbox:
+                self._open_inbox()
             if not self.scheduler.busy:
                 if self._retiring:
                     self.powered = self._retiring = False
                 self._arrived = self.env.event()
                 yield self._arrived
                 self.idle_until_now()
+                self._ran_s = self.env.now  # nothing was launched ahead of what comes now
                 continue
             self._planning = True
             step = self.scheduler.plan()
             self._planning = False
+            came = bool(self._inbox)
+            self._open_inbox()
             if self.caps is not None:
                 self.governor.limit(self.caps.prefill if step.pieces else self.caps.decode)
             if self.clock is not None:
                 self.prices = self.clock.choose(step, self.scheduler, self.governor.target_w, self.env.now)
                 self.governor.machine = self.prices.machine
-            steady = not (step.pieces or step.swapped_tokens or self._late)
+            steady = not (step.pieces or step.swapped_tokens or self._late or came)
             steps = self.scheduler.steady_steps() if steady else 1
             if steps > 1 and (pace := self._calm_pace(step.batch, steps)):
                 yield from self._stretch(step, *pace)
             else:
                 yield from self._one(step)
+
+    def _open_inbox(self) -> None:
+        """What came while the step before ran is seen by the plan after this one: that was made one step ahead."""
+        for sequence in self._inbox:
+            self.scheduler.add(sequence)
+        self._inbox.clear()
 
     def idle_until_now(self) -> None:
         """Bill the pause since the last step."""
@@ -133,6 +150,7 @@ class Replica:
             record.started_s = self.env.now if record.started_s < 0 else record.started_s
         begin_s = self.env.now
         hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
+        hold_s += self._behind_s(step, begin_s + hold_s)
         if hold_s:
             self._pause(hold_s)
         first = self.prices.step(step.batch, self.governor.target_w)
@@ -151,6 +169,19 @@ class Replica:
         self._catch_up(self._late)
         self._late.clear()
         self._advance(step, 1)
+
+    def _behind_s(self, step: Step, begin_s: float) -> float:
+        """How long the GPUs wait, in sum, for a host that launches a step with prompts piece by piece.
+
+        It starts on it once it has launched the step before, and that one runs; the GPUs are done no sooner than it is.
+        """
+        launch_s = max(self._launched_s, self._ran_s) if self.host.plans_ahead else begin_s
+        self._launched_s, self._ran_s = min(launch_s, begin_s), begin_s
+        if self.host.pace is None or not step.pieces:
+            return 0.0
+        self._launched_s += self.prices.launching_s(self.host.pace, step.batch)
+        gpu_s = self.prices.whole(step.batch, self.governor.target_w).time_s
+        return max(0.0, self._launched_s - begin_s - gpu_s)
 
     def _catch_up(self, sequences: Iterable[Sequence]) -> None:
         """They yield a token now, after a while without a seat."""
@@ -188,6 +219,7 @@ class Replica:
                 low, high = (low, mid) if after_s(mid) >= gone_s else (mid + 1, high)
             steps = low
             yield self.env.timeout(max(0.0, begin_s + after_s(steps) - self.env.now))
+        self._ran_s = begin_s + after_s(steps - 1)
         busy_s = after_s(steps) - steps * host_s
         energy_j = steps * first.energy_j + slope_j * steps * (steps - 1) / 2
         idle_j = self.governor.pause(steps * host_s) if host_s else 0.0
@@ -283,6 +315,7 @@ class Replica:
         """The replica dies at once; its sequences, memory lost, are to be served elsewhere."""
         self.alive = False
         self.outstanding_tokens = 0
+        self._open_inbox()
         lost = list(self.scheduler.drain())
         self.wake()
         return lost

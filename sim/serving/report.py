@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.output.console import visible
+from sim.scenario.precision import precision_of
 from sim.serving.result import ServeResult
 
 # Parts of the energy whose name alone does not say what they are.
@@ -30,7 +31,8 @@ def print_summary(run: ServeResult, console: Console) -> None:
     roles = f"{spec.replicas} x tp {spec.tp}"
     if spec.prefill_replicas:
         roles = f"{spec.prefill_replicas} for prompts + {spec.replicas} for decoding, tp {spec.tp} each"
-    told = f" served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
+    types = precision_of(spec.group()).words()
+    told = f" in {types}, served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
     console.print(Text.assemble((visible(spec.model), "bold"), visible(told)))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("requests", f"{data['requests']:,} in {data['duration_s']:.4g} s")
@@ -48,6 +50,7 @@ def print_summary(run: ServeResult, console: Console) -> None:
         f"{data['energy_j_per_output_token']:.4g} J an output token)",
     )
     head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
+    head.add_row("KV cache of a replica", f"{data['kv_blocks'] * spec.block_tokens:,} tokens")
     if spec.autoscale is not None:
         head.add_row("GPU hours", f"{data['gpu_hours']:.4g}  ({data['replica_starts']} starts of replicas)")
     head.add_row("waiting at most", f"{data['most_waiting']:,} requests")
@@ -55,6 +58,8 @@ def print_summary(run: ServeResult, console: Console) -> None:
         head.add_row("preemptions", f"{data['preemptions']:,}")
     if data["hit_tokens"]:
         head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}")
+    said = f"{data['stack']} ({spec.stack_reason})" if spec.stack_reason else data["stack"]
+    head.add_row("stack", visible(said))
     head.add_row("these numbers are", f"{data['status']}: {'; '.join(data['status_reasons'])}")
     console.print(head)
     table = Table(title="Latency (ms)", title_justify="left")

@@ -58,13 +58,22 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Columns of one kind of file: arrivals (``per_s`` of them a second; None: dates), tokens in, tokens out."""
+    """Columns of one kind of file: arrivals (``per_s`` of them a second; None: dates), tokens in, tokens out.
+
+    ``mark``: a column that tells it from another format of the same columns; a hash is of ``block_tokens``.
+    """
 
     name: str
     arrival: str
     inputs: str
     outputs: str
     per_s: int | None = 1
+    mark: str = ""
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has its columns."""
+        return {self.arrival, self.inputs, self.outputs, *filter(None, [self.mark])} <= row.keys()
 
     @property
     def columns(self) -> str:
@@ -85,6 +94,17 @@ FORMATS = (
     Format(name="BurstGPT", arrival="Timestamp", inputs="Request tokens", outputs="Response tokens"),
     # Vidur (arXiv 2405.05465), data/processed_traces
     Format(name="Vidur", arrival="arrived_at", inputs="num_prefill_tokens", outputs="num_decode_tokens"),
+    # Splitwise (arXiv 2311.18677), splitwise-sim
+    Format(name="Splitwise", arrival="arrival_timestamp", inputs="prompt_size", outputs="token_size"),
+    # Qwen Bailian usage traces (alibaba-edu): as Mooncake's, but seconds, and blocks of 16 tokens
+    Format(
+        name="Bailian",
+        arrival="timestamp",
+        inputs="input_length",
+        outputs="output_length",
+        mark="chat_id",
+        block_tokens=16,
+    ),
     # Mooncake (arXiv 2407.00079)
     Format(name="Mooncake", arrival="timestamp", inputs="input_length", outputs="output_length", per_s=1000),
 )
@@ -120,17 +140,18 @@ def lengths(mean: int, *, count: int, spread: float, seed: int) -> list[int]:
     return [max(1, round(float(value))) for value in drawn]
 
 
-def read_requests(path: Path, *, limit: int | None = None, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> list[Request]:
+def read_requests(path: Path, *, limit: int | None = None, block_tokens: int | None = None) -> list[Request]:
     """The requests of :func:`read_traffic`."""
     return read_traffic(path, limit=limit, block_tokens=block_tokens).requests
 
 
-def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Traffic:
+def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | None = None) -> Traffic:
     """Requests of a file in order of arrival, the first at 0 s: CSV or JSON lines, gzip or not, told apart by content.
 
     The columns are those of one of ``FORMATS``; ``priority`` may stand beside them, and in JSON lines ``hash_ids``,
-    each for ``block_tokens`` of the prompt. A request that got no output token is left out and counted, whatever the
-    format: it failed, and how much work it was is not recorded. Raises :class:`ScenarioError` with line and column.
+    each for ``block_tokens`` of the prompt (None: the format's). A request that got no output token is left out and
+    counted, whatever the format: it failed, and how much work it was is not recorded. Raises :class:`ScenarioError`
+    with line and column.
     """
     times: list[float] = []
     inputs, outputs, priorities = array("q"), array("q"), array("q")
@@ -166,7 +187,7 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int = MO
     requests = [
         Request(
             number=number, arrival_s=(times[i] - first) * kind.tick_s, input_tokens=inputs[i], output_tokens=outputs[i],
-            prefix=tuple(prefixes.get(i, ())), block_tokens=block_tokens, priority=priorities[i],
+            prefix=tuple(prefixes.get(i, ())), block_tokens=block_tokens or kind.block_tokens, priority=priorities[i],
         )
         for number, i in enumerate(order)
     ]  # fmt: skip
@@ -193,16 +214,27 @@ def _objects(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str
         row = parse_json(line, where, ScenarioError, one_line=True)
         if isinstance(row, list) and row and isinstance(row[0], dict):
             row = row[0]  # a list of objects is no JSON lines: what they hold is told, not read
-            if "conversations" in row:
-                raise ScenarioError(
-                    f"{path}: conversations as text (ShareGPT) hold neither times nor token counts: count tokens with "
-                    f"the model's tokenizer, and give columns {FORMATS[0].columns}"
-                )
+            _refuse_texts(path, row)
             _format(path, row)
             raise ScenarioError(f"{path}: a JSON list: give one object a line (.jsonl)")
         if not isinstance(row, dict):
             raise ScenarioError(f"{where}: {shown(row)}: a request is an object, one a line")
+        _refuse_texts(path, row)
         yield where, row
+
+
+# Conversations as text: ShareGPT, LMSYS and WildChat, OpenAI's batches, vLLM's custom prompts.
+TEXTS = ("conversations", "conversation", "messages", "prompt", "body")
+
+
+def _refuse_texts(path: Path, row: Mapping[str, Any]) -> None:
+    if any(kind.fits(row) for kind in FORMATS):
+        return
+    if (texts := next((name for name in TEXTS if isinstance(row.get(name), list | str | dict)), None)) is not None:
+        raise ScenarioError(
+            f"{path}: {texts} as text (ShareGPT, LMSYS, WildChat) hold neither times nor token counts: count tokens "
+            f"with the model's tokenizer, and give columns {FORMATS[0].columns}"
+        )
 
 
 def _cells(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -228,7 +260,7 @@ def _cells(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, 
 
 def _format(path: Path, row: Mapping[str, Any]) -> Format:
     for kind in FORMATS:
-        if {kind.arrival, kind.inputs, kind.outputs} <= row.keys():
+        if kind.fits(row):
             return kind
     near = max(FORMATS, key=lambda kind: len({kind.arrival, kind.inputs, kind.outputs} & row.keys()))
     missing = [name for name in (near.arrival, near.inputs, near.outputs) if name not in row]

@@ -12,6 +12,8 @@ import pandas as pd
 import workloads
 from sim.result.status import standing_served
 from sim.scenario.machine import Machine
+from sim.scenario.precision import precision_of
+from sim.serving.memory import kv_blocks, memory_of
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
 
@@ -37,10 +39,11 @@ class ServeResult:
                 "input_tokens": one.request.input_tokens,
                 "output_tokens": one.request.output_tokens,
                 "replica": one.replica,
+                "received_s": one.received_s,
                 "started_s": one.started_s,
                 "first_token_s": one.first_token_s,
                 "done_s": one.done_s,
-                "queue_s": one.started_s - one.request.arrival_s,
+                "queue_s": one.started_s - one.received_s,
                 "ttft_s": one.ttft_s,
                 "tpot_s": one.tpot_s if one.request.output_tokens > 1 else float("nan"),
                 "e2e_s": one.e2e_s,
@@ -85,10 +88,14 @@ class ServeResult:
         span_s = self.end_s - float(table["arrival_s"].min())
         output = int(table["output_tokens"].sum())
         good = self._good(table)
+        group = spec.group()
+        precision = precision_of(group)
         return {
             "model": spec.model,
             "gpu": self.machine.gpu.id,
-            **standing_served(self.machine, beyond_positions=self._beyond(table)).as_json(),
+            "stack": spec.own_stack,
+            **standing_served(self.machine, group, beyond_positions=self._beyond(table)).as_json(),
+            "precision": precision.as_json(),
             "beyond_model_positions": self._beyond(table),
             "gpus": spec.gpus,
             "requests": len(table),
@@ -113,6 +120,8 @@ class ServeResult:
             "replica_starts": log.starts,
             "hit_tokens": int(table["hit_tokens"].sum()),
             "preemptions": int(table["preemptions"].sum()),
+            "kv_blocks": spec.kv_blocks or kv_blocks(spec, group, self.machine),
+            "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             "most_blocks": max(stretch.blocks for stretch in log.stretches),
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
         }

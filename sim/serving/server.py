@@ -7,25 +7,29 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import simpy
 
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
-from sim.serving.build import replicas_of
+from sim.serving.build import host_of, replicas_of
 from sim.serving.cost import Cost
 from sim.serving.inflight import Sequence as InFlight
 from sim.serving.memory import transfer_cost
 from sim.serving.records import Log, Served, Transfer
 from sim.serving.replica import Replica
-from sim.serving.requests import Request
+from sim.serving.requests import Request, Traffic
 from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
 from sim.serving.scale import Autoscaler, Measure
 from sim.serving.spec import ServeSpec
+from workloads.engine import RequestPath
 
 # A replica that is killed: (second, number of the replica); a router that is down: (from second, to second).
 Kill = tuple[float, int]
 Outage = tuple[float, float]
+# Ways of requests are drawn apart from arrivals and lengths.
+PATH_DRAWS = 3
 
 
 def serve(
@@ -36,9 +40,11 @@ def serve(
     outages: Sequence[Outage] = (),
     window: tuple[float, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    traffic: Traffic | None = None,
     **fields: Any,
 ) -> ServeResult:
-    """Serve a spec's traffic and return what became of it. ``progress`` hears of requests done, and of how many.
+    """Serve a spec's traffic (or ``traffic``) and return what became of it. ``progress`` hears of requests done, and of
+    how many.
 
     A killed replica's requests begin anew elsewhere; those that come while the router is down wait for it.
     Between the seconds of ``window`` every step is remembered, so that a trace can show its kernels.
@@ -52,7 +58,7 @@ def serve(
         spec = ServeSpec.of(**fields)
     if window is not None and not window[0] < window[1]:
         raise ScenarioError(f"window: from {window[0]:g} s to {window[1]:g} s: give two times, the earlier first")
-    traffic = spec.traffic()
+    traffic = spec.traffic() if traffic is None else traffic
     log = Log(window=window, unanswered=traffic.unanswered)
     server = _Server(spec=spec, traffic=traffic.requests, log=log, progress=progress or (lambda *_: None))
     return server.run(kills, outages)
@@ -75,12 +81,16 @@ class _Server:
     _held: list[InFlight] = field(default_factory=list)  # while there is no router, or no replica that serves
     _routers_down: int = 0
     _transfer: dict[int, Cost] = field(default_factory=dict)
+    _path: RequestPath | None = field(init=False)
+    _rng: np.random.Generator = field(init=False)
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
         self.router = router_of(self.spec.router)
         self.over = self.env.event()
         self.served = {request.number: Served(request=request) for request in self.traffic}
+        self._path = host_of(self.spec).path
+        self._rng = np.random.default_rng([self.spec.seed, PATH_DRAWS])
 
     def run(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> ServeResult:
         spec = self.spec
@@ -131,7 +141,21 @@ class _Server:
         for request in self.traffic:
             if request.arrival_s > self.env.now:
                 yield self.env.timeout(request.arrival_s - self.env.now)
-            self._route(InFlight(request=request, target=request.input_tokens))
+            self._receive(InFlight(request=request, target=request.input_tokens))
+
+    def _receive(self, sequence: InFlight) -> None:
+        """A request comes to the engine after its way through the front end, which has no order."""
+        path_s = 0.0 if self._path is None else self._path.draw(self._rng.random())
+        record = self.served[sequence.request.number]
+        record.received_s = self.env.now + path_s
+        if path_s:
+            self.env.process(self._on_its_way(sequence, path_s))
+        else:
+            self._route(sequence)
+
+    def _on_its_way(self, sequence: InFlight, path_s: float) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(path_s)
+        self._route(sequence)
 
     def _next(self) -> None:
         """A closed loop sends its next request now."""
@@ -144,7 +168,7 @@ class _Server:
             priority=request.priority,
         )
         self.served[request.number].request = late
-        self._route(InFlight(request=late, target=late.input_tokens))
+        self._receive(InFlight(request=late, target=late.input_tokens))
 
     def _route(self, sequence: InFlight) -> None:
         living = [replica for replica in self.front if replica.alive]

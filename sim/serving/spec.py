@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+import workloads
 from hardware.sampling import Sampling
-from sim.scenario.spec import Degree, GpuName, ModelName, Positive, Scenario, Table
+from sim.scenario.precision import precision_of
+from sim.scenario.spec import (
+    CacheType,
+    Degree,
+    GpuName,
+    ModelName,
+    Positive,
+    RunType,
+    Scenario,
+    Table,
+    WeightType,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
 from sim.serving.requests import Law, Traffic, arrivals, lengths, made, read_traffic, scaled
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
+
+DEFAULT_STACK = "vllm"
 
 
 class ServeSpec(Table):
@@ -36,8 +51,22 @@ class ServeSpec(Table):
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
     )
-    dtype: Literal["bf16", "fp16", "fp8_e4m3"] = "bf16"
-    stack: str = Field("paged-kv", description="what a serving stack makes of the model")
+    dtype: RunType = Field(
+        "bf16", description="type of what is not quantised; below 16 bit, what products of weights read and hold"
+    )
+    weight_dtype: WeightType | None = Field(
+        None,
+        description="how weights are stored: int4_g128, fp8_e4m3_block128, nvfp4, ... [default: as in the checkpoint, "
+        "else dtype]",
+    )
+    kv_dtype: CacheType | None = Field(
+        None, description="type of the KV cache [default: the checkpoint's, else 16 bit]"
+    )
+    stack: str | None = Field(
+        None,
+        description="what a serving stack makes of the model [default: vllm where its kernels are known for the model, "
+        "else paged-kv]",
+    )
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
     prefill_power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit while a step holds prompts; of prefill replicas, if any [default: power_cap_w]"
@@ -59,11 +88,19 @@ class ServeSpec(Table):
         "per_sequence, where a step waits for the longest context (flash-attention 2)",
     )
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
-    host: Host = Field("none", description="what the engine's host adds to each step; the GPUs idle meanwhile")
+    host: Host = Field(
+        "stack",
+        description="what the engine's host adds to each step, while GPUs idle; stack: what is known of the stack's",
+    )
+    captured_tokens: Positive | None = Field(
+        None, description="largest step with prompts whose pieces are CUDA graphs [default: the engine's]"
+    )
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
-    trace_block_tokens: Positive = Field(512, description="tokens that a hash in a JSONL trace stands for")
+    trace_block_tokens: Positive | None = Field(
+        None, description="tokens that a hash in a JSONL trace stands for (512 in Mooncake's, 16 in Bailian's)"
+    )
     arrivals: Law = Field("poisson", description="law of the times between requests")
     rate_per_s: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="requests a second")
     burstiness: Annotated[float, Field(gt=0, le=1e4)] = Field(
@@ -111,6 +148,25 @@ class ServeSpec(Table):
         return max(self.tp, self.ep) * (self.replicas + self.prefill_replicas)
 
     @property
+    def own_stack(self) -> str:
+        """The stack that serves."""
+        return self.stack or ("paged-kv" if self.stack_reason else DEFAULT_STACK)
+
+    @cached_property
+    def stack_reason(self) -> str:
+        """Why the default stack does not run this model; empty where it does, or where a stack was named."""
+        if self.stack is not None:
+            return ""
+        layout = workloads.Layout(tp=self.tp, ep=self.ep, ep_mode=self.ep_mode)
+        model = workloads.load_model(self.model)
+        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(self._group("paged-kv", None, None)))
+        try:
+            workloads.check_options(model, layout, options)
+        except workloads.WorkloadError as error:
+            return str(error)
+        return ""
+
+    @property
     def phase_caps(self) -> bool:
         """True when the power cap of a replica changes with what it does."""
         return self.prefill_power_cap_w is not None and not self.prefill_replicas
@@ -144,15 +200,17 @@ class ServeSpec(Table):
             cap_w = prefill_w
         elif self.phase_caps and cap_w is not None and prefill_w is not None:
             cap_w = max(cap_w, prefill_w)
+        return self._group(self.own_stack, cap_w, self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz)
+
+    def _group(self, stack: str, cap_w: float | None, clock_mhz: float | None) -> Scenario:
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "stack", "launch",
+                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "launch",
                 "chip_temperature_c",
             )
         }  # fmt: skip
-        clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
-        return Scenario.of(phase="decode", power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
+        return Scenario.of(phase="decode", stack=stack, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""

@@ -25,8 +25,8 @@ COUNTERS = (
 )
 # Of a request: the whole, and the stages inside it. Times are columns of a run's requests.
 WHOLE = ("request", "arrival_s", "done_s")
-STAGES = (("queue", "arrival_s", "started_s"), ("prefill", "started_s", "first_token_s"),
-          ("decode", "first_token_s", "done_s"))  # fmt: skip
+STAGES = (("request path", "arrival_s", "received_s"), ("queue", "received_s", "started_s"),
+          ("prefill", "started_s", "first_token_s"), ("decode", "first_token_s", "done_s"))  # fmt: skip
 ABOUT = ("request", "input_tokens", "output_tokens", "replica", "hit_tokens", "preemptions", "moves")
 
 
@@ -63,7 +63,7 @@ def to_trace(run: ServeResult) -> Trace:
         for what, steps, decoding, prompt_tokens in kinds
     ]
     stages = {name: len(table_of_kinds) + number for number, (name, _, _) in enumerate(STAGES)}
-    table_of_kinds += [SpanKind(name=name, category="request", timed=name != "queue") for name in stages]
+    table_of_kinds += [SpanKind(name=name, category="request", timed=name in ("prefill", "decode")) for name in stages]
     for one in run.requests.to_dict("records"):
         number = len(lanes)
         lanes.append(Lane(pid=requests_pid, tid=int(one["request"]), name=WHOLE[0], order=0, asynchronous=True))
@@ -146,7 +146,7 @@ def _about(run: ServeResult) -> dict[str, Any]:
     return {
         "version": release(),
         "gpu": run.machine.gpu.id,
-        **standing_served(run.machine).as_json(),
+        **standing_served(run.machine, spec.group()).as_json(),
         "world": spec.group().world,
         "scenario": {name: value for name, value in policy.items() if value is not None},
     } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})

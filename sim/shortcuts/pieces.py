@@ -22,8 +22,9 @@ from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.running import Target, bounds
+from sim.engine.running import Held, Target, bounds
 from sim.errors import FoldError
+from sim.shortcuts.clocks import Ran, SerialAtClocks, step_of
 from sim.shortcuts.serial import Serial, is_serial
 
 Limits = tuple[Target, ...]
@@ -31,6 +32,8 @@ Limits = tuple[Target, ...]
 MAX_KEPT_KERNELS = 50_000
 # Runs remembered of one piece, by power targets.
 MAX_PLAYED = 128
+# Fast limits under which tables over the clock are remembered of one piece.
+MAX_LIMITS = 4
 
 
 class Limiters(Protocol):
@@ -68,6 +71,11 @@ class Played:
         return self.records.energy_j
 
     @property
+    def end_ps(self) -> int:
+        """When its last kernel ends."""
+        return self.records.end_ps
+
+    @property
     def by_events(self) -> bool:
         """True where SimPy ran it."""
         return self.summed_at is None
@@ -97,6 +105,7 @@ class Piece:
     whole: bool = False  # whole runs are big: of those, only the last one is remembered, and of the biggest none
     played: dict[Limits, Played] = field(default_factory=dict)
     serial: Serial | None = field(init=False)
+    _at_clocks: dict[float, SerialAtClocks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.serial = Serial(self.graph, self.model) if is_serial(self.graph, self.model) else None
@@ -115,6 +124,27 @@ class Piece:
             if not self.whole or self.graph.kernels <= MAX_KEPT_KERNELS:
                 self.played[limits_w] = known
         return known
+
+    def at_clocks(self, held: Limits) -> Ran | None:
+        """A serial program held at clocks of the grid, by tables; None where it is not one, or they are not."""
+        if self.serial is None or self.model.gpu.clock_step_hz:
+            return None
+        steps = []
+        for target in held:
+            step = step_of(self.model.gpu, target.clock_hz) if isinstance(target, Held) else None
+            if step is None:
+                return None
+            steps.append(step)
+        limits_w = {bounds(target, 0.0)[0] for target in held}
+        if len(limits_w) > 1:
+            return None
+        (limit_w,) = limits_w
+        tables = self._at_clocks.get(limit_w)
+        if tables is None:
+            if len(self._at_clocks) >= MAX_LIMITS:
+                self._at_clocks.clear()
+            tables = self._at_clocks[limit_w] = SerialAtClocks(self.serial, limit_w)
+        return tables.at(steps)
 
     def ended(self, records: Recorder, summed_at: Limits | None = None) -> Played:
         """A run of it."""
@@ -165,9 +195,28 @@ def play(sequence: Sequence[Repeated], limits_w: Limits, *, events: bool = False
     for step in sequence:
         played = step.piece.play(limits_w, events=events)
         if (step.repeat > 1 or step is not sequence[-1]) and not played.level:
-            raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times: layers do not repeat")
+            raise _not_level(step)
         parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=step.repeat))
     return parts
+
+
+def _not_level(step: Repeated) -> FoldError:
+    return FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times: layers do not repeat")
+
+
+def mean_w_at(sequence: Sequence[Repeated], held: Limits) -> list[float]:
+    """Each GPU's mean power over a run, its serial programs by tables where all GPUs are held at clocks of the grid.
+
+    Raises :class:`FoldError` where a cut is not level, as :func:`play` does.
+    """
+    length_ps, energy_j = 0.0, [0.0] * len(held)
+    for step in sequence:
+        ran = step.piece.at_clocks(held) or step.piece.play(held)
+        if (step.repeat > 1 or step is not sequence[-1]) and not ran.level:
+            raise _not_level(step)
+        length_ps += step.repeat * ran.end_ps
+        energy_j = [have + step.repeat * more for have, more in zip(energy_j, ran.energy_j, strict=True)]
+    return [joules / (length_ps * 1e-12) for joules in energy_j]
 
 
 def by_events(parts: Sequence[Part]) -> list[Part]:

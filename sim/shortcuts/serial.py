@@ -57,7 +57,7 @@ class Serial:
 
     def run(self, targets: Sequence[Target]) -> Recorder | None:
         """Its records under power targets (W of each GPU); None when GPUs wait for each other for ever."""
-        one = _One(self.graph, self.model, targets)
+        one = _One(self.model, targets)
         lasts_ps, power_w, state = one.columns(self.kinds, self.kind_of)
         lasts_ps[self.parts] = 0
         end_ps = np.cumsum(lasts_ps)
@@ -104,16 +104,15 @@ def _kinds(gpu: Ints, cls: Ints) -> tuple[Kinds, Ints]:
 class _One:
     """Kernels by themselves on a GPU, each under its power target."""
 
-    def __init__(self, graph: KernelGraph, model: FluidModel, targets: Sequence[Target]) -> None:
+    def __init__(self, model: FluidModel, targets: Sequence[Target]) -> None:
         self.model = model
         self.bounds = [bounds(target, model.gpu.max_clock_hz) for target in targets]
-        self.wanted = [wanted_sms(c.terms, float(model.gpu.sms)) for c in graph.classes]
         self._meetings: dict[object, tuple[int, list[GpuState]]] = {}
 
     def state(self, gpu: int, cls: int, *, waits: bool = False, pace: float | None = None) -> GpuState:
         """The state of one kernel; it may spin, or be held to ``pace``."""
         caps = None if pace is None else (pace,)
-        running = ((cls, self.wanted[cls], waits, 1.0),)
+        running = ((cls, self.model.grid(cls).sms, waits, 1.0),)
         return self.model.solve(running, *self.bounds[gpu], caps)
 
     def idle(self, gpu: int) -> GpuState:
@@ -144,6 +143,38 @@ class _One:
                 raise LivelockError(f"the collective of (GPU, kernel class) {members} finds no common pace")
             found = self._meetings[members] = _lasts_ps(pace), states
         return found
+
+
+def meeting_of(
+    model: FluidModel, members: tuple[tuple[int, int], ...], targets: Sequence[Target]
+) -> tuple[int, list[GpuState]]:
+    """Picoseconds of a collective of these (GPU, class) under each GPU's target, and the state of each."""
+    return _One(model, targets).meeting(members)
+
+
+def meetings_of(graph: KernelGraph, parts: Ints) -> list[list[int]] | None:
+    """Meetings in an order in which they can happen, each as places in ``parts``; None where some never do.
+
+    No clock changes it: a GPU's parts follow each other, and a meeting waits for all of its own.
+    """
+    ops = parts.tolist()
+    party: dict[int, list[int]] = {}
+    of_gpu: list[list[int]] = [[] for _ in range(graph.gpus)]
+    for i, op in enumerate(ops):
+        party.setdefault(graph.op_collective[op], []).append(i)
+        of_gpu[graph.op_gpu[op]].append(i)
+    ahead, missing = [iter(mine) for mine in of_gpu], {number: len(met) for number, met in party.items()}
+    found, moving = [], list(range(graph.gpus))
+    while moving:
+        part = next(ahead[moving.pop()], None)
+        if part is None:
+            continue
+        number = graph.op_collective[ops[part]]
+        missing[number] -= 1
+        if not missing[number]:
+            found.append(party[number])
+            moving.extend(graph.op_gpu[ops[i]] for i in party[number])
+    return None if any(missing.values()) else found
 
 
 def _lasts_ps(rate: float) -> int:

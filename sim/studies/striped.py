@@ -27,8 +27,8 @@ from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass
 from sim.engine.running import GpuModel
 from sim.errors import SimError
+from workloads.catalog import load_model
 from workloads.families.ring import Ring, RingLayout, ring_kernels, tile_scores
-from workloads.model import load_model
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from hardware.calibrate.suite.engine_vllm import NEEDS_VLLM
 from hardware.calibrate.suite.run import run_plan, visible_gpus
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.nvml import detect
+from traces.write.files import installed
 
 
 def measure_here(
@@ -35,6 +37,21 @@ def measure_here(
         run_plan("calibrate_multi", many, world=several, gpu_id=gpu.id, budget_s=budget_s)
         files.append(many)
     return gpu, tuple(files)
+
+
+def measure_vllm_here(
+    given: GpuSpec | None, folder: Path, *, world: int | None = None, budget_s: float = math.inf
+) -> tuple[GpuSpec, Path]:
+    """Run the plan of vLLM's kernels on this machine; the GPU and the file that holds its records.
+
+    On ``world`` of two or more, its all-reduce alone. Raises :class:`HardwareError` where vLLM is not installed.
+    """
+    if not installed("vllm"):
+        raise HardwareError(NEEDS_VLLM)
+    gpu = given or _known(*((board := detect()[0]).gpu_id, board.name))
+    path = folder / f"vllm_{world or 1}_gpus.jsonl"
+    run_plan("vllm", path, world=world or 1, gpu_id=gpu.id, budget_s=budget_s)
+    return gpu, path
 
 
 def _known(gpu_id: str | None, name: str) -> GpuSpec:

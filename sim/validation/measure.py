@@ -7,6 +7,7 @@ from typing import Any
 from hardware.calibrate.suite.plan import step
 from hardware.calibrate.suite.shapes import HEAD_DIM, Shape
 from sim.errors import ScenarioError
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from workloads import ModelSpec, load_model
 from workloads.ops import decoder_block, expert_feed, gated_feed
@@ -46,6 +47,10 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
         raise ScenarioError(f"phase = '{scenario.phase}': the suite measures {', '.join(_PHASES)}")
     if scenario.dtype not in _DTYPES:
         raise ScenarioError(f"dtype = '{scenario.dtype}': the suite measures {' and '.join(_DTYPES)}")
+    if not precision_of(scenario).uniform:
+        raise ScenarioError(
+            f"{precision_of(scenario).words()}: the suite measures one type for all, {' or '.join(_DTYPES)}"
+        )
     if scenario.ep_mode == "all_to_all":
         raise ScenarioError("ep_mode = 'all_to_all': the suite measures expert parallelism by 'all_reduce'")
     model = load_model(scenario.model)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
+from hardware.calibrate.engine_rows import ENGINE_KINDS
 from hardware.calibrate.fit_clocks import moved_bytes
 from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from hardware.laws.routes import IN_SWITCH_FROM
@@ -14,8 +16,13 @@ from inputs.texts import shown
 from sim.run.repetition import Prediction, machine_for, run_program, run_works, seen
 from sim.run.runner import simulate
 from sim.scenario.spec import Scenario
+from sim.serving import serve
+from sim.serving.requests import Request, Traffic
+from sim.serving.spec import ServeSpec
 from sim.validation import predict_time
 from sim.validation.contention import beside_waiting, computation, together
+from sim.validation.engine_kernels import engine_kernel
+from sim.validation.engine_rows import served_latencies
 from sim.validation.partitions import on_partition, side_by_side
 from sim.validation.records import MEASURED_FIELDS
 from workloads.diffusion import load_dit
@@ -68,21 +75,28 @@ def predict(kind: str, inputs: Inputs) -> Prediction:
     predictor = PREDICTORS.get(kind)
     if predictor is None:
         raise NotPredicted(SKIPPED.get(kind, f"unknown kind '{kind}'"))
+    means = {"rows", "distinct", "tiles"} if kind == "vllm_experts" else set()
     try:
-        return predictor(_checked(inputs))
+        return predictor(_checked(inputs, besides=means))
     except KeyError as error:
         raise NotPredicted(f"field {error} is missing") from None
     except ValueError as error:  # an enum's: dtype or op that no record kind has
         raise NotPredicted(str(error)) from None
 
 
-def _checked(inputs: Inputs) -> Inputs:
-    """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero."""
+def _checked(inputs: Inputs, *, besides: AbstractSet[str] = frozenset()) -> Inputs:
+    """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero.
+
+    ``besides`` are sizes that are means of several draws.
+    """
     known = {name: value for name, value in inputs.items() if value is not None}
     for names, is_right, right in SHAPES:
-        for name in names & known.keys():
+        for name in (names - besides) & known.keys():
             if not is_right(known[name]):
                 raise NotPredicted(f"{name} = {shown(known[name])}: give {right}")
+    for name in besides & known.keys():
+        if not _is_time(known[name]):
+            raise NotPredicted(f"{name} = {shown(known[name])}: give a number of at least 0")
     return known
 
 
@@ -299,29 +313,74 @@ def _transient(inputs: Inputs) -> Prediction:
     return Prediction(**predict_time.transient(inputs))
 
 
-PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = {
-    "model_step": _model_step,
-    "generate": _model_step,
-    "gemm": _kernel,
-    "attention": _kernel,
-    "grouped_gemm": _kernel,
-    "collective": _kernel,
-    "partition": _on_partition,
-    "partitions": _side_by_side,
-    "in_context": _in_context,
-    "waiting": _waiting,
-    "duty": _duty,
-    "transient": _transient,
-    "alone": _alone,
-    "together": _together,
-    "small_kernels": _small_kernels,
-    "dit_step": _dit_step,
-    "ring_attention": _ring_attention,
-} | {op.value: _kernel for op in Elementwise}
+def _engine_kernel(inputs: Inputs) -> Prediction:
+    """A lone kernel of an engine in a graph's loop."""
+    work = engine_kernel(inputs)
+    if work is None:
+        raise NotPredicted("a chain of an engine's kernels: its parts are rows of their own")
+    return _works(inputs, work)
+
+
+def _engine_serve(inputs: Inputs) -> Prediction:
+    """A server under the row's own arrivals; its time is the median request's between tokens."""
+    spec = ServeSpec.of(
+        host="stack", prefix_caching=False,
+        **{name: inputs[name] for name in SERVED & inputs.keys() if inputs[name] is not None},
+    )  # fmt: skip
+    rows = inputs["requests"]
+    traffic = Traffic(
+        requests=[
+            Request(number=number, arrival_s=float(at), input_tokens=int(asked), output_tokens=int(wanted))
+            for number, (at, asked, wanted) in enumerate(rows)
+        ]
+    )
+    run = serve(spec, traffic=traffic)
+    table = run.requests
+    served = served_latencies({name: table[name].tolist() for name in ("ttft_s", "e2e_s")}, rows)
+    return Prediction(
+        latency_s=served["itl_p50_s"],
+        energy_j=run.energy_j,
+        power_w=[run.summary["power_w_per_gpu"]] * spec.gpus,
+        sm_clock_mhz=None,
+        served=served,
+    )
+
+
+# Fields of a served row that its server has.
+SERVED = frozenset({"gpu", "model", "tp", "ep", "ep_mode", "dtype", "stack", "captured_tokens", "chip_temperature_c"})
+
+
+PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = (
+    {
+        "model_step": _model_step,
+        "generate": _model_step,
+        "gemm": _kernel,
+        "attention": _kernel,
+        "grouped_gemm": _kernel,
+        "collective": _kernel,
+        "partition": _on_partition,
+        "partitions": _side_by_side,
+        "in_context": _in_context,
+        "waiting": _waiting,
+        "duty": _duty,
+        "transient": _transient,
+        "alone": _alone,
+        "together": _together,
+        "small_kernels": _small_kernels,
+        "dit_step": _dit_step,
+        "ring_attention": _ring_attention,
+        "engine_serve": _engine_serve,
+    }
+    | {op.value: _kernel for op in Elementwise}
+    | dict.fromkeys(ENGINE_KINDS, _engine_kernel)
+)
 
 SKIPPED = {
     "host": "describes the machine, measures nothing",
+    "served": "requests of a real server: wattline measure --engine prints them beside wattline serve",
     "idle": "an input of the fit: idle power is a coefficient",
+    "start": "says how the engine of the rows after it was started",
+    "profile": "a profiler trace was taken: no time of its own",
     "link_power": "says what awake links draw: docs/records.md",
     "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",

@@ -16,6 +16,7 @@ from typing import Any
 from inputs.files import read_lines
 from inputs.texts import parse_json, shown
 from sim.errors import SimError
+from sim.validation.engine_rows import EngineRows
 
 # Everything a measurement produced, by kind of field; all other fields are inputs.
 MEASURED_FIELDS = frozenset(
@@ -23,7 +24,7 @@ MEASURED_FIELDS = frozenset(
         "latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "a_alone_s", "b_alone_s",
         "a_together_s", "b_together_s", "gemm_s", "collective_s", "gemm_clock_mhz", "a_clock_mhz",
         "iter_s", "clock_mhz", "log", "marks", "ttft_s", "tpot_s", "sm", "start_us", "resident", "missing", "end_ms",
-        "held_ms", "products", "latency_us", "kcycles",
+        "held_ms", "products", "latency_us", "kcycles", "span_s", "e2e_s",
     }
 )  # fmt: skip
 
@@ -72,10 +73,13 @@ def row_digest(row: Mapping[str, Any]) -> str:
 
 def read_records(path: Path) -> Iterator[Record]:
     """The rows of a JSON-lines file in order; blank lines are passed over, bad ones are errors."""
+    engine = EngineRows()
     for number, line in read_lines(path, "records", RecordError):
         row = parse_json(line, f"{path}, line {number}", RecordError, one_line=True)
         if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
             raise RecordError(f"{path}, line {number}: a record is an object with a text field 'kind'")
+        digest = row_digest(row)
+        row = engine.read(row)
         for names, is_right, right in MEASURED_SHAPES:
             for name in names & row.keys():
                 if not is_right(row[name]):
@@ -86,7 +90,7 @@ def read_records(path: Path) -> Iterator[Record]:
             kind=row["kind"],
             inputs={k: v for k, v in row.items() if k not in MEASURED_FIELDS} | _schedule(row),
             measured={k: v for k, v in row.items() if k in MEASURED_FIELDS},
-            digest=row_digest(row),
+            digest=digest,
         )
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from hardware.profile import fitted_row_digests, read_profile
 from sim.errors import SimError
 from sim.run.repetition import Prediction
+from sim.validation.engine_rows import served_latencies
 from sim.validation.predict import NotPredicted, predict
 from sim.validation.records import Record, RecordError, read_records
 
@@ -43,7 +44,8 @@ class Row:
             "line": self.record.line,
             "kind": self.record.kind,
             "measured": dict(self.measured),
-            "predicted": {name: getattr(self.predicted, name, None) for name in OUTPUTS},
+            "predicted": {name: getattr(self.predicted, name, None) for name in OUTPUTS}
+            | ({"served": self.predicted.served} if self.predicted and self.predicted.served else {}),
             "fitted": self.fitted,
             "skipped": self.skipped,
         }
@@ -82,6 +84,9 @@ def measured_outputs(record: Record) -> dict[str, Any]:
                 outputs["beside_s"] = statistics.fmean(measured["b_together_s"])
                 if record.kind == "together":
                     outputs["power_w"] = None  # of both; neither side's own
+            case "engine_serve":
+                outputs["served"] = served_latencies(measured, record.inputs["requests"])
+                outputs["latency_s"] = outputs["served"]["itl_p50_s"]
             case "transient":
                 first, last = measured["log"][0], measured["log"][-1]
                 outputs["latency_s"] = sum(ms * 1e-3 for mark in measured["marks"] for ms in mark["step_ms"])

@@ -16,6 +16,9 @@ from sim.output.spreadsheet import to_csv
 from sim.validation.ordering import Ordering
 from sim.validation.validate import Row
 
+# Entries of a list beyond which a table tells its length alone.
+MOST_SHOWN = 8
+
 
 def print_groups(groups: pd.DataFrame, console: Console) -> None:
     """One line a group; errors in per cent, clock in MHz."""
@@ -53,7 +56,7 @@ def print_worst(rows: Sequence[Row], count: int, console: Console) -> None:
                 _percent(row.error("latency_s")),
                 _percent(row.error("energy_j")),
                 "yes" if row.fitted else "no",
-                ", ".join(f"{k}={v}" for k, v in inputs.items()),
+                ", ".join(f"{k}={_short(v)}" for k, v in inputs.items()),
             )
         console.print(table)
     reasons: dict[str, int] = {}
@@ -146,3 +149,27 @@ def _percent(value: Any) -> str:
 
 def _number(value: Any) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.0f}"
+
+
+def _short(value: object) -> object:
+    """``value``, a long list by its length alone."""
+    return f"[{len(value)} entries]" if isinstance(value, list) and len(value) > MOST_SHOWN else value
+
+
+def print_served(rows: Sequence[Row], console: Console) -> None:
+    """Latencies of servers under their own arrivals: measured, predicted, and how far off."""
+    found = [(row, row.predicted.served) for row in rows if row.predicted is not None and row.predicted.served]
+    if not found:
+        return
+    names = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")
+    table = Table(title="Servers under their own arrivals (ms; joules in %)", title_justify="left")
+    for name in ("file:line", "first token, median", "99 %", "between tokens, median", "99 %", "energy"):
+        table.add_column(name, justify="left" if name == "file:line" else "right")
+    for row, predicted in found:
+        measured = row.measured["served"]
+        pairs = [(measured[name], predicted[name]) for name in names]
+        cells = [f"{1e3 * was:.1f} -> {1e3 * said:.1f} ({100 * (said / was - 1):+.0f} %)" for was, said in pairs]
+        energy = row.error("energy_j")
+        cells.append("-" if energy is None else f"{100 * energy:+.1f}")
+        table.add_row(f"{row.record.path.name}:{row.record.line}", *cells)
+    console.print(table)

@@ -25,15 +25,14 @@ from traces.capture import (
 )
 from traces.errors import TraceError
 from traces.overruns import clipped
-from traces.read.kineto import read_file
-from traces.read.nsight import is_sqlite, read_nsight
 from traces.read.own import arrows_of, samples_of
 from traces.read.remedies import REMEDIES
 from traces.read.rows import FileRows, Rows, leave_out_far
+from traces.read.tools import read_any
 from traces.read.values import TIME_LIMIT_NS
 from traces.records import Ints
 
-SUFFIXES = (".json", ".json.gz", ".sqlite")
+SUFFIXES = (".json", ".json.gz", ".sqlite", ".pftrace", ".pftrace.gz", "_kernel_trace.csv")
 RANK_LIMIT = 1 << 31
 EPOCH_NS = 10**18  # 2001: a smaller time counts from somewhere else than 1970
 
@@ -56,7 +55,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     in ``findings``. Raises :class:`TraceError` with file, line and remedy.
     """
     files = _files(paths)
-    parts = [read_nsight(path) if is_sqlite(path) else read_file(path) for path in files]
+    parts = [read_any(path) for path in files]
     for part in parts:
         leave_out_far(part)
     if not any(block.shape[1] for part in parts for block in part.rows.work):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from inputs.files import check_regular
 from traces.capture import NONE, Category
 from traces.errors import TraceError
 from traces.read.events import Reading
-from traces.read.rows import FileRows, Rows
+from traces.read.rows import FileRows, Rows, block_of
 from traces.read.values import TIME_LIMIT_NS, product, whole
-from traces.records import Ints
 
 MAGIC = b"SQLite format 3\x00"
 PREFIX = "CUPTI_ACTIVITY_KIND_"
@@ -44,14 +42,26 @@ def read_nsight(path: Path) -> FileRows:
             database.text_factory = lambda raw: raw.decode("utf-8", "replace")
             tables = {row[0] for row in database.execute("select name from sqlite_master where type = 'table'")}
             if "StringIds" not in tables:
+                raise TraceError(f"trace '{path}': {_other(tables, path)}")
+            if PREFIX + "KERNEL" not in tables and PREFIX + "GRAPH_TRACE" in tables:
                 raise TraceError(
-                    f"trace '{path}': a SQLite file without the table StringIds: export it with nsys export"
+                    f"trace '{path}': its CUDA graphs were traced whole, without their kernels: "
+                    "nsys profile --cuda-graph-trace=node"
                 )
             strings = dict(database.execute("select id, value from StringIds"))
             _Export(database, tables, strings, rows, reading).take()
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the words of an error may be damaged as well
         raise TraceError(f"trace '{path}': {error}: export it again with nsys export --type sqlite") from None
     return FileRows(rows=rows, reading=reading)
+
+
+def _other(tables: set[str], path: Path) -> str:
+    """What a SQLite file that is no Nsight export is, and how to convert it."""
+    if {"rocpd_op", "rocpd_api"} <= tables:
+        return f"a database of rocmProfileData: python3 rpd2tracing.py {path.name} {path.stem}.json, and read that"
+    if any(name.startswith("rocpd_") for name in tables):
+        return f"a database of rocprofv3: rocpd convert -i {path.name} --output-format csv, and read its kernel trace"
+    return "a SQLite file without the table StringIds: export it with nsys export --type sqlite"
 
 
 class _Export:
@@ -94,10 +104,10 @@ class _Export:
             if end is not None and self.timed(start, end):  # a mark has no end
                 label = text or self.text(text_id) or "range"
                 ranges.append((rows.name(label), 0, whole(thread) & 0xFFFFFF, 0, start, end - start))
-        rows.work.append(_block(self.taken, 13))
+        rows.work.append(block_of(self.taken, 13))
         rows.energy_j.append(np.full(len(self.taken), np.nan))
-        rows.calls.append(_block(calls, 5))
-        rows.annotations.append(_block(ranges, 6))
+        rows.calls.append(block_of(calls, 5))
+        rows.annotations.append(block_of(ranges, 6))
 
     def select(self, table: str, columns: str) -> list[tuple[Any, ...]]:
         """Rows of ``table``; a column that this version does not have reads as NULL."""
@@ -135,7 +145,3 @@ class _Export:
 
 
 COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}  # CUpti_ActivityMemcpyKind
-
-
-def _block(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
-    return np.array(rows, dtype=np.int64).T if rows else np.empty((width, 0), dtype=np.int64)

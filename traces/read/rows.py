@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,3 +76,8 @@ def leave_out_far(part: FileRows) -> None:
             table[number] = block[:, near]
             if table is rows.work:
                 rows.energy_j[number] = rows.energy_j[number][near]
+
+
+def block_of(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+    """Rows one by one as a block of columns."""
+    return np.array(rows, dtype=np.int64).T if rows else np.empty((width, 0), dtype=np.int64)

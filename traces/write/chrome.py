@@ -17,23 +17,22 @@ import numpy as np
 
 from traces.errors import TraceError
 from traces.lint import to_ns
-from traces.records import Counter, Ints, Lane, Spans, Trace
+from traces.records import Counter, Ints, Spans, Trace
 from traces.write.check import changes, check_trace
 from traces.write.files import write_pieces
+from traces.write.launches import HOST_PID, host_text, in_whole_us
 from traces.write.nested import nested_text
 from traces.write.text import json_text, us_text
 
 CHUNK = 16384  # events formatted at a time
-HOST_PID = 1_000_000  # the host thread that launches on GPU n is shown as process HOST_PID + n
 
 
 def write_chrome(trace: Trace, path: Path, *, launches: bool = False) -> Path:
     """Write ``trace`` to ``path`` (gzip when it ends in .gz); equal traces give equal bytes.
 
-    ``launches`` adds what Holistic Trace Analysis pairs kernels by: a ``cudaLaunchKernel`` event for each
-    kernel (the host is not simulated: it takes 1 ns and runs one kernel ahead) and ``correlation`` and
-    ``device`` arguments, and names communication as NCCL does; to read such files without losing kernels
-    below a microsecond, set ``HTA_DISABLE_NS_ROUNDING=1``.
+    ``launches`` adds what Holistic Trace Analysis pairs kernels by: a ``cudaLaunchKernel`` event for each kernel
+    (:mod:`traces.write.launches`) and ``correlation`` and ``device`` arguments, names communication as NCCL does, and
+    writes whole microseconds.
 
     Raises :class:`TraceError` when spans of a lane overlap, a value is not finite, a reference points
     nowhere, or the path cannot be written; in every case no file is left behind.
@@ -52,6 +51,8 @@ def write_chrome(trace: Trace, path: Path, *, launches: bool = False) -> Path:
     >>> json.loads(text)["traceEvents"][-1]["args"]
     {'energy_j': 0.25}
     """
+    if launches:
+        trace = in_whole_us(trace)
     check_trace(trace)
     if not path.name.endswith((".json", ".json.gz")):
         raise TraceError(f"trace file '{path}': name it .json, .json.gz, .pftrace or .pftrace.gz")
@@ -74,10 +75,10 @@ def _pieces(trace: Trace, launches: bool) -> Iterator[str]:
         yield from _span_text(_part(trace, threads), launches, extra and [extra[index] for index in threads.tolist()])
         yield from nested_text(trace)
     if launches:
-        yield from _launch_text(trace)
-    yield from _flow_text(trace)
+        yield from host_text(trace)
+    yield from _flow_text(trace, launches)
     for counter in trace.counters:
-        yield from _counter_text(counter)
+        yield from _counter_text(counter, launches)
     yield "\n]}\n"
 
 
@@ -127,7 +128,7 @@ def _span_text(trace: Trace, launches: bool, extra: Sequence[str] | None) -> Ite
     for text in args:
         tails += [f',"args":{{{text}', f',"args":{{{text}{"," if text else ""}"energy_j":']
     starts = [f",\n{head}{place}" for head in heads for place in where]
-    points = [f".{ns:03d}" for ns in range(1000)]
+    points = ["" if launches else f".{ns:03d}" for ns in range(1000)]  # launches: in whole microseconds
     durations = [f'{point},"dur":' for point in points]
 
     has_energy = ~np.isnan(spans.energy_j)
@@ -175,27 +176,7 @@ def _correlations(trace: Trace) -> list[str]:
     ]
 
 
-def _launch_text(trace: Trace) -> Iterator[str]:
-    """A launch for every kernel, one ahead: issued as the kernel before it on its lane starts."""
-    start = to_ns(trace.spans.start_ps).tolist()
-    lanes = [trace.lanes[lane] for lane in trace.spans.lane.tolist()]
-    kernels = np.flatnonzero(_kernels(trace)).tolist()
-    issued: dict[int, int] = {}
-    previous: dict[Lane, int] = {}
-    for index in sorted(kernels, key=start.__getitem__):
-        issued[index] = previous.get(lanes[index], 0)
-        previous[lanes[index]] = start[index]
-    yield "".join(
-        [
-            f',\n{{"ph":"X","name":"cudaLaunchKernel","cat":"cuda_runtime","pid":{HOST_PID + lanes[index].pid},'
-            f'"tid":{lanes[index].tid},"ts":{us_text(issued[index])},'
-            f'"dur":{us_text(min(1, start[index] - issued[index]))},"args":{{"correlation":{index + 1}}}}}'
-            for index in kernels
-        ]
-    )
-
-
-def _flow_text(trace: Trace) -> Iterator[str]:
+def _flow_text(trace: Trace, whole: bool) -> Iterator[str]:
     """Arrows from the end of one span to the start of another; both halves lie inside their spans."""
     spans = trace.spans
     start, end = to_ns(spans.start_ps), to_ns(spans.end_ps)
@@ -205,14 +186,14 @@ def _flow_text(trace: Trace) -> Iterator[str]:
         leave = max(int(start[before]), int(end[before]) - 1)
         common = f'"name":"depends","cat":"flow","id":{number}'
         parts.append(
-            f',\n{{"ph":"s",{common},"pid":{origin.pid},"tid":{origin.tid},"ts":{us_text(leave)}}}'
+            f',\n{{"ph":"s",{common},"pid":{origin.pid},"tid":{origin.tid},"ts":{us_text(leave, whole=whole)}}}'
             f',\n{{"ph":"f","bp":"e",{common},"pid":{target.pid},"tid":{target.tid},'
-            f'"ts":{us_text(int(start[after]))}}}'
+            f'"ts":{us_text(int(start[after]), whole=whole)}}}'
         )
     yield "".join(parts)
 
 
-def _counter_text(counter: Counter) -> Iterator[str]:
+def _counter_text(counter: Counter, whole: bool) -> Iterator[str]:
     if not len(counter.value):
         return
     time, value = changes(counter)
@@ -221,7 +202,7 @@ def _counter_text(counter: Counter) -> Iterator[str]:
     for begin in range(0, len(time), CHUNK):
         yield "".join(
             [
-                f',\n{head},"ts":{ts // 1000}.{ts % 1000:03d},"args":{{"value":{number:.10g}}}}}'
+                f',\n{head},"ts":{us_text(ts, whole=whole)},"args":{{"value":{number:.10g}}}}}'
                 for ts, number in zip(
                     time[begin : begin + CHUNK].tolist(), value[begin : begin + CHUNK].tolist(), strict=True
                 )

@@ -16,10 +16,12 @@ def json_text(value: Any, what: str) -> str:
         raise TraceError(f"{what} cannot be written as JSON: {error}") from None
 
 
-def us_text(ns: int) -> str:
-    """Whole nanoseconds as microseconds.
+def us_text(ns: int, *, whole: bool = False) -> str:
+    """Whole nanoseconds as microseconds, or as the ``whole`` microsecond that they lie in.
 
-    >>> us_text(12_345_067)
-    '12345.067'
+    >>> us_text(12_345_067), us_text(12_345_067, whole=True)
+    ('12345.067', '12345')
     """
+    if whole:
+        return str(ns // 1000)
     return f"{ns // 1000}.{ns % 1000:03d}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, assert_never
 
+from workloads.errors import WorkloadError
+from workloads.families.engine import engine_attention, engine_of
 from workloads.families.ring import Ring, RingLayout, ring_kernels
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, exchange_kernel, permute_kernel
 from workloads.ops import Attention
@@ -23,6 +25,11 @@ def attention_kernels(node: Attention, shape: Shape, phase: Pass, stack: Stack) 
     """
     if shape.layout.cp == 1:
         return _local(node, shape, phase, stack)
+    window = node.window or shape.model.usual_window
+    if window and shape.context > window and shape.layout.cp_mode != "ulysses":
+        raise WorkloadError(
+            f"cp_mode = '{shape.layout.cp_mode}': attention over a window of {window} tokens: use cp_mode = 'ulysses'"
+        )
     match shape.layout.cp_mode:
         case "ulysses":
             return _ulysses(node, shape, phase, stack)
@@ -47,10 +54,13 @@ def last_slice(layout: Layout) -> int:
 
 
 def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
+    engine = engine_of(stack.engine)
+    if engine is not None:
+        return engine_attention(node, shape, engine)
     heads = shape.kv_heads * shape.model.head_dim
     kernels: list[Kernel] = []
     if phase == "decode" and stack.kv_copies:
-        cached = shape.tokens * heads * DType.BF16.bytes * 2
+        cached = shape.tokens * heads * (DType.BF16.bytes + shape.precision.kv.bytes)
         kernels += [
             elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached) for name in ("copy_k", "copy_v")
         ]

@@ -65,16 +65,17 @@ def eager_kernels(node: Pointwise | Attention, shape: Shape, dtype: DType) -> li
 
 def _size(node: Pointwise, shape: Shape) -> tuple[int, int]:
     """Rows and width of a pointwise node on one rank."""
-    model, tokens = shape.model, shape.tokens
+    model, sizes = shape.model, shape.local_sizes(node.parallel)
+    tokens, heads = sizes["b"] * sizes["s"], sizes["H"] + sizes["K"]
     match node.op:
         case Elementwise.ROPE:
-            return tokens, (shape.q_heads + shape.kv_heads) * model.head_dim
+            return tokens, heads * model.head_dim
         case Elementwise.RMSNORM:
-            return tokens * (shape.q_heads + shape.kv_heads), model.head_dim
+            return tokens * heads, model.head_dim
         case Elementwise.ADD_RMSNORM:
             return tokens, model.d_model
         case _:
-            return tokens, shape.local_sizes(node.axis)[node.axis]
+            return tokens, sizes[node.axis]
 
 
 def _chain(

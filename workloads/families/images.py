@@ -7,10 +7,12 @@ from dataclasses import replace
 from workloads.errors import WorkloadError
 from workloads.families.nodes import node_kernels
 from workloads.families.options import Options
-from workloads.kernels import Shape, gemm_kernel
+from workloads.kernels import Shape, product_kernel, stored_kernel
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
-from workloads.program import Segment
+from workloads.precision import Product
+from workloads.program import Kernel, Segment
+from workloads.shard import shard
 from workloads.stack import Stack
 from workloads.work import Elementwise
 
@@ -25,22 +27,37 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
             f"give at least {options.images * vision.tokens}"
         )
     count, patches = shape.batch * options.images, vision.patches
-    images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches)
+    precision = shape.precision.of_images
+    images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
+    product = precision.product
     layer = [
-        k for node in vision.model.block.nodes for k in node_kernels(node, images, "prefill", None, stack, options)
+        k
+        for node in shard(vision.model.block.nodes)
+        for k in node_kernels(node, images, "prefill", None, stack, options)
     ]
     read = replace(images, new_tokens=vision.tokens)
+    if vision.projector:
+        rows = read.tokens
+        projector = tuple(
+            product_kernel(f"projector_{i}", rows, wide, deep) for i, (deep, wide) in enumerate(vision.projector)
+        )
+        return (*_encoded(read, layer, product), Segment(name="projector", kernels=projector))
     wide = replace(read, model=replace(vision.model, d_ff=model.d_model))
     deep = replace(read, model=replace(model, d_ff=model.d_model))
+    up, down = op("bsm,mf->bsf", label="up"), op("bsf,mf->bsm", label="down")
     activation = Pointwise(name="projector_gelu", op=Elementwise.GELU)
     projector = (
-        gemm_kernel("projector_up", (op("bsm,mf->bsf", label="up"),), wide, options.dtype),
+        stored_kernel("projector_up", (up,), wide, product),
         *node_kernels(activation, replace(deep, layout=Layout()), "prefill", None, stack, options),
-        gemm_kernel("projector_down", (op("bsf,mf->bsm", label="down"),), deep, options.dtype),
+        stored_kernel("projector_down", (down,), deep, product),
     )
-    embed = gemm_kernel("embed_patches", (op("bsv,vm->bsm", label="patches"),), read, options.dtype)
+    return (*_encoded(read, layer, product), Segment(name="projector", kernels=projector))
+
+
+def _encoded(read: Shape, layer: list[Kernel], product: Product) -> tuple[Segment, Segment]:
+    """Patches and the encoder's layers."""
+    embed = stored_kernel("embed_patches", (op("bsv,vm->bsm", label="patches"),), read, product)
     return (
         Segment(name="patches", kernels=(embed,)),
-        Segment(name="vision layer", kernels=tuple(layer), repeat=vision.model.layers),
-        Segment(name="projector", kernels=projector),
+        Segment(name="vision layer", kernels=tuple(layer), repeat=read.model.layers),
     )

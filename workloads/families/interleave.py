@@ -112,7 +112,7 @@ def beside(layer: Sequence[Kernel], partners: dict[str, tuple[str, ...]], *, mar
         if kernel.name in partners:
             made.append(replace(kernel, stream=COMM_STREAM, priority=COMM_PRIORITY, after=(len(made) - 1,)))
             pending = (len(made) - 1,)
-            made += [leave_sms(by_name[name], margin_ctas) for name in partners[kernel.name]]
+            made += [leave_sms(by_name[name], margin_ctas) for name in partners[kernel.name] if name in by_name]
         else:
             made.append(replace(kernel, after=pending))
             pending = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from workloads.errors import WorkloadError
-from workloads.kernels import Shape, elementwise_kernel, gemm_kernel, product_kernel
+from workloads.kernels import Shape, elementwise_kernel, product_kernel, weighted_kernels
 from workloads.ops import LatentAttention, Op
 from workloads.program import Kernel
 from workloads.stack import Stack
@@ -19,7 +19,8 @@ def latent_kernels(
 
     The latents and the rotary key are made, and in decode read, by every rank; only heads are split. In decode
     queries are carried into the latent space (``k_up``) and outputs back (``v_up``), a product for each head, so
-    that attention reads ``kv_rank + rope_dim`` cached elements a token and layer and nothing else.
+    that attention reads ``kv_rank + rope_dim`` cached elements a token and layer and nothing else. Those products
+    are in 16 bit in engines too, whatever the weights are stored in.
     """
     model, latent = shape.model, shape.model.latent
     if latent is None:
@@ -32,13 +33,13 @@ def latent_kernels(
     moved = 2 * tokens * rotary * latent.rope_dim * element
     normed = latent.q_rank + latent.kv_rank
     kernels = [
-        gemm_kernel("latent_down_gemm", node.down, shape, DType.BF16),
+        *weighted_kernels("latent_down_gemm", node.down, shape),
         elementwise_kernel("latent_norm", Elementwise.RMSNORM, tokens, normed, 2 * tokens * normed * element),
-        gemm_kernel("q_up_gemm", node.q_up, shape, DType.BF16),
+        *weighted_kernels("q_up_gemm", node.q_up, shape),
         elementwise_kernel("rope", Elementwise.ROPE, tokens, rotary * latent.rope_dim, moved, blocks=tokens * rotary),
     ]
     if phase == "decode":
-        cached = 2 * tokens * latent.cached_dim * element
+        cached = tokens * latent.cached_dim * (element + shape.precision.kv.bytes)
         if stack.kv_copies:
             kernels.append(elementwise_kernel("copy_latent", Elementwise.COPY, tokens, latent.cached_dim, cached))
         kernels += [
@@ -49,7 +50,7 @@ def latent_kernels(
         return kernels
     width = heads * key_dim
     kernels += [
-        gemm_kernel("kv_up_gemm", (node.k_up, node.v_up), shape, DType.BF16),
+        *weighted_kernels("kv_up_gemm", (node.k_up, node.v_up), shape),
         elementwise_kernel("concat_k", Elementwise.COPY, tokens, width, 2 * tokens * width * element),
         _rebuilt_attention(node.name, shape, key_dim),
     ]
@@ -68,6 +69,7 @@ def _product_per_head(name: str, one: Op, shape: Shape) -> Kernel:
 def _absorbed_attention(name: str, shape: Shape) -> Kernel:
     latent = shape.model.latent
     assert latent is not None
+    kv = shape.precision.kv
     work = AttentionWork(
         batch=shape.batch,
         q_len=1,
@@ -78,9 +80,11 @@ def _absorbed_attention(name: str, shape: Shape) -> Kernel:
         v_head_dim=latent.kv_rank,
         causal=False,
         latent=True,
+        kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
     )
     per_key = latent.cached_dim + latent.kv_rank
-    moved = shape.batch * (shape.context * latent.cached_dim + shape.q_heads * per_key) * DType.BF16.bytes
+    queries = shape.q_heads * per_key * DType.BF16.bytes
+    moved = shape.batch * (shape.context * latent.cached_dim * kv.bytes + queries)
     flops = 2.0 * shape.batch * shape.q_heads * shape.context * per_key
     return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
 

@@ -7,8 +7,9 @@ from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
-from workloads.ops import Pointwise
+from workloads.ops import Experts, Pointwise
 from workloads.parallel import Layout, check_layout
+from workloads.precision import Precision, resolve
 from workloads.routing import Choice, Routing
 from workloads.stack import load_stack
 from workloads.work import AllReduce, DType, Elementwise
@@ -23,6 +24,7 @@ class Options:
     layers: int | None = None
     lm_head: bool = True
     dtype: DType = DType.BF16
+    precision: Precision | None = None  # None: the checkpoint's, else dtype
     stack: str = "reference-torch"
     routing: Routing = field(default_factory=Routing)
     tokens_per_ep_rank: tuple[int, ...] | None = None
@@ -35,8 +37,15 @@ class Options:
     images: int = 0  # encoded before a prefill, a sequence; their tokens are among its tokens
 
 
+def precision_in(model: ModelSpec, options: Options) -> Precision:
+    """What the operands of ``model`` are stored as in a run with ``options``."""
+    return options.precision or resolve(model.quantised, dtype=options.dtype)
+
+
 def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
     """Refuse what would silently run as something else."""
+    if model.refused:
+        raise WorkloadError(f"{model.id}: {model.refused}")
     if options.layers is not None:
         positive("layers", options.layers)
         if options.layers > model.layers:
@@ -53,16 +62,22 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"tokens_per_ep_rank = {rows}: {model.id} has no experts")
     if rows is not None and len(rows) != layout.ep:
         raise WorkloadError(f"tokens_per_ep_rank has {len(rows)} entries, ep is {layout.ep}: one a rank")
-    if options.dtype is DType.FP8 and model.experts:
-        raise WorkloadError(f"dtype = 'fp8_e4m3': the experts of {model.id} have 16-bit kernels only: use bf16")
-    if layout.sequence_parallel and options.dtype is DType.FP8:
-        raise WorkloadError("dtype = 'fp8_e4m3': sequence_parallel layers have 16-bit kernels only: use bf16")
+    precision = precision_in(model, options)
+    engine = load_stack(options.stack).engine
+    if engine is not None:
+        _check_engine(engine, model, layout, options)
+    if layout.sequence_parallel and precision.narrow:
+        raise WorkloadError(
+            f"dtype = '{precision.product.activations}': sequence_parallel layers have 16-bit kernels only: use bf16"
+        )
     if options.images:
         _check_images(model, layout, options)
     if options.dtype is DType.FP32 and not load_stack(options.stack).eager:
         raise WorkloadError(f"dtype = 'fp32': stack '{options.stack}' has 16-bit kernels: use stack 'eager-torch'")
-    if options.dtype is DType.FP8 and load_stack(options.stack).eager:
-        raise WorkloadError("dtype = 'fp8_e4m3': stack 'eager-torch' is known with bf16 and fp32 only")
+    if precision.narrow and load_stack(options.stack).eager:
+        raise WorkloadError(
+            f"dtype = '{precision.product.activations}': stack 'eager-torch' is known with bf16 and fp32 only"
+        )
     if layout.sequence_parallel and not any(
         isinstance(node, Pointwise) and node.op is Elementwise.ADD_RMSNORM for node in model.block.nodes
     ):
@@ -71,6 +86,41 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"cp = {layout.cp}: stack 'eager-torch' attends on one rank: use cp = 1")
     if layout.sequence_parallel and options.stack != "reference-torch":
         raise WorkloadError(f"stack = '{options.stack}': sequence_parallel is known for stack 'reference-torch' only")
+
+
+# Types of products and of the cache that kernels of serving engines were measured in.
+ENGINE_TYPES = (DType.BF16, DType.FP16, DType.FP8)
+ENGINE_CACHES = (DType.BF16, DType.FP16, DType.FP8)
+
+
+def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Options) -> None:
+    """What a serving engine's kernels are known for."""
+    if model.latent or model.state_space:
+        kind = "latent attention" if model.latent else "state-space layers"
+        raise WorkloadError(
+            f"stack = '{engine}': its kernels for {kind} ({model.id}) are not known: use stack 'paged-kv'"
+        )
+    precision = precision_in(model, options)
+    product = precision.product
+    known = product.multiplies in ENGINE_TYPES and precision.kv in ENGINE_CACHES
+    if not known or product.stored is not None or precision.exceptions or precision.head is not None:
+        raise WorkloadError(
+            f"stack = '{engine}': its kernels are known in 16 bit and in FP8, not with {precision.words()}: "
+            "use stack 'paged-kv'"
+        )
+    if any(isinstance(node, Experts) and len(node.up) != 2 for node in model.block.nodes):
+        raise WorkloadError(f"stack = '{engine}': its experts are known with a gate ({model.id}): use stack 'paged-kv'")
+    if layout.cp > 1:
+        raise WorkloadError(f"stack = '{engine}': cp = {layout.cp}: its context parallelism is not known: use cp = 1")
+    if layout.ep_mode == "all_to_all":
+        raise WorkloadError(
+            f"stack = '{engine}': ep_mode = 'all_to_all': its kernels are known with experts on the ranks of one "
+            "tensor group: use ep_mode = 'all_reduce', or stack 'paged-kv'"
+        )
+    if options.overlap_chunks > 1 or options.overlap != "chunks":
+        raise WorkloadError(
+            f"stack = '{engine}': its collectives are whole: leave overlap out, or use 'reference-torch'"
+        )
 
 
 def _check_images(model: ModelSpec, layout: Layout, options: Options) -> None:

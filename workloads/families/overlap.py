@@ -5,8 +5,9 @@ from __future__ import annotations
 from workloads.errors import WorkloadError
 from workloads.families.pairs import LayerBuilder, Pointwise, Schedule
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel
-from workloads.ops import Attention, Gemm
+from workloads.ops import Attention, Experts, Gemm
 from workloads.program import Kernel
+from workloads.shard import shard
 from workloads.work import DType, Elementwise
 
 
@@ -45,7 +46,10 @@ def overlapped_layer(shape: Shape, schedule: Schedule) -> list[Kernel]:
 def _nodes(shape: Shape) -> tuple[Gemm, Attention, Gemm, Gemm, Gemm]:
     """QKV product, attention, output, gate-up and down products of the plain decoder layer."""
     model = shape.model
-    if model.experts or model.latent:
+    usual = {"add_rmsnorm_attn", "qkv_gemm", "qk_norm", "rope", "attention", "o_gemm", "add_rmsnorm_ff",
+             "gate_up_gemm", "silu_mul", "down_gemm", "all_reduce_attn", "all_reduce_down"}  # fmt: skip
+    other = {node.name for node in shard(model.block.nodes) if not isinstance(node, Experts)} - usual
+    if model.experts or model.latent or model.pattern or other or any(shape.context > one for one in model.windows):
         raise WorkloadError(f"sequence_parallel: {model.id} has other layers than a plain decoder: use tp and ep")
     nodes = {node.name: node for node in model.block.nodes if isinstance(node, Gemm | Attention)}
     try:

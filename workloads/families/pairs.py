@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
-from workloads.kernels import Shape, elementwise_kernel, gemm_kernel
+from workloads.kernels import Shape, elementwise_kernel, product_bytes, stored_kernel
 from workloads.ops import Gemm
 from workloads.program import Kernel
 from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, GemmWork, GroupedGemmWork
@@ -125,7 +125,12 @@ class LayerBuilder:
     def _piece(self, node: Gemm, index: int) -> Kernel:
         """The product of one piece; a ring's leaves SMs to its exchanges."""
         schedule = self.schedule
-        piece = product_piece(gemm_kernel(node.name, node.ops, self.shape, DType.BF16), schedule, index)
+        product, *others = dict.fromkeys(self.shape.precision.of(one) for one in node.ops)
+        if others:
+            raise WorkloadError(
+                f"sequence_parallel: parts of {node.name} are stored otherwise than others: leave it out"
+            )
+        piece = product_piece(stored_kernel(node.name, node.ops, self.shape, product), schedule, index)
         return leave_sms(piece, self._exchange_ctas) if schedule.kind == "ring_exchange" else piece
 
     def _collective(self, name: str, op: CollectiveOp) -> Kernel:
@@ -162,8 +167,7 @@ def product_piece(kernel: Kernel, schedule: Schedule, index: int) -> Kernel:
     if work.m % pieces:
         raise WorkloadError(f"overlap_chunks = {pieces}: does not divide the {work.m} tokens of {kernel.name}")
     work = replace(work, m=work.m // pieces)
-    moved = work.dtype.bytes * work.k * (work.m + work.n) + work.out_dtype.bytes * work.m * work.n
-    return replace(kernel, work=work, flops=flops, bytes_moved=float(moved))
+    return replace(kernel, work=work, flops=flops, bytes_moved=float(product_bytes(work)))
 
 
 def leave_sms(kernel: Kernel, ctas: int) -> Kernel:

@@ -9,7 +9,7 @@ from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels
 from workloads.families.latent import latent_kernels
 from workloads.families.nodes import PhaseName, node_kernels
-from workloads.families.options import Options, check_options, positive
+from workloads.families.options import Options, check_options, positive, precision_in
 from workloads.families.transformer import head_kernels, loads_of
 from workloads.kernels import Shape
 from workloads.model import ModelSpec
@@ -18,6 +18,7 @@ from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad
+from workloads.shard import shard
 from workloads.stack import Stack, load_stack
 
 
@@ -65,7 +66,8 @@ def build_ragged(
         tokens = sum(group.sequences * group.new_tokens for group in groups)
         positive("tokens", tokens)
     check_layout(model, layout, batch=max(tokens, 1), new_tokens=1, layers=options.layers)
-    whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1)
+    precision = precision_in(model, options)
+    whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1, precision=precision)
     loads = loads_of(whole, options)
     templates = [_rank(whole, groups, scored, load, stack, options, dense=tokens > 0) for load in loads]
     return Program(
@@ -93,19 +95,25 @@ def _rank(
 ) -> RankProgram:
     layers = whole.model.layers if options.layers is None else options.layers
     segments = []
-    for name, block, mine in whole.model.layer_groups(range(layers)):
+    runs = [
+        (name, block, precision, run)
+        for name, block, mine in whole.model.layer_groups(range(layers))
+        for precision, run in whole.precision.runs(mine)
+    ]
+    for name, block, precision, run in runs:
         kernels: list[Kernel] = []
-        for node in block.nodes:
+        stored = replace(whole, precision=precision)
+        for node in shard(block.nodes):
             match node:
                 case Attention() | LatentAttention():
                     for group in groups:
-                        kernels += _attention(node, whole, group, stack)
+                        kernels += _attention(node, stored, group, stack)
                 case _ if dense:
-                    kernels += node_kernels(node, whole, "prefill", load, stack, options)
+                    kernels += node_kernels(node, stored, "prefill", load, stack, options)
         if kernels:
-            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(mine), first=mine.start))
+            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
     if options.lm_head and scored:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored))))
+        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored), stack)))
     return RankProgram(phases=(Phase(name="step", segments=tuple(segments)),))
 
 

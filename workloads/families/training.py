@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from workloads.errors import WorkloadError
-from workloads.families.options import Options
+from workloads.families.options import Options, precision_in
 from workloads.families.ring import COMM_STREAM, Ring, ring_kernels
 from workloads.families.transformer import build_program
 from workloads.kernels import elementwise_kernel, product_kernel
@@ -32,6 +32,7 @@ from workloads.work import (
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
+    RoutedGemmWork,
 )
 
 SUM_STREAM = COMM_STREAM + 1
@@ -71,6 +72,10 @@ def check_training(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(f"phase = 'train': {model.id} is no dense decoder: give one, like llama-7b")
     if layout.pp > 1 or layout.ep > 1 or layout.sequence_parallel:
         raise WorkloadError("phase = 'train' is known with tp, cp and dp: leave pp, ep and sequence_parallel out")
+    if not precision_in(model, options).uniform:
+        raise WorkloadError(
+            f"phase = 'train': {model.id} is quantised: gradients of bf16 weights are known: give those"
+        )
     if options.dtype is not DType.BF16 or options.stack != "reference-torch":
         raise WorkloadError("phase = 'train': kernels of gradients are bf16 ones of stack 'reference-torch': use these")
     if options.overlap != "chunks" or options.overlap_chunks > 1:
@@ -225,7 +230,7 @@ def _gradients(kernel: Kernel) -> Iterator[Kernel]:
             yield replace(kernel, name=f"{kernel.name}_kv_grad")
         case ElementwiseWork() | CollectiveWork():
             yield replace(kernel, name=f"{kernel.name}_grad")
-        case GroupedGemmWork():
+        case GroupedGemmWork() | RoutedGemmWork():
             raise AssertionError("experts are refused")
         case _:
             assert_never(work)

@@ -7,22 +7,25 @@ from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.families.context import last_slice, own_shape
+from workloads.families.engine import engine_head, engine_of
 from workloads.families.images import image_segments
 from workloads.families.interleave import beside, cut_sums, two_batches
 from workloads.families.moe import SHARED_BESIDE
 from workloads.families.nodes import PhaseName, node_kernels
-from workloads.families.options import Options, check_options, choice_of, positive
+from workloads.families.options import Options, check_options, choice_of, positive, precision_in
 from workloads.families.overlap import overlapped_layer
 from workloads.families.pairs import Schedule, leave_sms
 from workloads.families.pipeline import Step, stage_segments
-from workloads.kernels import Shape, gemm_kernel
+from workloads.kernels import Shape, quantise_kernel, stored_kernel
 from workloads.model import ModelSpec
 from workloads.ops import Block, Experts, Gemm, op
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.positions import check_reach
+from workloads.precision import Product
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.routing import ExpertLoad, expert_loads
+from workloads.shard import shard
 from workloads.stack import Stack, load_stack
 from workloads.work import CollectiveOp, CollectiveWork, DType
 
@@ -81,6 +84,7 @@ def _program(
     stack = load_stack(options.stack)
     check_options(model, layout, options)
     layers = model.layers if options.layers is None else options.layers
+    precision = precision_in(model, options)
     shapes = []
     for label, phase, batch, seq_len in steps:
         positive("batch", batch)
@@ -93,7 +97,9 @@ def _program(
         check_reach(model, seq_len if phase == "prefill" else seq_len + 1)
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
-        shape = Shape(model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len)
+        shape = Shape(
+            model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len, precision=precision
+        )
         own = own_shape(shape, phase)
         if options.overlap == "two_batch" and own.batch % 2:
             raise WorkloadError(
@@ -187,10 +193,11 @@ def _segments(
 ) -> tuple[Segment, ...]:
     segments = []
     for name, block, mine in shape.model.layer_groups(layers):
-        kernels = _layer_kernels(block, shape, phase, load, stack, options)
-        segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(mine), first=mine.start))
+        for precision, run in shape.precision.runs(mine):
+            kernels = _layer_kernels(block, replace(shape, precision=precision), phase, load, stack, options)
+            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
     if head:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(shape)))
+        segments.append(Segment(name="lm_head", kernels=head_kernels(shape, stack)))
     return tuple(segments)
 
 
@@ -205,7 +212,7 @@ def _layer_kernels(
         return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
     if shape.layout.sequence_parallel:
         return overlapped_layer(shape, _schedule(shape, options))
-    kernels = in_turn(*(node_kernels(node, shape, phase, load, stack, options) for node in block.nodes))
+    kernels = in_turn(*(node_kernels(node, shape, phase, load, stack, options) for node in shard(block.nodes)))
     if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
         return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
     schedule = _schedule(shape, options)
@@ -225,13 +232,22 @@ def _schedule(shape: Shape, options: Options) -> Schedule:
             return Schedule(pieces=chunks, ctas=ctas)
 
 
-def head_kernels(shape: Shape) -> tuple[Kernel, ...]:
+def head_kernels(shape: Shape, stack: Stack) -> tuple[Kernel, ...]:
     """Only the last token of each sequence is scored; the vocabulary is padded up to the ranks.
+
+    A serving engine draws a token from its logits, and prepares the next step.
 
     Under sequence parallelism these tokens lie on the last rank: a broadcast brings them to the others.
     """
     last = replace(shape, new_tokens=1)
-    head = gemm_kernel("lm_head", (LM_HEAD,), last, DType.BF16)
+    # A head that no scheme quantises is a 16-bit product, in fp32 runs too.
+    product = shape.precision.head or Product.of(DType.BF16)
+    head = stored_kernel("lm_head", (LM_HEAD,), last, product)
+    engine = engine_of(stack.engine)
+    if engine is not None:
+        return engine_head(head, last, engine)
+    if not product.activations.plain:
+        return (quantise_kernel("lm_head", last.tokens, shape.model.d_model, product), head)
     if not shape.layout.sequence_parallel:
         return (head,)
     buffer = shape.batch * shape.model.d_model * DType.BF16.bytes

@@ -55,6 +55,15 @@ class Transfer(Ask):
 class Carried(Ask):
     """Bytes of a kernel of the engine, which move as the kernel goes on."""
 
+    proc = None
+
+    def __init__(self, resource: Bandwidth[Any]) -> None:
+        # What Ask does, less asking for an arbitration: the kernel paces its bytes.
+        self.env = resource._env
+        self.callbacks = []
+        self.resource = resource
+        resource.put_queue.append(self)
+
     def moved(self, _now: int | float) -> bool:
         """The kernel says when."""
         return False
@@ -62,7 +71,10 @@ class Carried(Ask):
     def end(self) -> None:
         """The kernel has ended."""
         self.resource.put_queue.remove(self)
-        fire(self)
+        if self.callbacks:
+            self.succeed()
+        else:
+            self._ok, self._value, self.callbacks = True, None, None  # type: ignore[assignment]
 
 
 class Stop(Give):

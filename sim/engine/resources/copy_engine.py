@@ -28,7 +28,8 @@ from typing import Any
 from simpy.core import Environment
 
 from sim.engine.resources.arbitration import Arbitrated, Rounds
-from sim.engine.resources.sm_pool import Blocks, Grid, Return, Waiting
+from sim.engine.resources.grid import Grid
+from sim.engine.resources.sm_pool import Blocks, Return, Waiting
 
 NO_SMS = Grid(sms=0.0)
 

@@ -29,44 +29,27 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Self
 
 from simpy.core import Environment
 from simpy.events import NORMAL
 
-from sim.engine.grants import room
-from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, offer
-from sim.engine.resources.tiles import Progress, Split, last_round, share_out, split_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """How the blocks of a kernel come to SMs: what a pool has to know of it.
-
-    ``sms`` is what all blocks ask for, ``tiles`` what they work through, ``cluster`` blocks start together. Blocks with
-    ``own_tiles`` do not share theirs with blocks that start late. ``short`` blocks end all the time, so that a request
-    of higher priority gets their SMs at once. A ``collective`` starts on whole clusters near one another.
-    """
-
-    sms: float
-    tiles: int = 1
-    sms_per_block: float = 1.0
-    cluster: int = 1
-    own_tiles: bool = False
-    short: bool = False
-    collective: bool = False
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds
+from sim.engine.resources.grid import Grid, Progress, room
+from sim.engine.resources.tiles import Split, begin_late, last_round, split_of
 
 
 class Blocks(Ask):
     """A kernel's request for SMs: fires when its first blocks start.
 
-    ``held`` SMs are out of the pool, ``sms`` set the pace: more than are held once the tail has let some go. The other
+    ``held`` SMs are out of the pool, ``sms`` set the pace: more than are held once the tail has let some go. Blocks of
+    a kernel that was recorded with the others beside it start ``at_once``: on what is free, even on nothing. The other
     fields are those of a part of a kernel whose blocks started at different times.
     """
 
     progress: Progress | None = None
     split: Split | None = None
+    at_once = False
     sms = 0.0
     held = 0.0
     rounds = 0.0  # rounds of tiles of this part: all, and those behind it
@@ -97,9 +80,11 @@ class Return(Give):
     """What ``blocks`` held goes back when their kernel has ended; ``keep`` SMs stay where it only lets some go."""
 
     def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
+        self.env = pool._env
+        self.resource = pool
         self.blocks = blocks
         self.keep = keep
-        super().__init__(pool)
+        pool._do_get(self)
 
 
 class Waiting(list[Blocks]):
@@ -122,6 +107,7 @@ class SmPool(Arbitrated):
         super().__init__(env, capacity, rounds, place)
         self.free = float(capacity)
         self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
+        self.loose = False  # some of the free ones were left by the last round of a product in clusters
         self.users: list[Blocks] = []
         self.on_change: Callable[[], None] = _nothing  # after an arbitration that left somebody waiting, or grew one
         self._late: list[Blocks] = []
@@ -142,10 +128,13 @@ class SmPool(Arbitrated):
         grid = event.grid
         if event.wanted > self.free:
             self._displace(event)
-        give = event.wanted if event.wanted <= self.free and not self.scattered else self._room(event)
+        whole = event.wanted <= self.free and not self.scattered and not self.loose
+        give = event.wanted if whole else self._room(event)
         if give <= 0.0:
-            return False
-        if give < event.wanted and grid.own_tiles:
+            if event.at_once:
+                self._start_on_nothing(event)
+            return event.at_once
+        if give < event.wanted and grid.whole:
             if event.split is None:
                 event.split = split_of(event)
             self._late.append(event)
@@ -157,29 +146,37 @@ class SmPool(Arbitrated):
         if grid.cluster > 1 and not grid.collective:
             self.scattered = self.free
         if event.split is not None:
-            event.split.begun.append(event)
-            share_out(event.split, grid.sms_per_block, int(self._env.now))
+            event.split.join(event, int(self._env._now))
         event.succeed()
         return True
+
+    def _start_on_nothing(self, event: Blocks) -> None:
+        event.wanted = event.held = event.sms = 0.0
+        event.split = None
+        self.users.append(event)
+        event.succeed()
 
     def _do_get(self, event: Return) -> bool:
         """Take SMs back."""
         blocks = event.blocks
         if event.keep is None:
             self.free += blocks.held
+            if blocks.held:
+                self.scattered, self.loose = 0.0, False
             blocks.held = 0.0
             self.users.remove(blocks)
-            self.scattered = 0.0
         else:
             self.free += blocks.held - event.keep
             blocks.held = event.keep
-        self._trigger_put(event)
+            self.loose = self.loose or blocks.grid.cluster > 1
+        if not self.asked and (self.put_queue or self._partial):
+            self.rounds.ask(self)
         return True
 
     # -- arbitration ------------------------------------------------------------------------------------------
 
     def _trigger_put(self, _: Any) -> None:
-        if not self.asked and (self.put_queue or self._partial):
+        if self.put_queue or self._partial:
             self.rounds.ask(self)
 
     def arbitrate(self) -> None:
@@ -190,7 +187,12 @@ class SmPool(Arbitrated):
             first = self.put_queue[0]
             if self._partial and (self.scattered or len(self.put_queue) > 1 or first.wanted > self.free):
                 grew = self._grow([one for one in self.users if one.grid.collective])
-            offer(self, None)
+            queue = self.put_queue
+            while queue and self._do_put(queue[0]):  # SimPy's loop where nothing behind a refused request is looked at
+                del queue[0]
+            for event in [one for one in queue if one.at_once]:
+                self._do_put(event)
+                queue.remove(event)
             if self._late:
                 self._queue_late()
         if self._partial and self.free > 0.0:
@@ -226,7 +228,7 @@ class SmPool(Arbitrated):
         want, grid = blocks.wanted - blocks.held, blocks.grid
         if not grid.collective:
             return min(want, self.free)
-        return room(want, self.free, scattered=self.scattered, cluster=grid.cluster, sms_per_block=grid.sms_per_block)
+        return room(grid, want, self.free, scattered=self.scattered, loose=self.loose)
 
     def _grow(self, users: Iterable[Blocks]) -> bool:
         """Blocks that have waited for SMs, of kernels that run, get those that are free."""
@@ -236,6 +238,8 @@ class SmPool(Arbitrated):
             more = self._more(blocks)
             if more > 0.0 and blocks.held == blocks.sms:
                 self.free -= more
+                if blocks.grid.collective and blocks.progress is not None:
+                    begin_late(blocks.progress, blocks.held / blocks.wanted, int(self._env.now))
                 blocks.held = blocks.sms = blocks.held + more
                 grew = True
         return grew
@@ -257,9 +261,9 @@ class SmPool(Arbitrated):
         """Somebody waits: SMs that the last round of a running kernel does not need go back when it begins."""
         for blocks in self.users:
             progress = blocks.progress
-            if not blocks.grid.own_tiles or progress is None or progress.rate == 0.0 or blocks.held < blocks.sms:
+            if not blocks.grid.whole or progress is None or progress.rate == 0.0 or blocks.held < blocks.sms:
                 continue
-            last, needed = last_round(blocks)
+            last, needed = last_round(blocks, blocks.split)
             if needed >= blocks.held:
                 continue
             left = progress.left - progress.rate * (now - progress.updated_ps) - last
@@ -273,7 +277,7 @@ class SmPool(Arbitrated):
         blocks = tail.blocks
         if blocks.tail_due == self._env.now and blocks in self.users:
             blocks.tail_due = -1
-            Return(self, blocks, last_round(blocks)[1])
+            Return(self, blocks, last_round(blocks, blocks.split)[1])
 
 
 class Tail(Moment):

@@ -28,10 +28,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simpy.core import Environment
+from simpy.events import PENDING
 from simpy.resources.base import BaseResource, Get, Put
 
 
@@ -56,6 +57,18 @@ class Turn(Get["Stream"]):
         if not stream.busy:
             stream._trigger_get(None)
 
+    def take(self, kernel: Any) -> None:
+        """The next kernel's turn has come."""
+        self.succeed(kernel)
+
+
+class Turns(Turn):
+    """A front end that asks once for all kernels: it stays in the queue, and is called with each in its turn."""
+
+    def __init__(self, stream: Stream, take: Callable[[Any], None]) -> None:
+        self.take = take  # type: ignore[method-assign,assignment]  # one call less a kernel
+        super().__init__(stream)
+
 
 class Stream(BaseResource[Launch, Turn]):
     """Launched kernels in order; see the module docstring. The host and the order of calls decide, at once."""
@@ -74,10 +87,14 @@ class Stream(BaseResource[Launch, Turn]):
         """Ask for the next kernel."""
         return Turn(self)
 
+    def turns(self, take: Callable[[Any], None]) -> Turns:
+        """Have ``take`` called with every kernel when its turn has come."""
+        return Turns(self, take)
+
     def end(self) -> None:
         """The kernel whose turn it was has ended."""
         self.busy = False
-        if self.get_queue:
+        if self.waiting and self.get_queue:
             self._trigger_get(None)
 
     def _do_put(self, event: Launch) -> bool:
@@ -98,7 +115,14 @@ class Stream(BaseResource[Launch, Turn]):
         launched = self._launched
         while (kernel := next(launched[0], launched)) is launched:
             launched.popleft()
-        event.succeed(kernel)
+        event.take(kernel)
         if self.put_queue:
             self._trigger_put(None)
         return True
+
+    def _trigger_get(self, _: Any) -> None:
+        """SimPy's loop over the waiting turns; one that has not fired asks for further kernels and keeps its place."""
+        queue = self.get_queue
+        while queue and self._do_get(queue[0]):
+            if queue[0]._value is not PENDING:
+                del queue[0]

@@ -7,21 +7,73 @@ split: its late blocks are a part of their own. Parts are dealt their tiles anew
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from typing import Protocol
 
-from sim.engine.grants import OWN_TILES, Turns, fetch
+from sim.engine.resources.grid import Grid, Progress
 
-if TYPE_CHECKING:
-    from sim.engine.resources.sm_pool import Blocks
+# Rounds beyond which those that are all alike are not gone through one by one.
+MANY_ROUNDS = 100_000
 
 
-class Progress(Protocol):
-    """How far a running kernel is: the share that is ``left`` at ``updated_ps``, shares a unit of time, its end."""
+@dataclass(slots=True)
+class Turns:
+    """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last (``lasts``)."""
 
-    left: float
-    rate: float
-    updated_ps: int
-    due_ps: int
+    ready: float
+    slots: float
+    fetched: float = 0.0
+    last: float = 0.0
+    lasts: float = 1.0
+
+
+def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
+    """Hand ``tiles`` to whichever of ``parts`` is ready first; a last round of few takes ``thin`` of one at least.
+
+    >>> parts = [Turns(ready=2.0, slots=100.0), Turns(ready=2.4, slots=32.0)]
+    >>> fetch(parts, 164)
+    >>> [(part.ready, part.fetched, part.last) for part in parts]
+    [(4.0, 132.0, 32.0), (3.4, 32.0, 32.0)]
+    """
+    ready = [(part.ready, order) for order, part in enumerate(parts)]
+    heapify(ready)
+    slots = sum(part.slots for part in parts)
+    while tiles > 1e-6:
+        if (
+            0.0 < MANY_ROUNDS * slots < tiles and max(ready)[0] - ready[0][0] <= 1.0
+        ):  # from here on each in turn, for long
+            rounds = tiles // slots - 1.0
+            for part in parts:
+                part.ready, part.fetched = part.ready + rounds, part.fetched + rounds * part.slots
+            ready = [(at + rounds, order) for at, order in ready]
+            tiles -= rounds * slots
+        part = parts[ready[0][1]]
+        part.last = min(part.slots, tiles)
+        part.fetched += part.last
+        tiles -= part.last
+        part.lasts = 1.0 if part.last == part.slots else max(thin, part.last / part.slots)
+        part.ready += part.lasts
+        heapreplace(ready, (part.ready, ready[0][1]))
+
+
+class Part(Protocol):
+    """A request for SMs whose blocks are the whole kernel, or those that started at one time; see ``Blocks``."""
+
+    grid: Grid
+    progress: Progress | None
+    sms: float
+    rounds: float
+    gone: float
+    fetched: float
+    billed: float
+    last: float
+    lasts: float
+    fill: float
+
+    def thin(self, rounds: int) -> float:
+        """What the last of ``rounds``, with few tiles, takes of a round's time at least."""
 
 
 class Split:
@@ -38,11 +90,16 @@ class Split:
         self.rounds, self.own, self.fetched, self.full, self.thin = rounds, own, fetched, full, thin
         self.fill = fill
         self.parts = 1
-        self.begun: list[Blocks] = []
+        self.begun: list[Part] = []
         self.energy_j = 0.0
         self.start_ps = -1
 
-    def ended(self, part: Blocks) -> bool:
+    def join(self, part: Part, now_ps: int) -> None:
+        """Blocks of the kernel start: from now on they do their share of its tiles."""
+        self.begun.append(part)
+        share_out(self, part.grid.sms_per_block, now_ps)
+
+    def ended(self, part: Part) -> bool:
         """Take in a part that has ended; True of the last one."""
         self.parts -= 1
         self.begun.remove(part)
@@ -50,7 +107,7 @@ class Split:
         return not self.parts
 
 
-def split_of(blocks: Blocks) -> Split:
+def split_of(blocks: Part) -> Split:
     """A kernel that begins on part of its SMs.
 
     Where memory sets the pace, tiles of a last, thin round take the time of their arithmetic alone (28 us after 86 in a
@@ -59,7 +116,7 @@ def split_of(blocks: Blocks) -> Split:
     grid = blocks.grid
     slots = grid.sms / grid.sms_per_block
     rounds = math.ceil(grid.tiles / slots - 1e-9)
-    own = min(OWN_TILES, rounds)
+    own = min(grid.own_tiles, rounds)
     fetched = max(0.0, grid.tiles - own * slots)
     return Split(
         rounds=rounds,
@@ -108,11 +165,34 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
         progress.due_ps = -1  # its end is another now
 
 
-def last_round(blocks: Blocks) -> tuple[float, float]:
+def begin_late(progress: Progress, share: float, now_ps: int) -> None:
+    """Blocks of a collective start that have waited for SMs, while a ``share`` of its blocks ran, in turns.
+
+    Each block moves its own part of the data, which nobody does for it: the collective lasts until the late ones have
+    done theirs. Only where the last turn has begun nothing is left for them.
+
+    >>> from types import SimpleNamespace
+    >>> half = SimpleNamespace(left=0.75, rate=0.0, updated_ps=0)
+    >>> begin_late(half, 0.5, 0), half.left
+    (None, 1.0)
+    >>> last = SimpleNamespace(left=0.25, rate=0.0, updated_ps=0)
+    >>> begin_late(last, 0.5, 0), last.left
+    (None, 0.5)
+    """
+    done = 1.0 - max(0.0, progress.left - progress.rate * (now_ps - progress.updated_ps))
+    if done <= 0.0:
+        return
+    begun = math.ceil(done / share - 1e-9) * share
+    progress.left = 1.0 if begun < 1.0 - 1e-9 else min(1.0, (1.0 - done) / share)
+    progress.updated_ps = now_ps
+    progress.due_ps = -1  # its end is another now
+
+
+def last_round(blocks: Part, split: Split | None) -> tuple[float, float]:
     """What the last round of a kernel, or of a part of one, is of the kernel's time, and the SMs that it needs."""
     grid = blocks.grid
-    if blocks.split is not None:
-        return blocks.lasts / blocks.split.rounds, blocks.last * grid.sms_per_block
+    if split is not None:
+        return blocks.lasts / split.rounds, blocks.last * grid.sms_per_block
     tiles, slots = grid.tiles * blocks.sms / grid.sms, blocks.sms / grid.sms_per_block
     rounds = math.ceil(tiles / slots - 1e-9)
     return 1.0 / rounds, (tiles - (rounds - 1) * slots) * grid.sms_per_block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from hardware.errors import HardwareError
 from sim.errors import ScenarioError, SimError
 from sim.explore.plan.question import Deployment, Question
 from sim.explore.plan.steady import MOST_LOAD, Load, Steady, decoding_alone, decoding_and_prompts, prompts_alone
-from sim.explore.workers import Pool
+from sim.explore.workers import Pool, WorkerDied
 from sim.result.status import standing_served
 from sim.scenario.machine import machine_of
 from sim.serving.clock import clocks_mhz
@@ -27,6 +28,8 @@ GROUPS = (1, 2, 4, 8, 16)
 STEP_TOKENS = (2048, 8192)
 # Sequences at once that are tried, before the last two are halved in on.
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# So many ways are looked at in about the time that workers take to start.
+FEW_WAYS = 6
 # The share of the targets that is aimed at.
 AIM = 0.97
 
@@ -70,12 +73,15 @@ def plan(
 
 
 def _mapped(tasks: Sequence[list[_Way]], pool: Pool | None) -> Iterable[list[tuple[list[Deployment], str]]]:
-    """In order, on the workers of ``pool``, or right here."""
-    if pool is None or min(pool.jobs, len(tasks)) == 1:
+    """In order, on the workers of ``pool``, or right here: where they are few, or a worker died."""
+    if pool is None or pool.jobs == 1 or len(tasks) <= FEW_WAYS:
         return map(_search, tasks)
     numbered = [[(number, way) for way in task] for number, task in enumerate(tasks)]
-    done = sorted((result for batch in pool.map(_search_numbered, numbered) for result in batch), key=lambda r: r[0])
-    return [[result] for _, result in done]
+    done: dict[int, tuple[list[Deployment], str]] = {}
+    with suppress(WorkerDied):
+        for batch in pool.map(_search_numbered, numbered):
+            done.update(batch)
+    return [[done[number]] if number in done else _search(task) for number, task in enumerate(tasks)]
 
 
 def _search(ways: Sequence[_Way]) -> list[tuple[list[Deployment], str]]:
@@ -132,7 +138,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> tuple[list[Deplo
     )
     if site.fitting < 1:
         raise ScenarioError(f"one request needs more KV cache than the {room:,} tokens that a replica holds")
-    standing = standing_served(target)
+    standing = standing_served(target, group)
     found = []
     for mode in question.modes:
         if mode == "disaggregated" and site.replicas < 2:

@@ -1,0 +1,69 @@
+"""Rows of a serving engine's kernels (kinds ``vllm_...``): what each is, and reading them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import HardwareError
+
+Row = Mapping[str, Any]
+ENGINE_KINDS = frozenset(
+    {
+        "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "vllm_quantise", "vllm_cache_write", "vllm_compiled",
+        "vllm_gate", "vllm_act", "vllm_expert_sum", "vllm_sample", "vllm_all_reduce",
+    }
+)  # fmt: skip
+# Bytes an element of fused elementwise kernels: read, then written; FP8 results are one byte.
+COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A row of a memory-bound kernel: the name of its law, its rows, and the bytes that it moves."""
+
+    op: str
+    rows: int
+    bytes_moved: float
+
+
+def moved_of(row: Row) -> Moved:
+    """What an elementwise row of the engine is."""
+    match row["kind"]:
+        case "vllm_quantise":
+            op, rows, moved = f"quantise_{row['scales']}", row["tokens"], 3.0 * row["tokens"] * row["width"]
+        case "vllm_cache_write":
+            op, rows, moved = "cache_write", row["tokens"], 8.0 * row["tokens"] * row["kv_heads"] * 128
+        case "vllm_compiled":
+            op, rows = f"compiled_{row['how']}", row["tokens"]
+            moved = float(COMPILED_BYTES[row["how"]] * row["tokens"] * row["width"])
+        case "vllm_gate":
+            op, rows, moved = "gate", row["tokens"], row["tokens"] * (4.0 * row["experts"] + 12.0 * row["top_k"])
+        case "vllm_act":
+            op, rows = "expert_act", row["tokens"] * row["top_k"]
+            moved = 6.0 * rows * row["width"]
+        case "vllm_expert_sum":
+            op, rows = "expert_sum", row["tokens"]
+            moved = 2.0 * (row["top_k"] + 1) * row["tokens"] * row["width"]
+        case "vllm_sample":
+            op, rows = "sample_random" if row["temperature"] else "sample_greedy", row["rows"]
+            moved = 10.0 * row["rows"] * row["width"]
+        case other:
+            raise HardwareError(f"kind '{other}' is no elementwise kernel of an engine")
+    return Moved(op=op, rows=rows, bytes_moved=moved)
+
+
+def read_engine_records(paths: Sequence[Path]) -> list[Row]:
+    """Rows of an engine's kernels; any other kind is an error."""
+    rows = []
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if line.strip():
+                row = json.loads(line)
+                if row["kind"] not in ENGINE_KINDS:
+                    raise HardwareError(f"{path}, line {number}: kind '{row['kind']}' is none of an engine's kernels")
+                rows.append(row)
+    return rows

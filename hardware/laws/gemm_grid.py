@@ -1,0 +1,62 @@
+"""Which SMs a dense product keeps from others: the tiles that its library launches, and in how many rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from hardware.laws.gemm import GemmCoefficients
+from hardware.laws.terms import KernelTerms
+
+# Tiles (columns of n, rows of m) of 16-bit products with 128 rows or more in our profiler traces on Hopper, by the
+# names of their kernels (records/*/traces, measurements/kineto): a library has tiles for most widths, so that the grid
+# of a product nearly fills the GPU. 120 to 132 blocks run in every one of 46 kinds of products there, where a law that
+# knows few widths leaves up to 20 of 132 SMs to a collective that in truth waits for the product's last round.
+_TILES = np.array(
+    [
+        (64, 128), (80, 128), (112, 128), (128, 64), (128, 128), (128, 192), (128, 256), (168, 128), (176, 128),
+        (192, 192), (256, 128), (256, 152), (256, 160), (320, 128),
+    ]
+)  # fmt: skip
+_SPLITS = np.array([1, 2, 3, 4])
+_A, _B = np.repeat(_TILES, len(_SPLITS), axis=0).T
+_S = np.tile(_SPLITS, len(_TILES))
+# What reading a tile's columns and rows from L2 adds to its arithmetic: large tiles read less for each product. With it
+# 20 of the 21 products of our chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) have their rounds.
+_READING = 5.0
+LEAST_ROWS = 128  # fewer are bound by memory, and their tiles those of the law
+
+
+@lru_cache(maxsize=4096)
+def launched_tiles(
+    c: GemmCoefficients, *, m: int, n: int, k: int, flops_per_cycle_per_sm: float, sms: int, max_clock_hz: float
+) -> int:
+    """Tiles of ``(m x k) . (k x n)`` by the kernel that is through first: rounds, reading tiles from L2, split sums."""
+    tiles = np.ceil(n / _A) * np.ceil(m / _B) * _S
+    reading = 1.0 + _READING * (_A + _B) / (_A * _B)
+    cycles = 2 * _A * _B * (k / _S) / (flops_per_cycle_per_sm * c.efficiency) * reading + c.epilogue_cycles
+    compute_s = np.ceil(tiles / sms) * cycles / max_clock_hz
+    read_s = 2.0 * tiles * (_A + _B) * (k / _S) / c.l2_bytes_per_s
+    reduce_s = np.where(_S > 1, c.split_reduce_s + 8.0 * m * n * _S / c.l2_bytes_per_s, 0.0)
+    return int(tiles[np.argmin(np.maximum(compute_s, read_s) + reduce_s)])
+
+
+def relaunched(terms: KernelTerms, tiles: int, sms: int) -> KernelTerms:
+    """``terms`` of a product that runs in so many tiles: alone on ``sms`` SMs it takes the time and joules it took.
+
+    >>> terms = KernelTerms(floor_s=0.0, blocks=112, cycles_per_block=1000.0, sm_power_w=80.0)
+    >>> again = relaunched(terms, 256, 132)
+    >>> again.blocks, again.cycles_per_block, round(again.sm_power_w, 1)
+    (256, 500.0, 67.9)
+    """
+    before, now = min(terms.blocks, sms), min(tiles, sms)
+    rounds_before, rounds = -(-terms.blocks // sms), -(-tiles // sms)
+    return replace(
+        terms,
+        blocks=tiles,
+        cycles_per_block=terms.cycles_per_block * rounds_before / rounds,
+        hbm_bytes_per_s_per_sm=terms.hbm_bytes_per_s_per_sm * before / now,
+        sm_power_w=terms.sm_power_w * before / now,
+    )

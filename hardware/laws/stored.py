@@ -1,0 +1,100 @@
+"""Products whose operands are stored in fewer bits than a law was fitted with: their bytes, cycles and joules.
+
+No row of ours measured such kernels in this form: their bytes are exact, the rest is what is said below, and every
+kernel priced here counts as extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hardware.laws.grouped import large_tiles
+from hardware.laws.residency import hbm_share
+from hardware.laws.terms import KernelTerms
+
+# Turning weights into 16 bit as they come in, on the SMs' integer and 16-bit units. Marlin's published kernel (arXiv
+# 2408.11743, and the vLLM kernels after it) takes four logical and four arithmetic instructions for eight values and
+# multiplies them by their scales two at a time, 1.5 instructions a value; an SM of every GPU of the catalog issues 128
+# lanes a cycle. A block has at most 64 rows of activations, so that more rows turn every weight again.
+INSTRUCTIONS_PER_WEIGHT = 1.5
+LANES_PER_SM = 128
+ROWS_PER_BLOCK = 64
+
+
+def with_stored_weights(
+    terms: KernelTerms, *, m: int, n: int, k: int, element_bytes: float, weight_bytes: float, turned: bool
+) -> KernelTerms:
+    """``terms`` of ``(m x k) . (k x n)`` whose weights are ``weight_bytes`` in all, scales included.
+
+    ``terms`` are those of weights of ``element_bytes``. ``turned``: they are turned into the type that is multiplied,
+    which takes the SMs cycles that tensor cores wait for.
+    """
+    moved = max(terms.hbm_bytes - element_bytes * n * k + weight_bytes, weight_bytes)
+    cycles = turning_cycles(m=m, weights=n * k) / terms.blocks if turned else 0.0
+    return replace(
+        terms,
+        hbm_bytes=moved,
+        hbm_energy_j=terms.hbm_energy_j * moved / terms.hbm_bytes,
+        cycles_per_block=terms.cycles_per_block + cycles,
+        extrapolated=True,
+    )
+
+
+def turning_cycles(*, m: float, weights: float) -> float:
+    """Cycles of one SM that turn ``weights`` into the multiplied type, once for every block of rows.
+
+    >>> turning_cycles(m=1, weights=1280)
+    15.0
+    """
+    return math.ceil(m / ROWS_PER_BLOCK) * weights * INSTRUCTIONS_PER_WEIGHT / LANES_PER_SM
+
+
+def grouped_with_operands(
+    terms: KernelTerms,
+    *,
+    experts: int,
+    rows: int,
+    distinct: int,
+    n: int,
+    k: int,
+    weight_bytes: float,
+    row_bytes: float,
+    rate_ratio: float,
+    flop_energy_ratio: float,
+    turned: bool,
+    l2_bytes: float,
+    flops_per_cycle_per_sm: float,
+) -> KernelTerms:
+    """``terms`` of a grouped product of 16-bit operands with others: weights of the experts hit of ``weight_bytes`` in
+    all, activations of ``row_bytes`` a row, multiplied ``rate_ratio`` times as fast.
+
+    A tile of many rows is bound by tensor cores. One of few rows waits for its operands: it takes as long as its
+    weights' bytes, and at least what tensor cores take for its 64 x 128 results.
+    """
+    narrower = weight_bytes / (2.0 * distinct * n * k)
+    if large_tiles(experts=experts, rows=rows, n=n):
+        share = 1.0 / rate_ratio
+    else:
+        least = 2.0 * 64 * 128 * k / (rate_ratio * flops_per_cycle_per_sm)
+        share = min(1.0, max(narrower, least / terms.cycles_per_block))
+    cycles = terms.cycles_per_block * share
+    if turned:
+        cycles += turning_cycles(m=rows / max(distinct, 1), weights=distinct * n * k) / terms.blocks
+    activations, activations_wide = row_bytes * rows + 2.0 * rows * n, 2.0 * rows * (n + k)
+    wide = 2.0 * distinct * n * k + hbm_share(activations_wide, l2_bytes) * activations_wide
+    moved = weight_bytes + hbm_share(activations, l2_bytes) * activations
+    return replace(
+        terms,
+        cycles_per_block=cycles,
+        hbm_bytes=moved,
+        hbm_energy_j=terms.hbm_energy_j * moved / wide,
+        core_energy_j=terms.core_energy_j * flop_energy_ratio,
+        extrapolated=True,
+    )
+
+
+def prefill_with_cache(terms: KernelTerms, *, elements: float, element_bytes: float) -> KernelTerms:
+    """``terms`` of a prefill's attention whose ``elements`` of keys and values take ``element_bytes`` each, not two."""
+    moved = terms.hbm_bytes - (2.0 - element_bytes) * elements
+    return replace(terms, hbm_bytes=moved, hbm_energy_j=terms.hbm_energy_j * moved / terms.hbm_bytes, extrapolated=True)

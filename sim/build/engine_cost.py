@@ -1,0 +1,125 @@
+"""A serving engine's own kernels: sizes become terms of its laws on a GPU, or of the libraries' where it has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hardware.gpu import GpuSpec
+from hardware.laws.engine_price import (
+    engine_all_reduce_terms,
+    engine_decode_terms,
+    engine_elementwise_terms,
+    engine_prefill_terms,
+    routed_gemm_terms,
+    scaled_gemm_terms,
+    stand_in,
+    unsized_terms,
+)
+from hardware.laws.terms import KernelTerms
+from hardware.profile import Profile
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    Elementwise,
+    ElementwiseWork,
+    EngineOp,
+    GemmWork,
+    GroupedGemmWork,
+    RoutedGemmWork,
+    Work,
+)
+
+
+def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | None:
+    """Terms of ``work`` under its engine's laws; None where the profile has no row of it."""
+    if isinstance(work, ElementwiseWork) and (terms := unsized_terms(work.op.value, work.rows)) is not None:
+        return terms
+    laws = profile.engines.get(getattr(work, "engine", None) or "")
+    if laws is None:
+        return None
+    match work:
+        case ElementwiseWork():
+            return engine_elementwise_terms(
+                laws, gpu, op=work.op.value, rows=work.rows, bytes_moved=float(work.bytes_moved)
+            )
+        case GemmWork() if work.scales is not None:
+            return scaled_gemm_terms(laws, gpu, m=work.m, n=work.n, k=work.k, scales=work.scales)
+        case AttentionWork() if work.decode:
+            return engine_decode_terms(
+                laws,
+                gpu,
+                batch=work.batch,
+                kv_len=work.kv_len,
+                q_heads=work.q_heads,
+                kv_heads=work.kv_heads,
+                head_dim=work.head_dim,
+                kv_dtype=work.kv_dtype.value,
+            )
+        case AttentionWork():
+            return engine_prefill_terms(
+                laws,
+                profile,
+                gpu,
+                batch=work.batch,
+                q_len=work.q_len,
+                kv_len=work.kv_len,
+                q_heads=work.q_heads,
+                kv_heads=work.kv_heads,
+                head_dim=work.mean_head_dim,
+                causal=work.causal,
+            )
+        case RoutedGemmWork():
+            return routed_gemm_terms(
+                laws,
+                gpu,
+                engine=work.engine,
+                experts=work.experts,
+                inner=work.inner,
+                tokens=work.tokens,
+                rows=work.rows,
+                distinct=work.distinct,
+                tiles=work.tiles,
+                n=work.n,
+                k=work.k,
+                weights=weights_of(work),
+            )
+    return None
+
+
+def weights_of(work: RoutedGemmWork) -> str:
+    """The name under which laws of an expert product lie."""
+    return f"{work.dtype.value}_block" if work.scales == "block" else work.dtype.value
+
+
+def own_all_reduce(work: CollectiveWork, profile: Profile, library: KernelTerms) -> KernelTerms | None:
+    """The engine's all-reduce, whose ranks and blocks are those of the ``library``'s; None without rows of so many."""
+    laws = profile.engines.get(work.engine or "")
+    if laws is None or work.op is not CollectiveOp.ALL_REDUCE:
+        return None
+    return engine_all_reduce_terms(laws, library, world=len(work.ranks), buffer_bytes=work.buffer_bytes)
+
+
+def without_engine(work: Work) -> Work:
+    """The libraries' kernel that stands in for an engine's."""
+    match work:
+        case RoutedGemmWork():
+            tiles = dict(work.tiles)
+            return GroupedGemmWork(
+                experts=work.experts,
+                rows=work.rows,
+                distinct=work.distinct,
+                tiles128=tiles[128],
+                tiles256=max(float(work.distinct), tiles[128] / 2),
+                rows_beyond128=max(0.0, work.rows - 128.0 * work.distinct),
+                n=work.n,
+                k=work.k,
+            )
+        case ElementwiseWork() if isinstance(work.op, EngineOp):
+            return replace(work, op=Elementwise(stand_in(work.op.value)), engine=None)
+        case CollectiveWork():
+            return work  # priced as the library's first
+        case GroupedGemmWork():
+            return work
+        case _:
+            return replace(work, engine=None)

@@ -1,0 +1,1 @@
+"""A real step beside its prediction, kernel by kernel."""

@@ -1,0 +1,341 @@
+"""Kernels of recorded durations on the engine: the same streams, SMs, meetings and order of events, other paces.
+
+A trace says how long each kernel lasted with its neighbours running, so that nothing slows it down here: it has no
+law, no share of bandwidth and no clock. What it still depends on are SMs: blocks that find none start late, and the
+kernel then goes through more rounds of tiles. Kernels without blocks hold nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simpy.events import NORMAL
+
+from sim.engine.core import Core
+from sim.engine.course import Opening, course, exits_of, rounds_alone
+from sim.engine.deadlock import deadlock_message
+from sim.engine.driver import Engine
+from sim.engine.fluid import FluidModel
+from sim.engine.graph import KernelGraph
+from sim.engine.record import Recorder
+from sim.engine.resources.arbitration import Arbitrated, Moment
+from sim.engine.resources.grid import Grid
+from sim.engine.resources.sm_pool import Blocks, Return
+from sim.engine.resources.tiles import Part, Split
+from sim.engine.running import GpuModel
+from sim.engine.state import Driver
+from sim.errors import DeadlockError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCall:
+    """A blocking call of the host of one GPU, in its order.
+
+    It returns ``lag_ps`` after its ``ops`` have ended (at ``return_ps`` in the trace), at the earliest at ``call_ps``;
+    what the host does afterwards shifts with it.
+    """
+
+    call_ps: int
+    return_ps: int
+    lag_ps: int
+    ops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Record:
+    """What a trace says of each kernel of a graph; times in picoseconds.
+
+    A kernel begins ``pause_ps`` after what it waits for, no earlier than the host has launched it: at ``launch_ps``,
+    shifted with the blocking call before it, whose number is ``epoch`` (0: none). ``clearing_ps`` of its ``dur_ps``
+    pass before its blocks ask for SMs. ``rounds`` of tiles are those in which it was measured; 0 where that is not
+    known: then it lasts as recorded, and in how many rounds follows. Where ``at_once`` holds, the trace says when
+    collectives find SMs; else they wait for them. Other kernels take what is free. ``calls``: of the host of each GPU.
+    """
+
+    dur_ps: Sequence[int]
+    pause_ps: Sequence[int]
+    launch_ps: Sequence[int]
+    epoch: Sequence[int]
+    clearing_ps: Sequence[int]
+    rounds: Sequence[float]
+    at_once: bool
+    calls: Sequence[Sequence[HostCall]]
+
+
+def bare_gpu(sms: int) -> GpuModel:
+    """A GPU that has nothing but SMs."""
+    return GpuModel(
+        sms=sms,
+        max_clock_hz=1.0,
+        min_clock_hz=1.0,
+        reference_clock_hz=1.0,
+        clock_step_hz=0.0,
+        hbm_bytes_per_s=1.0,
+        link_bytes_per_s=1.0,
+        idle_w=_none,
+        voltage_scale=_none,
+    )
+
+
+def _none(_clock_hz: float) -> float:
+    return 0.0
+
+
+class Dealt(Split):
+    """Tiles of a kernel of recorded duration, in rounds of equal time.
+
+    Where the rounds in which it was measured are not known, a round takes so long that the kernel lasts ``dur_ps`` on
+    the SMs that it has got so far.
+    """
+
+    __slots__ = ("dur_ps", "exit_ps", "grid", "known", "openings", "round_ps", "since_ps", "started")
+
+    def __init__(self, grid: Grid, dur_ps: int, since_ps: int, usual_rounds: float) -> None:
+        own, rounds = grid.own_tiles, max(1, -(-grid.tiles // int(grid.sms)))
+        fetched = max(0.0, grid.tiles - own * grid.sms)
+        super().__init__(rounds=rounds, own=own, fetched=fetched, full=1.0, thin=1.0, fill=1.0)
+        self.grid, self.dur_ps, self.since_ps = grid, dur_ps, since_ps
+        self.known = usual_rounds > 0.0
+        self.round_ps = dur_ps / usual_rounds if self.known else 0.0
+        self.openings: list[Opening] = []
+        self.started: list[RecordedBlocks] = []
+        self.exit_ps = math.inf  # when the first blocks leave
+
+    def join(self, part: Part, now_ps: int) -> None:
+        """Blocks start: from now on they do their share of the tiles."""
+        assert isinstance(part, RecordedBlocks)
+        slots = int(part.sms)
+        if not self.own and now_ps >= self.exit_ps:
+            part.end_ps = now_ps  # no tile is left to fetch
+            return
+        self.openings.append((now_ps, slots))
+        self.started.append(part)
+        if slots == self.grid.sms:
+            self.round_ps = self.round_ps or self.dur_ps / self.rounds
+            part.end_ps = now_ps + round(self.rounds * self.round_ps)
+            part.busy = self.grid.tiles - (self.rounds - 1) * slots
+            return
+        if not self.known:
+            self.round_ps = self._round_ps()
+        found = course(self.grid, self.openings, self.round_ps)
+        self.exit_ps = min(exit_ps for exit_ps, _ in exits_of(self.openings, found.stints, self.round_ps))
+        for one, (end_ps, busy) in zip(self.started, found.stints, strict=True):
+            one.end_ps, one.busy = round(end_ps), busy
+
+    def _round_ps(self) -> float:
+        """The time of a round at which the kernel ends as recorded, to a thousandth of it."""
+        dur_ps, openings = self.dur_ps, self.openings
+        if len(openings) == 1:
+            return dur_ps / rounds_alone(self.grid, openings[0][1])
+        most, end_ps = max(1, -(-self.grid.tiles // openings[0][1])), self.since_ps + dur_ps
+        step_ps = max(1, dur_ps // (1000 * most))
+        if abs(course(self.grid, openings, self.round_ps).end_ps - end_ps) < step_ps:
+            return self.round_ps  # these blocks start when it was expected
+        times_ps = range(dur_ps // (most + self.own), dur_ps + step_ps, step_ps)
+        at = bisect_left(times_ps, True, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps >= end_ps)
+        return float(times_ps[min(at, len(times_ps) - 1)])
+
+    def ended(self, _: Part) -> bool:
+        """Take in blocks that have ended; True of the last ones."""
+        self.parts -= 1
+        return not self.parts
+
+
+class RecordedBlocks(Blocks):
+    """A kernel's request for SMs, or that of its blocks which start late."""
+
+    def __init__(self, core: RecordedCore, op: int, grid: Grid, key: tuple[float, ...], sms: float, pool: Arbitrated,
+                 *, at_once: bool) -> None:  # fmt: skip
+        self.core, self.op, self.at_once = core, op, at_once
+        self.end_ps, self.busy, self.done = -1, 0, False
+        super().__init__(pool, grid, key, sms)
+        self.callbacks.append(core.granted)
+
+    def late(self, wanted: float) -> RecordedBlocks:
+        """The blocks that start when more SMs are free."""
+        return RecordedBlocks(self.core, self.op, self.grid, self.key, wanted, self.resource, at_once=False)
+
+
+class Cleared(Moment):
+    """The counter of a kernel is cleared: its blocks ask for SMs."""
+
+    def __init__(self, core: RecordedCore, op: int, delay: int) -> None:
+        self.op = op
+        super().__init__(core.env, [core.cleared], NORMAL, delay)
+
+
+class Left(Moment):
+    """Blocks end, or, where they ``keep`` some SMs, begin their last round."""
+
+    def __init__(self, blocks: RecordedBlocks, moment_ps: int, keep: int = 0) -> None:
+        self.blocks, self.keep = blocks, keep
+        self.end_ps = blocks.end_ps
+        core = blocks.core
+        super().__init__(core.env, [core.left_sms], NORMAL, max(0, moment_ps - core.env.now))
+
+
+class Ended(Moment):
+    """A kernel ends when the trace says."""
+
+    def __init__(self, core: RecordedCore, op: int, delay: int) -> None:
+        self.op = op
+        super().__init__(core.env, [core.ended], NORMAL, delay)
+
+
+class RecordedCore(Core):
+    """One run over kernels of recorded durations; starts, ends and rounds of each are what it leaves behind."""
+
+    def __init__(self, graph: KernelGraph, grids: Sequence[Grid], record: Record, sms: int) -> None:
+        model = FluidModel(bare_gpu(sms), graph.classes, [])
+        super().__init__(graph, [model] * graph.gpus, [0.0] * graph.gpus)
+        self._grids = list(grids)
+        self.record = record
+        self.start_ps, self.end_ps = [-1] * graph.kernels, [-1] * graph.kernels
+        self.rounds = [0.0] * graph.kernels
+        self._holds: dict[int, RecordedBlocks] = {}  # blocks of kernels that end when the trace says
+        self._arrived: dict[int, list[int]] = defaultdict(list)  # kernels of collectives that have not met yet
+
+    def start(self, driver: Driver) -> None:
+        """Attach the driver."""
+        assert isinstance(driver, Engine)
+        self.driver, self.env = driver, driver.env
+        self._finished = driver.finished
+
+    def submit(self, op: int, now_ps: int) -> None:
+        """The kernel's time has come: it runs, or asks for SMs first."""
+        graph, record = self.graph, self.record
+        grid = self._grids[graph.op_class[op]]
+        if not grid.sms:
+            self._meet(op, now_ps)
+        elif grid.collective:
+            pool = self.gpus[graph.op_gpu[op]].pools[0]
+            RecordedBlocks(self, op, grid, (now_ps, op), grid.sms, pool, at_once=record.at_once)
+        else:
+            self.start_ps[op] = now_ps
+            if clearing_ps := min(record.clearing_ps[op], record.dur_ps[op]):
+                Cleared(self, op, clearing_ps)
+            else:
+                self._ask(op, record.dur_ps[op], now_ps)
+
+    def cleared(self, event: Cleared) -> None:
+        """Blocks ask for SMs after the first part of their kernel."""
+        now_ps = self.env.now
+        self._ask(event.op, self.start_ps[event.op] + self.record.dur_ps[event.op] - now_ps, now_ps)
+
+    def _ask(self, op: int, dur_ps: int, now_ps: int) -> None:
+        if not dur_ps:
+            Ended(self, op, 0)
+            return
+        graph = self.graph
+        grid = self._grids[graph.op_class[op]]
+        pool = self.gpus[graph.op_gpu[op]].pools[0]
+        blocks = RecordedBlocks(self, op, grid, (now_ps, op), grid.sms, pool, at_once=True)
+        blocks.split = Dealt(grid, dur_ps, now_ps, self.record.rounds[op])
+
+    def granted(self, blocks: RecordedBlocks) -> None:
+        """Blocks start on their SMs, or on none."""
+        now_ps, op, split = self.env.now, blocks.op, blocks.split
+        if blocks.grid.collective:
+            self._holds[op] = blocks
+            self._meet(op, now_ps)
+            return
+        if split is None:
+            self._holds[op] = blocks
+            Ended(self, op, self._end_ps(op) - now_ps)
+            return
+        assert isinstance(split, Dealt)
+        first = split.started and split.started[0] is blocks
+        if first and not split.known:
+            self._holds[op] = blocks
+            Ended(self, op, split.since_ps + split.dur_ps - now_ps)
+        if blocks not in split.started:
+            Left(blocks, now_ps)
+        for one in split.started:
+            if one.done:
+                continue
+            if one.busy < one.held:
+                Left(one, one.end_ps - round(split.round_ps), one.busy)
+            if split.known or one is not blocks or len(split.started) > 1 or one.sms < one.grid.sms:
+                Left(one, one.end_ps)
+
+    def _end_ps(self, op: int) -> int:
+        return self.start_ps[op] + self.record.dur_ps[op]
+
+    def left_sms(self, event: Left) -> None:
+        """Blocks give SMs back, unless others have changed when they do."""
+        blocks, split = event.blocks, event.blocks.split
+        if blocks.done or event.end_ps != blocks.end_ps:
+            return
+        if event.keep:
+            Return(blocks.resource, blocks, event.keep)
+            return
+        assert isinstance(split, Dealt)
+        blocks.done = True
+        Return(blocks.resource, blocks)
+        last = split.ended(blocks) or (not split.own and all(one.done for one in split.started))
+        if split.known and last:
+            _withdraw(blocks)
+            self.rounds[blocks.op] = split.dur_ps / split.round_ps
+            self._complete_op(blocks.op)
+
+    def ended(self, event: Ended) -> None:
+        """A kernel has lasted as long as the trace says: all that it holds goes back."""
+        blocks = self._holds.pop(event.op, None)
+        if blocks is not None:
+            split = blocks.split
+            if isinstance(split, Dealt):
+                self.rounds[event.op] = split.dur_ps / split.round_ps
+                for one in split.started:
+                    if not one.done:
+                        one.done = True
+                        Return(one.resource, one)
+                _withdraw(blocks)
+            else:
+                Return(blocks.resource, blocks)
+        self._complete_op(event.op)
+
+    def _meet(self, op: int, now_ps: int) -> None:
+        """The kernel runs, if it is no collective that misses ranks."""
+        self.start_ps[op] = now_ps
+        number = self.graph.op_collective[op]
+        if number < 0:
+            Ended(self, op, self.record.dur_ps[op])
+            return
+        arrived = self._arrived[number]
+        arrived.append(op)
+        if len(arrived) == len(self.graph.collective_members[number]):
+            for one in self._arrived.pop(number):
+                Ended(self, one, self.record.dur_ps[one])
+
+    def _complete_op(self, op: int) -> None:
+        self.end_ps[op] = self.env.now
+        self.left -= 1
+        self._finished(op)
+
+    def touch(self, gpu_index: int) -> None:
+        """Who holds which SMs changes no pace here."""
+
+    def settle(self, now_ps: int) -> None:  # noqa: ARG002 - as every core's
+        """Called when nothing can go on."""
+        arrived = {number: [self.graph.op_gpu[op] for op in ops] for number, ops in self._arrived.items()}
+        raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
+
+    def finish(self, now_ps: int) -> Recorder:
+        """Hand over the records."""
+        recorder = self.recorder
+        recorder.span_op.extend(range(len(self.start_ps)))
+        recorder.span_start_ps.extend(self.start_ps)
+        recorder.span_end_ps.extend(self.end_ps)
+        recorder.end_ps = now_ps
+        return recorder
+
+
+def _withdraw(blocks: Blocks) -> None:
+    """Blocks of a kernel that has ended ask for no SMs any more."""
+    queue = blocks.resource.put_queue
+    for late in [one for one in queue if one.split is blocks.split]:
+        queue.remove(late)

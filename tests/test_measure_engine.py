@@ -1,0 +1,153 @@
+"""``wattline measure --engine vllm`` on a made-up vLLM and a made-up NVML: what is started, written, compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hardware.calibrate.suite.engine_vllm as suite
+from sim.cli import main
+from sim.scenario.spec import Scenario
+from sim.validation.measure_engine import engine_of, stack_of
+from tests.fake_nvml import FakeNvml
+from tests.fake_vllm import FakeVllm
+from workloads import load_model
+
+TRACE = Path(__file__).parents[1] / "records/h100-sxm-80gb/traces/llama3-8b-decode-4x544.rank0.json.gz"
+H100 = "NVIDIA H100 80GB HBM3"
+DECODE = [
+    "measure",
+    "--engine",
+    "vllm",
+    "--model",
+    "llama3-8b",
+    "--phase",
+    "decode",
+    "--batch",
+    "4",
+    "--seq-len",
+    "544",
+]
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
+    """A vLLM of 1 ms a token on one H100 whose counter ticks every 10 ms."""
+    fake = FakeVllm(trace=TRACE)
+    fake.install(monkeypatch)
+    nvml = FakeNvml(clock=time, names=[H100], power_w=500.0, tick_s=0.01)  # type: ignore[arg-type]
+    nvml.nvmlDeviceGetTemperature = lambda *_: 55  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(suite, "DECODE_TOKENS", 80)
+    monkeypatch.setattr(suite, "PREFILL_BATCHES", 8)
+    monkeypatch.setattr(suite, "PROFILE_AFTER_S", 0.01)
+    monkeypatch.setattr(suite, "PROFILE_FOR_S", 0.01)
+    return fake
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_decode_scenario_leaves_records_a_trace_and_the_comparison(
+    vllm: FakeVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, traces = tmp_path / "measured.jsonl", tmp_path / "traces"
+    main([*DECODE, "--out", str(out), "--traces", str(traces)])
+    host, row = rows(out)
+    assert (host["kind"], host["engine"], host["engine_version"]) == ("host", "vllm", "0.24.0")
+    assert (row["kind"], row["gpu"], row["world"], row["batch"], row["layers"]) == (
+        "model_step", "h100-sxm-80gb", 1, 4, 32,
+    )  # fmt: skip
+    assert row["stack"] == stack_of(None) and row["regime"] == "steady"
+    assert row["latency_s"] >= 1e-3  # type: ignore[operator]  # a token a millisecond at best
+    assert row["power_w"] == [pytest.approx(500.0, rel=0.5)] and row["temperature_c"] == [55]
+    assert row["energy_j"] == pytest.approx(row["latency_s"] * row["power_w"][0])  # type: ignore[operator, index]
+    # Prompts are short of the asked context by half of what is generated: their mean is the row's.
+    assert set(vllm.prompts[8:]) == {544 - 40} and abs(row["seq_len"] - 544) <= 20  # type: ignore[operator]
+    started = vllm.started[0]
+    assert started["load_format"] == "dummy" and started["enable_prefix_caching"] is False
+    assert started["tensor_parallel_size"] == 1 and started["max_num_batched_tokens"] == 8192
+    assert vllm.stopped == 1
+    printed = capsys.readouterr().out
+    assert "2 records added to" in printed
+    assert "the step is predicted" in printed and "gate_up_gemm" in printed  # of the trace beside the scenario
+
+
+def test_a_prefill_step_holds_the_whole_batch(vllm: FakeVllm, tmp_path: Path) -> None:
+    out = tmp_path / "measured.jsonl"
+    main(["measure", "--engine", "vllm", "--model", "llama3-8b", "--batch", "2", "--seq-len", "512", "--out", str(out),
+          "--no-predict"])  # fmt: skip
+    assert vllm.started[0]["max_num_batched_tokens"] == 1024 and "profiler_config" not in vllm.started[0]
+    row = rows(out)[1]
+    assert (row["phase"], row["batch"], row["seq_len"]) == ("prefill", 2, 512)
+    assert set(vllm.prompts[8:]) == {512} and len(vllm.prompts) == 8 + 8 * 2
+
+
+def test_a_file_of_requests_is_served_for_real_and_in_simulation(
+    vllm: FakeVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = tmp_path / "requests.csv"
+    requests.write_text("arrival_s,input_tokens,output_tokens\n0,64,20\n0.02,32,10\n0.03,16,1\n", encoding="utf-8")
+    out = tmp_path / "measured.jsonl"
+    main(["measure", str(requests), "--engine", "vllm", "--model", "llama3-8b", "--out", str(out)])
+    row = rows(out)[1]
+    assert vllm.stopped == 1 and vllm.started[0]["max_model_len"] == 85
+    assert row["kind"] == "served" and row["requests"] == [[0.0, 64, 20], [0.02, 32, 10], [0.03, 16, 1]]
+    assert len(row["ttft_s"]) == len(row["tpot_s"]) == 3 and row["tpot_s"][2] == 0.0  # type: ignore[arg-type, index]
+    assert all(one >= 1e-3 for one in row["ttft_s"])  # type: ignore[union-attr]
+    printed = capsys.readouterr().out
+    for line in ("time to first token, p50", "time per output token, p99", "energy"):
+        assert line in printed
+    with pytest.raises(SystemExit):  # and validate passes over it with a reason
+        main(["validate", str(tmp_path / "none.jsonl")])
+    main(["validate", str(out), "--quiet"])
+
+
+def test_without_vllm_one_line_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.chdir(tmp_path)
+    for argv in ([*DECODE, "--gpu", "h100"], ["calibrate", "--engine", "vllm", "--gpu", "h100"]):
+        with pytest.raises(SystemExit) as stop:
+            main(argv)
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and error.count("\n") == 1 and "wattline[vllm]" in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"power_cap_w": 500}, "power_cap_w = 500.0: vLLM is measured with power_cap_w = None only"),
+        (
+            {"phase": "generate", "output_len": 4},
+            "phase = 'generate': vLLM is measured in prefill, decode, or on requests",
+        ),
+        ({"dtype": "fp16"}, "dtype = 'fp16': vLLM is measured in bf16 and fp8_e4m3"),
+        ({"model": "qwen3-30b-a3b", "ep": 2, "ep_mode": "all_to_all"}, "give tp = ep and ep_mode = 'all_reduce'"),
+        ({"model": "deepseek-v3"}, "give its Hugging Face config.json as --model"),
+    ],
+)
+def test_what_vllm_is_not_measured_with_is_refused(fields: dict[str, object], said: str, tmp_path: Path) -> None:
+    scenario = Scenario.of(**({"model": "llama3-8b"} | fields))
+    with pytest.raises(Exception, match=said.replace("(", r"\(")):
+        engine_of(scenario, tmp_path, None)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama3-70b", "llama"), ("qwen3-30b-a3b", "qwen3_moe")])
+def test_the_config_that_vllm_reads_is_the_model(name: str, kind: str, tmp_path: Path) -> None:
+    scenario = Scenario.of(model=name, phase="decode", layers=4, tp=2, ep=2 if "moe" in kind else 1,
+                           ep_mode="all_reduce" if "moe" in kind else None)  # fmt: skip
+    engine, work = engine_of(scenario, tmp_path, None)
+    assert (engine.gpus, engine.expert_parallel) == (2, "moe" in kind) and isinstance(work, suite.Decode)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert (config["model_type"], config["num_hidden_layers"]) == (kind, 4)
+    model, again = load_model(name), load_model(str(tmp_path / "config.json"))
+    for size in ("d_model", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab", "experts", "top_k"):
+        assert getattr(again, size) == getattr(model, size), size

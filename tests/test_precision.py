@@ -1,0 +1,354 @@
+"""Runs in any precision: bytes by hand, laws over bits, and the runs that a quantised checkpoint makes possible."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.catalog import load_gpu
+from hardware.errors import HardwareError
+from sim import Scenario, simulate
+from sim.errors import MemoryShortError
+from sim.explore.kernel import kernel_report
+from sim.result.report import headline, summary
+from sim.scenario.machine import machine
+from sim.scenario.memory import check_memory, memory_use
+from sim.scenario.precision import precision_of
+from sim.serving import ServeSpec, serve
+from sim.serving.memory import kv_blocks, transfer_cost
+from tests.config_kit import LLAMA
+from tests.test_cli import run
+from tests.transformer_kit import build, kernels, names
+from workloads import Options, WorkloadError, load_model
+from workloads.precision import Precision, Product, plain, resolve
+from workloads.storage import ALIASES, BITS, storage
+from workloads.work import AttentionWork, CollectiveWork, DType, GemmWork, GroupedGemmWork
+
+ROWS, DEPTH = 14336, 4096  # of one matrix
+ALL = ROWS * DEPTH
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
+LLAMA_70B = LLAMA | {
+    "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672,
+}  # fmt: skip
+
+
+def config(folder: Path, table: Any, model: dict[str, Any] = LLAMA) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(model | {"quantization_config": table}), encoding="utf-8")
+    load_model.cache_clear()
+    return str(path)
+
+
+# -- storage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "matrix_bytes"),
+    [
+        ("bf16", 2 * ALL),
+        ("fp32", 4 * ALL),
+        ("fp8_e4m3", ALL),  # one scale a tensor is an argument of the kernel
+        ("fp8_e4m3_channel", ALL + ROWS * 4),
+        ("fp8_e4m3_block128", ALL + 112 * 32 * 4),
+        ("fp8_e4m3_g128", ALL + ROWS * 32 * 4),
+        ("fp8_e4m3_g32", ALL + ALL // 32),  # MXFP8: powers of two
+        ("int8_channel", ALL + ROWS * 4),
+        ("int4_g128", ALL // 2 + ROWS * 32 * 2),
+        ("int4_g128_zero", ALL // 2 + ROWS * 32 * 5 // 2),
+        ("int4_g32", ALL // 2 + ROWS * 128 * 2),
+        ("int3_g128", ALL * 3 // 8 + ROWS * 32 * 2),
+        ("nvfp4", ALL // 2 + ALL // 16),
+        ("mxfp4", ALL // 2 + ALL // 32),
+        ("nf4_g64", ALL // 2 + ALL // 64 * 4),
+        ("nf4_g64_double", ALL // 2 + ALL // 64 + ALL // 64 // 64),
+    ],
+)
+def test_bytes_of_a_matrix_with_its_scales_and_zero_points(name: str, matrix_bytes: int) -> None:
+    assert storage(name).bytes_of(ROWS, DEPTH) == matrix_bytes
+    assert str(storage(name)) == name
+
+
+@given(
+    st.sampled_from(sorted(BITS)), st.integers(1, 300), st.integers(1, 300), st.sampled_from(["", "_channel", "_g32"])
+)
+def test_a_matrix_takes_its_elements_and_no_more_than_a_scale_for_each(
+    element: str, rows: int, depth: int, layout: str
+) -> None:
+    kept = storage("nvfp4" if element == "fp4_e2m1" else element if storage(element).plain else element + layout)
+    found = kept.bytes_of(rows, depth)
+    assert rows * depth * kept.bits / 8 <= found <= rows * depth * (kept.bits + 32) / 8 + 1
+    assert storage(str(kept)) == kept
+
+
+def test_every_alias_is_a_name_and_what_is_none_is_refused_by_name() -> None:
+    assert all(str(storage(alias)) == str(storage(name)) for alias, name in ALIASES.items())
+    for name in ("int9", "fp8_g0", "bf16_g128", "int4_block", "nvfp4_zero", "x" * 500, ""):
+        with pytest.raises(WorkloadError, match="is no known format: give one like bf16, fp8_e4m3"):
+            storage(name)
+
+
+# -- operands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "multiplied", "added"),
+    [
+        ("awq", "bf16", "bf16", "fp32"),
+        ("nvfp4", "fp16", "fp16", "fp32"),
+        ("fp8_e4m3", "bf16", "bf16", "fp32"),
+        ("fp8_block128", "fp8_e4m3_g128", "fp8_e4m3", "fp32"),
+        ("int4", "fp8", "fp8_e4m3", "fp32"),
+        ("int8_channel", "int8_token", "int8", "int32"),
+        ("nvfp4", "nvfp4", "fp4_e2m1", "fp32"),
+    ],
+)
+def test_activations_decide_what_tensor_cores_multiply(
+    weights: str, activations: str, multiplied: str, added: str
+) -> None:
+    product = Product(weights=storage(weights), activations=storage(activations))
+    assert (product.multiplies.value, product.accumulates) == (multiplied, added)
+    assert product.stored == storage(weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations"), [("bf16", "fp8"), ("fp8", "int8"), ("int8", "fp8"), ("nf4", "int8")]
+)
+def test_pairs_that_no_kernel_multiplies_are_refused(weights: str, activations: str) -> None:
+    with pytest.raises(WorkloadError, match=r"^weight_dtype = '.*: no kernel multiplies these"):
+        Product(weights=storage(weights), activations=storage(activations))
+
+
+def test_a_run_takes_the_checkpoints_types_unless_it_says_otherwise() -> None:
+    kept = Precision(product=Product(weights=storage("nvfp4"), activations=storage("nvfp4")), kv=DType.FP8, method="x")
+    hopper, blackwell = frozenset({"bf16", "fp8_e4m3"}), frozenset({"bf16", "fp4_e2m1"})
+    assert resolve(kept, multiplied=hopper).words() == "nvfp4 weights, bf16 activations, fp8_e4m3 KV cache"
+    assert resolve(kept, multiplied=blackwell).product == kept.product
+    assert resolve(kept, dtype=DType.FP8).words() == "nvfp4 weights, fp8_e4m3 activations, fp8_e4m3 KV cache"
+    assert resolve(kept, weights=storage("bf16"), kv=DType.BF16) == plain(DType.BF16)
+    assert resolve(None, weights=storage("fp8"), dtype=DType.FP8) == plain(DType.FP8)
+    assert resolve(None, kv=DType.INT8).words() == "bf16, int8 KV cache"
+    for told in ({"dtype": DType.FP32}, {"dtype": DType.FP32, "weights": storage("int4")}, {"kv": DType.FP32},
+                 {"weights": storage("fp32")}):  # fmt: skip
+        with pytest.raises(WorkloadError, match=r"dtype = '"):
+            resolve(kept, **told)
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_four_bits_are_read_as_such_and_multiplied_in_sixteen() -> None:
+    stored = resolve(None, weights=storage("int4_g128"))
+    wide, narrow = (build("llama3-8b", "decode", batch=4, precision=one) for one in (plain(DType.BF16), stored))
+    assert names(wide) == names(narrow)  # nothing is quantised on the way
+    for before, after in zip(kernels(wide), kernels(narrow), strict=True):
+        assert before.flops == after.flops
+        if isinstance(after.work, GemmWork):
+            matrix = after.work.n * after.work.k
+            assert after.work.dtype is DType.BF16
+            assert before.bytes_moved - after.bytes_moved == matrix * 2 - (matrix // 2 + matrix // 128 * 2)
+
+
+def test_experts_in_fp8_quantise_tokens_once_and_send_them_in_eight_bit() -> None:
+    stored = resolve(None, dtype=DType.FP8, weights=storage("fp8_block128"))
+    told: dict[str, Any] = {"ep": 8, "ep_mode": "all_to_all", "batch": 16}
+    wide, narrow = (build("qwen3-30b-a3b", "decode", precision=one, **told) for one in (plain(DType.BF16), stored))
+    before, after = ({k.name: k for k in kernels(program)} for program in (wide, narrow))
+    assert sorted(set(after) - set(before)) == [
+        "cast_down_grouped", "cast_gate_up_grouped", "cast_o_gemm", "cast_qkv_gemm",
+    ]  # fmt: skip
+    assert after["gather"].bytes_moved * 4096 == before["gather"].bytes_moved * (2048 + 2048 // 128 * 4)
+    away, back = (after[f"all_to_all_{name}"].work for name in ("dispatch", "combine"))
+    assert isinstance(away, CollectiveWork)
+    assert isinstance(back, CollectiveWork)
+    assert away.buffer_bytes * 4096 == back.buffer_bytes * (2048 + 2048 // 128 * 4)
+    grouped = after["gate_up_grouped"].work
+    assert isinstance(grouped, GroupedGemmWork)
+    assert (grouped.dtype, grouped.weights) == (DType.FP8, storage("fp8_block128"))
+    assert isinstance(after["router_gemm"].work, GemmWork)
+    assert after["router_gemm"].work.dtype is DType.BF16
+
+
+def test_a_cache_of_eight_bits_is_read_written_and_held_as_such() -> None:
+    wide, narrow = (build("llama3-8b", "decode", batch=4, precision=resolve(None, kv=kv)) for kv in (None, DType.FP8))
+    before, after = ({k.name: k for k in kernels(program)} for program in (wide, narrow))
+    cached = 4 * 1024 * 2 * 8 * 128
+    assert before["attention"].bytes_moved - after["attention"].bytes_moved == cached
+    assert after["copy_k"].bytes_moved == 0.75 * before["copy_k"].bytes_moved
+    latent = build("deepseek-v3", "decode", batch=4, precision=resolve(None, kv=DType.FP8), tp=8)
+    work = next(k.work for k in kernels(latent) if isinstance(k.work, AttentionWork))
+    assert work.kv_dtype is DType.FP8
+    need = [memory_use(Scenario.of(model="llama3-8b", phase="decode", kv_dtype=kv)).need for kv in (None, "fp8")]
+    assert need[0].kv_bytes == 2 * need[1].kv_bytes
+    assert need[0].weight_bytes == need[1].weight_bytes
+
+
+def test_a_stack_that_multiplies_in_sixteen_bits_refuses_others() -> None:
+    eight = resolve(None, dtype=DType.INT8)
+    with pytest.raises(WorkloadError, match=r"^dtype = 'int8': sequence_parallel layers have 16-bit kernels only"):
+        build("llama3-8b", tp=2, sequence_parallel=True, precision=eight)
+    with pytest.raises(WorkloadError, match=r"^dtype = 'int8': stack 'eager-torch' is known with bf16 and fp32 only"):
+        build("llama3-8b", stack="eager-torch", precision=eight)
+    pieces = build(
+        "llama3-8b", tp=2, sequence_parallel=True, overlap_chunks=2, precision=resolve(None, weights=storage("awq"))
+    )
+    assert {str(k.work.weights) for k in kernels(pieces) if isinstance(k.work, GemmWork)} == {"int4_g128_zero"}
+    assert Options().precision is None
+
+
+# -- laws over bits ---------------------------------------------------------------------------------------------
+
+NARROWING = ("bf16", "fp8_e4m3", "int6_g128", "int5_g128", "nf4_g64", "int4_g128", "int3_g128", "int2_g128")
+
+
+@pytest.mark.parametrize(("model", "batch"), [("llama3-8b", 1), ("llama3-8b", 8), ("qwen3-30b-a3b", 4)])
+def test_fewer_bits_of_weights_take_less_time_and_energy_where_memory_bounds(model: str, batch: int) -> None:
+    runs = [
+        simulate(model=model, phase="decode", batch=batch, layers=2, weight_dtype=name, ignore_memory=True)
+        for name in NARROWING
+    ]
+    for wider, narrower in pairwise(runs):
+        assert narrower.latency_s < wider.latency_s
+        assert narrower.energy_j < wider.energy_j
+    assert runs[1].latency_s > 0.5 * runs[0].latency_s
+
+
+def test_many_rows_pay_for_turning_weights_and_are_never_quicker_than_in_sixteen_bits() -> None:
+    target = machine("h100-sxm-80gb")
+    wide = GemmWork(m=8192, n=28672, k=4096)
+    times = {}
+    for name in ("int4_g128", "fp8_e4m3"):
+        work = GemmWork(m=8192, n=28672, k=4096, weights=storage(name))
+        report = kernel_report(target, work)
+        assert report.extrapolated
+        times[name] = report.settled.latency_s / kernel_report(target, wide).settled.latency_s
+    assert 1.0 < times["int4_g128"] == pytest.approx(times["fp8_e4m3"], rel=0.05)
+    assert times["int4_g128"] < 1.5
+    # 8-bit activations run at the 8-bit rate, whatever the weights are stored in.
+    eight = kernel_report(target, GemmWork(m=8192, n=28672, k=4096, dtype=DType.FP8)).settled.latency_s
+    blocks = GemmWork(m=8192, n=28672, k=4096, dtype=DType.FP8, weights=storage("fp8_block128"))
+    assert kernel_report(target, blocks).settled.latency_s == pytest.approx(eight, rel=0.01)
+
+
+def test_a_cache_of_half_the_bytes_reads_in_half_the_time_where_memory_bounds() -> None:
+    target = machine("h100-sxm-80gb")
+    long = {"batch": 64, "q_len": 1, "kv_len": 32768, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": False}
+    wide, narrow = (kernel_report(target, AttentionWork(**long, kv_dtype=kv)) for kv in (DType.BF16, DType.FP8))
+    assert narrow.hbm_bytes == wide.hbm_bytes / 2
+    assert narrow.settled.latency_s == pytest.approx(wide.settled.latency_s / 2, rel=0.01)
+    assert narrow.extrapolated
+
+
+def test_a_step_of_quantised_kernels_says_that_none_was_measured(tmp_path: Path) -> None:
+    run_ = simulate(model=config(tmp_path, AWQ), phase="decode", batch=4, layers=2)
+    data = summary(run_)
+    assert data["status"] == "unchecked"
+    assert data["status_reasons"][0].startswith(
+        "no whole run with dtype = int4_g128_zero weights, bf16 activations was measured"
+    )
+    assert data["extrapolated_kernels"] == ["down_gemm", "gate_up_gemm", "o_gemm", "qkv_gemm"]
+    assert data["precision"] == {
+        "weights": "int4_g128_zero", "activations": "bf16", "kv_cache": "bf16", "accumulators": "fp32", "head": "bf16",
+        "other": "bf16", "method": "awq",
+    }  # fmt: skip
+    assert headline(run_) == (
+        "decode, batch 4, 2048 tokens, int4_g128_zero weights, bf16 activations, 1 x h100-sxm-80gb"
+    )
+
+
+def test_names_that_people_use_are_one_run() -> None:
+    told = {"model": "llama3-8b", "phase": "decode", "batch": 4, "layers": 1}
+    plain_, alias = (simulate(**told, dtype=name) for name in ("fp8_e4m3", "FP8"))
+    assert (alias.latency_s, alias.scenario) == (plain_.latency_s, plain_.scenario)
+    assert Scenario.of(model="llama3-8b", dtype="bfloat16", kv_dtype="float8", weight_dtype="AWQ").model_dump()[
+        "weight_dtype"
+    ] == "int4_g128_zero"  # fmt: skip
+    same = simulate(**told, weight_dtype="bf16", kv_dtype="bf16")
+    assert same.latency_s == simulate(**told).latency_s
+    assert same.standing.status == simulate(**told).standing.status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weight-dtype", "int9"], "weight_dtype = 'int9': 'int9' is no known format: give one like bf16, fp8_e4m3,"),
+        (["--kv-dtype", "fp4"], "'--kv-dtype': 'fp4' is not one of 'bf16', 'fp16', 'fp8_e4m3', 'int8'"),
+        (["--weight-dtype", "bf16", "--dtype", "fp8"], "weight_dtype = 'bf16' with activations in fp8_e4m3: no kernel"),
+        (["--weight-dtype", "int4", "--phase", "train"], "phase = 'train': llama3-8b is quantised: gradients of bf16"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "128", *arguments], capsys)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+# -- the runs that quantised checkpoints are for -----------------------------------------------------------------
+
+
+def test_deepseek_r1_as_shipped_runs_and_serves_on_eight_h200() -> None:
+    need = memory_use(Scenario.of(model="deepseek-r1", gpu="h200-sxm-141gb", tp=8, phase="decode", batch=64)).need
+    assert need.weight_bytes == pytest.approx(85.1e9, rel=0.01)
+    shipped, wide = (
+        simulate(
+            model=name, gpu="h200-sxm-141gb", tp=8, phase="decode", batch=64, layers=5, ignore_memory=name[-1] == "3"
+        )
+        for name in ("deepseek-r1", "deepseek-v3")
+    )
+    assert 0.5 * wide.latency_s < shipped.latency_s < 0.85 * wide.latency_s
+    assert shipped.energy_j < 0.8 * wide.energy_j
+    served = serve(ServeSpec.of(model="deepseek-r1", gpu="h200-sxm-141gb", tp=8, requests=4, output_tokens=4)).summary
+    assert served["requests"] == 4
+    assert served["precision"]["weights"] == "fp8_e4m3_block128"
+    assert "no step with fp8_e4m3_block128 weights, fp8_e4m3_g128 activations was measured" in served["status_reasons"]
+    sixteen = Scenario.of(model="deepseek-v3", gpu="h200-sxm-141gb", tp=8, phase="decode")
+    with pytest.raises(MemoryShortError):
+        check_memory(sixteen, load_model("deepseek-v3"), load_gpu("h200-sxm-141gb"))
+
+
+def test_70b_in_four_bits_fits_one_h100(tmp_path: Path) -> None:
+    gpu = load_gpu("h100-sxm-80gb")
+    for table, weights in ((AWQ, 39.77e9), (NVFP4, 42.71e9), (None, 141.1e9)):
+        path = config(tmp_path, table, LLAMA_70B)
+        told = Scenario.of(model=path, phase="decode", batch=8, seq_len=2048)
+        assert memory_use(told).need.weight_bytes == pytest.approx(weights, rel=1e-3)
+        if table is None:
+            with pytest.raises(MemoryShortError):
+                check_memory(told, load_model(path), gpu)
+        else:
+            check_memory(told, load_model(path), gpu)
+            assert simulate(told.model_copy(update={"layers": 2})).latency_s > 0.0
+
+
+def test_a_cache_in_fp8_doubles_what_a_server_holds() -> None:
+    blocks, moves = [], []
+    for kv in (None, "fp8"):
+        spec = ServeSpec.of(model="llama3-8b", kv_dtype=kv, requests=4, output_tokens=4)
+        group = spec.group()
+        blocks.append(kv_blocks(spec, group, machine(group.gpu)))
+        moves.append(transfer_cost(spec, 100_000).time_s)
+        found = serve(spec).summary
+        assert found["kv_blocks"] == blocks[-1]
+        assert found["kv_bytes_per_token_per_gpu"] == (131072 if kv is None else 65536)
+    assert 0 <= blocks[1] - 2 * blocks[0] <= 1
+    assert moves[1] == pytest.approx(moves[0] / 2, rel=0.01)
+
+
+def test_what_a_gpu_cannot_multiply_runs_in_sixteen_bits(tmp_path: Path) -> None:
+    told = {"model": config(tmp_path, NVFP4), "phase": "decode"}
+    types = {gpu: precision_of(Scenario.of(gpu=gpu, **told)).product for gpu in ("h100", "b200", "a100-sxm-80gb")}
+    assert {str(one.weights) for one in types.values()} == {"nvfp4"}
+    assert [one.multiplies.value for one in types.values()] == ["bf16", "fp4_e2m1", "bf16"]
+    eight = config(tmp_path, {"quant_method": "fp8"})
+    assert precision_of(Scenario.of(model=eight, gpu="a100-sxm-80gb")).product.multiplies is DType.BF16
+    old = simulate(model=eight, gpu="a100-sxm-80gb", phase="decode", layers=1)
+    assert [c.name for c in old.outcome.classes() if c.name.startswith("cast_")] == []
+    with pytest.raises(HardwareError, match=r"^dtype = 'fp8_e4m3': a100-sxm-80gb has no GEMM figures for it"):
+        simulate(model="llama3-8b", gpu="a100-sxm-80gb", dtype="fp8", layers=1)  # asked for by name

@@ -1,0 +1,67 @@
+"""Public files of requests: each format's columns, units of time and blocks; texts are refused with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.errors import ScenarioError
+from sim.serving.requests import read_requests
+
+BAILIAN = """\
+{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 52, "output_length": 13, "hash_ids": [1, 2]}
+{"chat_id": 160, "parent_chat_id": 159, "timestamp": 64.0, "input_length": 80, "output_length": 7, "hash_ids": [1, 3]}
+"""
+MOONCAKE = """\
+{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
+{"timestamp": 3052, "input_length": 7322, "output_length": 490, "hash_ids": [0, 2]}
+"""
+SPLITWISE = """\
+request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size
+0,2,0,0.5,1,374,44
+1,2,0,4.25,1,396,109
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "arrivals", "tokens", "block_tokens"),
+    [
+        pytest.param(BAILIAN, [0.0, 2.5], [(52, 13), (80, 7)], 16, id="Bailian: seconds, blocks of 16"),
+        pytest.param(MOONCAKE, [0.0, 3.052], [(6758, 500), (7322, 490)], 512, id="Mooncake: ms, blocks of 512"),
+        pytest.param(SPLITWISE, [0.0, 3.75], [(374, 44), (396, 109)], 512, id="Splitwise: seconds"),
+    ],
+)
+def test_columns_units_and_blocks(
+    tmp_path: Path, text: str, arrivals: list[float], tokens: list[tuple[int, int]], block_tokens: int
+) -> None:
+    path = tmp_path / "requests"
+    path.write_text(text)
+    found = read_requests(path)
+    assert [request.arrival_s for request in found] == pytest.approx(arrivals)
+    assert [(request.input_tokens, request.output_tokens) for request in found] == tokens
+    assert {request.block_tokens for request in found} == {block_tokens}
+    assert {request.block_tokens for request in read_requests(path, block_tokens=64)} == {64}
+
+
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        (
+            b'{"conversation_id": "x", "model": "m", "conversation": [{"role": "user", "content": "hi"}]}',
+            "conversation",
+        ),
+        (b'{"custom_id": "r-1", "method": "POST", "body": {"messages": []}}', "body"),
+        (b'{"prompt": "hi", "output_tokens": 12}', "prompt"),
+    ],
+    ids=["LMSYS and WildChat", "OpenAI batch", "vLLM custom"],
+)
+def test_texts_are_refused_with_what_to_do(tmp_path: Path, line: bytes, column: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(ScenarioError) as error:
+        read_requests(path)
+    assert str(error.value) == (
+        f"{path}: {column} as text (ShareGPT, LMSYS, WildChat) hold neither times nor token counts: count tokens with "
+        "the model's tokenizer, and give columns arrival_s, input_tokens, output_tokens"
+    )

@@ -1,0 +1,203 @@
+"""Families that are data: sizes against published ones, and what runs of them cost."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sim import simulate
+from tests.family_configs import PUBLISHED, Config
+from workloads import Layout, Options, WorkloadError, build_program, load_model
+from workloads.catalog import aliases
+from workloads.expressions import evaluate
+from workloads.huggingface import how_checked, parse_config, supported_types
+from workloads.model import ModelSpec
+from workloads.params import facts
+from workloads.program import Kernel
+from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
+
+
+def read(config: Config) -> ModelSpec:
+    return parse_config(json.dumps(config), where="c.json")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_weights_and_cache_are_the_published_ones(name: str) -> None:
+    config, billions, kv = PUBLISHED[name]
+    found = facts(read(config))
+    assert found["parameters"] / 1e9 == pytest.approx(billions, rel=0.01)
+    assert found["kv_bytes_per_token"] == kv
+
+
+# -- a family of one's own, as docs/families.md shows it ---------------------------------------------------------
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """The folder that the page describes."""
+    page = (Path(__file__).parent.parent / "docs" / "families.md").read_text(encoding="utf-8")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(re.search(r"```\n(\{.*?)```", page, re.S)[1])  # type: ignore[index]
+    (folder / "family.toml").write_text(re.search(r"```toml\n(model_types.*?)```", page, re.S)[1])  # type: ignore[index]
+    return folder
+
+
+def kernels(model: ModelSpec, phase: str, *, seq_len: int, tp: int = 1, batch: int = 1) -> dict[str, list[Kernel]]:
+    """Kernels of rank 0 by name of their segment."""
+    options = Options(lm_head=False)
+    program = build_program(model, Layout(tp=tp), phase=phase, batch=batch, seq_len=seq_len, options=options)  # type: ignore[arg-type]
+    return {segment.name: list(segment.kernels) for segment in program.ranks[0].phases[0].segments}
+
+
+def test_the_family_of_the_page_needs_no_python(mine: Path) -> None:
+    model = load_model(str(mine))
+    attention = 4096 * 128 * (2 * 32 + 2 * 8) + 2 * 4096
+    sparse = 4096 * 64 + 3 * 4096 * (64 * 1408 + 2816)
+    layers = 32 * attention + 2 * 3 * 4096 * 14336 + 30 * sparse
+    assert facts(model)["parameters"] == layers + 2 * 128000 * 4096 + 4096 + 32 * 32
+    assert facts(model)["kv_bytes_per_token"] == 32 * 2 * 2 * 8 * 128
+    names = [name for name, _, _ in model.layer_groups(range(8))]
+    assert names == ["dense layer", "sliding layer", "full layer", "sliding layer", "full layer"]
+    run = simulate(model=str(mine), gpu="h100", phase="decode", batch=8, seq_len=4096, layers=4, lm_head=False)
+    assert run.standing.status == "unchecked"
+
+
+def test_windows_of_the_page_limit_what_their_layers_read_and_keep(mine: Path) -> None:
+    model = load_model(str(mine))
+    found = kernels(model, "decode", seq_len=8192)
+    lengths = {
+        name: one.work.kv_len for name, run in found.items() for one in run if isinstance(one.work, AttentionWork)
+    }
+    assert lengths == {"dense layer": 8192, "sliding layer": 1024, "full layer": 8192}
+    # 2 dense, 8 full (every fourth) and 22 of a window
+    assert model.cached_tokens(range(32), 8192) == 10 * 8192 + 22 * 1024
+    split = kernels(model, "prefill", seq_len=2048, tp=4)["dense layer"]
+    assert [one.name for one in split if isinstance(one.work, CollectiveWork)] == ["all_reduce_attn", "all_reduce_down"]
+    shapes = {one.name: one.work.n for one in split if isinstance(one.work, GemmWork)}
+    assert shapes["gate_up_gemm"] == 2 * 14336 // 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("global_every = 6", "global_every = '6 +'", "family.toml: '6 +' is no expression"),
+        ('d_ff = "expert_size"', 'd_ff = "expert_sise"', "key 'expert_size' = 1408 is not understood"),
+        ('W = "intermediate_size"', 'V = "intermediate_size"',
+         "gate_up_gemm: size of axis 'W' is missing: give it under [axes]"),
+        ("else 'sliding'", "else 'slide'", "layer 2 is 'slide' by"),
+        ('[sizes]', '[sises]', "unknown key 'sises': did you mean 'sizes'?"),
+        ('model_types = ["tidepool"]', 'model_types = ["tide"]', "model_type = 'tidepool': "),
+        ('ignored = ["logit_cap"]', 'ignored = []', "key 'logit_cap' = 30.0 is not understood"),
+        ('parallel = "W" }, { label = "up"', 'parallel = "m" }, { label = "up"',
+         "gate is split along 'm' and up along 'W'"),
+        ('op = "rope"', 'op = "ropes"', "op = 'ropes': known are"),
+        ('window = "window"', 'window = "window - 2000"', "window = -976: give a positive whole number"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_family_is_said_in_one_line(mine: Path, old: str, new: str, message: str) -> None:
+    path = mine / "family.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(WorkloadError) as error:
+        kernels(load_model(str(mine)), "prefill", seq_len=128)
+    assert "\n" not in str(error.value)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["__import__('os')", "a.b", "[i for i in x]", "f(1)", "lambda: 1", "2 ** 9", "'a' * 9"]
+)
+def test_expressions_are_arithmetic_and_nothing_else(text: str) -> None:
+    with pytest.raises(WorkloadError):
+        evaluate(text, {"a": 1, "x": [1], "f": 1}.__getitem__)
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_two_ranks_do_the_work_of_one_or_the_run_is_refused_by_name(name: str, phase: str) -> None:
+    model = read(PUBLISHED[name][0])
+    if model.refused:
+        with pytest.raises(WorkloadError, match="sized, not run"):
+            kernels(model, phase, seq_len=2048)
+        return
+
+    def flops(tp: int) -> float:
+        found = kernels(model, phase, seq_len=2048, tp=tp, batch=2)
+        return sum(one.flops for run in found.values() for one in run if not isinstance(one.work, ElementwiseWork))
+
+    # Routers, latents and small heads are not split; all else is.
+    assert 0.45 * flops(1) <= flops(2) <= 0.56 * flops(1)
+
+
+def test_a_parallel_block_sums_once_and_reads_its_norm_twice() -> None:
+    layer = kernels(read(PUBLISHED["falcon-40b"][0]), "prefill", seq_len=512, tp=2)
+    (run,) = layer.values()
+    assert [one.name for one in run if isinstance(one.work, CollectiveWork)] == ["all_reduce_down"]
+
+
+def test_experts_without_a_gate_have_one_matrix_up() -> None:
+    run = kernels(read(PUBLISHED["nemotron-3-nano"][0]), "prefill", seq_len=512)["experts layer"]
+    up = next(one.work for one in run if one.name == "gate_up_grouped")
+    assert isinstance(up, GroupedGemmWork) and (up.n, up.k) == (1856, 2688)
+    assert "activation" in [one.name for one in run]
+
+
+def test_linear_attention_keeps_a_state_and_no_cache() -> None:
+    model = read(PUBLISHED["qwen3-next-80b"][0])
+    short, long = (kernels(model, "decode", seq_len=tokens)["linear layer"] for tokens in (1024, 65536))
+    assert short == long
+    assert model.cached_tokens(range(48), 1000) == 12 * 1000
+    delta = [one.name for one in kernels(model, "prefill", seq_len=1024)["linear layer"]]
+    assert [name for name in delta if name.startswith("delta")] == [
+        "delta_keys", "delta_inverse", "delta_apply", "delta_states",
+    ]  # fmt: skip
+    lightning = kernels(read(PUBLISHED["minimax-text-01"][0]), "prefill", seq_len=1024)["linear layer"]
+    assert not any("delta" in one.name for one in lightning)
+
+
+def test_sparse_attention_is_sized_and_refused_when_run() -> None:
+    config = {
+        "model_type": "deepseek_v32", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+        "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8,
+        "vocab_size": 129280, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128,
+    }  # fmt: skip
+    found = facts(read(config))
+    assert found["parameters"] / 1e9 == pytest.approx(671.9, rel=1e-3)
+    assert found["kv_bytes_per_token"] == 70272
+    with pytest.raises(WorkloadError, match="sparse attention"):
+        kernels(read(config), "decode", seq_len=128)
+
+
+def test_images_of_a_family_go_through_its_own_tower_and_projector() -> None:
+    model = read(PUBLISHED["mistral-small-3.1"][0])
+    program = build_program(model, Layout(), phase="prefill", batch=1, seq_len=4096, options=Options(images=1))
+    found = {segment.name: segment for segment in program.ranks[0].phases[0].segments}
+    assert found["vision layer"].repeat == 24
+    shapes = [
+        (one.work.m, one.work.n, one.work.k) for one in found["projector"].kernels if isinstance(one.work, GemmWork)
+    ]
+    assert shapes == [(3025, 1024, 4096), (3025, 5120, 1024), (3025, 5120, 5120)]
+
+
+def test_names_that_people_use_mean_the_catalog() -> None:
+    assert load_model("meta-llama/Llama-3.1-8B").d_model == load_model("llama-3.1-8b").d_model == 4096
+    assert load_model("llama-3.1-8b").max_positions == 131072
+    assert load_model("meta-llama/Meta-Llama-3-8B") == load_model("llama3-8b")
+    for name in aliases():
+        assert load_model(name)
+
+
+def test_every_type_says_how_well_it_was_checked() -> None:
+    for kind in supported_types():
+        checked, refused = how_checked(kind)
+        assert checked
+        assert not refused or kind in ("t5", "mt5", "umt5", "whisper", "deepseek_v32")

@@ -1,0 +1,114 @@
+"""Columns of values as events hold them: names numbered, times in whole nanoseconds, integers, joules."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from traces.capture import NONE
+from traces.read.events import Reading
+from traces.read.rows import Rows
+from traces.read.schema import Event, Loose
+from traces.read.values import TIME_LIMIT_NS, product, whole
+from traces.records import Ints
+
+JOULES_LIMIT = 1e12  # of one piece of work: far beyond any
+MISSING = np.iinfo(np.int64).min
+DOUBLE_HOLDS_NS_US = float(1 << 43)  # up to here a double of microseconds tells nanoseconds apart
+
+
+def name_column(texts: Sequence[Loose], rows: Rows) -> Ints:
+    """Numbers of names; ``NONE`` where there is none."""
+    names = rows.names
+    return np.array(
+        [
+            names.setdefault(text, len(names)) if type(text) is str else NONE if text is None else rows.name(text)
+            for text in texts
+        ],
+        dtype=np.int64,
+    )
+
+
+def times(events: list[Event], reading: Reading) -> tuple[list[Event], Ints, Ints]:
+    """Events that have times, their starts and durations in nanoseconds; the others are counted."""
+    start, dur = ns_column([event.ts for event in events], reading), ns_column([event.dur for event in events], reading)
+    unknown, backwards = (start == MISSING) | (dur == MISSING), (dur < 0) & (dur != MISSING)
+    known = ~(unknown | backwards)
+    if known.all():
+        return events, start, dur
+    for rule, mask in (("time-missing-or-not-finite", unknown), ("negative-duration", backwards & ~unknown)):
+        if mask.any():
+            reading.note(rule, count=int(mask.sum()))
+    return [event for event, good in zip(events, known.tolist(), strict=True) if good], start[known], dur[known]
+
+
+def ns_column(raws: list[msgspec.Raw], reading: Reading) -> Ints:
+    """Microseconds as written to whole nanoseconds, exactly; ``MISSING`` where they are none."""
+    texts = [bytes(raw) for raw in raws]
+    try:
+        value_us = np.array(texts, dtype="S").astype(np.float64)
+    except ValueError:
+        value_us = np.full(len(texts), np.inf)
+    plain = np.abs(value_us) < DOUBLE_HOLDS_NS_US
+    value_us = np.where(plain, value_us, 0.0)
+    # Whole and part on their own are exact where a double of microseconds tells nanoseconds apart.
+    whole_us = np.floor(value_us)
+    found = whole_us.astype(np.int64) * 1000 + np.rint((value_us - whole_us) * 1000).astype(np.int64)
+    for place in np.flatnonzero(~plain).tolist():
+        found[place] = _exact_ns(texts[place], reading)
+    return found
+
+
+def _exact_ns(text: bytes, reading: Reading) -> int:
+    """One time, digit by digit."""
+    try:
+        exact = Decimal(text.decode().strip('" ')).scaleb(3)
+        value = round(exact) if abs(exact) < TIME_LIMIT_NS else MISSING
+    except (ValueError, ArithmeticError):
+        return MISSING
+    if text[:1] == b'"':
+        reading.note("time-as-text")
+    return value
+
+
+def int_column(values: list[Any], one: Callable[[Any], int] = whole) -> Ints:
+    """A column of integers: at once where all are integers or none is there, else one by one."""
+    kinds = set(map(type, values))
+    if kinds == {type(None)}:
+        return np.full(len(values), NONE, dtype=np.int64)
+    if kinds == {int}:
+        try:
+            return np.array(values, dtype=np.int64)
+        except OverflowError:
+            pass
+    return np.array([one(value) for value in values], dtype=np.int64)
+
+
+def stream_number(value: Any) -> int:
+    """7 of 7, '7' and 'stream 7' (2021)."""
+    if isinstance(value, str) and (digits := re.search(r"\d+", value)) is not None:
+        return int(digits.group()) & 0xFFFFFFFF
+    return whole(value)
+
+
+def block_count(value: Any) -> int:
+    """Blocks of a grid, threads of a block."""
+    return product(*value) if type(value) is tuple else NONE
+
+
+def joules_of(value: Any) -> float:
+    """Energy; NaN where it is none."""
+    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < JOULES_LIMIT:
+        return math.nan
+    return float(value)
+
+
+def text_of(value: Any) -> str:
+    """As text; empty where there is none."""
+    return "" if value is None else str(value)

@@ -1,0 +1,96 @@
+"""What is decoded of an event of a Chrome trace: the arguments that are used, of profilers and of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Loose = int | float | str | None
+
+
+class Args(msgspec.Struct, gc=False, rename={
+    "external_id": "External id", "operation": "Collective name", "elements_in": "In msg nelems",
+    "elements_out": "Out msg nelems", "group_size": "Group size", "group": "Process Group Name",
+    "ranks": "Process Group Ranks", "sequence": "Seq", "moved_bytes": "bytes", "input_dims": "Input Dims",
+    "own_ranks": "ranks", "label": "name"
+}):  # fmt: skip
+    """The arguments that are used; all others are skipped unparsed."""
+
+    external_id: Loose = None
+    stream: Loose = None
+    device: Loose = None
+    correlation: Loose = None
+    operation: Loose = None
+    elements_in: Loose = None
+    elements_out: Loose = None
+    group_size: Loose = None
+    group: Loose = None
+    ranks: Loose | list[Loose] = None
+    dtype: Loose = None
+    sequence: Loose = None
+    moved_bytes: Loose = None
+    grid: tuple[Loose, ...] | Loose = None
+    block: tuple[Loose, ...] | Loose = None
+    energy_j: Loose = None
+    blocks: Loose = None
+    family: Loose = None
+    op: Loose = None
+    own_ranks: Any = None  # this and the sizes below are anything in traces that are not ours
+    buffer_bytes: Loose = None
+    m: Any = None
+    n: Any = None
+    k: Any = None
+    count: Any = None
+    cuda_sync_kind: Loose = None
+    input_dims: msgspec.Raw = msgspec.Raw(b"")  # read for the operators that matter only
+    wait_on_stream: Loose = None
+    wait_on_cuda_event_record_corr_id: Loose = None
+    label: Loose = None  # of a process or thread
+    correlation_id: Loose = None  # as XLA writes it
+
+
+class OwnArgs(Args, gc=False):
+    """Those of our own traces: sizes of kernels (``STATED``), values of counters, steps of a served run."""
+
+    value: Any = None  # of a counter
+    rows: Any = None
+    width: Any = None
+    bytes_moved: Any = None
+    batch: Any = None
+    q_len: Any = None
+    kv_len: Any = None
+    q_heads: Any = None
+    kv_heads: Any = None
+    head_dim: Any = None
+    v_head_dim: Any = None
+    causal: Any = None
+    latent: Any = None
+    experts: Any = None
+    distinct: Any = None
+    out_dtype: Any = None
+    kv_dtype: Any = None
+    steps: Any = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; values may be of the wrong type, which is mended and counted, but not of a nested one."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: Loose = None
+    pid: Loose = None
+    tid: Loose = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")  # as written: a float of epoch microseconds would lose nanoseconds
+    dur: msgspec.Raw = msgspec.Raw(b"null")
+    id: Any = None
+    args: Args | Loose | list[Any] = None
+
+
+class OwnEvent(Event, gc=False):
+    """One event of ours."""
+
+    args: OwnArgs | Loose | list[Any] = None
+
+
+NOTHING = Args()

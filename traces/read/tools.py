@@ -1,0 +1,74 @@
+"""Which tool wrote a file, by its content: how it is read, or how to convert it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from traces.errors import TraceError
+from traces.read.csv_table import read_csv, table_of_head
+from traces.read.events import Reading
+from traces.read.kineto import read_file
+from traces.read.nsight import is_sqlite, read_nsight
+from traces.read.perfetto import PACKET, read_perfetto
+from traces.read.rocprof import read_rocprof
+from traces.read.rows import FileRows
+from traces.read.stream import open_trace
+
+HEAD_BYTES = 1 << 16
+ROCPROFV3 = re.compile(rb'^\s*\{\s*"rocprofiler-sdk-tool"\s*:')
+# What is no timeline of kernels, or only after its tool has converted it: of the name, or of the first bytes.
+ENDINGS = (
+    ((".nsys-rep", ".qdrep", ".qdstrm"), "a report of Nsight Systems: nsys export --type sqlite {name}"),
+    ((".ncu-rep",), "a report of Nsight Compute, which runs kernels one by one: take the timeline with nsys profile"),
+    ((".xplane.pb",), "an XPlane of XLA: give the .trace.json.gz that jax.profiler.start_trace writes beside it"),
+    ((".otf2",), "an OTF2 archive: rocprofv3 --output-format json"),
+)
+HEADS = (
+    (
+        re.compile(rb'^\s*\{\s*"(?:Type|type)"\s*:|^\s*\{"data":\["\[Unknown\]"'),
+        "JSON of Nsight Systems, whose names are numbers: nsys export --type sqlite REPORT.nsys-rep",
+    ),
+    (
+        re.compile(rb'^\s*\{[^\[{]*"schema"\s*:\s*"[^"]*"[^\[{]*"nodes"\s*:|"schema"\s*:\s*"[\d.]+-chakra'),
+        "an execution trace of PyTorch: operators without times on the GPU: export_chrome_trace of the same steps",
+    ),
+    (
+        re.compile(rb"^.\x0a.(?:\d+\.)+\d", re.DOTALL),
+        "a Chakra execution trace: nodes, no timeline: give the profiler's trace that it was made of",
+    ),
+)
+
+
+def read_any(path: Path) -> FileRows:
+    """Rows of one file of any tool.
+
+    Raises :class:`TraceError` that names the command which converts it, where it is of another form.
+    """
+    return _reader(path)(path)
+
+
+def is_chrome(path: Path) -> bool:
+    """Whether the file is a Chrome trace: what other viewers open as it is."""
+    return _reader(path) is read_file
+
+
+def _reader(path: Path) -> Callable[[Path], FileRows]:
+    for endings, remedy in ENDINGS:
+        if path.name.endswith(endings):
+            raise TraceError(f"trace '{path}': {remedy.format(name=path.name)}")
+    if is_sqlite(path):
+        return read_nsight
+    with open_trace(path, Reading(path=path)) as stream:
+        head = stream.read(HEAD_BYTES)
+    for pattern, remedy in HEADS:
+        if pattern.search(head) is not None:
+            raise TraceError(f"trace '{path}': {remedy}")
+    if ROCPROFV3.match(head) is not None:
+        return read_rocprof
+    if head[:1] == PACKET and head.lstrip()[:1] not in (b"{", b"["):
+        return read_perfetto
+    table = table_of_head(head)
+    return read_file if table is None else partial(read_csv, table=table)

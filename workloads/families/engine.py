@@ -1,0 +1,174 @@
+"""Nodes of a decoder as the kernels that a serving engine makes of them (:mod:`workloads.engine`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workloads.engine import Engine, Pass, load_engine
+from workloads.errors import WorkloadError
+from workloads.families.moe import expert_width, shared_kernels
+from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
+from workloads.ops import Attention, Experts, Gemm, Op, Pointwise
+from workloads.program import Kernel
+from workloads.routing import SMALL_TILES, ExpertLoad
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    DType,
+    Elementwise,
+    ElementwiseWork,
+    EngineOp,
+    GemmWork,
+    RoutedGemmWork,
+)
+
+
+def pass_kernel(name: str, engine: Engine, one: Pass, rows: int, width: int) -> Kernel:
+    """A memory-bound kernel of the engine over ``rows`` x ``width`` elements."""
+    return _own(name, engine, one.op, rows, width, one.element_bytes * rows * width)
+
+
+def _own(name: str, engine: Engine, op: EngineOp, rows: int, width: int, bytes_moved: int) -> Kernel:
+    work = ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, engine=engine.id)
+    return Kernel(name=name, work=work, flops=float(rows * width), bytes_moved=float(bytes_moved))
+
+
+def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, *, experts: bool) -> list[Kernel]:
+    """A norm, rotation or activation; the one before a router stays in 16 bit. None: the libraries' kernel runs."""
+    dtype = shape.precision.product.multiplies
+    before_router = experts and node.name == "add_rmsnorm_ff"
+    one = engine.pass_of(node.op.value, DType.BF16 if before_router else dtype)
+    if one is None:
+        return []
+    heads, size = shape.q_heads + shape.kv_heads, shape.model.head_dim
+    match node.op:
+        case Elementwise.ADD_RMSNORM:
+            return [pass_kernel(node.name, engine, one, shape.tokens, shape.model.d_model)]
+        case Elementwise.RMSNORM:
+            return [pass_kernel(node.name, engine, one, shape.tokens, heads * size)]
+        case Elementwise.ROPE:
+            return [
+                pass_kernel(node.name, engine, one, shape.tokens, heads * size),
+                pass_kernel("cache_write", engine, engine.cache, shape.tokens, 2 * shape.kv_heads * size),
+            ]
+        case _:
+            return [pass_kernel(node.name, engine, one, shape.tokens, shape.local_sizes(node.axis)[node.axis])]
+
+
+def product_kernels(node: Gemm, shape: Shape, engine: Engine) -> list[Kernel]:
+    """A product, its input quantised first where nothing before it has done so."""
+    dtype = shape.precision.product.multiplies
+    product = _product(node.name, node.ops, shape, engine, dtype)
+    kernels = [product]
+    if dtype is DType.FP8 and node.name in engine.quantised_alone:
+        assert isinstance(product.work, GemmWork)
+        kernels.insert(0, pass_kernel(f"quantise_{node.name}", engine, engine.quantise, shape.tokens, product.work.k))
+    return kernels
+
+
+def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: Engine, dtype: DType) -> Kernel:
+    kernel = gemm_kernel(name, ops, shape, dtype)
+    if dtype is DType.FP8:
+        assert isinstance(kernel.work, GemmWork)
+        kernel = replace(kernel, work=replace(kernel.work, engine=engine.id, scales="token"))
+    return kernel
+
+
+def all_reduce(name: str, shape: Shape, engine: Engine, rows: int) -> Kernel:
+    """The sum of ``rows`` over the ranks of a layer: small ones by the engine's own kernel."""
+    buffer = rows * shape.model.d_model * DType.BF16.bytes
+    work = CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=shape.layout.ranks, buffer_bytes=buffer)
+    return own_where_small(Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer)), engine)
+
+
+def own_where_small(kernel: Kernel, engine: Engine) -> Kernel:
+    """A collective as the engine runs it: all-reduces of small buffers by its own kernel."""
+    work = kernel.work
+    assert isinstance(work, CollectiveWork)
+    if work.op is not CollectiveOp.ALL_REDUCE or work.buffer_bytes > engine.own_all_reduce_bytes:
+        return kernel
+    return replace(kernel, work=replace(work, engine=engine.id))
+
+
+def engine_attention(node: Attention, shape: Shape, engine: Engine) -> list[Kernel]:
+    """Flash attention over the pages of the cache."""
+    kernel = attention_kernel(node, shape)
+    assert isinstance(kernel.work, AttentionWork)
+    return [replace(kernel, work=replace(kernel.work, engine=engine.id))]
+
+
+def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: Engine) -> list[Kernel]:
+    """Router, choice, sorting, the two products over sorted rows with the activation between, and the sum."""
+    model, layout, tokens = shape.model, shape.layout, shape.tokens
+    dtype = shape.precision.product.multiplies
+    if layout.ep_mode == "all_to_all":
+        raise WorkloadError(
+            f"ep_mode = 'all_to_all': stack '{engine.id}' is known with experts on the ranks of one tensor group: "
+            "use ep_mode = 'all_reduce' with tp equal to ep"
+        )
+    around, inner, width, chosen = engine.experts, expert_width(shape), model.d_model, tokens * model.top_k
+    shared = shared_kernels(node, shape)
+    kernels = [gemm_kernel("router_gemm", (node.router,), shape, DType.BF16), *shared[:-1]]
+    gate = tokens * (around.gate_bytes[0] * model.experts + around.gate_bytes[1] * model.top_k)
+    kernels.append(_own("gate", engine, EngineOp.GATE, tokens, model.experts, gate))
+    if chosen > around.unsorted_share * model.experts:
+        kernels.append(_own("sort_rows", engine, EngineOp.SORT, tokens, 1, 0))
+    if layout.ep > 1:
+        kernels.append(_own("map_experts", engine, EngineOp.MAP, tokens, 1, 0))
+    for name, n, k, rows in (("gate_up_experts", 2 * inner, width, tokens), ("down_experts", width, inner, chosen)):
+        if dtype is DType.FP8:
+            kernels.append(pass_kernel(f"quantise_{name}", engine, engine.quantise, rows, k))
+        kernels.append(_routed(name, engine, shape, load, inner, n, k, dtype))
+        if name == "gate_up_experts":
+            moved = around.act_bytes * chosen * inner
+            kernels.append(_own("silu_mul", engine, EngineOp.EXPERT_ACT, chosen, inner, moved))
+    moved = DType.BF16.bytes * (model.top_k + 1) * tokens * width
+    kernels.append(_own("expert_sum", engine, EngineOp.EXPERT_SUM, tokens, width, moved))
+    copied = around.copy_bytes * tokens * width
+    kernels += [elementwise_kernel("copy_experts", Elementwise.COPY, tokens, width, copied), *shared[-1:]]
+    if layout.group > 1:
+        kernels.append(all_reduce("all_reduce_ff", shape, engine, tokens))
+    return kernels
+
+
+def _routed(
+    name: str, engine: Engine, shape: Shape, load: ExpertLoad, inner: int, n: int, k: int, dtype: DType
+) -> Kernel:
+    tiles = (*zip(SMALL_TILES, load.small_tiles, strict=True), (128, load.tiles128))
+    work = RoutedGemmWork(
+        engine=engine.id,
+        experts=shape.model.experts // shape.layout.ep,
+        inner=inner,
+        tokens=shape.tokens,
+        rows=load.rows,
+        distinct=load.distinct,
+        tiles=tiles,
+        n=n,
+        k=k,
+        dtype=dtype,
+    )
+    moved = dtype.bytes * (load.distinct * n * k + load.rows * k) + DType.BF16.bytes * load.rows * n
+    return Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
+
+
+def engine_head(head: Kernel, shape: Shape, engine: Engine) -> tuple[Kernel, ...]:
+    """After the head: logits of all ranks together, a token a sequence, and what prepares the next step."""
+    rows, vocabulary = shape.batch, shape.model.vocab
+    kernels = [head]
+    if shape.layout.tp > 1:
+        buffer = rows * vocabulary * DType.BF16.bytes
+        work = CollectiveWork(op=CollectiveOp.ALL_GATHER, ranks=shape.layout.tensor_ranks, buffer_bytes=buffer)
+        kernels += [
+            Kernel(name="all_gather_logits", work=work, flops=0.0, bytes_moved=float(buffer)),
+            elementwise_kernel("copy_logits", Elementwise.COPY, rows, vocabulary, 2 * buffer),
+        ]
+    moved = engine.sample_bytes * rows * vocabulary
+    kernels.append(_own("sample", engine, EngineOp.SAMPLE_GREEDY, rows, vocabulary, moved))
+    kernels.append(_own("next_step", engine, EngineOp.SMALL, engine.small_kernels, 1, 0))
+    return tuple(kernels)
+
+
+def engine_of(stack_engine: str | None) -> Engine | None:
+    """The engine behind a stack, if one is."""
+    return None if stack_engine is None else load_engine(stack_engine)

@@ -1,0 +1,44 @@
+"""Fields of files that describe a model: each is checked, and a problem is a line with field, value and remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from inputs.texts import shown
+from workloads.errors import WorkloadError
+
+
+def flag(data: Mapping[str, Any], name: str, where: str, *, default: bool = False) -> bool:
+    """``data[name]`` as a truth value, or an error that names it."""
+    value = data.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give true or false")
+    return value
+
+
+def name_of(data: Mapping[str, Any], where: str) -> str:
+    """What a configuration calls its model; its place where it does not."""
+    name = data.get("_name_or_path")
+    return name if isinstance(name, str) and name and len(name) < 100 and name.isprintable() else where
+
+
+def positive(value: Any, name: str, where: str) -> int:
+    """``value`` as a positive whole number, or an error that names it."""
+    if value is None:
+        raise WorkloadError(f"{where}: {name} is missing: give a positive whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0 or value > 10**9:
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give a positive whole number")
+    return value
+
+
+def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Unknown keys are errors that suggest the nearest known one."""
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise WorkloadError(f"{where}: unknown key {shown(key)}: {hint}")

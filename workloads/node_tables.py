@@ -1,0 +1,92 @@
+"""Nodes of a layer from TOML tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inputs.texts import shown
+from workloads.einsum import AXES, OWN_AXES
+from workloads.errors import WorkloadError
+from workloads.fields import refuse_unknown
+from workloads.ops import Attention, Gemm, Node, Op, Pointwise, StateSpace, expert_feed, latent_attention, op
+from workloads.work import Elementwise
+
+KINDS = ("gemm", "attention", "pointwise", "experts", "latent_attention", "state_space")
+
+
+def nodes_of(entries: Any, where: str) -> tuple[Node, ...]:
+    """The nodes of a layer, in order."""
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise WorkloadError(f"{where}: block = {shown(entries)}: give [[block]] tables")
+    return tuple(_node(entry, f"{where}: block {i + 1}") for i, entry in enumerate(entries))
+
+
+def _node(entry: dict[str, Any], where: str) -> Node:
+    kind = entry.get("node")
+    name = entry.get("name")
+    if not isinstance(name, str) or not name:
+        raise WorkloadError(f"{where}: name = {shown(name)}: give a text")
+    match kind:
+        case "gemm":
+            refuse_unknown(entry, ("node", "name", "ops", "source"), where)
+            ops = entry.get("ops")
+            if not isinstance(ops, list) or not ops:
+                raise WorkloadError(f"{where}: ops is missing: give a list of {{ label, pattern, parallel }}")
+            source = entry.get("source")
+            if source is not None and not isinstance(source, str):
+                raise WorkloadError(f"{where}: source = {shown(source)}: give the name of an earlier node")
+            return Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source)
+        case "attention":
+            refuse_unknown(entry, ("node", "name", "scores", "values", "parallel", "window", "cross"), where)
+            window = entry.get("window", 0)
+            if isinstance(window, bool) or not isinstance(window, int) or window < 0:
+                raise WorkloadError(f"{where}: window = {shown(window)}: give the tokens that are attended to, or 0")
+            scores, values = (
+                _op({"label": part, "pattern": entry.get(part), "parallel": entry.get("parallel")}, where)
+                for part in ("scores", "values")
+            )
+            return Attention(
+                name=name, scores=scores, values=values, window=window, cross=_switch(entry, "cross", where)
+            )
+        case "pointwise":
+            refuse_unknown(entry, ("node", "name", "op", "axis"), where)
+            if entry.get("op") not in [e.value for e in Elementwise]:
+                raise WorkloadError(
+                    f"{where}: op = {shown(entry.get('op'))}: known are {', '.join(e.value for e in Elementwise)}"
+                )
+            axis = entry.get("axis", "f")
+            if axis not in AXES and axis not in OWN_AXES:
+                raise WorkloadError(f"{where}: axis = {shown(axis)}: give one axis, for example 'f'")
+            return Pointwise(name=name, op=Elementwise(entry["op"]), axis=axis)
+        case "experts":
+            refuse_unknown(entry, ("node", "name", "shared", "gated"), where)
+            return expert_feed(
+                shared=_switch(entry, "shared", where), gated=_switch(entry, "gated", where, default=True)
+            )
+        case "latent_attention":
+            refuse_unknown(entry, ("node", "name", "q_latent"), where)
+            return latent_attention(_switch(entry, "q_latent", where, default=True))[0]
+        case "state_space":
+            refuse_unknown(entry, ("node", "name"), where)
+            return StateSpace(name=name)
+    raise WorkloadError(f"{where}: node = {shown(kind)}: known are {', '.join(KINDS)}")
+
+
+def _switch(entry: dict[str, Any], name: str, where: str, *, default: bool = False) -> bool:
+    value = entry.get(name, default)
+    if not isinstance(value, bool):
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give true or false")
+    return value
+
+
+def _op(item: Any, where: str) -> Op:
+    if not isinstance(item, dict) or not isinstance(item.get("pattern"), str):
+        raise WorkloadError(f"{where}: an op is {{ label, pattern, parallel }}, found {shown(item)}")
+    refuse_unknown(item, ("label", "pattern", "parallel"), where)
+    parallel = item.get("parallel")
+    if parallel is not None and (not isinstance(parallel, str) or len(parallel) != 1):
+        raise WorkloadError(f"{where}: parallel = {shown(parallel)}: give one axis of the pattern, for example 'H'")
+    try:
+        return op(item["pattern"], label=str(item.get("label", item["pattern"])), parallel=parallel)
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
