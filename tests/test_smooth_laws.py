@@ -11,6 +11,7 @@ import pytest
 
 from hardware.catalog import load_gpu
 from hardware.laws import price
+from hardware.laws.correction import Correction
 from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms
 from hardware.power import point_at
@@ -55,15 +56,61 @@ MIXTURES = [(8, 2, 28672, 4096), (8, 2, 4096, 14336), (128, 8, 1536, 2048), (128
 
 @pytest.mark.parametrize(("experts", "top_k", "n", "k"), MIXTURES)
 def test_a_token_more_never_makes_experts_cheaper_nor_jump(experts: int, top_k: int, n: int, k: int) -> None:
-    """But where PyTorch changes kernel, beyond 128 rows an expert: 2,000 and 2,080 tokens of 128 experts took 383.2 and
-    375.2, 210.4 and 207.9 us (experts.jsonl, 1,755 and 1,710 MHz), though the first had yet to climb to 128 rows."""
+    """Not where PyTorch changes kernel either, beyond 128 rows an expert: rows of ours lie at 125 and 130."""
     edge = 129 * experts // top_k
-    around = [*range(256, 640, 1), *range(edge - 40, edge + 40)]
-    found = steps(lambda tokens: grouped(tokens, experts=experts, top_k=top_k, n=n, k=k), sorted(set(around)))
-    at_edge = found.pop(edge)
+    around = sorted({*range(256, 640), *range(edge - 40, edge + 40)})
+    found = steps(lambda tokens: grouped(tokens, experts=experts, top_k=top_k, n=n, k=k), around)
     assert min(low for low, _ in found.values()) > -CHEAPER
     assert max(high for _, high in found.values()) < JUMP
-    assert at_edge[0] > -0.15  # at 900 MHz, where no row of ours lies
+
+
+# Rows after which a product takes one more row of tiles or one more wave: tile heights of cuBLAS's kernels and their
+# multiples. What measured rows show of them (calibration/first and gaps, gemm): n 28672, k 4096 takes 110 us at 256
+# rows, 154 at 384; n 128256 466 at 256, 890 at 512; n 4096, k 14336 64 at 256, 85 at 384, 94 at 512.
+TILE_ROWS, MOST_OF_AN_EDGE = (8, 16, 32, 64), 0.60
+PRODUCTS = [(4096, 4096), (28672, 4096), (4096, 14336), (128, 2048), (1280, 8192), (1024, 1024), (57344, 8192)]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize(("n", "k"), PRODUCTS)
+def test_a_row_more_never_makes_a_product_cheaper(n: int, k: int, dtype: str) -> None:
+    """A 9th row saved 9 % (n 4096, k 4096), a 193rd 5 % (n 28672), a 170th 9 % at 900 MHz, and steps rose anywhere:
+    now they rise after full tiles alone."""
+    assert PROFILE is not None
+    profile = PROFILE
+    found = steps(
+        lambda m: price.gemm_terms(profile, H100, m=m, n=n, k=k, dtype=dtype), [*range(1, 400), *range(500, 620)]
+    )
+    del found[500]
+    assert min(low for low, _ in found.values()) > -CHEAPER
+    rises = {size - 1: high for size, (_, high) in found.items() if high > JUMP}
+    assert all(any(size % rows == 0 for rows in TILE_ROWS) for size in rises), rises
+    assert max(rises.values(), default=0.0) < MOST_OF_AN_EDGE
+
+
+def test_a_correction_falls_no_faster_than_it_may() -> None:
+    """16 rows measured 20 % over the law and 17 as much under it: the fall is spread, half before and half after."""
+    points = np.log2(np.array([[8.0], [16.0], [17.0], [32.0]]))
+    learnt = Correction.learn(
+        points, np.array([0.2, 0.2, -0.2, -0.2]), lengths=(1.0,), amplitude=0.3, noise=0.02, steepest_fall=0.01
+    )
+    logs = np.log([learnt.factor((float(np.log2(rows)),)) for rows in range(1, 65)])
+    assert np.diff(logs).min() > -0.01 - 1e-9
+    assert logs[7] > 0.05 and logs[40] < 0.0
+
+
+def test_a_longer_latent_cache_never_jumps() -> None:
+    """A 133rd latent saved 3 %, where a whole number of blocks changed."""
+    assert PROFILE is not None
+    profile = PROFILE
+    for batch in (1, 16, 100):
+        found = steps(
+            lambda kv, batch=batch: price.attention_latent_terms(
+                profile, H100, batch=batch, kv_len=kv, q_heads=128, cached_dim=576, v_dim=512
+            ),
+            range(1, 1500),
+        )
+        assert min(low for low, _ in found.values()) > -CHEAPER and max(high for _, high in found.values()) < JUMP
 
 
 def test_what_stays_in_l2_is_one_rule_without_steps() -> None:
@@ -132,7 +179,7 @@ def test_a_sequence_more_never_makes_decode_cheaper(kv_len: int, q_heads: int, k
 @pytest.mark.parametrize(("model", "batch", "edge"), [("mixtral-8x7b", 1, 516), ("qwen3-30b-a3b", 4, 516)])
 def test_a_mixture_prefill_grows_with_its_tokens(model: str, batch: int, edge: int) -> None:
     """At 1,410 MHz 500 to 510 tokens cost Mixtral 13.6 %, 514 to 516 saved 13.3 %: the draw of one routing and a padded
-    pair of tiles counted as a full one. What is left at ``edge`` is PyTorch's change of kernel (experts.jsonl)."""
+    pair of tiles counted as a full one; at ``edge`` PyTorch changes kernel, which cost 5 to 6 % less."""
 
     def cost(tokens: int) -> tuple[float, float]:
         run = simulate(
@@ -142,5 +189,5 @@ def test_a_mixture_prefill_grows_with_its_tokens(model: str, batch: int, edge: i
 
     for small, big in pairwise([496, 500, 504, 508, 512, 514, edge, edge + 2]):
         changes = np.array(cost(big)) / np.array(cost(small)) - 1.0
-        assert changes.min() > (-0.065 if big == edge else -CHEAPER), (small, big)
-        assert changes.max() < (0.06 if big == edge else 0.03), (small, big)
+        assert changes.min() > -CHEAPER, (small, big)
+        assert changes.max() < 0.03, (small, big)

@@ -35,16 +35,22 @@ START = GemmCoefficients(
     sm_power_w=15.0,
     hbm_byte_energy_j=100e-12,
 )
-# Sharpness is held: free, it trades against the L2 rate and leaves neither known.
-FREE_BF16 = tuple(f.name for f in fields(GemmCoefficients) if f.name not in ("hbm_byte_energy_j", "sharpness"))
-# 8-bit rows do not tell energies of useful and padded FLOPs apart, nor ever meet the rate of one SM.
+# Sharpness is held: free, it trades against the L2 rate and leaves neither known. So is the rate of one SM, which no
+# row meets.
+HELD = ("hbm_byte_energy_j", "sharpness", "hbm_bytes_per_s_per_sm")
+FREE_BF16 = tuple(f.name for f in fields(GemmCoefficients) if f.name not in HELD)
+# 8-bit rows do not tell energies of useful and padded FLOPs apart.
 FREE_FP8 = ("efficiency", "epilogue_cycles", "hbm_bytes_per_s", "floor_s", "flop_energy_j", "sm_power_w")
 # Standard deviations of logs about the start: what the main loop reaches of the peak is known well, what L2 gives
 # (with tiles shared between neighbouring SMs) only roughly.
 PRIORS = {"efficiency": 0.02, "l2_bytes_per_s": 0.2, "floor_s": 0.3, "sm_power_w": 0.3}
+# A share of the peak is at most all of it: beyond that, L2 alone would bound large products.
+MOST = {"efficiency": 1.0}
 # Correction: length scales in octaves of (m, n, k) and of the type. Chosen by leaving one (n, k) out on the gemm
 # rows alone.
 LENGTHS = (1.5, 1.0, 1.0, 1.0)
+# A row more costs no less: what is left for it is less than meters tell apart.
+STEEPEST_FALL = 0.004
 
 
 def base_terms(coefficients: GemmCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
@@ -75,7 +81,8 @@ def fit_bf16(
     start = replace(START, hbm_byte_energy_j=hbm_byte_energy_j)
     return fit_family(
         rows, setting, start, FREE_BF16, lambda c, row: base_terms(c, row, setting.gpu), features_of,
-        lengths=LENGTHS, anchors=anchors, priors=PRIORS,
+        lengths=LENGTHS, anchors=anchors, priors=PRIORS, most=MOST,
+        steepest_fall=STEEPEST_FALL,
     )  # fmt: skip
 
 
@@ -85,11 +92,13 @@ def fit_fp8(
     """The law of 8-bit GEMMs from that of 16-bit ones; what is left is learnt from both types' rows."""
     gpu = setting.gpu
     fp8, errors, correlation = fit_coefficients(
-        rows, setting, bf16, FREE_FP8, lambda c, row: base_terms(c, row, gpu), priors=PRIORS
+        rows, setting, bf16, FREE_FP8, lambda c, row: base_terms(c, row, gpu), priors=PRIORS, most=MOST
     )
     both = [*rows, *bf16_rows]
     terms = [base_terms(c, row, gpu) for c, of in ((fp8, rows), (bf16, bf16_rows)) for row in of]
-    corrections = learn_corrections(both, terms, [features_of(row) for row in both], setting, lengths=LENGTHS)
+    corrections = learn_corrections(
+        both, terms, [features_of(row) for row in both], setting, lengths=LENGTHS, steepest_fall=STEEPEST_FALL
+    )
     return Family(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
 
 

@@ -142,12 +142,14 @@ def fit_family(
     anchors: Sequence[tuple[Row, Row]] = (),
     ratio_sigma: float = RATIO_SIGMA,
     priors: Mapping[str, float] | None = None,
+    most: Mapping[str, float] | None = None,
     time: tuple[float, float] = (0.06, 0.02),
     energy: tuple[float, float] = (0.08, 0.03),
+    steepest_fall: float | None = None,
 ) -> Family[Coefficients]:
     """Coefficients by least squares, then corrections of what is left."""
     coefficients, errors, correlation = fit_coefficients(
-        rows, setting, start, free, terms_of, anchors=anchors, ratio_sigma=ratio_sigma, priors=priors
+        rows, setting, start, free, terms_of, anchors=anchors, ratio_sigma=ratio_sigma, priors=priors, most=most
     )
     corrections = learn_corrections(
         rows,
@@ -157,6 +159,7 @@ def fit_family(
         lengths=lengths,
         time=time,
         energy=energy,
+        steepest_fall=steepest_fall,
     )
     return Family(coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation)
 
@@ -171,13 +174,14 @@ def fit_coefficients(
     anchors: Sequence[tuple[Row, Row]] = (),
     ratio_sigma: float = RATIO_SIGMA,
     priors: Mapping[str, float] | None = None,
+    most: Mapping[str, float] | None = None,
 ) -> tuple[Coefficients, dict[str, float], Matrix]:
     """Least squares on log time and log energy of ``rows`` at their settled points.
 
     ``anchors`` are pairs of rows of one shape at two true clocks (``clock_hz``): the ratio of their times (its log
     known to ``ratio_sigma``) says what follows the clock, whatever the shape's own correction will be. ``priors`` are
-    standard deviations of logs about the start (1 where not given). Returns the coefficients and the standard errors
-    of the logs of the ``free`` ones.
+    standard deviations of logs about the start (1 where not given), ``most`` the largest values that make sense.
+    Returns the coefficients and the standard errors of the logs of the ``free`` ones.
     """
     widths = np.array([(priors or {}).get(name, 1.0) for name in free])
     gpu, curve = setting.gpu, setting.curve
@@ -211,8 +215,9 @@ def fit_coefficients(
         return np.asarray(out)
 
     x0 = np.log([getattr(start, name) for name in free])
+    upper = np.minimum(x0 + math.log(5), [math.log((most or {}).get(name, math.inf)) for name in free])
     solution = least_squares(
-        residual, x0, loss="soft_l1", bounds=(x0 - math.log(5), x0 + math.log(5)), diff_step=1e-3, max_nfev=40
+        residual, x0, loss="soft_l1", bounds=(x0 - math.log(5), upper), diff_step=1e-3, max_nfev=40
     )
     covariance = np.linalg.pinv(solution.jac.T @ solution.jac)
     return build(solution.x), *standard_errors(free, covariance)
@@ -227,6 +232,7 @@ def learn_corrections(
     lengths: tuple[float, ...],
     time: tuple[float, float] = (0.06, 0.02),
     energy: tuple[float, float] = (0.08, 0.03),
+    steepest_fall: float | None = None,
 ) -> Corrections:
     """Corrections of time and of energy above idle (amplitude, noise of each).
 
@@ -245,9 +251,21 @@ def learn_corrections(
             metered.append(len(log_time) - 1)
     points = np.asarray(features)
     return Corrections(
-        time=Correction.learn(points, np.array(log_time), lengths=lengths, amplitude=time[0], noise=time[1]),
+        time=Correction.learn(
+            points,
+            np.array(log_time),
+            lengths=lengths,
+            amplitude=time[0],
+            noise=time[1],
+            steepest_fall=steepest_fall,
+        ),
         energy=Correction.learn(
-            points[metered], np.array(log_energy), lengths=lengths, amplitude=energy[0], noise=energy[1]
+            points[metered],
+            np.array(log_energy),
+            lengths=lengths,
+            amplitude=energy[0],
+            noise=energy[1],
+            steepest_fall=steepest_fall,
         )
         if metered
         else Correction.none(),

@@ -19,13 +19,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Matern-3/2 process: ``points`` (n x d), weights alpha = (K + noise^2 I)^-1 residual, length scales."""
+    """Matern-3/2 process: ``points`` (n x d), weights alpha = (K + noise^2 I)^-1 residual, length scales.
+
+    ``steepest_fall`` (None: any) is the most that the log may fall for one row more, where the first coordinate is the
+    log2 of a number of rows. Rows cannot be that cheap: where measured ones are, between two kernels of a library, the
+    fall is spread evenly about the place.
+    """
 
     points: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
     lengths: tuple[float, ...]
     amplitude: float
     bound: float = 0.25
+    steepest_fall: float | None = None
 
     @classmethod
     def none(cls) -> Correction:
@@ -41,6 +47,7 @@ class Correction:
         lengths: tuple[float, ...],
         amplitude: float,
         noise: float,
+        steepest_fall: float | None = None,
     ) -> Correction:
         """Condition on log residuals (measured / law) at ``points``."""
         kernel = _matern(points, points, np.asarray(lengths), amplitude)
@@ -50,15 +57,23 @@ class Correction:
             weights=tuple(round(float(w), 8) for w in weights),
             lengths=lengths,
             amplitude=amplitude,
+            steepest_fall=steepest_fall,
         )
 
     def factor(self, x: tuple[float, ...]) -> float:
         """exp of the expected log residual at ``x``, within the bound."""
         if not self.points:
             return 1.0
-        points, weights, lengths = _arrays(self)
-        kernel = _matern(np.asarray([x]), points, lengths, self.amplitude)[0]
-        return math.exp(min(max(float(kernel @ weights), -self.bound), self.bound))
+        if self.steepest_fall is not None:
+            return math.exp(float(np.interp(2.0 ** x[0], _ROWS, _by_rows(self, x[1:]))))
+        return math.exp(float(_logs(self, np.asarray([x]))[0]))
+
+    def held(self, x: tuple[float, ...]) -> tuple[float, ...]:
+        """``x`` with no coordinate below the least measured one."""
+        if not self.points:
+            return x
+        least = _arrays(self)[0].min(axis=0)
+        return tuple(max(value, float(low)) for value, low in zip(x, least, strict=True))
 
     def covers(self, x: tuple[float, ...]) -> bool:
         """True within the box of measured points, a quarter of an octave of slack."""
@@ -74,6 +89,27 @@ class Correction:
             return True
         points, _, _ = _arrays(self)
         return bool(np.any(points.max(axis=0) + 0.25 < x))
+
+
+# Rows between which a correction with a steepest fall goes straight: halves of octaves, as the measured rows lie.
+_ROWS = np.array([1.0, *(size for power in range(1, 14) for size in (2.0**power, 1.5 * 2.0**power))])
+
+
+@lru_cache(maxsize=4096)
+def _by_rows(correction: Correction, others: tuple[float, ...]) -> Floats:
+    """Logs at ``_ROWS`` where the ``others`` of the coordinates stay."""
+    logs = _logs(correction, np.array([(x, *others) for x in np.log2(_ROWS)]))
+    fall = (correction.steepest_fall or 0.0) * _ROWS
+    # The least curve above and the largest one below that fall no faster: halfway between them errors are smallest.
+    above = np.maximum.accumulate(logs + fall) - fall
+    below = np.minimum.accumulate((logs + fall)[::-1])[::-1] - fall
+    return np.asarray(0.5 * (above + below))
+
+
+def _logs(correction: Correction, at: Floats) -> Floats:
+    points, weights, lengths = _arrays(correction)
+    kernel = _matern(at, points, lengths, correction.amplitude)
+    return np.clip(kernel @ weights, -correction.bound, correction.bound)
 
 
 @lru_cache(maxsize=64)

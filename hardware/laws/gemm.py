@@ -21,8 +21,16 @@ _A, _B, _S = (grid.ravel() for grid in np.meshgrid(_TILE_N, _TILE_M, _SPLITS, in
 # Registers bound a tile's accumulator: 128 x 256 and 256 x 128 are the largest that occur, narrow ones longer.
 _FITS = _A * _B <= 320 * 128
 _A, _B, _S = _A[_FITS], _B[_FITS], _S[_FITS]
-# A library chooses a kernel without knowing the clock: shares of the maximum at which the choice must not lose much.
-_CLOCKS = (1.0, 0.7, 0.45)
+# Elements of the result that one SM's tile holds in a large product: 128 x 256.
+_WAVE_TILE = 128 * 256
+# Rows that tiles compute beyond m, on average: half a tile of 64, the least that a tensor-core instruction does.
+_PADDING = 32
+# A kernel of so many waves more may divide weights more evenly; more than two never pay.
+_MORE_ROUNDS = np.arange(3.0)
+# Where columns do not fill a wave, the SMs that have one take part of what the others leave: the power of the loss.
+# A half meets what 256 rows take at two clocks (duty, n 28672, k 8192): with 0 time follows the clock too much, with 1
+# too little.
+_SHORT_WAVE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,67 +69,70 @@ def gemm_base_terms(
     max_clock_hz: float,
     l2_bytes: float,
 ) -> KernelTerms:
-    """Terms of ``(m x k) . (k x n)`` before correction: the tile and split that lose least at any clock, on all SMs.
+    """Terms of ``(m x k) . (k x n)`` before correction on all SMs, at no clock less for a row more.
 
-    Time = floor + reduce + (compute^p + memory^p)^(1/p); compute = waves (2 a b (K/s) / (rate eta) +
-    epilogue) / f; memory the slower of HBM (with the last wave's imbalance) and L2 (both tiles re-read).
-    Operands that do not stay in L2 come from HBM again in every wave that needs them. Activations stay there from one
-    kernel to the next with all operands (as elementwise buffers do); weights come from HBM.
+    Of one tile and split: cycles = the longer of waves (2 a b (K/s) / (rate eta) + epilogue) and of L2 (both tiles
+    read again), then the reduction; memory = HBM, longer where weights do not divide evenly over SMs. What rows add to
+    either is never negative, whichever tile it is, nor therefore to the least of all tiles.
+
+    Time at the maximum clock f0 is that of the fastest tile there. Its clocked part is that of the tile of fewest
+    cycles, and (time^p - (cycles / f0)^p)^(1/p) is what does not follow the clock. A library has one kernel whatever
+    the clock; the two tiles differ where compute and memory take about as long, and our time at lower clocks is then
+    somewhat short. Activations stay in L2 from one kernel to the next with all operands (as elementwise buffers do);
+    weights come from HBM.
     """
     c = coefficients
-    a, b, s = _A, _B, _S
+    a, b, s, p = _A, _B, _S, coefficients.sharpness
     k_split = k / s
-    tiles = np.ceil(n / a) * np.ceil(m / b) * s
-    rounds = np.ceil(tiles / sms)
+    columns = np.ceil(n / a) * s
+    tiles = columns * np.ceil(m / b)
+    rounds = np.ceil(tiles / sms) + _MORE_ROUNDS[:, None]
     cycles = 2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency) + c.epilogue_cycles
-    imbalance = np.where(tiles >= sms, rounds * sms / tiles, 1.0)
-    weights, activations = float(element_bytes * n * k), float(element_bytes * m * k + out_bytes * m * n)
-    streamed = hbm_share(weights + activations, l2_bytes)
-    hbm_bytes = weights + streamed * activations
-    hbm_rate = np.minimum(c.hbm_bytes_per_s, np.minimum(tiles, sms) * c.hbm_bytes_per_s_per_sm) / imbalance
-    hbm_s = hbm_bytes / hbm_rate
-    moved_in_l2 = element_bytes * tiles * (a + b) * k_split
+    through_l2_s = element_bytes * tiles * (a + b) * k_split / c.l2_bytes_per_s
+    clocked_s = np.maximum(rounds * cycles / max_clock_hz, through_l2_s)
     reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
-    lost = np.zeros(len(a))
-    for share in _CLOCKS:
-        compute_s = rounds * cycles / (share * max_clock_hz)
-        memory_s = np.maximum(hbm_s, moved_in_l2 / (share * c.l2_bytes_per_s))
-        longer, shorter = np.maximum(compute_s, memory_s), np.minimum(compute_s, memory_s)
-        taken_s = longer * (1 + (shorter / longer) ** c.sharpness) ** (1 / c.sharpness) + reduce_s
-        lost = np.maximum(lost, taken_s / taken_s.min())
-    best = int(np.argmin(lost))
-    padded_flops = 2.0 * tiles[best] * a[best] * b[best] * k_split[best]
+    hbm_bytes = _hbm_bytes(m, n, k, element_bytes, out_bytes, sms, l2_bytes)
+    # Tiles of one column share its weights: the column is what an SM streams, in whole waves of columns.
+    full = np.floor(rounds * sms / columns) * columns
+    rate = np.minimum(c.hbm_bytes_per_s, np.minimum(full, sms) * c.hbm_bytes_per_s_per_sm)
+    few = np.where(full >= sms, (rounds * sms / full) ** _SHORT_WAVE, 1.0)
+    memory_s = hbm_bytes / rate * np.where(columns >= sms, np.ceil(columns / sms) * sms / columns, few)
+    longer, shorter = np.maximum(clocked_s, memory_s), np.minimum(clocked_s, memory_s)
+    taken_s = longer * (1 + (shorter / longer) ** p) ** (1 / p) + reduce_s
+    best = int(np.argmin(taken_s)) % len(a)
+    least_s, fewest_s = float(taken_s.min()), float((clocked_s + reduce_s).min())
+    waits_s = max(least_s * max(1.0 - (fewest_s / least_s) ** p, 0.0) ** (1 / p), hbm_bytes / c.hbm_bytes_per_s)
+    active = min(float(tiles[best]), float(sms))
     flops = 2.0 * m * n * k
-    read = element_bytes * k * _rows_read(m, n, int(a[best]), int(b[best]), sms, k * element_bytes, l2_bytes)
-    moved = out_bytes * m * n + read - (1.0 - streamed) * activations
     return KernelTerms(
-        floor_s=c.floor_s + float(reduce_s[best]),
+        floor_s=c.floor_s,
         blocks=int(tiles[best]),
-        cycles_per_block=float(cycles[best]),
-        hbm_bytes=moved,
-        hbm_bytes_per_s=float(c.hbm_bytes_per_s / imbalance[best]),
-        hbm_bytes_per_s_per_sm=float(c.hbm_bytes_per_s_per_sm / imbalance[best]),
-        l2_bytes=float(moved_in_l2[best]),
-        l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
-        sharpness=c.sharpness,
-        core_energy_j=c.flop_energy_j * flops + c.padded_flop_energy_j * padded_flops,
-        hbm_energy_j=c.hbm_byte_energy_j * moved,
-        sm_power_w=c.sm_power_w,
+        cycles_per_block=fewest_s * max_clock_hz / float(rounds[0, best]),
+        hbm_bytes=hbm_bytes,
+        hbm_bytes_per_s=hbm_bytes / waits_s,
+        hbm_bytes_per_s_per_sm=max(c.hbm_bytes_per_s_per_sm, hbm_bytes / waits_s / active),
+        sharpness=p,
+        core_energy_j=c.flop_energy_j * flops + c.padded_flop_energy_j * (flops + 2.0 * _PADDING * n * k),
+        hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
+        # Of all SMs, whichever tile it is: a product of few tiles splits them.
+        sm_power_w=c.sm_power_w * sms / active,
     )
 
 
-def _rows_read(m: int, n: int, a: int, b: int, sms: int, row_bytes: float, l2_bytes: float) -> float:
-    """Rows of both operands (``k`` long) that come from HBM.
+def _hbm_bytes(m: int, n: int, k: int, element_bytes: int, out_bytes: int, sms: int, l2_bytes: float) -> float:
+    """Bytes that come from HBM or go there.
 
-    A wave of tiles covers ``across`` by ``down`` of them, as square as it can be, and reads each row of its
-    panels once. The next wave finds of the smaller operand in L2 what stays there and reads the rest again.
+    A wave of tiles covers a square of the result, as far as m and n go, and reads each row of its panels once. The next
+    wave finds of the smaller operand in L2 what stays there and reads the rest again.
     """
-    down = min(max(round((sms * a / b) ** 0.5), 1), -(-m // b))
-    across = min(max(sms // down, 1), -(-n // a))
-    rounds_down, rounds_across = -(-m // (b * down)), -(-n // (a * across))
+    side = (sms * _WAVE_TILE) ** 0.5
+    down = min(side, float(m))
+    across = min(side * side / down, float(n))
     # Panels of n stay while the waves go down m, or the other way round, whichever reads less.
-    again = float(min(n + m * rounds_across, m + n * rounds_down))
-    return m + n + hbm_share(min(m, n) * row_bytes, l2_bytes) * (again - (m + n))
+    again = min(n + m * max(n / across, 1.0), m + n * max(m / down, 1.0)) - (m + n)
+    read_again = element_bytes * k * hbm_share(min(m, n) * k * element_bytes, l2_bytes) * again
+    weights, activations = float(element_bytes * n * k), float(element_bytes * m * k + out_bytes * m * n)
+    return weights + hbm_share(weights + activations, l2_bytes) * activations + read_again
 
 
 # How far apart 8- and 16-bit kernels of one shape lie, in length scales: near, since the library picks tiles

@@ -15,6 +15,9 @@ LAST_TILE = 0.5
 CLUSTER = 2
 # With more rows an expert than this on average, experts without rows counted too, the larger tiles run.
 SMALL_ROWS = 128
+# Our rows show that change at 125 and 130 rows an expert only (experts.jsonl: 383.2 and 375.2, 210.4 and 207.9 us), by
+# less than the two kernels' laws are off there. So the law goes evenly from one to the other, this far to either side.
+CHANGES_WITHIN = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +45,39 @@ class GroupedCoefficients:
     hbm_byte_energy_j: float
 
 
-def large_tiles(*, experts: int, rows: int, n: int) -> bool:
-    """Whether the kernel of many rows an expert runs."""
-    return rows // experts > SMALL_ROWS and n > SMALL_ROWS
+def large_share(*, experts: int, rows: int, n: int) -> float:
+    """How far the kernel of many rows an expert has taken over: 0 to 1.
+
+    >>> [large_share(experts=128, rows=128 * each, n=2048) for each in (64, 129, 256)]
+    [0.0, 0.5, 1.0]
+    """
+    beyond = (rows / experts - SMALL_ROWS - 1 + CHANGES_WITHIN) / (2 * CHANGES_WITHIN)
+    return min(max(beyond, 0.0), 1.0) if n > SMALL_ROWS else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The tiles of one kernel: ``pairs`` along the rows, ``tall`` by ``wide`` elements, and the cycles of one."""
+
+    pairs: float
+    tall: int
+    wide: int
+    n: int
+    cycles: float
+
+    @property
+    def count(self) -> float:
+        return max(1.0, self.pairs * math.ceil(self.n / self.wide)) * CLUSTER
+
+    @property
+    def elements(self) -> float:
+        return self.count * self.tall * self.wide
+
+    def rounds(self, sms: int) -> float:
+        return max(self.count / sms, 1.0)
+
+    def last(self, sms: int) -> float:
+        return LAST_TILE * min(self.rounds(sms) - 1.0, 1.0) * self.cycles
 
 
 @lru_cache(maxsize=65536)
@@ -69,22 +102,24 @@ def grouped_base_terms(
     once at most: its first rounds mostly turn to another one with every tile.
     """
     c = coefficients
-    if large_tiles(experts=experts, rows=rows, n=n):
-        pairs, tile, cycles = tiles256, (128, 256), c.large_tile_cycles + c.large_tile_cycles_per_k * k
-    else:
-        empty = max(tiles128 - distinct - rows_beyond128 / 128, 0.0) / max(tiles128, 1.0)
-        pairs, tile, cycles = tiles128, (64, 128), c.small_tile_cycles_per_k * k * (1.0 - c.empty_saves * empty)
-    tiles = max(1.0, pairs * math.ceil(n / tile[1])) * CLUSTER
-    blocks, rounds = round(tiles), max(tiles / sms, 1.0)
+    empty = max(tiles128 - distinct - rows_beyond128 / 128, 0.0) / max(tiles128, 1.0)
+    few = _Tiles(tiles128, 64, 128, n, c.small_tile_cycles_per_k * k * (1.0 - c.empty_saves * empty))
+    many = _Tiles(tiles256, 128, 256, n, c.large_tile_cycles + c.large_tile_cycles_per_k * k)
+    share = large_share(experts=experts, rows=rows, n=n)
+
+    def mean(of_few: float, of_many: float) -> float:
+        return (1.0 - share) * of_few + share * of_many
+
+    blocks = round(mean(few.count, many.count))
     weights = float(element_bytes * distinct * n * k)
     activations = float(element_bytes * rows * (n + k))
     hbm_bytes = weights + hbm_share(activations, l2_bytes) * activations
-    padded = 2.0 * tiles * tile[0] * tile[1] * k
+    padded = 2.0 * mean(few.elements, many.elements) * k
     return KernelTerms(
         floor_s=c.floor_s,
         blocks=blocks,
-        cycles_per_block=cycles * tiles / blocks,
-        tail_cycles=c.switch_cycles * min(rounds, distinct) + LAST_TILE * min(rounds - 1.0, 1.0) * cycles,
+        cycles_per_block=mean(few.count * few.cycles, many.count * many.cycles) / blocks,
+        tail_cycles=mean(*(c.switch_cycles * min(t.rounds(sms), distinct) + t.last(sms) for t in (few, many))),
         quantised=False,
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=c.hbm_bytes_per_s,

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, decode_base_terms
+from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, decode_base_terms, decode_parts
 from hardware.laws.terms import KernelTerms
 
 # Query heads of one block: the rows of a tensor-core instruction on Hopper (wgmma has m = 64), which FlashMLA's
@@ -46,10 +46,12 @@ def latent_decode_base_terms(
     once = 0.5 * terms.hbm_bytes  # that law counts keys and values apart; here they are the same bytes
     flops = 2.0 * batch * kv_len * (cached_dim + v_dim) * blocks_of_heads * HEADS_PER_BLOCK
     blocks = terms.blocks * blocks_of_heads
+    # Where each block has an SM, the mean number of parts says how the work divides, as in plain decode.
+    shared = batch * decode_parts(batch, kv_len, sms) * blocks_of_heads if blocks <= sms else blocks
     return replace(
         terms,
         blocks=blocks,
-        cycles_per_block=flops / blocks / (flops_per_cycle_per_sm * tensor.efficiency),
+        cycles_per_block=flops / shared / (flops_per_cycle_per_sm * tensor.efficiency),
         hbm_bytes=once,
         core_energy_j=0.5 * terms.core_energy_j + tensor.flop_energy_j * flops,
         hbm_energy_j=0.5 * terms.hbm_energy_j,

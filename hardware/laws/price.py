@@ -200,8 +200,9 @@ def elementwise_terms(
     )
     learnt = profile.elementwise_corrections[name]
     x = elementwise_features(name, bytes_moved, rows)
-    # Below the smallest buffer measured the floor alone is left: no extrapolation.
-    return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
+    # Below the smallest buffer measured the floor alone is left: no extrapolation, and the correction stays.
+    held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x))
+    return replace(held, extrapolated=learnt.time.above(x))
 
 
 def grouped_gemm_terms(
