@@ -48,7 +48,14 @@ def grouped(tokens: int, *, experts: int, top_k: int, n: int, k: int) -> KernelT
     assert PROFILE is not None
     choice = Choice(experts=experts, top_k=top_k)
     (load,) = expert_loads(tokens=tokens, choice=choice, routing=Routing(), ranks=1)
-    return price.grouped_gemm_terms(PROFILE, H100, experts=experts, n=n, k=k, **asdict(load))
+    return price.grouped_gemm_terms(
+        PROFILE,
+        H100,
+        experts=experts,
+        n=n,
+        k=k,
+        **{name: value for name, value in asdict(load).items() if name != "small_tiles"},
+    )
 
 
 MIXTURES = [(8, 2, 28672, 4096), (8, 2, 4096, 14336), (128, 8, 1536, 2048), (128, 8, 2048, 768)]

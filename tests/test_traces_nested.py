@@ -140,7 +140,7 @@ def ns(seconds: float) -> int:
 
 
 def _joules(request: dict[str, Any], stage: str) -> Any:
-    return None if stage == "queue" else pytest.approx(request[f"{stage}_j"], rel=1e-5)
+    return None if stage in ("queue", "request path") else pytest.approx(request[f"{stage}_j"], rel=1e-5)
 
 
 def _args(name: str) -> str:
