@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hardware.laws.grouped import large_tiles
+from hardware.laws.grouped import large_share
 from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms
 
@@ -73,7 +73,7 @@ def grouped_with_operands(
     weights' bytes, and at least what tensor cores take for its 64 x 128 results.
     """
     narrower = weight_bytes / (2.0 * distinct * n * k)
-    if large_tiles(experts=experts, rows=rows, n=n):
+    if large_share(experts=experts, rows=rows, n=n) >= 0.5:
         share = 1.0 / rate_ratio
     else:
         least = 2.0 * 64 * 128 * k / (rate_ratio * flops_per_cycle_per_sm)
