@@ -68,7 +68,7 @@ def test_coefficients_that_rows_leave_open_stay_and_others_move_together(h100: P
 
 
 def test_shipped_correlations_keep_what_rows_know_only_together(h100: Profile) -> None:
-    """Energy of a FLOP is known to per cents, that of one in padded rows, few in every product of ours, hardly at all."""
+    """Energy of a FLOP is known to per cents, that of one in padded rows, few in every product, hardly at all."""
     stored = h100.provenance.standard_errors
     assert stored["gemm.bf16.log.flop_energy_j"] < 0.1 and stored["gemm.bf16.log.padded_flop_energy_j"] > 0.5
     energies = np.log([one.gemm["bf16"].flop_energy_j for one in drawn(h100, gpus=1, count=32, seed=1)])

@@ -17,7 +17,7 @@ CLUSTER = 2
 SMALL_ROWS = 128
 # Our rows show that change at 125 and 130 rows an expert only (experts.jsonl: 383.2 and 375.2, 210.4 and 207.9 us), by
 # less than the two kernels' laws are off there. So the law goes evenly from one to the other, this far to either side.
-CHANGES_WITHIN = 8.0
+CHANGES_WITHIN = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
