@@ -189,9 +189,9 @@ def test_grouped_products_change_kernel_at_128_rows_an_expert() -> None:
         )  # fmt: skip
 
     few, many = terms(16000, 174, 128, 400.0), terms(24000, 256, 128, 7616.0)
-    pure = terms(15360, 150, 128, 200.0)  # 125 rows an expert lie within the 8 about the change, where both count
-    assert (pure.blocks, many.blocks) == (2 * 150 * 12, 2 * 128 * 6)
-    assert 2 * 128 * 6 < few.blocks < 2 * 174 * 12
+    assert (few.blocks, many.blocks) == (2 * 174 * 12, 2 * 128 * 6)
+    between = terms(16512, 174, 128, 400.0)  # 129 rows an expert: half of each kernel
+    assert 2 * 128 * 6 < between.blocks < 2 * 174 * 12
     seconds = [time_s(t, sms=132, sm_clock_hz=clock) for t, clock in ((few, 1.755e9), (many, 1.575e9))]
     assert seconds == pytest.approx([383.2e-6, 398.5e-6], rel=0.03)
     alone = price.grouped_gemm_terms(
