@@ -119,13 +119,13 @@ def gemm_base_terms(
     )
 
 
-def _hbm_bytes(m: int, n: int, k: int, element_bytes: int, out_bytes: int, sms: int, l2_bytes: float) -> float:
+def _hbm_bytes(m: int, n: int, k: int, element_bytes: float, out_bytes: int, sms: int, l2_bytes: float) -> float:
     """Bytes that come from HBM or go there.
 
     A wave of tiles covers a square of the result, as far as m and n go, and reads each row of its panels once. The next
     wave finds of the smaller operand in L2 what stays there and reads the rest again.
     """
-    side = (sms * _WAVE_TILE) ** 0.5
+    side = math.sqrt(sms * _WAVE_TILE)
     down = min(side, float(m))
     across = min(side * side / down, float(n))
     # Panels of n stay while the waves go down m, or the other way round, whichever reads less.
