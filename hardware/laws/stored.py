@@ -73,10 +73,11 @@ def grouped_with_operands(
     weights' bytes, and at least what tensor cores take for its 64 x 128 results.
     """
     narrower = weight_bytes / (2.0 * distinct * n * k)
-    many = large_share(experts=experts, rows=rows, n=n)
-    least = 2.0 * 64 * 128 * k / (rate_ratio * flops_per_cycle_per_sm)
-    few = min(1.0, max(narrower, least / terms.cycles_per_block))
-    share = many / rate_ratio + (1.0 - many) * few
+    if large_share(experts=experts, rows=rows, n=n) >= 0.5:
+        share = 1.0 / rate_ratio
+    else:
+        least = 2.0 * 64 * 128 * k / (rate_ratio * flops_per_cycle_per_sm)
+        share = min(1.0, max(narrower, least / terms.cycles_per_block))
     cycles = terms.cycles_per_block * share
     if turned:
         cycles += turning_cycles(m=rows / max(distinct, 1), weights=distinct * n * k) / terms.blocks
