@@ -128,7 +128,7 @@ def test_the_first_four_cards_and_another_one_as_recorded() -> None:
     first = chips_of(RECORDS / "first" / "per_gpu.jsonl")
     assert [(chip.session, chip.gpu_index, chip.rows) for chip in first] == [("first", i, 3) for i in range(4)]
     factors = [chip.power_factor for chip in first]
-    assert factors == pytest.approx([1.025, 1.002, 1.024, 1.045], abs=0.001)
+    assert factors == pytest.approx([1.032, 1.009, 1.031, 1.053], abs=0.001)
     # The same kernels on all: they lie apart as the profile's spread says.
     assert np.std(factors, ddof=1) / np.mean(factors) == pytest.approx(PROFILE.spread.power, rel=0.05)
     (other,) = chips_of(RECORDS / "suite" / "one_gpu.jsonl")
@@ -151,7 +151,7 @@ def test_a_factor_from_products_and_copies_holds_for_kernels_that_it_was_not_tak
             own.append(abs(told.energy_j / row.measured["energy_j"] - 1.0))
     without, known = (float(np.mean(own)) for own in errors.values())
     assert len(errors[1.0]) >= 20
-    assert (round(100 * without, 1), round(100 * known, 1)) == (3.9, 3.1)
+    assert (round(100 * without, 1), round(100 * known, 1)) == (3.9, 3.2)
 
 
 def test_cards_that_ran_together_are_told_apart_and_named_by_their_uuids(
