@@ -390,9 +390,16 @@ def test_a_worker_gives_back_slow_rows_one_by_one(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_command_in_one_line(
-    number: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    number: int,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hardware.catalog.list_gpus", lambda: signal.raise_signal(number))
+    if number == signal.SIGINT:  # a shell's background jobs, tests too, start with it ignored
+        before = signal.signal(number, signal.default_int_handler)
+        request.addfinalizer(lambda: signal.signal(number, before))
     handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
     found, out, err = run(["gpus"], capsys)
     assert (found, out, err.strip()) == (code, "", "wattline: interrupted")

@@ -79,7 +79,7 @@ def test_the_server_confirms_them(found: list[Deployment]) -> None:
         assert served["requests_per_s"] == pytest.approx(one.load_per_s, rel=0.08)
         # Near its capacity a server takes hardly more load with many more sequences, and is slow to fill up: the plan
         # is on the safe side (16.3 ms a token where 15 s of the same load end at 9.0 ms, on two GPUs).
-        assert served["tpot_s"]["mean"] < 1.02 * one.tpot_s
+        assert served["tpot_s"]["mean"] < 1.05 * one.tpot_s
         assert served["power_w_per_gpu"] == pytest.approx(one.power_w_per_gpu, rel=0.07)
 
 

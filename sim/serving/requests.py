@@ -267,8 +267,9 @@ def _format(path: Path, row: Mapping[str, Any]) -> Format:
     found = cut(", ".join(map(str, row)), 60)
     if len(missing) < 3:
         raise ScenarioError(f"{path}: columns {found}: {near.name} requests need {', '.join(missing)} too")
-    others = "; ".join(f"{kind.name}: {kind.columns}" for kind in FORMATS[1:])
-    raise ScenarioError(f"{path}: columns {found}: need {FORMATS[0].columns} ({others})")
+    plain, second, *others = FORMATS
+    also = f"{second.name}: {second.columns}; or those of {', '.join(dict.fromkeys(kind.name for kind in others))}"
+    raise ScenarioError(f"{path}: columns {found}: need {plain.columns} ({also})")
 
 
 def _time(row: Mapping[str, Any], kind: Format, where: str) -> float:
