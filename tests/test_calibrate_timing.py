@@ -12,7 +12,7 @@ import pytest
 
 from hardware.calibrate.suite import cases_pair, timing
 from hardware.calibrate.suite.comm import QuietComm
-from hardware.calibrate.suite.meter import DryMeter, HostFacts, Tick, slope_w
+from hardware.calibrate.suite.meter import CounterTick, DryMeter, HostFacts, slope_w
 
 
 class FakeGpu:
@@ -62,7 +62,7 @@ class FakeMeter(DryMeter):
 
     def power_w(self, start_s: float, end_s: float) -> float | None:
         self.windows.append((start_s, end_s))
-        ticks = [Tick(at_s=0.1 * n, energy_j=0.1 * n * self._gpu.watts) for n in range(200)]
+        ticks = [CounterTick(at_s=0.1 * n, energy_j=0.1 * n * self._gpu.watts) for n in range(200)]
         return slope_w(ticks, start_s, end_s)
 
 
@@ -192,7 +192,7 @@ def test_lanes_do_not_hold_each_other_back(monkeypatch: pytest.MonkeyPatch, a_s:
     )
     slots = FakeRecord((2, 4, 2))
     lanes = [
-        cases_pair.Lane(stream=FakeStream(), replay=partial(torch.run, t), count=2, each_s=0.001, slots=slots)
+        cases_pair.StreamWork(stream=FakeStream(), replay=partial(torch.run, t), count=2, each_s=0.001, slots=slots)
         for t in (a_s, b_s)
     ]
     torch.streams += [lane.stream for lane in lanes]

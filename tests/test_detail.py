@@ -10,7 +10,7 @@ import pytest
 import workloads
 from sim import simulate
 from sim.build.program import build
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 from sim.errors import FoldError
 from sim.result.report import summary
 from sim.run.plan import classifier
@@ -101,7 +101,7 @@ def test_the_settled_target_is_the_highest_that_the_slow_limit_allows() -> None:
     target = settled_clocks(plan.segments.sequence, limits, 1)[0]
 
     def mean_w(more_hz: float) -> float:
-        held = Held(target.clock_hz + more_hz, target.power_w)
+        held = HeldClock(target.clock_hz + more_hz, target.power_w)
         parts = [(step, step.piece.play((held,))) for step in plan.segments.sequence]
         joules = sum(step.repeat * played.energy_j[0] for step, played in parts)
         return joules / sum(step.repeat * played.records.end_ps * 1e-12 for step, played in parts)

@@ -23,7 +23,7 @@ from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
 from sim.scenario.machine import Policy, machine
 from sim.validation.predict import NotPredicted, predict
-from sim.validation.predict_time import Launch, run_schedule, transient_run, work_of
+from sim.validation.predict_time import TimedLaunch, run_schedule, transient_run, work_of
 from sim.validation.records import read_records
 from sim.validation.validate import measured_outputs
 from tests.engine_kit import COMPUTE, GPU, graph, with_terms
@@ -172,7 +172,7 @@ def test_a_schedule_starts_on_time_and_its_energy_is_that_of_its_parts():
     target = machine("h100-sxm-80gb", policy=Policy(uncapped=True))
     kernel = Kernel(name="gemm", work=GemmWork(m=64, n=4096, k=4096), flops=0.0, bytes_moved=0.0)
     step = (Segment(name="burst", kernels=(kernel,), repeat=3),)
-    run = run_schedule(target, [Launch(name="burst", start_s=t, segments=step) for t in (0.01, 0.05)], gap_s=0.0)
+    run = run_schedule(target, [TimedLaunch(name="burst", start_s=t, segments=step) for t in (0.01, 0.05)], gap_s=0.0)
     assert run.start_s[[0, 3]] == pytest.approx([0.01, 0.05], abs=1e-12)
     each_s = run.end_s[0] - run.start_s[0]
     assert run.launch_s == pytest.approx([3 * each_s] * 2, rel=1e-6)

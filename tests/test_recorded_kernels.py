@@ -9,7 +9,7 @@ import pytest
 
 from hardware.scheduling import scheduling
 from sim.errors import DeadlockError
-from sim.replay.run import HostWait, Load, Times, replay
+from sim.replay.run import HostWait, ReplayRows, Times, replay
 from traces.capture import NONE
 from traces.dag import Dag
 from traces.records import Ints
@@ -34,13 +34,13 @@ def dag(*queues: list[int], edges: tuple[tuple[int, int], ...] = (), meets: tupl
     )
 
 
-def load(*dur_ns: int, blocks: tuple[int, ...] = (), talks: tuple[int, ...] = (), own: int = 0) -> Load:
+def load(*dur_ns: int, blocks: tuple[int, ...] = (), talks: tuple[int, ...] = (), own: int = 0) -> ReplayRows:
     """Rows that last so long, launched at zero, on a GPU of 132 SMs; ``talks`` are collectives."""
     count = len(dur_ns)
     grids = ints(*(blocks or [0] * count))
     collective = np.isin(np.arange(count), talks)
     zeros = np.zeros(count, dtype=np.int64)
-    return Load(
+    return ReplayRows(
         dur_ns=ints(*dur_ns),
         issue_ns=zeros,
         early=np.zeros(count, dtype=bool),
@@ -77,7 +77,7 @@ def test_a_collective_waits_for_sms_that_products_do_not() -> None:
     assert spans(replay(beside, replace(rows, asks=False)))[2] == (5, 55)  # as recorded: it had SMs
 
 
-def product_beside(collective_ns: int) -> tuple[Dag, Load]:
+def product_beside(collective_ns: int) -> tuple[Dag, ReplayRows]:
     """A product of 512 tiles, 100 ns each, 2 ns behind a collective of 8 blocks."""
     rows = load(collective_ns, 400, blocks=(8, 132), talks=(0,), own=FACTS.own_tiles)
     return dag([0], [1]), replace(rows, tiles=ints(8, 512), cluster=ints(1, 2), issue_ns=ints(0, 2))

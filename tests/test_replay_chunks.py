@@ -15,7 +15,7 @@ from sim.cli import main
 from sim.engine.course import Opening, course
 from sim.engine.resources.grid import Grid, room
 from sim.replay.changes import Changes, ReplayError
-from sim.replay.setting import Outcome
+from sim.replay.setting import ReplayTimes
 from sim.replay.study import Replayed, replay_trace
 from sim.result.trace import write_timeline
 from sim.run import plan
@@ -49,7 +49,7 @@ def _layer(tmp_path: Path) -> Path:
     return write(tmp_path / "layer.json", events, deviceProperties=H100)
 
 
-def _rows(outcome: Outcome, name: str) -> list[tuple[int, int]]:
+def _rows(outcome: ReplayTimes, name: str) -> list[tuple[int, int]]:
     """Starts and ends of the kernels of that name."""
     work = outcome.capture.work
     mine = np.flatnonzero(np.array([outcome.capture.names[one] == name for one in work.name.tolist()]))

@@ -54,11 +54,11 @@ def host_edges(capture: Capture, classes: Classes) -> list[HostEdge]:
     - when it has none outstanding, the main stream waits for other compute streams (or copies, if there are none)
       and these wait for copies (or the main stream).
     """
-    return [edge for rank in capture.ranks for edge in _Rank.of(capture, classes, rank).edges()]
+    return [edge for rank in capture.ranks for edge in _HostRank.of(capture, classes, rank).edges()]
 
 
 @dataclass(slots=True)
-class _Rank:
+class _HostRank:
     """The calls of one rank and what its streams do."""
 
     events: list[_Event]
@@ -73,7 +73,7 @@ class _Rank:
     asking: int = NONE
 
     @classmethod
-    def of(cls, capture: Capture, classes: Classes, rank: int) -> _Rank:
+    def of(cls, capture: Capture, classes: Classes, rank: int) -> _HostRank:
         work = capture.work
         events, recorded = _events(capture, rank)
         mine = work.rank == rank

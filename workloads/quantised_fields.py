@@ -7,7 +7,7 @@ from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.quantised_modules import Rule
+from workloads.quantised_modules import ModuleRule
 from workloads.storage import Storage
 from workloads.work import DType
 
@@ -87,10 +87,10 @@ def block_of(value: Any, where: str) -> tuple[int, int]:
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules")
 
 
-def left_out(table: Table, where: str) -> tuple[Rule, ...]:
+def left_out(table: Table, where: str) -> tuple[ModuleRule, ...]:
     """Modules that stay in 16 bit."""
     names = [name for key in _LEFT_OUT for name in names_of(table.get(key), f"{where}: {key}")]
-    return tuple(Rule(pattern=name, product=None) for name in names)
+    return tuple(ModuleRule(pattern=name, product=None) for name in names)
 
 
 def names_of(value: Any, where: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hardware.calibrate.crossval import HEADER, Held
+from hardware.calibrate.crossval import HEADER, HeldOutErrors
 from hardware.calibrate.fit import read_fit_records
 from hardware.calibrate.fit_kit import Row
 from hardware.catalog import load_gpu
@@ -24,7 +24,7 @@ from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import load_profile
 
 
-def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator[Held]:
+def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator[HeldOutErrors]:
     """Signed relative errors of time and power of the loops of each operation, its own world's table left out."""
     gpu, profile = load_gpu(gpu_id), load_profile(gpu_id)
     assert profile is not None
@@ -45,7 +45,7 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
                 idle_w = curve.at(float(np.mean(row["temperature_c"]))).idle_w(gpu.max_clock_hz)
                 predicted_w = idle_w + terms.link_energy_j / seconds
                 power.append(predicted_w / float(np.mean(watts)) - 1.0 if watts else float("nan"))
-            yield Held(family=op, left_out=f"world {world}", latency=tuple(latency), energy=tuple(power))
+            yield HeldOutErrors(family=op, left_out=f"world {world}", latency=tuple(latency), energy=tuple(power))
 
 
 def _terms(coefficients: CollectiveCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:

@@ -24,9 +24,9 @@ from hardware.calibrate.fit_families import (
     FREE_PREFILL,
 )
 from hardware.calibrate.fit_gemm import PRIORS
-from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
+from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, fit_family, settled_limit
 from hardware.catalog import load_gpu
-from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOut
+from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOutErrors
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import (
@@ -108,11 +108,11 @@ def weights_of(row: Row) -> str:
 class _Fits:
     """Families one after the other, each with its errors on rows left out."""
 
-    def __init__(self, gpu: GpuSpec, setting: Setting) -> None:
+    def __init__(self, gpu: GpuSpec, setting: FitSetting) -> None:
         self.gpu, self.setting = gpu, setting
         self.coefficients: dict[str, Any] = {}
         self.corrections: dict[str, Learnt] = {}
-        self.left_out: dict[str, LeftOut] = {}
+        self.left_out: dict[str, LeftOutErrors] = {}
         self.errors: dict[str, float] = {}
 
     def add(
@@ -129,7 +129,7 @@ class _Fits:
         """Fit ``name`` on ``rows`` and keep it."""
         setting = settled_limit(self.setting, rows)
 
-        def fit(some: Sequence[Row]) -> Family[Any]:
+        def fit(some: Sequence[Row]) -> FittedFamily[Any]:
             return fit_family(some, setting, start, free, terms_of, features_of, lengths=lengths, **more)
 
         family = fit(rows)
@@ -151,7 +151,7 @@ class _Fits:
                 time.append(abs(point.latency_s / row["latency_s"] - 1.0))
                 energy.append(abs(point.latency_s * point.power_w / row["energy_j"] - 1.0))
         if time:
-            self.left_out[name] = LeftOut(
+            self.left_out[name] = LeftOutErrors(
                 rows=len(time), time=round(float(np.mean(time)), 4), energy=round(float(np.mean(energy)), 4)
             )
         return family.coefficients
@@ -167,7 +167,7 @@ def fit_engine(
     rows = [row for row in rows if row["gpu"] == gpu.id]
     if not rows:
         raise HardwareError(f"no rows of an engine's kernels on {gpu.id} among the records: nothing to fit")
-    setting = Setting(gpu=gpu, curve=base.curve, limit_w=base.limits.slow_limit_w)
+    setting = FitSetting(gpu=gpu, curve=base.curve, limit_w=base.limits.slow_limit_w)
     fits = _Fits(gpu, setting)
     single = [row for row in rows if row["world"] == 1]
     hbm = gpu.hbm_bytes_per_s / load_gpu("h100-sxm-80gb").hbm_bytes_per_s
@@ -288,7 +288,7 @@ def links_power_w(gpu: GpuSpec) -> float:
     return profile_for(gpu).collective.links_power_w
 
 
-def _all_reduce(rows: Sequence[Row], setting: Setting) -> tuple[AllReduceRow, ...]:
+def _all_reduce(rows: Sequence[Row], setting: FitSetting) -> tuple[AllReduceRow, ...]:
     links_w = links_power_w(setting.gpu)
     return tuple(
         AllReduceRow(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair, follow_the_clock, moved_bytes
-from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
+from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, fit_family, settled_limit
 from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from hardware.laws.attention import (
     DecodeCoefficients,
@@ -100,7 +100,7 @@ FREE_ELEMENTWISE = ("floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_ene
 FREE_ROPE = ("floor_s", "blocks_per_s", "l2_byte_energy_j", "hbm_byte_energy_j")
 
 
-def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: Setting) -> KernelTerms:
+def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: FitSetting) -> KernelTerms:
     """Uncorrected terms of a prefill attention row."""
     return prefill_base_terms(
         c,
@@ -119,7 +119,7 @@ def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, s
     )
 
 
-def decode_terms_of(c: DecodeCoefficients, row: Row, setting: Setting) -> KernelTerms:
+def decode_terms_of(c: DecodeCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
     """Uncorrected terms of a decode attention row."""
     return decode_base_terms(
         c,
@@ -132,7 +132,7 @@ def decode_terms_of(c: DecodeCoefficients, row: Row, setting: Setting) -> Kernel
     )
 
 
-def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> KernelTerms:
+def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
     """Uncorrected terms of a grouped GEMM row; ``resident`` weights come from L2."""
     terms = grouped_base_terms(
         c,
@@ -182,7 +182,7 @@ def rows_of(row: Row) -> int:
     return int(row.get("tokens") or row.get("rows") or 1)
 
 
-def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting) -> KernelTerms:
+def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
     """Terms of an elementwise row."""
     tokens = rows_of(row)
     moved = moved_bytes(row)
@@ -197,7 +197,7 @@ def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting)
     )
 
 
-def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -> list[Row]:
+def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: FitSetting) -> list[Row]:
     """Capped prefill rows with their clocks brought from the driver's to the chip's own.
 
     The driver says 1725 MHz of a shape that stamps on the SMs see at 1574 MHz (four cards), under the cap like it:
@@ -223,8 +223,8 @@ def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -
 
 
 def fit_prefill(
-    rows: Sequence[Row], setting: Setting, gemm: GemmCoefficients, duty: Sequence[Row] = ()
-) -> Family[PrefillCoefficients]:
+    rows: Sequence[Row], setting: FitSetting, gemm: GemmCoefficients, duty: Sequence[Row] = ()
+) -> FittedFamily[PrefillCoefficients]:
     """Prefill attention; ``gemm`` gives the HBM rate and energy, which these rows hardly touch."""
     setting = settled_limit(setting, rows)
     rows = on_chip_clocks(rows, duty, setting)
@@ -234,7 +234,7 @@ def fit_prefill(
     )  # fmt: skip
 
 
-def fit_decode(rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float) -> Family[DecodeCoefficients]:
+def fit_decode(rows: Sequence[Row], setting: FitSetting, hbm_byte_energy_j: float) -> FittedFamily[DecodeCoefficients]:
     """Decode attention."""
     start = replace(DECODE_START, hbm_byte_energy_j=hbm_byte_energy_j)
     return fit_family(
@@ -243,7 +243,9 @@ def fit_decode(rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float) 
     )  # fmt: skip
 
 
-def fit_grouped(rows: Sequence[Row], setting: Setting, decode: DecodeCoefficients) -> Family[GroupedCoefficients]:
+def fit_grouped(
+    rows: Sequence[Row], setting: FitSetting, decode: DecodeCoefficients
+) -> FittedFamily[GroupedCoefficients]:
     """Grouped GEMM; ``decode`` gives the HBM rate and energy."""
     setting = settled_limit(setting, rows)
     start = replace(GROUPED_START, hbm_bytes_per_s=decode.hbm_bytes_per_s, hbm_byte_energy_j=decode.hbm_byte_energy_j)
@@ -254,8 +256,11 @@ def fit_grouped(rows: Sequence[Row], setting: Setting, decode: DecodeCoefficient
 
 
 def fit_elementwise(
-    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float, pairs: Mapping[str, Sequence[Pair]] | None = None
-) -> dict[str, Family[ElementwiseCoefficients]]:
+    rows: Sequence[Row],
+    setting: FitSetting,
+    hbm_byte_energy_j: float,
+    pairs: Mapping[str, Sequence[Pair]] | None = None,
+) -> dict[str, FittedFamily[ElementwiseCoefficients]]:
     """One set of coefficients a kernel name; ``pairs`` of rows at two clocks say which of them follow the clock."""
     fitted = {}
     pairs = pairs or {}

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 import numpy as np
 
 from hardware.calibrate.fit_kit import (
-    Family,
+    FitSetting,
+    FittedFamily,
     Row,
-    Setting,
     fit_coefficients,
     fit_family,
     learn_corrections,
@@ -75,8 +75,8 @@ def features_of(row: Row) -> tuple[float, ...]:
 
 
 def fit_bf16(
-    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float, anchors: Sequence[tuple[Row, Row]]
-) -> Family[GemmCoefficients]:
+    rows: Sequence[Row], setting: FitSetting, hbm_byte_energy_j: float, anchors: Sequence[tuple[Row, Row]]
+) -> FittedFamily[GemmCoefficients]:
     """The law of 16-bit GEMMs; ``anchors`` are duty rows with true clocks."""
     start = replace(START, hbm_byte_energy_j=hbm_byte_energy_j)
     return fit_family(
@@ -87,8 +87,8 @@ def fit_bf16(
 
 
 def fit_fp8(
-    rows: Sequence[Row], bf16_rows: Sequence[Row], setting: Setting, bf16: GemmCoefficients
-) -> Family[GemmCoefficients]:
+    rows: Sequence[Row], bf16_rows: Sequence[Row], setting: FitSetting, bf16: GemmCoefficients
+) -> FittedFamily[GemmCoefficients]:
     """The law of 8-bit GEMMs from that of 16-bit ones; what is left is learnt from both types' rows."""
     gpu = setting.gpu
     fp8, errors, correlation = fit_coefficients(
@@ -99,7 +99,7 @@ def fit_fp8(
     corrections = learn_corrections(
         both, terms, [features_of(row) for row in both], setting, lengths=LENGTHS, steepest_fall=STEEPEST_FALL
     )
-    return Family(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
+    return FittedFamily(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
 
 
 def duty_anchors(rows: Sequence[Row]) -> list[tuple[Row, Row]]:

@@ -11,7 +11,7 @@ from hardware.laws.attention import decode_base_terms, decode_features, prefill_
 from hardware.laws.collective import collective_base_terms
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_features, permuting
-from hardware.laws.exchange import CTAS, Exchange, exchange_bytes, exchange_s
+from hardware.laws.exchange import CTAS, RoutedExchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
 from hardware.laws.grouped import grouped_base_terms, grouped_features
@@ -300,7 +300,9 @@ def collective_terms(
     )
 
 
-def exchange_terms(profile: Profile, gpu: GpuSpec, *, op: str, one: Exchange, span: Span, max_sms: int) -> KernelTerms:
+def exchange_terms(
+    profile: Profile, gpu: GpuSpec, *, op: str, one: RoutedExchange, span: Span, max_sms: int
+) -> KernelTerms:
     """A dispatch or a combine of tokens to experts on the ranks of ``span`` (:mod:`hardware.laws.exchange`)."""
     c, blocks = profile.collective, min(CTAS[one.kernels], max_sms)
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s

@@ -12,7 +12,7 @@ from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.collective import even_buffer
-from hardware.laws.exchange import Exchange
+from hardware.laws.exchange import RoutedExchange
 from hardware.laws.gemm import wave_part
 from hardware.laws.price import (
     attention_decode_terms,
@@ -253,7 +253,7 @@ class Pricer:
             case RoutedGemmWork():
                 raise AssertionError("a routed product has its engine's law or becomes a grouped one")
             case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
-                one = Exchange(
+                one = RoutedExchange(
                     tokens=sizes_of.tokens,
                     top_k=sizes_of.top_k,
                     hidden=sizes_of.hidden,

@@ -13,7 +13,7 @@ import click
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
 
 if TYPE_CHECKING:
-    from sim.explore.overlap import LeftOut, OverlapPoint
+    from sim.explore.overlap import OverlapPoint, RefusedSchedule
 
 TRANSFORMS = ("chunks", "ring_exchange", "tile_signal", "two_batch", "bulk")
 
@@ -135,7 +135,7 @@ def command(
     console.print(advice(points, default))
 
 
-def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console: Any) -> None:
+def _print(points: Sequence[OverlapPoint], left_out: Sequence[RefusedSchedule], console: Any) -> None:
     from rich.table import Table
 
     from sim.cli.console import print_reasons

@@ -14,7 +14,7 @@ from sim.explore.choice import command_of
 from sim.output.files import write_atomically
 from sim.pages import basis
 from sim.pages.figures import LINES, MAX_LINES, MUTED, bar, held, short
-from sim.pages.page import Grid, Page, Section, html
+from sim.pages.page import Page, Section, TextTable, html
 from sim.pages.sums import mean_rates
 from sim.result.report import duration
 from sim.result.trace import release
@@ -197,16 +197,16 @@ def _joules(run: ServeResult) -> go.Figure:
     return figure
 
 
-def _percentiles(run: ServeResult) -> Grid:
+def _percentiles(run: ServeResult) -> TextTable:
     rows = [
         [label, *(duration(run.summary[key][name]) for name in ("mean", "p50", "p90", "p99"))]
         for label, key in LATENCIES
         if run.summary[key] is not None
     ]
-    return Grid(head=["", "mean", "median", "90 %", "99 %"], rows=rows, minor=(3,))
+    return TextTable(head=["", "mean", "median", "90 %", "99 %"], rows=rows, minor=(3,))
 
 
-def _parts(run: ServeResult) -> Grid:
+def _parts(run: ServeResult) -> TextTable:
     data = run.summary
     rows = [
         [
@@ -217,14 +217,14 @@ def _parts(run: ServeResult) -> Grid:
         ]
         for part, joules in data["energy_j_by_part"].items()
     ]
-    return Grid(head=["part", "energy", "share", "J a request"], rows=rows)
+    return TextTable(head=["part", "energy", "share", "J a request"], rows=rows)
 
 
 def _joules_text(joules: float) -> str:
     return f"{joules * 1e-3:.4g} kJ" if joules >= 1e4 else f"{joules:.4g} J"
 
 
-def _slowest(table: pd.DataFrame) -> Grid:
+def _slowest(table: pd.DataFrame) -> TextTable:
     rows = [
         [
             str(one["request"]),
@@ -241,10 +241,10 @@ def _slowest(table: pd.DataFrame) -> Grid:
         for one in table.nlargest(SLOWEST, "ttft_s").to_dict("records")
     ]
     head = ["request", "arrival", "replica", "input", "output", "queue", "first token", "end to end", "J", "preempted"]
-    return Grid(head=head, rows=rows, minor=(1, 2, 4, 8, 9))
+    return TextTable(head=head, rows=rows, minor=(1, 2, 4, 8, 9))
 
 
-def _basis(run: ServeResult) -> Grid:
+def _basis(run: ServeResult) -> TextTable:
     data, machine = run.summary, run.machine
     rows = [
         ["status", f"{data['status']}: {'; '.join(data['status_reasons'])}"],
@@ -255,4 +255,4 @@ def _basis(run: ServeResult) -> Grid:
         ["preemptions", f"{data['preemptions']:,}"],
         ["prompt tokens found in cache", f"{data['hit_tokens']:,}"],
     ]
-    return Grid(head=[], rows=rows, words=(0, 1))
+    return TextTable(head=[], rows=rows, words=(0, 1))

@@ -191,7 +191,7 @@ def mean_rates(start: Floats, end: Floats, rate: Floats, edges: Floats) -> Float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class TimeShares:
     """Seconds of a GPU's run, mean over GPUs: they sum to the latency."""
 
     compute_s: float  # nothing moves between GPUs
@@ -201,7 +201,7 @@ class Split:
     idle_s: float
 
 
-def split_of(outcome: Outcome, exposed: dict[str, tuple[float, float]]) -> Split:
+def split_of(outcome: Outcome, exposed: dict[str, tuple[float, float]]) -> TimeShares:
     """Where the time of a mean GPU goes; ``exposed`` is the timeline's ``exposed_and_waiting_s``."""
     gpus = sum(outcome.folding.multiplicity)
     moving_s = 0.0
@@ -216,7 +216,7 @@ def split_of(outcome: Outcome, exposed: dict[str, tuple[float, float]]) -> Split
     waiting_s = sum(seconds for _, seconds in exposed.values())
     working_s = float(outcome.per_gpu[:, 5].mean())
     hidden_s = max(0.0, moving_s - sum(alone.values()))
-    return Split(
+    return TimeShares(
         compute_s=max(0.0, working_s - moving_s),
         hidden_s=hidden_s,
         exposed_s=alone,

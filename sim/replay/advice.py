@@ -8,7 +8,7 @@ from dataclasses import replace
 from sim.errors import SimError
 from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes
-from sim.replay.setting import Outcome
+from sim.replay.setting import ReplayTimes
 from sim.replay.study import replay_capture
 from sim.scenario.machine import machine
 from traces.advice import Advice
@@ -53,7 +53,7 @@ def _saving(capture: Capture, classes: Classes, one: Advice) -> Advice | None:
     return replace(one, saves_us=before_us - after_us, saves_j=saves_j)
 
 
-def _span_us(outcome: Outcome) -> float:
+def _span_us(outcome: ReplayTimes) -> float:
     return max(times.span_us for times in outcome.ranks)
 
 

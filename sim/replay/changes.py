@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from sim.errors import SimError
-from sim.replay.run import HostWait, Load
+from sim.replay.run import HostWait, ReplayRows
 from traces.classify import COMMUNICATION, Classes
 from traces.dag import Dag
 from traces.intervals import union
@@ -74,8 +74,8 @@ class Changes:
 
 
 def changed(
-    changes: Changes, classes: Classes, dag: Dag, load: Load, waits: list[HostWait], *, graph_pause_ns: int
-) -> tuple[Dag, Load, list[HostWait]]:
+    changes: Changes, classes: Classes, dag: Dag, load: ReplayRows, waits: list[HostWait], *, graph_pause_ns: int
+) -> tuple[Dag, ReplayRows, list[HostWait]]:
     """The parts of a replay under ``changes``.
 
     Raises :class:`ReplayError` on a class that the trace does not hold.
@@ -112,7 +112,7 @@ def changed(
     return (merged(dag, load) if changes.merge_streams else dag), load, waits
 
 
-def beside_products(load: Load, start_ns: Ints, end_ns: Ints) -> Floats:
+def beside_products(load: ReplayRows, start_ns: Ints, end_ns: Ints) -> Floats:
     """The share of each collective's time, once all ranks are there, in which products ran beside it; 0 for others."""
     share = np.zeros(len(load.rank))
     for rank in np.unique(load.rank):
@@ -129,7 +129,7 @@ def beside_products(load: Load, start_ns: Ints, end_ns: Ints) -> Floats:
     return share
 
 
-def merged(dag: Dag, load: Load) -> Dag:
+def merged(dag: Dag, load: ReplayRows) -> Dag:
     """All of a rank's work on one stream, in the order of its launches: its order then makes every wait."""
     place = np.empty(len(load.rank), dtype=np.int64)
     for queue in dag.queues:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sim.replay.changes import ReplayError
 from sim.replay.price import REDUCTION, Jobs
-from sim.replay.run import Load
+from sim.replay.run import ReplayRows
 from traces.capture import NONE, Capture, Category, GpuWork
 from traces.classify import COMMUNICATION, Classes
 from traces.dag import Dag
@@ -68,7 +68,7 @@ class Chains:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
+class ChunkedRows:
     """Rows of a replay after chunking: ``origin`` is the row before, ``cut`` tells parts, ``stream`` where each runs.
 
     ``last`` is the last part of each row before. ``chunked`` counts collectives, over ranks once.
@@ -153,7 +153,7 @@ def _units(
     return units, unit_of, previous
 
 
-def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
+def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> ChunkedRows:
     """``dag`` with the chains cut into ``chunks`` parts, which follow one another.
 
     Part i of a product comes before part i of the collective that it feeds, and after part i of the one that it waits
@@ -200,7 +200,7 @@ def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
     common = int(dag.collective.max(initial=NONE)) + 1
     of_row = dag.collective[origin]
     numbers = dag.collective[chains.collectives]
-    return Split(
+    return ChunkedRows(
         chunks=chunks,
         origin=origin,
         cut=parts[origin] > 1,
@@ -218,7 +218,7 @@ def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
     )
 
 
-def split_jobs(jobs: Jobs, parts: Split, whole: NDArray[np.bool_]) -> Jobs:
+def split_jobs(jobs: Jobs, parts: ChunkedRows, whole: NDArray[np.bool_]) -> Jobs:
     """The jobs of all parts; rows where ``whole`` holds keep theirs in each part."""
     works = list(jobs.works)
     place: dict[Work, int] = {work: number for number, work in enumerate(works)}
@@ -249,7 +249,7 @@ def part_of(work: Work, chunks: int) -> Work:
     raise ReplayError(f"chunks = {chunks}: cannot cut a {type(work).__name__}")
 
 
-def split_load(load: Load, parts: Split, factor: Floats, units: Sequence[Unit]) -> Load:
+def split_load(load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequence[Unit]) -> ReplayRows:
     """``load`` of all parts; each takes ``factor`` times as long as the row that it is a part of.
 
     A product's part has its share of the tiles, in the rounds that these need on a GPU that nobody else uses. If no

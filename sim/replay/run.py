@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.recorded import HostCall, Record, RecordedCore
+from sim.engine.recorded import HostCall, RecordedCore, RecordedKernels
 from sim.engine.recorded_driver import RecordedEngine
 from sim.engine.resources.grid import Grid
 from sim.errors import DeadlockError
@@ -25,7 +25,7 @@ PS_PER_NS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Load:
+class ReplayRows:
     """What a replay needs of each row of work, and of the machine; times in nanoseconds.
 
     ``issue_ns``: when the host has launched it (``early``: before the trace began). ``blocks`` SMs are held if they
@@ -82,7 +82,7 @@ class Times:
     rounds: Floats
 
 
-def replay(dag: Dag, load: Load, host: Sequence[HostWait] = ()) -> Times:
+def replay(dag: Dag, load: ReplayRows, host: Sequence[HostWait] = ()) -> Times:
     """Starts and ends of all rows of work.
 
     ``host`` in the order of ``return_ns``. Raises :class:`DeadlockError` where ranks meet in no common order.
@@ -103,7 +103,7 @@ def _ns(times_ps: Sequence[int]) -> Ints:
     return np.rint(np.array(times_ps, dtype=np.float64) / PS_PER_NS).astype(np.int64)
 
 
-def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
+def graph_of(dag: Dag, load: ReplayRows) -> tuple[KernelGraph, list[Grid]]:
     """The rows as a kernel graph, a queue a stream, and how the blocks of each of its classes come to SMs."""
     ranks, gpu = np.unique(load.rank, return_inverse=True)
     queue = np.empty(len(load.rank), dtype=np.int64)
@@ -162,7 +162,7 @@ def _grid_of(talks: int, sms: int, tiles: int, cluster: int, own: int) -> Grid:
     )
 
 
-def record_of(load: Load, host: Sequence[HostWait], zero_ns: int) -> Record:
+def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> RecordedKernels:
     """What the trace says of the rows, from ``zero_ns`` on."""
     ranks = np.unique(load.rank).tolist()
     epoch = np.zeros(len(load.rank), dtype=np.int64)  # waits that had returned when the row was launched
@@ -185,7 +185,7 @@ def record_of(load: Load, host: Sequence[HostWait], zero_ns: int) -> Record:
     def ps(column_ns: Ints) -> list[int]:
         return [one * PS_PER_NS for one in column_ns.tolist()]
 
-    return Record(
+    return RecordedKernels(
         dur_ps=ps(load.dur_ns),
         pause_ps=ps(load.lead_ns + load.pause_ns),
         launch_ps=ps(load.issue_ns - zero_ns),

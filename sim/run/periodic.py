@@ -17,7 +17,7 @@ import numpy as np
 
 from hardware.clock import ClockLimits
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.running import GpuModel, Held
+from sim.engine.running import GpuModel, HeldClock
 from sim.errors import ScenarioError
 from sim.run.steady import mean_w, seconds_of
 from sim.shortcuts.pieces import Part, Repeated, play_governed
@@ -74,7 +74,7 @@ def _hottest_w(seconds: np.ndarray, power_w: np.ndarray, window_s: float) -> flo
 
 
 def periodic(
-    sequence: Sequence[Repeated], limits: ClockLimits, held: Sequence[Held], parts: Sequence[Part]
+    sequence: Sequence[Repeated], limits: ClockLimits, held: Sequence[HeldClock], parts: Sequence[Part]
 ) -> SteadyLimiter:
     """The limiters as they stand before each repetition of the steady state.
 

@@ -23,7 +23,7 @@ from sim.errors import FoldError
 from sim.result.outcome import Outcome
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
-from sim.shortcuts.cut import Step, cut
+from sim.shortcuts.cut import SegmentStep, cut
 from sim.shortcuts.fold import Folding, fold, unfolded
 from sim.shortcuts.knots import error_bound
 from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
@@ -35,7 +35,7 @@ MAX_PRICERS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layout:
+class PieceSequence:
     """Work as the engine gets it: pieces in order, the phases of each, where each begins in every GPU's program."""
 
     folding: Folding
@@ -78,7 +78,7 @@ class Work:
         """Classes of equal ranks, or :class:`FoldError`."""
         return fold(self.program, self.classify)
 
-    def graph_of(self, steps: Sequence[Step]) -> KernelGraph:
+    def graph_of(self, steps: Sequence[SegmentStep]) -> KernelGraph:
         """The kernel graph of a few steps on all folded GPUs, phases numbered as the steps are.
 
         Equal ones (the head of every pass) share it.
@@ -108,10 +108,10 @@ class Plan:
     model: GpuModel
     _pieces: dict[int, Piece] = field(default_factory=dict)
     _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
-    _full: Layout | None = None
+    _full: PieceSequence | None = None
 
     @property
-    def full(self) -> Layout:
+    def full(self) -> PieceSequence:
         """Every rank, every layer."""
         if self._full is not None:
             return self._full
@@ -121,7 +121,7 @@ class Plan:
         return layout
 
     @cached_property
-    def folded(self) -> Layout:
+    def folded(self) -> PieceSequence:
         """Equal ranks once, every layer."""
         folding = self.work.folding
         if len(folding.classes) == len(self.work.program.ranks) > 1:
@@ -133,7 +133,7 @@ class Plan:
         return self._whole(folding, self.work.lowered(graph))
 
     @cached_property
-    def segments(self) -> Layout:
+    def segments(self) -> PieceSequence:
         """Equal ranks once, equal layers once."""
         if self.work.issue_s is not None:
             raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
@@ -154,10 +154,10 @@ class Plan:
             first_op.append(at)
             sizes = [[len(segment.kernels) for segment in step.segments] for step in steps]
             at = at + repeat * np.array(sizes).sum(axis=0)
-        return Layout(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
+        return PieceSequence(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
 
     def outcome(
-        self, layout: Layout, parts: Sequence[Part], *, detail: str, why: str, knot_error: float = 0.0
+        self, layout: PieceSequence, parts: Sequence[Part], *, detail: str, why: str, knot_error: float = 0.0
     ) -> Outcome:
         """What a run of ``layout`` left behind."""
         return Outcome(
@@ -173,16 +173,16 @@ class Plan:
             knot_error=knot_error,
         )
 
-    def _whole(self, folding: Folding, graph: KernelGraph) -> Layout:
+    def _whole(self, folding: Folding, graph: KernelGraph) -> PieceSequence:
         piece = Piece(graph, FluidModel(self.model, graph.classes, []), whole=True)
-        return Layout(
+        return PieceSequence(
             folding=folding,
             sequence=(Repeated(number=0, piece=piece, repeat=1),),
             phases=(tuple(phase for phase, _, _ in graph.segments),),
             first_op=(np.zeros(graph.gpus, dtype=np.int64),),
         )
 
-    def _piece(self, steps: Sequence[Step]) -> Piece:
+    def _piece(self, steps: Sequence[SegmentStep]) -> Piece:
         same = tuple(id(segment.kernels) for step in steps for segment in step.segments)
         piece = self._piece_of.get(same)
         if piece is None:
@@ -193,7 +193,7 @@ class Plan:
             self._piece_of[same] = piece
         return piece
 
-    def knot_error(self, layout: Layout, limits_w: tuple[float, ...]) -> float:
+    def knot_error(self, layout: PieceSequence, limits_w: tuple[float, ...]) -> float:
         """Bound on the relative error, of time or energy, that running decode steps on knots makes."""
         if self.work.contexts is None:
             return 0.0
@@ -207,7 +207,7 @@ class Plan:
         )
 
 
-def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[Step, int]]:
+def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[SegmentStep, int]]:
     """The ranks' segments in step, and how often; a rank that has fewer (no head) does nothing in the last ones."""
     nothing = Segment(name="", kernels=(), repeat=0)
     for phases in zip(*(rank.phases for rank in ranks), strict=True):
@@ -216,7 +216,7 @@ def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[Step, int]]:
                 raise FoldError(
                     "ranks run different numbers of layers (pipeline stages): layers do not repeat together"
                 )
-            yield Step(phase=phases[0].name, segments=segments), max(s.repeat for s in segments)
+            yield SegmentStep(phase=phases[0].name, segments=segments), max(s.repeat for s in segments)
 
 
 class _Prices:

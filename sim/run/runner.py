@@ -19,7 +19,7 @@ from sim.engine.running import Target
 from sim.errors import FoldError, ScenarioError
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
-from sim.run.plan import Layout, Plan, Work, classifier
+from sim.run.plan import PieceSequence, Plan, Work, classifier
 from sim.run.steady import governed, settled_clocks
 from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of
@@ -124,7 +124,7 @@ def _uneven(scenario: Scenario) -> bool:
 
 def _ways(
     scenario: Scenario, model: Model, target: Machine, refused: list[str], *, knots: bool, events: bool
-) -> Iterator[tuple[str, Plan, Layout]]:
+) -> Iterator[tuple[str, Plan, PieceSequence]]:
     """Plans and layouts to try: all as ``events`` where that is soon done, else the cheapest first.
 
     Context knots only where layers are replayed too.
@@ -145,7 +145,7 @@ def _ways(
         yield detail, plan, layout
 
 
-def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, Layout]]:
+def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, PieceSequence]]:
     """The layouts to try, the cheapest first."""
     for name in ("segment", "folded", "full") if detail == "auto" else (detail,):
         try:
@@ -159,7 +159,7 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 
 
 def _run(
-    plan: Plan, layout: Layout, target: Machine, scenario: Scenario, say: Progress, *, events: bool
+    plan: Plan, layout: PieceSequence, target: Machine, scenario: Scenario, say: Progress, *, events: bool
 ) -> tuple[list[Part], Sequence[Target]]:
     """Parts of the run and where the limiters hold each of the layout's GPUs."""
     gpus = len(layout.folding.classes)
@@ -176,7 +176,7 @@ def _run(
     return play(layout.sequence, tuple(settled), events=events), settled
 
 
-def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> Sequence[Target] | SteadyLimiter:
+def _settled(plan: Plan, layout: PieceSequence, target: Machine, *, uneven: bool) -> Sequence[Target] | SteadyLimiter:
     """Where each of the layout's GPUs settles, or the limiters of a repetition whose ``uneven`` power they follow.
 
     Found on the cheapest layout: all agree to the picosecond.
@@ -194,19 +194,19 @@ def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> Se
     raise AssertionError("full detail is never refused")
 
 
-def _places(cheapest: Layout, layout: Layout) -> list[int]:
+def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
     """Which GPU of ``cheapest`` each GPU of ``layout`` is alike."""
     place = {rank: number for number, ranks in enumerate(cheapest.folding.classes) for rank in ranks}
     return [place[ranks[0]] for ranks in layout.folding.classes]
 
 
-def _lasting(layout: Layout) -> Sequence[Repeated]:
+def _lasting(layout: PieceSequence) -> Sequence[Repeated]:
     """What the limiters settle on: of a video its denoising steps, which outlast what comes before and after."""
     pieces = zip(layout.sequence, layout.phases, strict=True)
     return [one for one, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
 
 
-def _of_ranks(layout: Layout, values: Sequence[Target]) -> tuple[Target, ...]:
+def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, ...]:
     """Values of the simulated GPUs, one a rank."""
     by_rank = {rank: value for value, ranks in zip(values, layout.folding.classes, strict=True) for rank in ranks}
     return tuple(by_rank[rank] for rank in range(len(by_rank)))

@@ -12,7 +12,7 @@ from sim.serving.cost import NOTHING, Cost
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Governor:
+class ReplicaGovernor:
     """Power target of a replica's ``gpus`` equal GPUs, moved by the limiters' ticks as time passes."""
 
     machine: Machine

@@ -20,7 +20,7 @@ from hardware.sampling import Sampling, sampling_cost
 from sim.build.program import routing_of
 from sim.engine.record import Recorder
 from sim.errors import FoldError, ScenarioError
-from sim.run.plan import Layout, Plan, Work, classifier
+from sim.run.plan import PieceSequence, Plan, Work, classifier
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
@@ -261,11 +261,11 @@ class StepPrices:
         )
 
 
-def _played(plan: Plan, target_w: float) -> tuple[Layout, list[PlayedPart]]:
+def _played(plan: Plan, target_w: float) -> tuple[PieceSequence, list[PlayedPart]]:
     """The quickest way to run ``plan`` that its ranks and layers allow, and its parts."""
     for way in ("segments", "folded"):
         try:
-            layout: Layout = getattr(plan, way)
+            layout: PieceSequence = getattr(plan, way)
             return layout, play(layout.sequence, (target_w,) * len(layout.folding.classes))
         except FoldError:
             continue

@@ -15,12 +15,12 @@ from sim.scenario.precision import precision_of
 from sim.scenario.spec import (
     CacheType,
     Degree,
+    FieldTable,
     GpuName,
     ModelName,
     Positive,
     RunType,
     Scenario,
-    Table,
     WeightType,
 )
 from sim.serving.host import Host
@@ -33,7 +33,7 @@ from sim.serving.scale import Measure
 DEFAULT_STACK = "vllm"
 
 
-class ServeSpec(Table):
+class ServeSpec(FieldTable):
     """A server and its traffic. Unknown keys are refused with the nearest known one.
 
     >>> ServeSpec.of(model="llama3-8b", rate_per_s=4.0, requests=100).gpus

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hardware.laws.terms import dynamic_power_w
 from sim.engine.fluid import FluidModel
-from sim.engine.running import PS_PER_S, GpuModel, GpuState, Held
+from sim.engine.running import PS_PER_S, GpuModel, GpuState, HeldClock
 from sim.shortcuts.serial import Serial, meeting_of, meetings_of
 
 Floats = NDArray[np.float64]
@@ -46,7 +46,7 @@ def step_of(gpu: GpuModel, clock_hz: float) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class ClockCurves:
     """A GPU's curves at every clock of the grid."""
 
     clock_hz: Floats
@@ -56,10 +56,10 @@ class Grid:
 
 
 @lru_cache(maxsize=64)
-def grid_of(gpu: GpuModel) -> Grid:
+def grid_of(gpu: GpuModel) -> ClockCurves:
     """The grid of a GPU type."""
     clocks = [clock_of(gpu, step) for step in range(top_step(gpu) + 1)]
-    return Grid(
+    return ClockCurves(
         clock_hz=np.array(clocks),
         clock_fraction=np.array(clocks) / gpu.reference_clock_hz,
         idle_w=np.array([gpu.idle_w(clock_hz) for clock_hz in clocks]),
@@ -264,6 +264,6 @@ class SerialAtClocks:
     def _solved(self, kinds: Sequence[int], places: Sequence[int]) -> tuple[int, list[float]]:
         clocks = grid_of(self.model.gpu).clock_hz
         members = tuple([(i, self.kinds[kind][1]) for i, kind in enumerate(kinds)])
-        held = [Held(float(clocks[place]), self.limit_w) for place in places]
+        held = [HeldClock(float(clocks[place]), self.limit_w) for place in places]
         lasts_ps, states = meeting_of(self.model, members, held)
         return lasts_ps, [state.power_w for state in states]

@@ -14,7 +14,7 @@ from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 from sim.run.repetition import Prediction, machine_for
 from sim.run.steady import held_clocks
 from sim.scenario.machine import Machine
@@ -87,7 +87,7 @@ def _settled(
         graph = graph_of_lanes(target.world, classes, lanes)
         graph = graph if split is None else partitioned(graph, split)
         model = FluidModel(target.model, graph.classes, [])
-        held = Held(clock_hz, target.limits.fast_limit_w)
+        held = HeldClock(clock_hz, target.limits.fast_limit_w)
         core = Core(graph, [model] * target.world, [held] * target.world)
         records = Engine(core).run()
         end_s = np.zeros(graph.kernels)

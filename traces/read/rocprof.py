@@ -33,7 +33,7 @@ class Correlation(msgspec.Struct):
     internal: int = NONE
 
 
-class Sizes(msgspec.Struct):
+class Dim3(msgspec.Struct):
     """Three sizes."""
 
     x: int = 1
@@ -47,11 +47,11 @@ class Dispatch(msgspec.Struct):
     agent_id: Handle = msgspec.field(default_factory=Handle)
     queue_id: Handle = msgspec.field(default_factory=Handle)
     kernel_id: int = NONE
-    grid_size: Sizes = msgspec.field(default_factory=Sizes)
-    workgroup_size: Sizes = msgspec.field(default_factory=Sizes)
+    grid_size: Dim3 = msgspec.field(default_factory=Dim3)
+    workgroup_size: Dim3 = msgspec.field(default_factory=Dim3)
 
 
-class Record(msgspec.Struct):
+class RocprofRecord(msgspec.Struct):
     """A dispatch, a copy or a call."""
 
     start_timestamp: int
@@ -70,9 +70,9 @@ class Record(msgspec.Struct):
 class Records(msgspec.Struct):
     """The tables that are read."""
 
-    kernel_dispatch: list[Record] = []
-    memory_copy: list[Record] = []
-    hip_api: list[Record] = []
+    kernel_dispatch: list[RocprofRecord] = []
+    memory_copy: list[RocprofRecord] = []
+    hip_api: list[RocprofRecord] = []
 
 
 class Agent(msgspec.Struct):
@@ -176,11 +176,11 @@ def _take(process: Process, rows: Rows, reading: Reading) -> None:
     rows.calls.append(block_of(calls, 5))
 
 
-def _three(sizes: Sizes) -> tuple[int, int, int]:
+def _three(sizes: Dim3) -> tuple[int, int, int]:
     return sizes.x, sizes.y, sizes.z
 
 
-def _timed(one: Record, reading: Reading) -> bool:
+def _timed(one: RocprofRecord, reading: Reading) -> bool:
     if one.end_timestamp < one.start_timestamp:
         reading.note("negative-duration", reading.path.name)
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.errors import WorkloadError
-from workloads.families.pairs import LayerBuilder, Pointwise, Schedule
+from workloads.families.pairs import LayerBuilder, PointwiseKernel, Schedule
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel
 from workloads.ops import Attention, Experts, Gemm
 from workloads.program import Kernel
@@ -24,7 +24,7 @@ def overlapped_layer(shape: Shape, schedule: Schedule) -> list[Kernel]:
         raise WorkloadError(f"overlap_chunks = {pieces}: does not divide the {tokens} tokens over tp = {tp} ranks")
     layer = LayerBuilder(shape=shape, schedule=schedule)
     model, element = shape.model, DType.BF16.bytes
-    norm = Pointwise(name="add_rmsnorm_attn", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
+    norm = PointwiseKernel(name="add_rmsnorm_attn", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
     layer.gathered("attn", qkv, layer.add(norm.kernel(tokens // tp)))
     if schedule.kind == "chunks" and pieces > 1:  # the others write into one output
         width = (shape.q_heads + 2 * shape.kv_heads) * model.head_dim
@@ -36,8 +36,8 @@ def overlapped_layer(shape: Shape, schedule: Schedule) -> list[Kernel]:
     )
     layer.add(attention_kernel(attention, shape))
     reduced = layer.scattered("attn", out)
-    norm = Pointwise(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
-    silu = Pointwise(name="silu_mul", op=Elementwise.SILU_MUL, width=model.d_ff // tp, passes=3)
+    norm = PointwiseKernel(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
+    silu = PointwiseKernel(name="silu_mul", op=Elementwise.SILU_MUL, width=model.d_ff // tp, passes=3)
     layer.gathered("ff", up, layer.add(norm.kernel(tokens // tp), reduced), silu)
     layer.scattered("ff", down)
     return layer.kernels

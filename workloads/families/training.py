@@ -56,7 +56,9 @@ def build_training(
     ranks: dict[tuple[int, tuple[tuple[int, ...], ...]], RankProgram] = {}
     programs = []
     for number, rank in enumerate(forward.ranks):
-        trained = _Rank(model=model, layout=layout, number=number, batch=batch, seq_len=seq_len, options=options)
+        trained = _TrainingRank(
+            model=model, layout=layout, number=number, batch=batch, seq_len=seq_len, options=options
+        )
         key = (id(rank), (trained.context_ranks, trained.tensor_ranks, trained.alike))
         if key not in ranks:
             ranks[key] = trained.program(rank)
@@ -105,7 +107,7 @@ def training_need(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
+class _TrainingRank:
     """One rank's place and share of a step."""
 
     model: ModelSpec

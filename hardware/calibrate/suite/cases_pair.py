@@ -13,7 +13,7 @@ from hardware.calibrate.suite.comm import most, part_bytes
 from hardware.calibrate.suite.timing import (
     Bench,
     EventTimer,
-    Steady,
+    SteadyReading,
     capture,
     new_slots,
     repeated,
@@ -132,7 +132,7 @@ def _after_gemm(bench: Bench, op: str, y: Any, full_bytes: int) -> tuple[Any, An
 
 
 @dataclass(slots=True, kw_only=True)
-class Lane:
+class StreamWork:
     """One stream's repeated work in a contention row: a graph of ``count`` repetitions."""
 
     stream: Any
@@ -219,7 +219,7 @@ def measure_together(bench: Bench, row: Row) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PairMeasurement:
     """What two lanes did while both ran: seconds a repetition of each, watts, true SM clock in MHz."""
 
     a_s: float
@@ -236,7 +236,7 @@ def make_lane(
     priority: int,
     stamped: bool = False,
     stream: Any = None,
-) -> Lane:
+) -> StreamWork:
     """A graph of about 2 ms of ``launch`` and how long one repetition takes alone, settled for 0.5 s.
 
     It runs on ``stream``, or on a new one of ``priority``.
@@ -261,20 +261,20 @@ def make_lane(
             bench.kernels.stamp(slots[1])
 
     replay = capture(bench, body, priority=priority, stream=stream)
-    alone: Steady = steady(bench, replay, count, window_s=0.3)
+    alone: SteadyReading = steady(bench, replay, count, window_s=0.3)
     stream = stream or (None if bench.dry else bench.torch.cuda.Stream(priority=priority))
     each_s = most(bench.comm, alone.latency_s)
-    return Lane(stream=stream, replay=replay, count=count, each_s=each_s, slots=slots)
+    return StreamWork(stream=stream, replay=replay, count=count, each_s=each_s, slots=slots)
 
 
-def race(bench: Bench, a: Lane, b: Lane, *, seconds: float) -> Seen:
+def race(bench: Bench, a: StreamWork, b: StreamWork, *, seconds: float) -> PairMeasurement:
     """Replay ``b`` as often as takes ``seconds`` alone, and ``a`` beside it until ``b`` is done.
 
     Each lane has a few replays in flight whatever the other does: were launches interleaved in one order, the
     slower lane would hold back the faster one. Ranks replay ``b`` equally often, ``a`` as each needs.
     """
     if bench.dry:
-        return Seen(a_s=a.each_s, b_s=b.each_s, power_w=100.0, clock_mhz=1980.0)
+        return PairMeasurement(a_s=a.each_s, b_s=b.each_s, power_w=100.0, clock_mhz=1980.0)
     torch, meter = bench.torch, bench.meter
     wanted_b = max(8, round(seconds / (b.each_s * b.count)))
     record = torch.zeros(_KEPT_STAMPS, *a.slots.shape, device=bench.device, dtype=a.slots.dtype)
@@ -287,11 +287,11 @@ def race(bench: Bench, a: Lane, b: Lane, *, seconds: float) -> Seen:
         lane.stream.wait_stream(torch.cuda.current_stream())
         lane.starts, lane.ends = [], []
 
-    def in_flight(lane: Lane) -> int:
+    def in_flight(lane: StreamWork) -> int:
         # Events of a stream finish in order, so only the latest few can be unfinished.
         return sum(not end.query() for end in lane.ends[-_DEPTH:])
 
-    def launch(lane: Lane) -> None:
+    def launch(lane: StreamWork) -> None:
         with torch.cuda.stream(lane.stream):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -336,7 +336,7 @@ def race(bench: Bench, a: Lane, b: Lane, *, seconds: float) -> Seen:
     clocks = [stamps_between(bench, host[i % _KEPT_STAMPS], [(0, 1)])[0][1] for i in latest]
     offset_s = finished_s - max(lane[-1][1] for lane in times)
     power = meter.power_w(offset_s + b_start, offset_s + b_end)
-    return Seen(
+    return PairMeasurement(
         a_s=means[0],
         b_s=means[1],
         power_w=math.nan if power is None else power,

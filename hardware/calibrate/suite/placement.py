@@ -23,7 +23,7 @@ from hardware.calibrate.suite.placement_probe import CTAS, WORLD, Probe
 from hardware.calibrate.suite.placement_products import gemm_after, gemm_beside, gemm_running
 from hardware.calibrate.suite.plan import MIB
 from hardware.calibrate.suite.run import free_port
-from hardware.calibrate.suite.worker import Options, make_bench
+from hardware.calibrate.suite.worker import SuiteOptions, make_bench
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "sendrecv_ring")
 HOLD_NS, LONG_HOLD_NS = 200_000, 2_000_000
@@ -102,7 +102,7 @@ def _start(probe: Probe, ctas: int | None, cluster: int, blocks: int) -> tuple[f
 SECTIONS = (clusters, beside_parked, starts, gemm_after, gemm_beside, gemm_running)
 
 
-def measure(rank: int, options: Options, library: str) -> None:
+def measure(rank: int, options: SuiteOptions, library: str) -> None:
     """One rank's process: every section, met before and after."""
     bench = make_bench(rank, [{"kind": "collective", "ctas": ctas} for ctas in CTAS], options)
     torch = bench.torch
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if torch.cuda.device_count() < WORLD:
             print(f"placement: {torch.cuda.device_count()} GPUs found: it needs {WORLD}", file=sys.stderr)
             return 2
-        options = Options(out=arguments.out, world=WORLD, port=free_port(), gpu_id=arguments.gpu)
+        options = SuiteOptions(out=arguments.out, world=WORLD, port=free_port(), gpu_id=arguments.gpu)
         torch.multiprocessing.spawn(measure, args=(options, str(library)), nprocs=WORLD, join=True)
     return 0
 

@@ -31,7 +31,7 @@ from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import DryMeter, Meter, NvmlMeter
 from hardware.calibrate.suite.plan import estimated_s
 from hardware.calibrate.suite.progress import Reporter, reporter
-from hardware.calibrate.suite.shapes import SHAPES, Shape
+from hardware.calibrate.suite.shapes import SHAPES, ModelShape
 from hardware.calibrate.suite.steps import measure_generate, measure_step
 from hardware.calibrate.suite.steps_overlap import measure_dit, measure_ring
 from hardware.calibrate.suite.timing import Bench
@@ -48,7 +48,7 @@ _KNOWN_NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SuiteOptions:
     """How to run; picklable, so that every rank's process gets the same."""
 
     out: Path
@@ -57,7 +57,7 @@ class Options:
     gpu_id: str | None = None
     dry: bool = False
     budget_s: float = math.inf
-    shapes: Mapping[str, Shape] = field(default_factory=lambda: SHAPES)
+    shapes: Mapping[str, ModelShape] = field(default_factory=lambda: SHAPES)
     traces: Path | None = None
 
 
@@ -127,7 +127,7 @@ def block_counts(rows: Sequence[Row]) -> list[int | None]:
     return [None, *sorted(c for c in counts if c is not None)]
 
 
-def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
+def make_bench(rank: int, rows: Sequence[Row], options: SuiteOptions) -> Bench:
     """Open this rank's GPU, meter and group (or their stand-ins in a dry run)."""
     import torch
 
@@ -161,7 +161,7 @@ def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
     )
 
 
-def work(rank: int, rows: Sequence[Row], options: Options) -> None:
+def work(rank: int, rows: Sequence[Row], options: SuiteOptions) -> None:
     """Measure ``rows`` in order; a row that fails on any rank is reported and left out."""
     bench = make_bench(rank, rows, options)
     with reporter(rank, rows) as report:
@@ -169,7 +169,7 @@ def work(rank: int, rows: Sequence[Row], options: Options) -> None:
     bench.comm.close()
 
 
-def _measure_all(bench: Bench, rows: Sequence[Row], options: Options, report: Reporter) -> None:
+def _measure_all(bench: Bench, rows: Sequence[Row], options: SuiteOptions, report: Reporter) -> None:
     began_s = time.monotonic()
     rank, failed = bench.comm.rank, 0
     for number, row in enumerate(rows, start=1):

@@ -13,7 +13,14 @@ from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from sim.errors import ScenarioError, SimError
 from sim.explore.plan.question import Deployment, Question
-from sim.explore.plan.steady import MOST_LOAD, Load, Steady, decoding_alone, decoding_and_prompts, prompts_alone
+from sim.explore.plan.steady import (
+    MOST_LOAD,
+    ReplicaLoad,
+    SteadyReplica,
+    decoding_alone,
+    decoding_and_prompts,
+    prompts_alone,
+)
 from sim.explore.workers import Pool, WorkerDied
 from sim.result.status import standing_served
 from sim.scenario.machine import machine_of
@@ -185,8 +192,8 @@ class _Site:
             **more,
         }
 
-    def _load(self, step_tokens: int) -> Load:
-        return Load(
+    def _load(self, step_tokens: int) -> ReplicaLoad:
+        return ReplicaLoad(
             input_len=self.question.input_len,
             output_len=self.question.output_len,
             step_tokens=step_tokens,
@@ -201,7 +208,7 @@ class _Site:
         for step_tokens in STEP_TOKENS:
             load = self._load(step_tokens)
 
-            def at(sequences: int, load: Load = load) -> Steady | None:
+            def at(sequences: int, load: ReplicaLoad = load) -> SteadyReplica | None:
                 return decoding_and_prompts(self.prices, load, sequences)
 
             most = self._highest(at, min(self._most, step_tokens - 1))
@@ -228,10 +235,10 @@ class _Site:
         """Some replicas for prompts, the others to decode: the numbers that carry the highest load."""
         asked, load = self.question, self._load(max(STEP_TOKENS))
 
-        def decode(sequences: int) -> Steady:
+        def decode(sequences: int) -> SteadyReplica:
             return decoding_alone(self.prices, load, sequences)
 
-        def prompts(load_per_s: float) -> Steady | None:
+        def prompts(load_per_s: float) -> SteadyReplica | None:
             return prompts_alone(self.prices, load, load_per_s)
 
         most = self._highest(decode, self._most)
@@ -263,7 +270,7 @@ class _Site:
             "binds": binds,
         }
 
-    def _highest(self, at: Callable[[int], Steady | None], most: int) -> tuple[int, Steady, str] | None:
+    def _highest(self, at: Callable[[int], SteadyReplica | None], most: int) -> tuple[int, SteadyReplica, str] | None:
         """The most sequences, up to ``most``, at which the targets are kept, and what the next ones would break."""
         low, best, binds = 0, None, "KV cache" if most == self.fitting else "max_num_seqs"
         high = most + 1
@@ -285,7 +292,7 @@ class _Site:
         return None if best is None else (low, best, binds)
 
 
-def _broken(steady: Steady | None, question: Question) -> str:
+def _broken(steady: SteadyReplica | None, question: Question) -> str:
     """Which target a load breaks; nothing where all are kept."""
     if steady is None or (question.slo_ttft_s is None and steady.busy > MOST_LOAD and steady.ttft_s > 0.0):
         return "prompts (compute)"
@@ -296,7 +303,7 @@ def _broken(steady: Steady | None, question: Question) -> str:
     return ""
 
 
-def _highest_load(prompts: Callable[[float], Steady | None], question: Question) -> float | None:
+def _highest_load(prompts: Callable[[float], SteadyReplica | None], question: Question) -> float | None:
     """The highest load of a replica for prompts (requests a second) that keeps the target."""
     probe = prompts(1e-9)
     if probe is None or _broken(probe, question):
@@ -309,7 +316,7 @@ def _highest_load(prompts: Callable[[float], Steady | None], question: Question)
     return low or None
 
 
-def _fewest(decode: Callable[[int], Steady], load_per_s: float, most: int) -> int:
+def _fewest(decode: Callable[[int], SteadyReplica], load_per_s: float, most: int) -> int:
     """The fewest sequences of a decoding replica that carry ``load_per_s``."""
     low, high = 0, most
     while high - low > max(1, low // 16):
