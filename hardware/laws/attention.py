@@ -139,7 +139,7 @@ def decode_parts(streams: int, kv_len: int, sms: int) -> float:
     Kernels take whole numbers of parts, which jump with every key block between choices that their own rules hold for
     nearly equal; no row of ours shows such jumps, so that the law follows the rule's mean.
 
-    >>> decode_parts(8, 8192, 132), decode_parts(256, 8192, 132)
+    >>> round(decode_parts(8, 8192, 132), 9), decode_parts(256, 8192, 132)
     (13.2, 1.0)
     """
     return max(1.0, min(FILLED * sms / streams, kv_len / BLOCK, MOST_PARTS))
