@@ -142,10 +142,10 @@ def _since_the_last(kernels: list[Ran], what: str) -> list[float]:
         before = [k for k in kernels if k.end <= one.start]
         if any(k.start < one.start < k.end for k in kernels) or not before:
             continue
-        talks = [k.end for k in before if "nccl" in k.name]
+        collective_ends = [k.end for k in before if "nccl" in k.name]
         others = [k.end for k in before if "nccl" not in k.name]
-        if talks and others and max(talks) > max(others) + 5.0:
-            pauses.append(one.start - max(talks))
+        if collective_ends and others and max(collective_ends) > max(others) + 5.0:
+            pauses.append(one.start - max(collective_ends))
     return pauses
 
 

@@ -19,8 +19,8 @@ from sim.run.runner import plan_of as plan_of_model
 from sim.run.steady import settled_clocks
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
+from sim.shortcuts.context_buckets import bucket_contexts
 from sim.shortcuts.fold import fold
-from sim.shortcuts.knots import context_knots
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork
 
@@ -161,15 +161,15 @@ def test_what_cannot_be_replayed_or_folded_is_refused_by_name() -> None:
         simulate(**CASES["uneven experts"], detail="folded")
 
 
-# -- context knots ---------------------------------------------------------------------------------------------
+# -- context buckets -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first, steps", [(1, 300), (100, 400), (4096, 1000)])
-def test_knots_are_near_every_step_and_right_on_average(first: int, steps: int) -> None:
-    contexts = context_knots(first, steps)
+def test_bucket_contexts_are_near_every_step_and_right_on_average(first: int, steps: int) -> None:
+    contexts = bucket_contexts(first, steps)
     exact = range(first, first + steps)
     assert len(contexts) == steps
-    assert all(abs(knot - own) <= own / 120 for knot, own in zip(contexts, exact, strict=True))
+    assert all(abs(context - own) <= own / 120 for context, own in zip(contexts, exact, strict=True))
     assert abs(sum(contexts) - sum(exact)) <= steps / 100 + 40  # a last group of even size is off by half a token
     assert len(set(contexts)) < steps
 
@@ -185,15 +185,15 @@ def test_knots_are_near_every_step_and_right_on_average(first: int, steps: int) 
 )  # fmt: skip
 def test_a_long_generation_is_within_its_stated_error(fields: dict[str, Any]) -> None:
     exact = simulate(**fields, phase="generate", detail="segment")
-    knots = simulate(**fields, phase="generate", shortcuts=True)
-    assert exact.outcome.knots == 0 < knots.outcome.knots < fields["output_len"]
-    bound = knots.outcome.knot_error
+    bucketed = simulate(**fields, phase="generate", shortcuts=True)
+    assert exact.outcome.context_buckets == 0 < bucketed.outcome.context_buckets < fields["output_len"]
+    bound = bucketed.outcome.context_bucket_error
     assert 0.0 < bound < 2e-3
-    assert knots.latency_s == pytest.approx(exact.latency_s, rel=bound)
-    assert knots.energy_j == pytest.approx(exact.energy_j, rel=bound)
-    assert knots.outcome.kernels == exact.outcome.kernels == len(knots.kernels)
-    assert summary(knots)["context_knot_error"] == bound
-    assert "tokens: off by" in repr(knots)
+    assert bucketed.latency_s == pytest.approx(exact.latency_s, rel=bound)
+    assert bucketed.energy_j == pytest.approx(exact.energy_j, rel=bound)
+    assert bucketed.outcome.kernels == exact.outcome.kernels == len(bucketed.kernels)
+    assert summary(bucketed)["context_bucket_error"] == bound
+    assert "tokens: off by" in repr(bucketed)
 
 
 # -- folding by hand: programs that no scenario makes ----------------------------------------------------------

@@ -68,13 +68,13 @@ def heavy(_: float, target_w: float) -> float:
 
 
 @pytest.mark.parametrize(("before_w", "then_w"), [(100.0, 650.0), (900.0, 300.0), (680.0, 699.0)])
-def test_calm_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before_w: float, then_w: float):
+def test_steady_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before_w: float, then_w: float):
     one, other = Limiter(LIMITS, gpus=1), Limiter(LIMITS, gpus=1)
     for limiter in (one, other):
         limiter.begin(IDLE_W)
         for _ in range(5):
             limiter.step([before_w * LIMITS.tick_s])
-    assert one.calm(then_w)
+    assert one.is_steady(then_w)
     for _ in range(70):
         assert one.step([then_w * LIMITS.tick_s]) == [1000.0]
     other.rest(then_w, 70)
@@ -83,7 +83,7 @@ def test_calm_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before
     assert list(other.loops[0].seen_w) == list(one.loops[0].seen_w)
 
 
-def test_no_load_is_calm_that_a_limiter_would_act_on():
+def test_no_load_is_steady_that_a_limiter_would_act_on():
     rng = np.random.default_rng(1)
     for _ in range(300):
         loop = Limiter(LIMITS, gpus=1).loops[0]
@@ -92,7 +92,7 @@ def test_no_load_is_calm_that_a_limiter_would_act_on():
             for _ in range(int(rng.integers(1, 15))):
                 loop.step(float(watts))
         watts = float(rng.uniform(300.0, 720.0))
-        if loop.calm(watts):
+        if loop.is_steady(watts):
             for _ in range(400):
                 loop.step(watts)
                 assert (loop.target_w, loop.level) == (1000.0, 1.0)

@@ -189,12 +189,12 @@ def _host_bound(capture: Capture, summary: Summary) -> Iterator[Advice]:
 def _small(capture: Capture, classes: Classes) -> Iterator[Advice]:
     """Kernels so short that launching them costs as much as they do."""
     work = capture.work
-    talks = classes.is_class(COMMUNICATION)
+    is_communication = classes.is_class(COMMUNICATION)
     for rank in capture.ranks:
         mine = work.rank == rank
         rows = np.flatnonzero(mine)
         rows = rows[np.lexsort((work.start_ns[rows], work.stream[rows]))]
-        small = (work.dur_ns[rows] < SMALL_NS) & (work.category[rows] == Category.KERNEL) & ~talks[rows]
+        small = (work.dur_ns[rows] < SMALL_NS) & (work.category[rows] == Category.KERNEL) & ~is_communication[rows]
         follows = np.append(work.stream[rows][1:] == work.stream[rows][:-1], False)
         pause = np.append(work.start_ns[rows][1:] - work.end_ns[rows][:-1], 0)
         pause = np.where(follows & (pause >= 0) & (pause <= PAUSE_LIMIT_NS), pause, 0)
@@ -223,11 +223,11 @@ def _small(capture: Capture, classes: Classes) -> Iterator[Advice]:
 def _exposed(capture: Capture, classes: Classes, waited: Ints) -> Iterator[Advice]:
     """Collectives beside which nothing runs, where a product before or after them could have."""
     work = capture.work
-    talks, products = classes.is_class(COMMUNICATION), classes.is_class("gemm")
+    is_communication, products = classes.is_class(COMMUNICATION), classes.is_class("gemm")
     for rank in capture.ranks:
         mine = work.rank == rank
-        rows = np.flatnonzero(mine & talks)
-        computes = mine & ~talks & (work.category == Category.KERNEL)
+        rows = np.flatnonzero(mine & is_communication)
+        computes = mine & ~is_communication & (work.category == Category.KERNEL)
         if not len(rows) or not (mine & products).any():
             continue
         begin, end = union(work.start_ns[computes], work.end_ns[computes])

@@ -38,7 +38,7 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceSteps:
-    """Steps of one rank that run the same kernels; ``how`` they were told apart, ``others`` that were left out."""
+    """Steps of one rank that run the same kernels; ``how`` they were distinguished, ``others`` that were left out."""
 
     steps: Sequence[TraceStep]
     how: str

@@ -44,7 +44,7 @@ from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_f
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile, profile_for
 
-# Rows left out at a time where errors are told: a fifth, drawn by their digests.
+# Rows left out at a time where errors are reported: a fifth, drawn by their digests.
 FOLDS = 5
 # Length scales of the corrections (octaves) in the coordinates of each family.
 ROUTED_LENGTHS = (1.5, 1.5, 1.0, 1.0)

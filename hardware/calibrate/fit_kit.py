@@ -236,7 +236,7 @@ def learn_corrections(
 ) -> Corrections:
     """Corrections of time and of energy above idle (amplitude, noise of each).
 
-    Each row is compared with the law at the clock the row was seen at, so that time and energy are told apart
+    Each row is compared with the law at the clock the row was seen at, so that time and energy are distinguished
     where the power cap ties them together: a slow kernel and a hungry one settle at the same latency.
     """
     log_time, log_energy, metered = [], [], []

@@ -16,7 +16,11 @@ from workloads.program import Program
 
 
 def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
-    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.shortcuts.knots`."""
+    """The rank programs of ``scenario`` and the tokens they process or produce.
+
+    ``contexts`` are those of the decode steps of a generation, where some stand for others of nearly equal context
+    (:mod:`sim.shortcuts.context_buckets`).
+    """
     if isinstance(model, DitSpec):
         run = video_run(scenario, model)
         return build_video(run), run.videos * run.tokens

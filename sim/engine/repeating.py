@@ -20,7 +20,7 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import TARGET_STEP_W
 from sim.engine.running import HeldClock
 
-# Ticks of a short repetition at least: its stretches of different power must be told apart.
+# Ticks of a short repetition at least: its stretches of different power must be distinguished.
 LEAST_TICKS = 12
 # Looks of the slow limiter in its window.
 WINDOW_LOOKS = 16

@@ -112,9 +112,9 @@ def eligible(table: pd.DataFrame, where: Sequence[str], objectives: Sequence[Obj
         records = needed.where(needed.notna(), None).to_dict(orient="records")
         kept = kept[[condition.holds({str(k): v for k, v in row.items()}) for row in records]]
     if kept.empty:
-        told = f" that meets {' and '.join(repr(w) for w in where)}" if where else ""
+        filters = f" that meets {' and '.join(repr(w) for w in where)}" if where else ""
         raise SimError(
-            f"no row of {len(table)}{told}: {int(table['error'].notna().sum())} failed; loosen the conditions"
+            f"no row of {len(table)}{filters}: {int(table['error'].notna().sum())} failed; loosen the conditions"
         )
     return kept
 

@@ -228,8 +228,8 @@ def _axes(block: GridBlock, place: str) -> list[tuple[tuple[str, ...], list[tupl
             raise SimError(f"{place}: zip needs lists, or ranges with step or factor")
         lengths = {name: len(column) for name, column in zip(group, columns, strict=True) if column is not None}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise SimError(f"{place}: zip: lists of different lengths ({told}): give one value of each a scenario")
+            counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise SimError(f"{place}: zip: lists of different lengths ({counts}): give one value of each a scenario")
         axes.append((tuple(group), list(zip(*columns, strict=True))))
     for names, points in axes:
         if not isinstance(points, Range) and not points:

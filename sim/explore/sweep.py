@@ -64,7 +64,7 @@ def sweep(
     """Run every case of ``grid`` that ``out`` (.parquet or .csv) or its journal lacks, and write the table.
 
     ``uncertainty`` adds the columns of :data:`~sim.explore.row.INTERVALS`, for some thirty more runs a row.
-    ``step`` is told how many rows are done and how many of them failed. Raises :class:`SimError` when ``out`` cannot
+    ``step`` gets how many rows are done and how many of them failed. Raises :class:`SimError` when ``out`` cannot
     be written or workers die again and again; rows that fail carry their message in ``error``.
     """
     begin = time.perf_counter()

@@ -39,7 +39,7 @@ def effects(table: pd.DataFrame, objective: Objective) -> list[Effect]:
 
     The effect of a level is the geometric mean of the objective over its rows, as a factor on that of all rows. In a
     full grid and in a Latin hypercube other inputs average out; inputs that move together (a ``zip``) cannot be
-    told apart, nor can conditions that leave points out be undone: such tables mix effects.
+    distinguished, nor can conditions that leave points out be undone: such tables mix effects.
 
     >>> rows = pd.DataFrame({"tp": [1, 1, 2, 2], "batch": [1, 8, 1, 8], "energy_j": [1.0, 4.0, 2.0, 8.0]})
     >>> [(e.field, round(e.swing, 9)) for e in effects(rows, Objective(name="e", column="energy_j", title="J"))]

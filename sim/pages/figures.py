@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from sim.pages.sums import Binned, KernelSum, TimeShares, merged
 from sim.result.timeline import Timeline
 
-# Legible on white and on near-black, and told apart by the colour-blind.
+# Legible on white and on near-black, and distinguished by the colour-blind.
 COLOURS = {
     "gemm": "#3f7fe0",
     "attention": "#e07b2a",

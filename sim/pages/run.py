@@ -183,8 +183,13 @@ def _basis(run: Timeline) -> TextTable:
         ["detail", f"{outcome.detail}: {simulated(run)}{why}"],
         ["outside the measured range", ", ".join(outside) or "no kernel"],
     ]
-    if outcome.knots:
-        rows.append(["decode steps", f"on {outcome.knots} contexts, off by {outcome.knot_error:.2%} at most"])
+    if outcome.context_buckets:
+        rows.append(
+            [
+                "decode steps",
+                f"on {outcome.context_buckets} contexts, off by {outcome.context_bucket_error:.2%} at most",
+            ]
+        )
     return TextTable(head=[], rows=rows, words=(0, 1))
 
 

@@ -251,7 +251,7 @@ def _basis(run: ServeResult) -> TextTable:
         ["of single runs", machine.profile.expected_error() or "-"],
         *basis.profile_rows(machine.profile),
         ["power", f"cap {machine.limits.cap_w:g} W a GPU; the limiters live as long as the server"],
-        ["steps", "priced by the engine at knots of size and power target, linear between them"],
+        ["steps", "priced by the engine at grid points of size and power target, linear between them"],
         ["preemptions", f"{data['preemptions']:,}"],
         ["prompt tokens found in cache", f"{data['hit_tokens']:,}"],
     ]

@@ -124,9 +124,9 @@ def _chunkable(capture: Capture, classes: Classes, pattern: re.Pattern[str]) -> 
     by_name = np.array([pattern.search(name) is not None for name in capture.names], dtype=bool)
     fits = by_name[work.name]
     operations = [args.operation for args in capture.collectives]
-    told = np.array([*(pattern.search(one) is not None for one in operations), False], dtype=bool)
+    chosen = np.array([*(pattern.search(one) is not None for one in operations), False], dtype=bool)
     known = np.array([*(bool(one) for one in operations), False], dtype=bool)
-    return np.where(known[work.collective], told[work.collective], fits) & classes.is_class(COMMUNICATION)
+    return np.where(known[work.collective], chosen[work.collective], fits) & classes.is_class(COMMUNICATION)
 
 
 def _units(
@@ -255,7 +255,7 @@ def split_load(load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequ
     A product's part has its share of the tiles, in the rounds that these need on a GPU that nobody else uses. If no
     block of it fetches any, nothing clears a counter before it.
     """
-    origin, products = parts.origin, parts.cut & ~load.talks[parts.origin]
+    origin, products = parts.origin, parts.cut & ~load.is_collective[parts.origin]
     tiles, blocks = load.tiles[origin], load.blocks[origin]
     tiles = np.where(products, -(-tiles // parts.chunks), tiles)
     blocks = np.where(products, np.minimum(blocks, tiles), blocks)
@@ -265,7 +265,7 @@ def split_load(load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequ
     dur_ns = np.where(needless, 0, load.dur_ns[origin] * factor)
 
     def lead(column: Ints) -> Ints:
-        return np.where(needless, AT_ONCE_NS, np.where(load.talks[origin] | fetches, column[origin], 0))
+        return np.where(needless, AT_ONCE_NS, np.where(load.is_collective[origin] | fetches, column[origin], 0))
 
     rounds = None
     if load.rounds is not None:
@@ -280,7 +280,7 @@ def split_load(load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequ
         tiles=tiles,
         cluster=load.cluster[origin],
         own=load.own[origin],
-        talks=load.talks[origin],
+        is_collective=load.is_collective[origin],
         lead_ns=lead(load.lead_ns),
         graph_lead_ns=lead(load.graph_lead_ns),
         clearing_ns=np.where(fetches, load.clearing_ns[origin], 0),

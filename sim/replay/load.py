@@ -43,7 +43,7 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     ``clusters``: collectives start in clusters on that GPU.
     """
     work, calls, facts = capture.work, capture.calls, scheduling()
-    talks = classes.is_class(COMMUNICATION)
+    is_communication = classes.is_class(COMMUNICATION)
     issue_ns = np.zeros(len(work), dtype=np.int64)
     for rank in capture.ranks:  # what was launched before the trace is ready when its record of the host begins
         mine = calls.start_ns[calls.rank == rank]
@@ -68,7 +68,7 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         fetches = persistent & (tiles > facts.own_tiles * blocks)
         cleared_ns = np.zeros(len(work), dtype=np.int64)
         clearing_ns = np.where(fetches, round(facts.clearing_s * 1e9), 0)
-    graph_lead_ns = np.where(talks, round(facts.collective_lead_graph_s * 1e9), cleared_ns)
+    graph_lead_ns = np.where(is_communication, round(facts.collective_lead_graph_s * 1e9), cleared_ns)
     eager_lead_ns = round(facts.collective_lead_eager_s * 1e9)
     in_graph = ~known | (work.graph != NONE)
     return ReplayRows(
@@ -79,8 +79,10 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         tiles=tiles,
         cluster=cluster,
         own=np.where(persistent, facts.own_tiles, 0),
-        talks=talks & (blocks > 0),
-        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks & _beside_others(capture), eager_lead_ns, 0)),
+        is_collective=is_communication & (blocks > 0),
+        lead_ns=np.where(
+            in_graph, graph_lead_ns, np.where(is_communication & _beside_others(capture), eager_lead_ns, 0)
+        ),
         graph_lead_ns=graph_lead_ns,
         clearing_ns=clearing_ns,
         fetches=fetches,

@@ -21,7 +21,7 @@ from traces.records import Floats, Ints
 
 STEP = "step"  # the class of a served run's steps, where its kernels were not written
 GRAPH_HEAD_NS = 5_000  # the first kernel of a graph begins within this
-CLOCK_STEP_HZ = 1e6  # recorded clocks are told apart to this, so that kernels share prices
+CLOCK_STEP_HZ = 1e6  # recorded clocks are distinguished to this, so that kernels share prices
 
 
 def is_ours(capture: Capture) -> bool:
@@ -155,7 +155,7 @@ def recorded_loads(
     hosted = waits & (issue_ns >= work.start_ns)
     lead_ns = np.where(hosted, np.minimum(lead_ns, 0), lead_ns)
     true = replace(load, issue_ns=issue_ns, lead_ns=lead_ns, graph_lead_ns=lead_ns, asks=False)
-    asking_ns = np.where(load.talks, np.minimum(lead_ns, load.graph_lead_ns), lead_ns)
+    asking_ns = np.where(load.is_collective, np.minimum(lead_ns, load.graph_lead_ns), lead_ns)
     graph_lead_ns = asking_ns if recorded.graph else load.graph_lead_ns
     return true, replace(true, lead_ns=asking_ns, graph_lead_ns=graph_lead_ns, asks=True)
 

@@ -35,7 +35,7 @@ from workloads.work import (
 
 Toward = Literal["middle", "least", "most"]  # of what a kernel of unknown bound may take
 SIZE_LIMIT = 2.0**40
-STEPS_PER_OCTAVE = 8  # durations of stand-ins are told apart to 9 %
+STEPS_PER_OCTAVE = 8  # durations of stand-ins are distinguished to 9 %
 REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
 DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one token over the cache
 DECODE_ROWS = 256  # a step of so few tokens decodes

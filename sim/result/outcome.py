@@ -99,8 +99,8 @@ class Outcome:
     """The parts of a run in order of time; all figures are of all GPUs unless the name says per GPU.
 
     ``phases`` names the phase of each part's segments, ``detail`` says how the run was simulated and ``why``.
-    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``knots``
-    contexts standing for all decode steps, time and energy are wrong by at most ``knot_error``, as a share.
+    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``context_buckets``
+    contexts standing for all decode steps, time and energy are wrong by at most ``context_bucket_error``, as a share.
     """
 
     folding: Folding
@@ -111,8 +111,8 @@ class Outcome:
     why: str
     kernels: int
     full_graph: Callable[[], KernelGraph]
-    knots: int = 0
-    knot_error: float = 0.0
+    context_buckets: int = 0
+    context_bucket_error: float = 0.0
     _tallies: dict[int, Tally] = field(default_factory=dict)
 
     @cached_property

@@ -23,10 +23,10 @@ from sim.errors import FoldError
 from sim.result.outcome import Outcome
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
-from sim.shortcuts.cut import SegmentStep, cut
+from sim.shortcuts.context_buckets import error_bound
 from sim.shortcuts.fold import Folding, fold, unfolded
-from sim.shortcuts.knots import error_bound
 from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
+from sim.shortcuts.segments import SegmentStep, split_into_pieces
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 
 # Prices remembered for one GPU type and world; beyond it they are worked out again.
@@ -46,7 +46,7 @@ class PieceSequence:
 
 @dataclass(kw_only=True, eq=False)
 class Work:
-    """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run on knots."""
+    """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run."""
 
     program: Program
     tokens: int
@@ -147,7 +147,7 @@ class Plan:
         phases: list[tuple[str, ...]] = []
         first_op: list[NDArray[np.int64]] = []
         at = np.zeros(len(ranks), dtype=np.int64)
-        for steps, repeat in cut(_side_by_side(ranks), folding):
+        for steps, repeat in split_into_pieces(_side_by_side(ranks), folding):
             piece = self._piece(steps)
             sequence.append(Repeated(number=len(sequence), piece=piece, repeat=repeat))
             phases.append(tuple(steps[int(number)].phase for number, _, _ in piece.graph.segments))
@@ -157,7 +157,7 @@ class Plan:
         return PieceSequence(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
 
     def outcome(
-        self, layout: PieceSequence, parts: Sequence[Part], *, detail: str, why: str, knot_error: float = 0.0
+        self, layout: PieceSequence, parts: Sequence[Part], *, detail: str, why: str, bucket_error: float = 0.0
     ) -> Outcome:
         """What a run of ``layout`` left behind."""
         return Outcome(
@@ -169,8 +169,8 @@ class Plan:
             why=why,
             kernels=self.work.kernels,
             full_graph=(lambda: parts[0].piece.graph) if detail == "full" else self.work.full_graph,
-            knots=len(set(self.work.contexts or ())),
-            knot_error=knot_error,
+            context_buckets=len(set(self.work.contexts or ())),
+            context_bucket_error=bucket_error,
         )
 
     def _whole(self, folding: Folding, graph: KernelGraph) -> PieceSequence:
@@ -193,8 +193,8 @@ class Plan:
             self._piece_of[same] = piece
         return piece
 
-    def knot_error(self, layout: PieceSequence, limits_w: tuple[float, ...]) -> float:
-        """Bound on the relative error, of time or energy, that running decode steps on knots makes."""
+    def context_bucket_error(self, layout: PieceSequence, limits_w: tuple[float, ...]) -> float:
+        """Bound on the relative error, of time or energy, of running one decode step for each bucket of contexts."""
         if self.work.contexts is None:
             return 0.0
         free = self.outcome(layout, play(layout.sequence, limits_w), detail="segment", why="").by_phase()

@@ -27,7 +27,7 @@ from sim.scenario.memory import check_memory
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
 from sim.scenario.video import Model, model_of
-from sim.shortcuts.knots import EXACT_STEPS, context_knots
+from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
 from sim.shortcuts.pieces import Part, Repeated, by_events, play, play_governed
 from workloads.families.dit_video import STEP
 from workloads.program import Program
@@ -87,7 +87,7 @@ def simulate(
     long = scenario.detail == "auto" and (scenario.output_len or 0) > EXACT_STEPS
     events = scenario.detail == "full" or (scenario.detail == "auto" and not shortcuts)
     refused: list[str] = []
-    for detail, plan, layout in _ways(scenario, model, target, refused, knots=long, events=events):
+    for detail, plan, layout in _ways(scenario, model, target, refused, buckets=long, events=events):
         if detail == "full" and events:
             kernels = plan.work.kernels
             seconds = round(kernels / EVENT_KERNELS_PER_S)
@@ -106,11 +106,11 @@ def simulate(
                 f"{size}: a kernel outlasts the 106 days of a clock of picoseconds: give less"
             ) from None
         why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
-        off = plan.knot_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
+        off = plan.context_bucket_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
         return Timeline(
             scenario=scenario,
             machine=target,
-            outcome=plan.outcome(layout, parts, detail=detail, why=why, knot_error=off),
+            outcome=plan.outcome(layout, parts, detail=detail, why=why, bucket_error=off),
             targets=_of_ranks(layout, targets),
             tokens=plan.work.tokens,
         )
@@ -123,11 +123,11 @@ def _uneven(scenario: Scenario) -> bool:
 
 
 def _ways(
-    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, knots: bool, events: bool
+    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, buckets: bool, events: bool
 ) -> Iterator[tuple[str, Plan, PieceSequence]]:
     """Plans and layouts to try: all as ``events`` where that is soon done, else the cheapest first.
 
-    Context knots only where layers are replayed too.
+    Buckets of contexts only where layers are replayed too.
     """
     if events and scenario.detail == "auto":
         plan = plan_of(scenario, model, target)
@@ -136,8 +136,8 @@ def _ways(
             yield "full", plan, plan.full
         else:
             refused.append(f"full: {kernels:,} kernels, all of which run as events up to {MOST_EVENT_KERNELS:,}")
-    if knots:
-        plan = plan_of(scenario, model, target, knots=True)
+    if buckets:
+        plan = plan_of(scenario, model, target, buckets=True)
         with suppress(FoldError):
             yield "segment", plan, plan.segments
     plan = plan_of(scenario, model, target)
@@ -212,17 +212,17 @@ def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, 
     return tuple(by_rank[rank] for rank in range(len(by_rank)))
 
 
-def plan_of(scenario: Scenario, model: Model, target: Machine, *, knots: bool = False) -> Plan:
+def plan_of(scenario: Scenario, model: Model, target: Machine, *, buckets: bool = False) -> Plan:
     """The plan of ``scenario``; scenarios that differ in nothing but power policy share it, those at other clocks
     its work.
     """
     work = tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY)
-    key = (work, id(model), id(target.profile), knots)
+    key = (work, id(model), id(target.profile), buckets)
     return _plan(_Request(key=(key, target.model), work=key, scenario=scenario, model=model, target=target))
 
 
 class _Request:
-    """What a plan or work is made of, told apart by its key alone."""
+    """What a plan or work is made of, distinguished by its key alone."""
 
     __slots__ = ("key", "model", "scenario", "target", "work")
 
@@ -250,9 +250,9 @@ def _work(request: _Request) -> Work:
     contexts = None
     if request.work[-1]:
         assert scenario.output_len is not None
-        contexts = tuple(context_knots(scenario.seq_len, scenario.output_len - 1))
-    fields, model, _, knots = request.work
-    same = (fields, model, knots)  # what runs does not depend on the profile
+        contexts = tuple(bucket_contexts(scenario.seq_len, scenario.output_len - 1))
+    fields, model, _, buckets = request.work
+    same = (fields, model, buckets)  # what runs does not depend on the profile
     program, tokens = _built(_Request(same, same, scenario, request.model, target), contexts)
     eager = scenario.launch == "eager"
     classify = classifier(target, eager=eager)

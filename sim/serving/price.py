@@ -105,7 +105,7 @@ class StepPrices:
 
     def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
         """A part's cost between the numbers of rows at which it is run."""
-        return _between(token_knots(rows), rows, lambda knot: self._part(part, knot, context, target))
+        return _between(bracketing_sizes(rows), rows, lambda size: self._part(part, size, context, target))
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
@@ -295,10 +295,10 @@ def _chunk_group(tokens: int, context: int) -> Group:
     return Group(phase="prefill" if tokens > 1 else "decode", sequences=1, new_tokens=tokens, context=context)
 
 
-def token_knots(tokens: int) -> tuple[int, int]:
+def bracketing_sizes(tokens: int) -> tuple[int, int]:
     """The sizes between which the cost of ``tokens`` rows is linear: tile edges, ever further apart.
 
-    >>> token_knots(37), token_knots(300), token_knots(2100)
+    >>> bracketing_sizes(37), bracketing_sizes(300), bracketing_sizes(2100)
     ((37, 37), (289, 304), (2049, 2112))
     """
     if tokens <= 256:

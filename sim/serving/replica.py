@@ -62,7 +62,7 @@ class Replica:
     _ran_s: float = 0.0  # when that step began
     _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
     _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
-    _since_s: float = 0.0  # until when the limiters have been told
+    _since_s: float = 0.0  # up to when the limiters have seen the load
 
     def __post_init__(self) -> None:
         self._arrived = self.env.event()
@@ -123,7 +123,7 @@ class Replica:
                 self.governor.machine = self.prices.machine
             steady = not (step.pieces or step.swapped_tokens or self._late or came)
             steps = self.scheduler.steady_steps() if steady else 1
-            if steps > 1 and (pace := self._calm_pace(step.batch, steps)):
+            if steps > 1 and (pace := self._steady_pace(step.batch, steps)):
                 yield from self._stretch(step, *pace)
             else:
                 yield from self._one(step)
@@ -190,15 +190,15 @@ class Replica:
                 self.log.gap(self.env.now - sequence.last_token_s, 1)
                 sequence.last_token_s = -1.0
 
-    def _calm_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
-        """How many steps run calmly in a row, and the first one's and the last one's cost; None: none do."""
+    def _steady_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
+        """How many steps in a row move no limiter, and the first one's and the last one's cost; None: none do."""
         mean = batch.cached / batch.decoding
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
         first = self.prices.whole(batch, self.governor.target_w)
         last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
         power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
-        return (steps, first, last) if self.governor.calm(power_w) else None
+        return (steps, first, last) if self.governor.is_steady(power_w) else None
 
     def _stretch(self, step: PlannedStep, steps: int, first: Cost, last: Cost) -> Generator[simpy.Event, Any, None]:
         """Steps of evenly growing cost, until they are done or somebody arrives (then until the step at hand is)."""

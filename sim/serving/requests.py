@@ -16,7 +16,7 @@ from typing import Any, Literal, assert_never
 import numpy as np
 
 from inputs.files import read_lines
-from inputs.texts import cut, parse_json, shown
+from inputs.texts import parse_json, shown, truncated
 from sim.errors import ScenarioError
 
 Law = Literal["poisson", "gamma", "constant"]
@@ -146,7 +146,7 @@ def read_requests(path: Path, *, limit: int | None = None, block_tokens: int | N
 
 
 def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | None = None) -> Traffic:
-    """Requests of a file in order of arrival, the first at 0 s: CSV or JSON lines, gzip or not, told apart by content.
+    """Requests of a file in order of arrival, the first at 0 s: CSV or JSON lines, gzip or not, by content.
 
     The columns are those of one of ``FORMATS``; ``priority`` may stand beside them, and in JSON lines ``hash_ids``,
     each for ``block_tokens`` of the prompt (None: the format's). A request that got no output token is left out and
@@ -213,7 +213,7 @@ def _objects(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str
         where = f"{path}, line {number}"
         row = parse_json(line, where, ScenarioError, one_line=True)
         if isinstance(row, list) and row and isinstance(row[0], dict):
-            row = row[0]  # a list of objects is no JSON lines: what they hold is told, not read
+            row = row[0]  # a list of objects is no JSON lines: the error names what they hold
             _refuse_texts(path, row)
             _format(path, row)
             raise ScenarioError(f"{path}: a JSON list: give one object a line (.jsonl)")
@@ -264,7 +264,7 @@ def _format(path: Path, row: Mapping[str, Any]) -> Format:
             return kind
     near = max(FORMATS, key=lambda kind: len({kind.arrival, kind.inputs, kind.outputs} & row.keys()))
     missing = [name for name in (near.arrival, near.inputs, near.outputs) if name not in row]
-    found = cut(", ".join(map(str, row)), 60)
+    found = truncated(", ".join(map(str, row)), 60)
     if len(missing) < 3:
         raise ScenarioError(f"{path}: columns {found}: {near.name} requests need {', '.join(missing)} too")
     plain, second, *others = FORMATS
@@ -283,11 +283,11 @@ def _time(row: Mapping[str, Any], kind: Format, where: str) -> float:
                 return int(moment.timestamp()) * 10**9 + int((found["part"] or "").ljust(9, "0")[:9])
         except ValueError:
             pass  # the 31st of February
-        raise ScenarioError(f"{where}: {kind.arrival} = {_told(value)}: give a time like 2023-11-16 18:17:03.5")
+        raise ScenarioError(f"{where}: {kind.arrival} = {_shown(value)}: give a time like 2023-11-16 18:17:03.5")
     number = _number(value)
     if number is None or not 0 <= number <= TIME_LIMIT_S * kind.per_s:
         raise ScenarioError(
-            f"{where}: {kind.arrival} = {_told(value)}: give a time of at least 0 and at most "
+            f"{where}: {kind.arrival} = {_shown(value)}: give a time of at least 0 and at most "
             f"{TIME_LIMIT_S * kind.per_s:.0e}"
         )
     return number / kind.per_s
@@ -299,7 +299,7 @@ def _whole(row: Mapping[str, Any], name: str, where: str, *, least: int, most: i
         right = "a whole number" if least < 0 else "a positive number of tokens"
         if least == 0:
             right += ", or 0 for a request that failed"
-        raise ScenarioError(f"{where}: {name} = {_told(row.get(name))}: give {right} (at most {most:,})")
+        raise ScenarioError(f"{where}: {name} = {_shown(row.get(name))}: give {right} (at most {most:,})")
     return int(number)
 
 
@@ -323,9 +323,9 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     """A cell as it was written, another value as Python writes it."""
-    return cut(value, 60) if isinstance(value, str) and value else shown(value)
+    return truncated(value, 60) if isinstance(value, str) and value else shown(value)
 
 
 def scaled(requests: Iterable[Request], *, time: float = 1.0, length: float = 1.0) -> list[Request]:

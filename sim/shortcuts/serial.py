@@ -57,7 +57,7 @@ class Serial:
 
     def run(self, targets: Sequence[Target]) -> Recorder | None:
         """Its records under power targets (W of each GPU); None when GPUs wait for each other for ever."""
-        one = _One(self.model, targets)
+        one = _SoloKernels(self.model, targets)
         lasts_ps, power_w, state = one.columns(self.kinds, self.kind_of)
         lasts_ps[self.parts] = 0
         end_ps = np.cumsum(lasts_ps)
@@ -101,7 +101,7 @@ def _kinds(gpu: Ints, cls: Ints) -> tuple[Kinds, Ints]:
     return [divmod(kind, classes) for kind in used.tolist()], kind_of
 
 
-class _One:
+class _SoloKernels:
     """Kernels by themselves on a GPU, each under its power target."""
 
     def __init__(self, model: FluidModel, targets: Sequence[Target]) -> None:
@@ -149,7 +149,7 @@ def meeting_of(
     model: FluidModel, members: tuple[tuple[int, int], ...], targets: Sequence[Target]
 ) -> tuple[int, list[GpuState]]:
     """Picoseconds of a collective of these (GPU, class) under each GPU's target, and the state of each."""
-    return _One(model, targets).meeting(members)
+    return _SoloKernels(model, targets).meeting(members)
 
 
 def meetings_of(graph: KernelGraph, parts: Ints) -> list[list[int]] | None:
@@ -191,7 +191,7 @@ class _Met(NamedTuple):
     power_w: Floats
 
 
-def _meet(graph: KernelGraph, one: _One, parts: Ints, until_ps: Ints) -> _Met | None:
+def _meet(graph: KernelGraph, one: _SoloKernels, parts: Ints, until_ps: Ints) -> _Met | None:
     """Let the GPUs run from meeting to meeting; ``until_ps`` is what each does by itself up to its ``parts``."""
     ops, alone_ps = parts.tolist(), until_ps.tolist()
     kind = [(graph.op_gpu[op], graph.op_class[op]) for op in ops]

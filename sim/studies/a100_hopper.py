@@ -54,7 +54,7 @@ def scaled(profile: Profile, scales: Floats) -> Profile:
 
 
 def hopper_profile(scales: Floats, vf: Path) -> Profile:
-    """The H100 as the A100 foretells it: rates and energies by architecture, idle power from the public table.
+    """The H100 as the A100 predicts it: rates and energies by architecture, idle power from the public table.
 
     The voltage of an H100 was never published: its curve has the A100's shape over the H100's clocks.
     """

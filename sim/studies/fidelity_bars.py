@@ -126,7 +126,7 @@ def ring_bars(rows: Sequence[Row]) -> Iterator[Bar]:
         pairs = [pair for _, waiting in still for pair in waiting]
         if pairs:
             errors = [abs(ours / watts - 1.0) for ours, watts in pairs]
-            calm = [abs(ours / w - 1.0) for row, waiting in still if not _over(row) for ours, w in waiting]
+            fair = [abs(ours / w - 1.0) for row, waiting in still if not _over(row) for ours, w in waiting]
             yield Bar(
                 what=f"power of waiting ranks, {world} H100s, {len(pairs)} ranks",
                 ours=_range((ours for ours, _ in pairs), "{:.0f}") + " W",
@@ -134,9 +134,9 @@ def ring_bars(rows: Sequence[Row]) -> Iterator[Bar]:
                 error=_mean_worst(errors),
                 allowed=f"{percent(WAITING_POWER)} worst",
                 met=max(errors) <= WAITING_POWER,
-                remark=f"{percent(max(calm, default=None))} worst of the {len(calm)} beside a rank within its power "
+                remark=f"{percent(max(fair, default=None))} worst of the {len(fair)} beside a rank fair its power "
                 "limit: above it the measurement had not settled"
-                if len(calm) < len(errors)
+                if len(fair) < len(errors)
                 else "",
             )
 
@@ -203,7 +203,7 @@ def _fresh(rows: Sequence[Row], kind: str) -> list[Row]:
 
 
 def _pooled(what: str, rows: Sequence[Row], output: str, allowed: float) -> Iterator[Bar]:
-    """Mean and worst error of one output: the bar holds for the mean, and the worst is told beside it."""
+    """Mean and worst error of one output: the bar holds for the mean, and the worst is given beside it."""
     errors = [abs(error) for row in rows if (error := row.error(output)) is not None]
     if errors:
         mean = sum(errors) / len(errors)

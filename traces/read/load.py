@@ -113,10 +113,10 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         samples=samples_of(parts, bases, ranks, origin),
     )  # fmt: skip
     capture = clipped(capture)
-    return capture if window is None else cut(capture, window)
+    return capture if window is None else within(capture, window)
 
 
-def cut(capture: Capture, window: Window) -> Capture:
+def within(capture: Capture, window: Window) -> Capture:
     """The work inside ``window``: rows that begin in it.
 
     Raises :class:`TraceError` when nothing is left.

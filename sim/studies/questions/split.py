@@ -193,8 +193,8 @@ def page(requests: Sequence[tuple[int, int]] = REQUESTS) -> str:
             (
                 gpu.split("-")[0].upper(),
                 f"{tokens_in} in, {tokens_out} out",
-                _told(found.prefill),
-                _told(found.decode),
+                _summary(found.prefill),
+                _summary(found.decode),
                 room,
                 f"{found.prefill.energy_j:.1f}",
                 f"{found.decode.energy_j:.1f}",
@@ -210,7 +210,7 @@ def page(requests: Sequence[tuple[int, int]] = REQUESTS) -> str:
         verdicts.append(
             f"- `{gpu}`, {tokens_in} in, {tokens_out} out: {'agrees' if differ else 'differs'}: the sides want "
             f"{'different groups' if differ else 'one kind of group'}, which saves {100 * found.saving:.1f} %; one for "
-            f"both would be {_told(found.together[0])} and {found.together[1].batch}."
+            f"both would be {_summary(found.together[0])} and {found.together[1].batch}."
         )
     names = (
         "GPU", "request", "prefill side", "decode side", f"fits at TP{'/'.join(map(str, DEGREES))}", "prefill J",
@@ -225,7 +225,7 @@ def page(requests: Sequence[tuple[int, int]] = REQUESTS) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _told(side: PhaseCost) -> str:
+def _summary(side: PhaseCost) -> str:
     clock = "free clock" if side.clock_mhz is None else f"{side.clock_mhz:.0f} MHz"
     return f"TP{side.tp}, {clock}, batch {side.batch}"
 

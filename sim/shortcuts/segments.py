@@ -23,7 +23,9 @@ class SegmentStep:
     segments: tuple[Segment, ...]
 
 
-def cut(steps: Iterable[tuple[SegmentStep, int]], folding: Folding) -> Iterator[tuple[tuple[SegmentStep, ...], int]]:
+def split_into_pieces(
+    steps: Iterable[tuple[SegmentStep, int]], folding: Folding
+) -> Iterator[tuple[tuple[SegmentStep, ...], int]]:
     """Pieces of ``steps`` (each with its repetitions): the steps of a piece, and how often it comes in a row."""
     if len(folding.classes) == 1:
         for step, repeat in steps:
