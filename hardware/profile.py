@@ -202,8 +202,8 @@ def _shipped() -> tuple[str, ...]:
     return shipped_ids("profiles", ".json")
 
 
-def _same_chip(one: GpuSpec, other: GpuSpec) -> bool:
-    return (one.architecture, one.sms) == (other.architecture, other.sms)
+def _same_chip(gpu: GpuSpec, other: GpuSpec) -> bool:
+    return (gpu.architecture, gpu.sms) == (other.architecture, other.sms)
 
 
 def own_profile(gpu: GpuSpec, path: Path) -> Profile:

@@ -16,7 +16,7 @@ from sim.result.report import summary
 from sim.run.plan import classifier
 from sim.run.runner import MOST_EVENT_KERNELS
 from sim.run.runner import plan_of as plan_of_model
-from sim.run.steady import settled_clocks
+from sim.run.steady import steady_clocks
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import bucket_contexts
@@ -88,7 +88,7 @@ def test_every_layout_settles_at_the_same_power_target(name: str) -> None:
     scenario = Scenario.of(**CASES[name])
     plan, limits = plan_of(scenario), machine_of(scenario).limits
     found = {
-        settled_clocks(layout.sequence, limits, len(layout.folding.classes))[0]
+        steady_clocks(layout.sequence, limits, len(layout.folding.classes))[0]
         for layout in (plan.full, plan.folded, plan.segments)
     }
     assert len(found) == 1
@@ -98,7 +98,7 @@ def test_every_layout_settles_at_the_same_power_target(name: str) -> None:
 def test_the_settled_target_is_the_highest_that_the_slow_limit_allows() -> None:
     scenario = Scenario.of(**CASES["prefill at 400 W"])
     plan, limits = plan_of(scenario), machine_of(scenario).limits
-    target = settled_clocks(plan.segments.sequence, limits, 1)[0]
+    target = steady_clocks(plan.segments.sequence, limits, 1)[0]
 
     def mean_w(more_hz: float) -> float:
         held = HeldClock(target.clock_hz + more_hz, target.power_w)

@@ -107,7 +107,7 @@ class Scheme:
         for rule in rules:
             if any(rule.holds(layer, name) for name in names):
                 return rule.product
-        if self.only and not any(_beside(one, name) for one in self.only for name in names):
+        if self.only and not any(_beside(module, name) for module in self.only for name in names):
             return None
         return self.product
 

@@ -206,13 +206,13 @@ def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: FitSetting
     539 in the row.
     """
     ratios = []
-    for one in duty:
-        found = re.fullmatch(r"attention_causal_b(\d+)_s(\d+)_h(\d+)_kv(\d+)", str(one.get("work")))
-        if found is None or one["idle_s"]:
+    for burst in duty:
+        found = re.fullmatch(r"attention_causal_b(\d+)_s(\d+)_h(\d+)_kv(\d+)", str(burst.get("work")))
+        if found is None or burst["idle_s"]:
             continue
         sizes = dict(zip(("batch", "seq_len", "q_heads", "kv_heads"), map(int, found.groups()), strict=True))
         ratios += [
-            float(np.median(one["clock_mhz"])) / row["sm_clock_mhz"][0]
+            float(np.median(burst["clock_mhz"])) / row["sm_clock_mhz"][0]
             for row in rows
             if setting.capped(row) and row.get("causal", True) and all(row[k] == v for k, v in sizes.items())
         ]

@@ -238,9 +238,9 @@ def tile_of(engine: str, gpu: str, weights: str, experts: int, inner: int, token
     (64, 128)
     """
     table = _tiles(engine)
-    for one in table.get("tuned", ()):
-        if (one["gpu"], one["weights"], one["experts"], one["inner"]) == (gpu, weights, experts, inner):
-            _, block_m, block_n = min(one["tiles"], key=lambda entry: abs(entry[0] - tokens))
+    for tuned in table.get("tuned", ()):
+        if (tuned["gpu"], tuned["weights"], tuned["experts"], tuned["inner"]) == (gpu, weights, experts, inner):
+            _, block_m, block_n = min(tuned["tiles"], key=lambda entry: abs(entry[0] - tokens))
             return block_m, block_n
     return next((block_m, block_n) for most, block_m, block_n in table["default"][weights] if tokens <= most)
 

@@ -301,21 +301,24 @@ def collective_terms(
 
 
 def exchange_terms(
-    profile: Profile, gpu: GpuSpec, *, op: str, one: RoutedExchange, span: Span, max_sms: int
+    profile: Profile, gpu: GpuSpec, *, op: str, exchange: RoutedExchange, span: Span, max_sms: int
 ) -> KernelTerms:
     """A dispatch or a combine of tokens to experts on the ranks of ``span`` (:mod:`hardware.laws.exchange`)."""
-    c, blocks = profile.collective, min(CTAS[one.kernels], max_sms)
+    c, blocks = profile.collective, min(CTAS[exchange.kernels], max_sms)
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
-    inside, beyond = exchange_bytes(one, span)
+    inside, beyond = exchange_bytes(exchange, span)
     held = blocks * profile.sharing.sms_per_cta
     return KernelTerms(
-        floor_s=exchange_s(op, one, span, link),
+        floor_s=exchange_s(op, exchange, span, link),
         blocks=blocks,
         cycles_per_block=0.0,
         quantised=False,
         sms_per_block=profile.sharing.sms_per_cta,
         link_bytes=inside,
-        hbm_bytes=2.0 * one.tokens * one.top_k * one.message_bytes,  # what is sent is read, what comes is written
+        hbm_bytes=2.0
+        * exchange.tokens
+        * exchange.top_k
+        * exchange.message_bytes,  # what is sent is read, what comes is written
         link_energy_j=c.bus_byte_energy_j * (inside + beyond) + c.call_energy_j,
         sm_power_w=c.step_power_w * gpu.sms / held,
         waiting_power_w=c.waiting_power_w,

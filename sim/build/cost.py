@@ -253,7 +253,7 @@ class Pricer:
             case RoutedGemmWork():
                 raise AssertionError("a routed product has its engine's law or becomes a grouped one")
             case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
-                one = RoutedExchange(
+                sizes = RoutedExchange(
                     tokens=sizes_of.tokens,
                     top_k=sizes_of.top_k,
                     hidden=sizes_of.hidden,
@@ -262,7 +262,7 @@ class Pricer:
                 )
                 assert self.cluster is not None, "an exchange lies on nodes"
                 span = self.cluster.span(work.ranks)
-                return exchange_terms(profile, gpu, op=work.op.value, one=one, span=span, max_sms=gpu.sms)
+                return exchange_terms(profile, gpu, op=work.op.value, exchange=sizes, span=span, max_sms=gpu.sms)
             case CollectiveWork():
                 buffer_bytes = work.buffer_bytes
                 if work.sent_bytes is not None and work.received_bytes is not None:

@@ -319,7 +319,7 @@ class RecordedCore(Core):
     def touch(self, gpu_index: int) -> None:
         """Who holds which SMs changes no pace here."""
 
-    def settle(self, now_ps: int) -> None:  # noqa: ARG002 - as every core's
+    def update(self, now_ps: int) -> None:  # noqa: ARG002 - as every core's
         """Called when nothing can go on."""
         arrived = {number: [self.graph.op_gpu[op] for op in ops] for number, ops in self._arrived.items()}
         raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))

@@ -46,8 +46,8 @@ class SteadyLimiter:
         self.limits = limits
         self.ticks = max(LEAST_TICKS, math.ceil(length_s / limits.tick_s))
         self.loops = [
-            SteadyLoop(clock_hz=one.clock_hz, mean_w=min(power, limits.middle_limit_w), target_w=limits.fast_limit_w)
-            for one, power in zip(held, mean_w, strict=True)
+            SteadyLoop(clock_hz=clock.clock_hz, mean_w=min(power, limits.middle_limit_w), target_w=limits.fast_limit_w)
+            for clock, power in zip(held, mean_w, strict=True)
         ]
         self.ticked = 0
         self._cut(length_s)

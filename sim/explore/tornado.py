@@ -64,8 +64,8 @@ def effects(table: pd.DataFrame, objective: Objective) -> list[Effect]:
 def _levels(column: pd.Series[Any]) -> pd.Series[str]:
     """Values as text, many numbers as ranges; what was left out is a level of its own."""
     if column.nunique() > 2 * LEVELS and pd.api.types.is_numeric_dtype(column):
-        cut = pd.qcut(column.astype(float), LEVELS, duplicates="drop")
-        ranges = cut.map(lambda part: f"{part.left:.4g} to {part.right:.4g}", na_action="ignore").astype(object)
+        levels = pd.qcut(column.astype(float), LEVELS, duplicates="drop")
+        ranges = levels.map(lambda part: f"{part.left:.4g} to {part.right:.4g}", na_action="ignore").astype(object)
         if ranges.nunique(dropna=False) > 1:  # one range holds all where most rows have one value
             return ranges.fillna("default")
     return column.map(lambda v: "default" if v is None or v != v else f"{v:g}" if isinstance(v, float) else str(v))

@@ -227,18 +227,18 @@ def _joules_text(joules: float) -> str:
 def _slowest(table: pd.DataFrame) -> TextTable:
     rows = [
         [
-            str(one["request"]),
-            duration(one["arrival_s"]),
-            str(one["replica"]),
-            f"{one['input_tokens']:,}",
-            f"{one['output_tokens']:,}",
-            duration(one["queue_s"]),
-            duration(one["ttft_s"]),
-            duration(one["e2e_s"]),
-            f"{one['prefill_j'] + one['decode_j'] + one['transfer_j']:.4g}",
-            str(one["preemptions"]),
+            str(request["request"]),
+            duration(request["arrival_s"]),
+            str(request["replica"]),
+            f"{request['input_tokens']:,}",
+            f"{request['output_tokens']:,}",
+            duration(request["queue_s"]),
+            duration(request["ttft_s"]),
+            duration(request["e2e_s"]),
+            f"{request['prefill_j'] + request['decode_j'] + request['transfer_j']:.4g}",
+            str(request["preemptions"]),
         ]
-        for one in table.nlargest(SLOWEST, "ttft_s").to_dict("records")
+        for request in table.nlargest(SLOWEST, "ttft_s").to_dict("records")
     ]
     head = ["request", "arrival", "replica", "input", "output", "queue", "first token", "end to end", "J", "preempted"]
     return TextTable(head=head, rows=rows, minor=(1, 2, 4, 8, 9))

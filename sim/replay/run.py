@@ -183,7 +183,7 @@ def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> Recor
         ])  # fmt: skip
 
     def ps(column_ns: Ints) -> list[int]:
-        return [one * PS_PER_NS for one in column_ns.tolist()]
+        return [value * PS_PER_NS for value in column_ns.tolist()]
 
     return RecordedKernels(
         dur_ps=ps(load.dur_ns),

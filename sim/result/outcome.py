@@ -253,9 +253,9 @@ def unfold(outcome: Outcome, graph: KernelGraph) -> Recorder:
         sizes = np.bincount(np.asarray(piece.op_gpu), minlength=piece.gpus)
         piece_first = np.cumsum(sizes) - sizes
         step_gpu = np.frombuffer(records.step_gpu, dtype=np.int32)
-        for one, ranks in enumerate(outcome.folding.classes):
-            spans, steps = gpu == one, step_gpu == one
-            local = op[spans] - piece_first[one] + shift * sizes[one] + at_op[part.number][one]
+        for number, ranks in enumerate(outcome.folding.classes):
+            spans, steps = gpu == number, step_gpu == number
+            local = op[spans] - piece_first[number] + shift * sizes[number] + at_op[part.number][number]
             moments = shift * records.end_ps + begin_ps
             start, end, time, state = (
                 np.frombuffer(column, dtype=np.int64)[mine]

@@ -176,8 +176,8 @@ def _enclosing(
         (PHASE_LANE, phase_of[segment], phase_names),
     ):
         kind_of: dict[int, int] = {}
-        for one in np.unique(gpu).tolist():
-            mine = gpu == one
+        for rank in np.unique(gpu).tolist():
+            mine = gpu == rank
             ids, where = np.unique(group[mine], return_inverse=True)
             first = np.full(len(ids), np.iinfo(np.int64).max)
             last = np.zeros(len(ids), dtype=np.int64)
@@ -190,7 +190,7 @@ def _enclosing(
                 if number not in kind_of:
                     kind_of[number] = len(kinds)
                     kinds.append(SpanKind(name=labels[number], category="layer" if tid == LAYER_LANE else "phase"))
-                lane.append(outer[one, tid])
+                lane.append(outer[rank, tid])
                 kind.append(kind_of[number])
                 begins.append(begin)
                 ends.append(finish)

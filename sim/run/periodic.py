@@ -82,7 +82,7 @@ def periodic(
     """
     gpu = sequence[0].piece.model.gpu
     limiter = SteadyLimiter(limits, held, mean_w(parts), seconds_of(parts))
-    searches = [_Clock(gpu, limits.slow_limit_w, one.clock_hz) for one in held]
+    searches = [_Clock(gpu, limits.slow_limit_w, clock.clock_hz) for clock in held]
     for _ in range(MOST_CLOCKS):
         before, means = _repeat(sequence, limiter)
         steps = [search.learn(power) for search, power in zip(searches, means, strict=True)]

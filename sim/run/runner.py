@@ -20,7 +20,7 @@ from sim.errors import FoldError, ScenarioError
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
 from sim.run.plan import PieceSequence, Plan, Work, classifier
-from sim.run.steady import governed, settled_clocks
+from sim.run.steady import governed, steady_clocks
 from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of
 from sim.scenario.memory import check_memory
@@ -168,7 +168,7 @@ def _run(
         parts, ends = governed(layout.sequence, target.limits, gpus, repetitions=1)
         return (by_events(parts) if events else parts), ends
     say("finding the settled clock")
-    settled = _settled(plan, layout, target, uneven=_uneven(scenario))
+    settled = _steady_state(plan, layout, target, uneven=_uneven(scenario))
     say("running")
     if isinstance(settled, SteadyLimiter):
         parts = play_governed(layout.sequence, settled)
@@ -176,14 +176,16 @@ def _run(
     return play(layout.sequence, tuple(settled), events=events), settled
 
 
-def _settled(plan: Plan, layout: PieceSequence, target: Machine, *, uneven: bool) -> Sequence[Target] | SteadyLimiter:
+def _steady_state(
+    plan: Plan, layout: PieceSequence, target: Machine, *, uneven: bool
+) -> Sequence[Target] | SteadyLimiter:
     """Where each of the layout's GPUs settles, or the limiters of a repetition whose ``uneven`` power they follow.
 
     Found on the cheapest layout: all agree to the picosecond.
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
-            targets = settled_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
+            targets = steady_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
             parts = play(cheapest.sequence, tuple(targets)) if uneven else []
             if needs_time(parts, target.limits):
                 limiter = periodic(cheapest.sequence, target.limits, targets, parts)
@@ -203,7 +205,7 @@ def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
 def _lasting(layout: PieceSequence) -> Sequence[Repeated]:
     """What the limiters settle on: of a video its denoising steps, which outlast what comes before and after."""
     pieces = zip(layout.sequence, layout.phases, strict=True)
-    return [one for one, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
+    return [piece for piece, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
 
 
 def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, ...]:

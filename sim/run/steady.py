@@ -43,7 +43,7 @@ def mean_w(parts: Sequence[Part]) -> list[float]:
     return [sum(part.repeat * part.played.energy_j[gpu] for part in parts) / length_s for gpu in gpus]
 
 
-def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[HeldClock]:
+def steady_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[HeldClock]:
     """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
     See :func:`held_clocks`.

@@ -59,8 +59,8 @@ def largest_batch(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) 
     unit = scenario.dp * (scenario.micro_batches or 1)
 
     def fits(units: int) -> bool:
-        one = scenario.model_copy(update={"batch": units * unit})
-        return _need(one, model).bytes <= gpu.memory_bytes
+        larger = scenario.model_copy(update={"batch": units * unit})
+        return _need(larger, model).bytes <= gpu.memory_bytes
 
     most = MOST_SEQUENCES // unit
     return unit * bisect_left(range(1, most + 1), True, key=lambda units: not fits(units))
@@ -107,11 +107,11 @@ def smallest_layout(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec
             if any(size < getattr(scenario, name) for name, size in degrees.items()):
                 continue
             try:
-                one = Scenario.parse(scenario.model_dump(exclude_unset=True) | degrees, where="scenario")
-                check_layout(one, model)
+                candidate = Scenario.parse(scenario.model_dump(exclude_unset=True) | degrees, where="scenario")
+                check_layout(candidate, model)
             except (ScenarioError, workloads.WorkloadError):
                 continue
-            if _need(one, model).bytes <= gpu.memory_bytes:
+            if _need(candidate, model).bytes <= gpu.memory_bytes:
                 return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one GPU"
     return None
 

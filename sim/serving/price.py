@@ -197,10 +197,10 @@ class StepPrices:
         work = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=count)
         kernel = Kernel(name="send_kv", work=replace(work, ranks=ranks), flops=0.0, bytes_moved=float(count))
         price = classifier(self.machine, eager=False)(kernel)
-        one = RankProgram(
+        program = RankProgram(
             phases=(Phase(name="move", segments=(Segment(name="kv", kernels=(replace(kernel, work=work),)),)),)
         )
-        moving = Work(program=Program(ranks=(one, one)), tokens=1, classify=lambda _: price, issue_s=None)
+        moving = Work(program=Program(ranks=(program, program)), tokens=1, classify=lambda _: price, issue_s=None)
         plan = Plan(work=moving, model=self.machine.model)
         (part,) = play(plan.full.sequence, (self.machine.limits.fast_limit_w,) * 2)
         return Cost(time_s=part.played.records.end_ps * 1e-12, energy_j=sum(part.played.energy_j))

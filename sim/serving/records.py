@@ -102,7 +102,7 @@ class Log:
     @property
     def transfer_j(self) -> float:
         """What moving KV caches took; no stretch holds it."""
-        return sum(one.energy_j for one in self.transfers)
+        return sum(transfer.energy_j for transfer in self.transfers)
 
     def ran(self, step: RunStep) -> None:
         """A step was run; kept if it lies in the window."""

@@ -242,11 +242,11 @@ class Replica:
 
     def _show(self, start_s: float, time_s: float, batch: Batch) -> None:
         if self.log.window is not None:
-            one = RunStep(
+            step_run = RunStep(
                 replica=self.number, start_s=start_s, time_s=time_s, batch=batch, prices=self.prices,
                 target_w=self.governor.target_w,
             )  # fmt: skip
-            self.log.ran(one)
+            self.log.ran(step_run)
 
     def _note(self, seconds: float, steps: int, batch: Batch, energy_j: float, clock_hz: float) -> None:
         """A row of the log that begins where the last one ended."""

@@ -307,7 +307,7 @@ def _prefix(row: Mapping[str, Any], where: str) -> array[int] | None:
     hashes = row.get("hash_ids")
     if hashes is None or isinstance(hashes, str):  # a cell of a CSV
         return None
-    if not isinstance(hashes, list) or not all(type(one) is int for one in hashes):
+    if not isinstance(hashes, list) or not all(type(digest) is int for digest in hashes):
         raise ScenarioError(f"{where}: hash_ids = {shown(hashes)}: give a list of whole numbers, one a block")
     return array("q", hashes)
 

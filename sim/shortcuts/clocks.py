@@ -129,8 +129,8 @@ def _computed_curves(model: FluidModel, class_id: int, *, waits: bool) -> Kernel
         lasts_s = work_s + member.cls.gap_s
         rate = 1.0 / lasts_s / PS_PER_S
         scales = {"voltage_scale": grid.voltage_scale, "clock_fraction": grid.clock_fraction}
-        zero, one = np.zeros_like(rate), np.ones_like(rate)
-        per_run_j = dynamic_power_w(terms, sms=zero, gpu_sms=gpu.sms, progress_per_s=one, **scales)
+        zeros, ones = np.zeros_like(rate), np.ones_like(rate)
+        per_run_j = dynamic_power_w(terms, sms=zeros, gpu_sms=gpu.sms, progress_per_s=ones, **scales)
         busy_sms = member.sms * (work_s / lasts_s)
         above_w = dynamic_power_w(terms, sms=busy_sms, gpu_sms=gpu.sms, progress_per_s=rate * PS_PER_S, **scales)
     return KernelCurves(

@@ -158,7 +158,7 @@ def _refits(jobs: Mapping[Job, Sequence[PublicMeasurement]]) -> str:
     lines = []
     for job in sorted(jobs, key=str):
         k, d, watts = refit(jobs[job])
-        errors = [abs(one / run.power_w - 1.0) for one, run in zip(watts, jobs[job], strict=True)]
+        errors = [abs(power_w / run.power_w - 1.0) for power_w, run in zip(watts, jobs[job], strict=True)]
         lines.append((str(job), f"{k:.0f}", f"{d:.0f}", percent(float(np.mean(errors))), percent(max(errors))))
     return table(("job", "k W", "d W", "mean", "worst"), lines, left=1)
 

@@ -140,10 +140,15 @@ def estimate(job: Job, clock_hz: float) -> Estimate:
     for terms, core, times in _kernels(job):
         seconds = time_s(terms, sms=gpu.sms, sm_clock_hz=clock_hz)
 
-        def watts(one: KernelTerms, seconds: float = seconds) -> float:
-            sms = wanted_sms(one, gpu.sms)
+        def watts(terms: KernelTerms, seconds: float = seconds) -> float:
+            sms = wanted_sms(terms, gpu.sms)
             return dynamic_power_w(
-                one, sms=sms, gpu_sms=gpu.sms, progress_per_s=1 / seconds, voltage_scale=scale, clock_fraction=fraction
+                terms,
+                sms=sms,
+                gpu_sms=gpu.sms,
+                progress_per_s=1 / seconds,
+                voltage_scale=scale,
+                clock_fraction=fraction,
             )
 
         nothing = replace(terms, core_energy_j=0.0, hbm_energy_j=0.0, sm_power_w=0.0)
@@ -164,7 +169,7 @@ def fit_scales(runs: Sequence[PublicMeasurement]) -> Floats:
     found = [estimate(run.job, run.clock_hz) for run in runs]
     weight = np.array([1.0 / run.power_w for run in runs])
     above_w = np.array([run.power_w - one.idle_w for run, one in zip(runs, found, strict=True)])
-    scales, _ = nnls(np.array([one.parts_w for one in found]) * weight[:, None], above_w * weight)
+    scales, _ = nnls(np.array([work.parts_w for work in found]) * weight[:, None], above_w * weight)
     return np.asarray(scales)
 
 

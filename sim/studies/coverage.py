@@ -62,7 +62,7 @@ def coverage_table(rows: Sequence[IntervalCheck]) -> str:
     groups: dict[tuple[str, str, str], list[IntervalCheck]] = {}
     for row in rows:
         groups.setdefault((row.status, "all", "all"), []).append(row)
-    for row in sorted(rows, key=lambda one: (one.status, one.gpus, one.phase)):
+    for row in sorted(rows, key=lambda row_key: (row_key.status, row_key.gpus, row_key.phase)):
         groups.setdefault((row.status, str(row.gpus), row.phase), []).append(row)
     lines = []
     for (status, gpus, phase), group in groups.items():

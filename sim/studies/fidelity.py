@@ -193,15 +193,15 @@ def _overlap(rows: Sequence[Row]) -> Iterator[str]:
         return
     lines = [
         (
-            ", ".join(f"{name}={value}" for name, value in one.group.items()),
-            OUTPUTS[one.output],
-            f"{one.pairs_right} of {one.pairs}",
-            f"{100 * one.choice_excess:.1f}",
-            f"{one.chunk_right} of {one.chunk_cases}",
-            f"{one.one_chunk_right} of {one.chunk_cases}",
-            f"{one.most_chunks_right} of {one.chunk_cases}",
+            ", ".join(f"{name}={value}" for name, value in group.group.items()),
+            OUTPUTS[group.output],
+            f"{group.pairs_right} of {group.pairs}",
+            f"{100 * group.choice_excess:.1f}",
+            f"{group.chunk_right} of {group.chunk_cases}",
+            f"{group.one_chunk_right} of {group.chunk_cases}",
+            f"{group.most_chunks_right} of {group.chunk_cases}",
         )
-        for one in found
+        for group in found
     ]
     head = ("group", "output", "pairs in order", "choice above best %", "chunks right", "always one", "always most")
     yield (
@@ -226,10 +226,10 @@ def _misses(whole: Sequence[Row], kernels: Sequence[Row]) -> Iterator[str]:
 
 def _groups_off(rows: Sequence[Row]) -> str:
     lines = [
-        (one.file, one.group, word, str(one.n), percent(one.mean), percent(one.bias))
+        (group.file, group.group, word, str(group.n), percent(group.mean), percent(group.bias))
         for output, word in OUTPUTS.items()
-        for one in group_errors(rows, output)
-        if one.mean > MISS_GROUP
+        for group in group_errors(rows, output)
+        if group.mean > MISS_GROUP
     ]
     return table(("file", "group", "output", "n", "mean", "bias"), lines, left=3) if lines else "No group."
 

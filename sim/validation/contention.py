@@ -115,7 +115,7 @@ def together(inputs: Inputs, target: Machine) -> Beside:
     b = replace(b, lead_s=target.profile.launch.graph_gap_s)  # within it, blocks that wait get the SMs
     alone_a, _ = _loop(target, a, None, 1, 0, target.limits.slow_limit_w)
     _, alone_b = _loop(target, None, b, 0, 1, target.limits.slow_limit_w)
-    a_s, b_s = _settled(target, a, b, alone_a, alone_b)
+    a_s, b_s = _steady_s(target, a, b, alone_a, alone_b)
     return Beside(a_alone_s=alone_a, b_alone_s=alone_b, a_together_s=a_s, b_together_s=b_s)
 
 
@@ -152,7 +152,7 @@ def beside_waiting(inputs: Inputs, target: Machine) -> tuple[float, float, float
     return seconds / 8, watts, clock_hz
 
 
-def _settled(target: Machine, a: KernelClass, b: KernelClass, a_s: float, b_s: float) -> tuple[float, float]:
+def _steady_s(target: Machine, a: KernelClass, b: KernelClass, a_s: float, b_s: float) -> tuple[float, float]:
     """Both sides at the highest power target whose mean power keeps the slow limit; lanes end about together."""
     limit_w, top = target.limits.slow_limit_w, target.limits.fast_limit_w
     seen, watts = (a_s, b_s), math.inf

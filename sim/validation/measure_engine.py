@@ -88,7 +88,9 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
     """Records of the host and of the requests of ``spec`` on a real server."""
     if spec.replicas != 1 or spec.prefill_replicas:
         raise ScenarioError(f"replicas = {spec.replicas}, prefill_replicas = {spec.prefill_replicas}: one server only")
-    requests = tuple((one.arrival_s, one.input_tokens, one.output_tokens) for one in spec.traffic().requests)
+    requests = tuple(
+        (request.arrival_s, request.input_tokens, request.output_tokens) for request in spec.traffic().requests
+    )
     model = load_model(spec.model)
     write_config(spec.model, model, folder, layers=None)
     engine = ServerSpec(
@@ -105,7 +107,7 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
     facts, (measured,) = measure_engine(engine, [Serve(requests=requests)])
     row = {
         "kind": "served", "gpu": spec.gpu, "world": spec.gpus, "model": spec.model, "tp": spec.tp, "ep": spec.ep,
-        "dtype": spec.dtype, "stack": spec.stack, "requests": [list(one) for one in requests],
+        "dtype": spec.dtype, "stack": spec.stack, "requests": [list(request) for request in requests],
     }  # fmt: skip
     return [_host(spec.gpu, spec.gpus, facts), row | _joules(measured)]
 

@@ -31,7 +31,7 @@ def on_partition(inputs: Mapping[str, Any], work: Work) -> Prediction:
     """``work`` back to back on ``sms`` SMs alone."""
     target = machine_for(inputs, int(inputs["world"]), apart=not isinstance(work, CollectiveWork))
     sizes = (("own", int(inputs["sms"])),) if "asked_sms" in inputs else ()
-    (seconds,), power_w, clock_hz = _settled(target, [work], sizes)
+    (seconds,), power_w, clock_hz = _steady_point(target, [work], sizes)
     return Prediction(
         latency_s=seconds,
         energy_j=seconds * power_w * target.world,
@@ -44,7 +44,7 @@ def side_by_side(inputs: Mapping[str, Any], a: Work, b: Work) -> Prediction:
     """``a`` and ``b`` each back to back on a side of the split, or both on the whole GPU: while both run."""
     target = machine_for(inputs, int(inputs["world"]), apart=not isinstance(b, CollectiveWork))
     sizes = (("a", int(inputs["a_sms"])), ("b", int(inputs["b_sms"])))
-    (a_s, b_s), power_w, clock_hz = _settled(target, [a, b], sizes if "asked_b_sms" in inputs else ())
+    (a_s, b_s), power_w, clock_hz = _steady_point(target, [a, b], sizes if "asked_b_sms" in inputs else ())
     return Prediction(
         latency_s=a_s,
         energy_j=None,
@@ -54,7 +54,7 @@ def side_by_side(inputs: Mapping[str, Any], a: Work, b: Work) -> Prediction:
     )
 
 
-def _settled(
+def _steady_point(
     target: Machine, works: list[Work], sizes: tuple[tuple[str, int], ...]
 ) -> tuple[list[float], float, float]:
     """Seconds a repetition of each lane, watts of a GPU and the clock (Hz) at which the slow limit holds.

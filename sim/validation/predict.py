@@ -122,7 +122,7 @@ SHAPES: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
      "true or false"),
     (frozenset({"period_s", "burst_s", "pause_s", "busy_s", "idle_s", "duration_s"}), _is_time, "a time in seconds"),
     (frozenset({"gemm_mnk"}),
-     lambda value: isinstance(value, list) and len(value) == 3 and all(_is_count(one, 1, 10**9) for one in value),
+     lambda value: isinstance(value, list) and len(value) == 3 and all(_is_count(item, 1, 10**9) for item in value),
      "a list of three positive whole numbers"),
 )  # fmt: skip
 

@@ -133,7 +133,7 @@ def validate(
 def _warmth(record: Record, typical: bool) -> dict[str, float]:
     """Mean temperature of the record's GPUs where it has one."""
     read = [] if typical else record.measured.get("temperature_c") or []
-    known = [one for one in read if one is not None]
+    known = [value for value in read if value is not None]
     return {"chip_temperature_c": statistics.fmean(known)} if known else {}
 
 

@@ -85,10 +85,10 @@ def read_csv(path: Path, table: ToolColumns) -> FileRows:
             reading.note("negative-duration", f"{path.name}:{line}")
             continue
         device = devices.setdefault(cells.get(table.device, ""), len(devices))
-        stream = next((cells[one] for one in table.stream if cells.get(one)), "")
+        stream = next((cells[name] for name in table.stream if cells.get(name)), "")
         name = cells.get(table.name, "").removesuffix(".kd").removesuffix(" [clone .kd]") or "kernel"
-        block = [cells.get(one, "") for one in table.block]
-        grid = [cells.get(one, "") for one in table.grid]
+        block = [cells.get(name, "") for name in table.block]
+        grid = [cells.get(name, "") for name in table.grid]
         threads = product(*block)
         blocks = product(*grid)
         if table.grid_in_threads and blocks != NONE and threads > 0:
@@ -97,8 +97,8 @@ def read_csv(path: Path, table: ToolColumns) -> FileRows:
             (rows.name(name), _category(name), device, whole(stream), start, dur,
              whole(cells.get(table.correlation, "")), NONE, NONE, blocks, threads, NONE, NONE)
         )  # fmt: skip
-    if devices and all(re.fullmatch(r"\D*\d+|.*\(\d+\)", one) for one in devices):
-        reading.metadata["deviceProperties"] = [{"name": re.sub(r" *\(\d+\)$", "", one)} for one in devices]
+    if devices and all(re.fullmatch(r"\D*\d+|.*\(\d+\)", device) for device in devices):
+        reading.metadata["deviceProperties"] = [{"name": re.sub(r" *\(\d+\)$", "", device)} for device in devices]
     rows.work.append(block_of(taken, 13))
     rows.energy_j.append(np.full(len(taken), np.nan))
     return FileRows(rows=rows, reading=reading)

@@ -49,7 +49,13 @@ def _nodes(shape: Shape) -> tuple[Gemm, Attention, Gemm, Gemm, Gemm]:
     usual = {"add_rmsnorm_attn", "qkv_gemm", "qk_norm", "rope", "attention", "o_gemm", "add_rmsnorm_ff",
              "gate_up_gemm", "silu_mul", "down_gemm", "all_reduce_attn", "all_reduce_down"}  # fmt: skip
     other = {node.name for node in shard(model.block.nodes) if not isinstance(node, Experts)} - usual
-    if model.experts or model.latent or model.pattern or other or any(shape.context > one for one in model.windows):
+    if (
+        model.experts
+        or model.latent
+        or model.pattern
+        or other
+        or any(shape.context > window for window in model.windows)
+    ):
         raise WorkloadError(f"sequence_parallel: {model.id} has other layers than a plain decoder: use tp and ep")
     nodes = {node.name: node for node in model.block.nodes if isinstance(node, Gemm | Attention)}
     try:

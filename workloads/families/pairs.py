@@ -125,7 +125,7 @@ class LayerBuilder:
     def _piece(self, node: Gemm, index: int) -> Kernel:
         """The product of one piece; a ring's leaves SMs to its exchanges."""
         schedule = self.schedule
-        product, *others = dict.fromkeys(self.shape.precision.of(one) for one in node.ops)
+        product, *others = dict.fromkeys(self.shape.precision.of(op) for op in node.ops)
         if others:
             raise WorkloadError(
                 f"sequence_parallel: parts of {node.name} are stored otherwise than others: leave it out"

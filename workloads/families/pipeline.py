@@ -70,7 +70,7 @@ def stage_segments(step: StagePass, compute: Sequence[Segment]) -> Iterator[Segm
             yield _receive(step, part, ahead=False)
         if not ahead and step.first and step.previous is not None:
             yield Segment(name=f"receive token {part}", kernels=(_token(step, "receive_token"),))
-        own = [replace(one, name=f"micro-batch {part} {one.name}") for one in compute]
+        own = [replace(kernel, name=f"micro-batch {part} {kernel.name}") for kernel in compute]
         if ahead and not step.first:
             own[0] = replace(own[0], waits=(step.mark("received", part),))
         if ahead and not step.last:

@@ -158,18 +158,18 @@ class _TrainingRank:
         kernels: list[Kernel] = []
         weights = 0
         home: tuple[int, ...] = ()  # the transfer that brings gradients of keys and values home
-        for one in reversed(forward):
-            if one.name not in rounds:
-                made = list(_gradients(one))
+        for kernel in reversed(forward):
+            if kernel.name not in rounds:
+                made = list(_gradients(kernel))
                 kernels += [replace(k, after=home) for k in made] if home else made
                 home = ()
-                if isinstance(one.work, GemmWork):
-                    weights += one.work.n * one.work.k
+                if isinstance(kernel.work, GemmWork):
+                    weights += kernel.work.n * kernel.work.k
             elif ring is not None:
                 rounds_back = ring_kernels(ring, place_of(self.layout, self.number).context, first=(-1,))
                 kernels = in_turn(kernels, rounds_back)
                 ring, home = None, (len(kernels) - 1,)
-            if one.name == "gate_up_gemm":
+            if kernel.name == "gate_up_gemm":
                 kernels += self._sum(weights, (len(kernels) - 1,))
                 weights = 0
         return (*kernels, *self._sum(weights, (len(kernels) - 1,)))
@@ -207,8 +207,8 @@ class _TrainingRank:
 
     def _sum(self, weights: int, after: tuple[int, ...]) -> Iterator[Kernel]:
         if len(self.alike) > 1:
-            one = self._exchange("all_reduce_weight_grad", self.alike, weights)
-            yield replace(one, stream=SUM_STREAM, after=after)
+            exchange = self._exchange("all_reduce_weight_grad", self.alike, weights)
+            yield replace(exchange, stream=SUM_STREAM, after=after)
 
     def _exchange(self, name: str, ranks: tuple[int, ...], elements: int) -> Kernel:
         buffer = elements * DType.BF16.bytes

@@ -79,11 +79,11 @@ def _experts(bench: Bench, row: Row) -> Case:
     config = fm.try_get_optimal_moe_config(
         w1.size(), w2.size(), top_k, "fp8_w8a8" if eight else None, tokens, block_shape=block
     )
-    rows = [torch.bincount(one.flatten().long(), minlength=experts)[:local] for one in sets]
+    rows = [torch.bincount(tensors.flatten().long(), minlength=experts)[:local] for tensors in sets]
     facts = {
-        "rows": sum(int(one.sum()) for one in rows) / _SETS,
-        "distinct": sum(int((one > 0).sum()) for one in rows) / _SETS,
-        "tiles": sum(int((-(-one // config["BLOCK_SIZE_M"])).sum()) for one in rows) / _SETS,
+        "rows": sum(int(row.sum()) for row in rows) / _SETS,
+        "distinct": sum(int((row > 0).sum()) for row in rows) / _SETS,
+        "tiles": sum(int((-(-row // config["BLOCK_SIZE_M"])).sum()) for row in rows) / _SETS,
         "config": config,
     }
     if row["part"] == "all":
@@ -112,7 +112,7 @@ def _experts(bench: Bench, row: Row) -> Case:
         per_act_token_quant=False,
         block_shape=block,
     )
-    sorted_sets = [fm._prepare_expert_assignment(one, config, tokens, top_k, experts, where) for one in sets]
+    sorted_sets = [fm._prepare_expert_assignment(tensors, config, tokens, top_k, experts, where) for tensors in sets]
 
     def product(i: int) -> object:
         token_ids, expert_ids, padded = sorted_sets[i % _SETS]
@@ -148,8 +148,8 @@ def _weights(bench: Bench, count: int, n: int, k: int, eight: bool) -> Any:
     dtype = torch.float8_e4m3fn if eight else torch.bfloat16
     out = torch.empty(count, n, k, device=bench.device, dtype=dtype)
     for i in range(count):
-        one = bench.randn(n, k)
-        out[i] = (one if eight else one * 0.02).to(dtype)
+        weight = bench.randn(n, k)
+        out[i] = (weight if eight else weight * 0.02).to(dtype)
     return out
 
 
@@ -181,7 +181,7 @@ def _attention(bench: Bench, row: Row) -> Case:
     used = torch.full((batch,), context, device=device, dtype=torch.int32)
     starts = torch.arange(0, (batch + 1) * queries, queries, device=device, dtype=torch.int32)
     splits = GRAPH_SPLITS if decode else 0
-    one = torch.ones((batch, kv_heads), device=device, dtype=torch.float32) if eight else None
+    unit = torch.ones((batch, kv_heads), device=device, dtype=torch.float32) if eight else None
     planned = get_scheduler_metadata(
         batch_size=batch,
         max_seqlen_q=queries,
@@ -214,9 +214,9 @@ def _attention(bench: Bench, row: Row) -> Case:
             scheduler_metadata=planned,
             fa_version=3,
             num_splits=splits,
-            q_descale=one,
-            k_descale=one,
-            v_descale=one,
+            q_descale=unit,
+            k_descale=unit,
+            v_descale=unit,
         )
 
     return Case(launch=launch, rotate=copies, kernels_each=2 if decode else 1)
@@ -229,14 +229,14 @@ def _scaled_gemm(bench: Bench, row: Row) -> Case:
     torch, device = bench.torch, bench.device
     m, n, k, block = row["m"], row["n"], row["k"], row["scales"] == "block"
     weights = [(w * 50).to(torch.float8_e4m3fn) for w in bench.weights(n, k, span_bytes=512 << 20)]
-    one = functools.partial(torch.ones, device=device, dtype=torch.float32)
+    ones = functools.partial(torch.ones, device=device, dtype=torch.float32)
     if block:
         from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
 
         x, scale_a = per_token_group_quant_fp8(bench.randn(m, k), 128, column_major_scales=True)
-        scale_b = one((-(-n // 128), k // 128)).t()
+        scale_b = ones((-(-n // 128), k // 128)).t()
     else:
-        x, scale_a, scale_b = bench.randn(m, k).to(torch.float8_e4m3fn), one((m, 1)), one((1,))
+        x, scale_a, scale_b = bench.randn(m, k).to(torch.float8_e4m3fn), ones((m, 1)), ones((1,))
 
     def launch(i: int) -> object:
         return ops.cutlass_scaled_mm(x, weights[i % len(weights)].t(), scale_a, scale_b, torch.bfloat16)
@@ -264,11 +264,11 @@ def _cache_write(bench: Bench, row: Row) -> Case:
     pages = max(4096, 2 * -(-tokens // PAGE_TOKENS))
     cache = bench.empty(2, pages, PAGE_TOKENS, heads, 128)
     slots = torch.randperm(pages * PAGE_TOKENS, device=device)[:tokens]
-    one = torch.ones((), device=device, dtype=torch.float32)
+    unit = torch.ones((), device=device, dtype=torch.float32)
 
     def launch(_: int) -> object:
         return ops.reshape_and_cache_flash(
-            qkv[:, :heads], qkv[:, heads : 2 * heads], cache[0], cache[1], slots, "auto", one, one
+            qkv[:, :heads], qkv[:, heads : 2 * heads], cache[0], cache[1], slots, "auto", unit, unit
         )
 
     return Case(launch=launch)

@@ -189,7 +189,7 @@ async def _decode(server: _MeteredServer, work: Decode) -> dict[str, Any]:
     done = [stamps for _, stamps in await asyncio.gather(*tasks)]
     first, last = max(stamps[0][0] for stamps in done), min(stamps[-1][0] for stamps in done)
     start = first + DECODE_WARM_UP * (last - first)
-    settled = [one for one in max(done, key=lambda stamps: stamps[0][0]) if start <= one[0] <= last]
+    settled = [stamp for stamp in max(done, key=lambda stamps: stamps[0][0]) if start <= stamp[0] <= last]
     if len(settled) < 2:
         raise HardwareError(
             f"batch = {work.batch}, seq_len = {work.seq_len}: the sequences never all generate at once: fewer fit "

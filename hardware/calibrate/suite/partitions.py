@@ -187,15 +187,13 @@ def beside_rows(share: int, of: int) -> list[Row]:
 def comm_rows() -> list[Row]:
     """Collectives of forced block counts on a partition, alone and beside a product on the rest."""
     ops = [plan.collective(op, COMM_BYTES, ctas) for op, ctas in itertools.product(OPS, BLOCKS)]
-    rows: list[Row] = [
-        {"kind": "partition", "kernel": one, "asked_sms": sms} for one in ops for sms in (None, *COMM_SMS)
-    ]
+    rows: list[Row] = [{"kind": "partition", "kernel": op, "asked_sms": sms} for op in ops for sms in (None, *COMM_SMS)]
     rows += [
-        {"kind": "partitions", "a": PREFILL, "b": one, "asked_b_sms": sms}
-        for one in ops
-        if one["op"] != "all_reduce"
+        {"kind": "partitions", "a": PREFILL, "b": op, "asked_b_sms": sms}
+        for op in ops
+        if op["op"] != "all_reduce"
         for sms in (None, *COMM_SMS)
-        if sms is None or sms >= one["ctas"]
+        if sms is None or sms >= op["ctas"]
     ]
     return rows
 

@@ -58,7 +58,7 @@ def beside_parked(probe: Probe) -> None:
 
     def fill(op: str, ctas: int | None, cluster: int) -> None:
         sm, start_us = _held(probe, cluster)
-        first = {one for one, start in zip(sm, start_us, strict=True) if start < HOLD_NS / 2e3}
+        first = {sm_id for sm_id, start in zip(sm, start_us, strict=True) if start < HOLD_NS / 2e3}
         missing = sorted(set(range(probe.bench.kernels.sms)) - first)
         probe.say("beside_parked", op=op, ctas=ctas, cluster=cluster, resident=len(first), missing=missing)
 

@@ -31,7 +31,7 @@ def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
 def _step(bench: Bench, row: Row) -> Step:
     """One forward pass of the first ``layers`` (Wan2.1), or as many double and single ones."""
     torch, device = bench.torch, bench.device
-    width, height, frames = (int(one) for one in row["video"].split("x"))
+    width, height, frames = (int(size) for size in row["video"].split("x"))
     batch, layers = row["batch"], row["layers"]
 
     def ready(model: Any) -> Any:
@@ -98,7 +98,7 @@ def _step(bench: Bench, row: Row) -> Step:
 def _decode(bench: Bench, row: Row) -> Step:
     """One video or image through the VAE's decoder."""
     torch, device = bench.torch, bench.device
-    width, height, frames = (int(one) for one in row["video"].split("x"))
+    width, height, frames = (int(size) for size in row["video"].split("x"))
     dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
     with torch.device(device):
         match row["model"]:

@@ -89,8 +89,8 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
             rotary(qkv, layer.q_heads + layer.kv_heads)
             attended = layer.attend_prompt(bench, qkv, batch)
             kept.append(attended)
-            cut = [attended[i * piece : (i + 1) * piece] for i in range(chunks)]
-            x = scattered(cut, layer.out)
+            pieces = [attended[i * piece : (i + 1) * piece] for i in range(chunks)]
+            x = scattered(pieces, layer.out)
             local = layer.norm_ff(x, residual)
             kept.append(local)
             gated = gathered(local, partial(activated, layer.feed_forward))

@@ -219,7 +219,7 @@ def _finite(value: Any) -> Any:
         case dict():
             return {key: _finite(one) for key, one in value.items()}
         case list() | tuple():
-            return [_finite(one) for one in value]
+            return [_finite(item) for item in value]
         case _:
             return value
 

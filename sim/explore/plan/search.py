@@ -76,7 +76,7 @@ def plan(
                 say(f"{_named(way.fields)}: {reason}")
     if not found:
         raise SimError(f"no deployment of {question.model} on {question.gpus} x {question.gpu}: {why[0]}")
-    return sorted(found, key=lambda one: (one.rank, one.label))
+    return sorted(found, key=lambda candidate: (candidate.rank, candidate.label))
 
 
 def _mapped(tasks: Sequence[list[_Way]], pool: Pool | None) -> Iterable[list[tuple[list[Deployment], str]]]:
@@ -229,7 +229,7 @@ class _Site:
                     "binds": binds,
                 }
             )
-        return max(found, key=lambda one: float(one["load_per_s"]), default=None)
+        return max(found, key=lambda row: float(row["load_per_s"]), default=None)
 
     def apart(self) -> dict[str, Any] | None:
         """Some replicas for prompts, the others to decode: the numbers that carry the highest load."""
