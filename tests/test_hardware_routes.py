@@ -21,6 +21,7 @@ from hardware.laws.routes import (
     ring_s,
     tree_s,
 )
+from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import profile_for
 
@@ -30,9 +31,10 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 TWO_NODES = Span(nodes=2, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
 
 
-def terms(op: str, world: int, size: int, **more: object) -> KernelTerms:
+def terms(op: str, world: int, size: int, *, in_switch: bool = False, **more: object) -> KernelTerms:
     given = {"ctas": None, "in_graph": True} | more
-    return collective_terms(PROFILE, H100, op=op, world=world, buffer_bytes=size, **given)  # type: ignore[arg-type]
+    sizes = CollectiveSizes(op=op, world=world, buffer_bytes=size, **given)  # type: ignore[arg-type]
+    return collective_terms(PROFILE, H100, sizes, in_switch=in_switch)
 
 
 def in_node(op: str, world: int, size: int, **more: object) -> KernelTerms:

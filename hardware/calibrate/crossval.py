@@ -40,6 +40,7 @@ from hardware.calibrate.fit_power import chip_of, fit_power, setting_of, work_hb
 from hardware.catalog import load_gpu
 from hardware.laws.collective import UNFITTED, collective_base_terms
 from hardware.laws.correction import corrected
+from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import point_at
 
@@ -167,10 +168,8 @@ def collective_errors(rows: Sequence[Row], setting: FitSetting) -> HeldOutErrors
             rest = [row for row in rows if row["kind"] != "collective" or row not in own or blocks_of(row) != count]
             fitted = fit_collectives(rest, setting, 1e-6)
             for row in (row for row in own if blocks_of(row) == count):
-                terms = collective_base_terms(
-                    fitted, UNFITTED, op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False,
-                    sms=setting.gpu.sms, max_clock_hz=setting.gpu.max_clock_hz,
-                )  # fmt: skip
+                sizes = CollectiveSizes(op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False)
+                terms = collective_base_terms(fitted, UNFITTED, sizes, setting.gpu)
                 seconds = time_s(terms, sms=setting.gpu.sms, sm_clock_hz=setting.gpu.max_clock_hz)
                 latency.append(seconds / row["latency_s"] - 1.0)
                 watts = [w for w in row["power_w"] if w is not None]

@@ -20,6 +20,7 @@ from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.laws.collective import UNFITTED, collective_base_terms
 from hardware.laws.collective_time import CollectiveCoefficients
+from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import load_profile
 
@@ -49,17 +50,10 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
 
 
 def _terms(coefficients: CollectiveCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
-    return collective_base_terms(
-        coefficients,
-        UNFITTED,
-        op=row["op"],
-        world=row["world"],
-        buffer_bytes=row["bytes"],
-        ctas=row["ctas"],
-        in_graph=False,
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
+    sizes = CollectiveSizes(
+        op=row["op"], world=row["world"], buffer_bytes=row["bytes"], ctas=row["ctas"], in_graph=False
     )
+    return collective_base_terms(coefficients, UNFITTED, sizes, gpu)
 
 
 def main() -> None:

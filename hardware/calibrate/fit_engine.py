@@ -22,6 +22,10 @@ from hardware.calibrate.fit_families import (
     FREE_DECODE,
     FREE_ELEMENTWISE,
     FREE_PREFILL,
+    decode_features_of,
+    decode_terms_of,
+    prefill_features_of,
+    prefill_sizes,
 )
 from hardware.calibrate.fit_gemm import PRIORS
 from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, fit_family, settled_limit
@@ -29,18 +33,13 @@ from hardware.catalog import load_gpu
 from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOutErrors
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.attention import (
-    DecodeCoefficients,
-    decode_base_terms,
-    decode_features,
-    prefill_base_terms,
-    prefill_features,
-)
+from hardware.laws.attention import DecodeCoefficients, prefill_base_terms
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
 from hardware.laws.engine_price import elementwise_features, scaled_base_terms, scaled_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_features
+from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile, profile_for
 
@@ -85,18 +84,13 @@ def moved_terms(c: ElementwiseCoefficients, moved: Moved, gpu: GpuSpec) -> Kerne
     )  # fmt: skip
 
 
-def _routed_sizes(row: Row) -> tuple[int, int]:
-    """n and k of an expert product."""
-    return (2 * row["ff"], row["hidden"]) if row["part"] == "gate_up" else (row["hidden"], row["ff"])
-
-
-def routed_terms_of(c: RoutedCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
-    """Uncorrected terms of a row of one expert product."""
-    n, k = _routed_sizes(row)
-    return routed_base_terms(
-        c, rows=row["rows"], distinct=row["distinct"], tiles=row["tiles"], block_m=row["config"]["BLOCK_SIZE_M"],
-        block_n=row["config"]["BLOCK_SIZE_N"], n=n, k=k, element_bytes=1 if row["dtype"] == "fp8_e4m3" else 2,
-        l2_bytes=gpu.l2_bytes, max_clock_hz=gpu.max_clock_hz,
+def routed_sizes(row: Row) -> RoutedSizes:
+    """Sizes of a row of one expert product."""
+    n, k = (2 * row["ff"], row["hidden"]) if row["part"] == "gate_up" else (row["hidden"], row["ff"])
+    tile = row["config"]
+    return RoutedSizes(
+        rows=row["rows"], distinct=row["distinct"], tiles=row["tiles"], block_m=tile["BLOCK_SIZE_M"],
+        block_n=tile["BLOCK_SIZE_N"], n=n, k=k, weight_type=weights_of(row),
     )  # fmt: skip
 
 
@@ -182,12 +176,8 @@ def fit_engine(
             start = decodes.get("bf16", base.decode)
             decodes[cache] = fits.add(
                 f"decode.{cache}", some, start, (*FREE_DECODE, "hbm_byte_energy_j"),
-                lambda c, row: decode_base_terms(
-                    c, batch=row["batch"], kv_len=row["seq_len"], kv_heads=row["kv_heads"], head_dim=row["head_dim"],
-                    kv_bytes=1 if row["kv_dtype"] == "fp8_e4m3" else 2, sms=gpu.sms,
-                ),
-                lambda row: decode_features(row["batch"], row["seq_len"], row["q_heads"], row["kv_heads"]),
-                DECODE_LENGTHS, priors={"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5},
+                lambda c, row: decode_terms_of(c, row, setting), decode_features_of, DECODE_LENGTHS,
+                priors={"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5},
             )  # fmt: skip
     hbm_j = decodes["bf16"].hbm_byte_energy_j if decodes else bf16.hbm_byte_energy_j
     some = [row for row in attention if row["phase"] == "prefill" and row["kv_dtype"] == "bf16"]
@@ -195,15 +185,9 @@ def fit_engine(
         prefill = fits.add(
             "prefill", some, base.prefill, FREE_PREFILL,
             lambda c, row: prefill_base_terms(
-                c, batch=row["batch"], q_len=row["seq_len"], kv_len=row.get("kv_len") or row["seq_len"],
-                q_heads=row["q_heads"], kv_heads=row["kv_heads"], head_dim=row["head_dim"], causal=True,
-                element_bytes=2, flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("bf16"),
-                hbm_bytes_per_s=bf16.hbm_bytes_per_s, hbm_byte_energy_j=hbm_j, sms=gpu.sms,
+                c, prefill_sizes(row), gpu, hbm_bytes_per_s=bf16.hbm_bytes_per_s, hbm_byte_energy_j=hbm_j
             ),
-            lambda row: prefill_features(
-                row["batch"], row["seq_len"], row.get("kv_len") or row["seq_len"], row["q_heads"], True
-            ),
-            PREFILL_LENGTHS,
+            prefill_features_of, PREFILL_LENGTHS,
         )  # fmt: skip
 
     routed: dict[str, RoutedCoefficients] = {}
@@ -218,8 +202,8 @@ def fit_engine(
             )
         routed[name] = fits.add(
             f"routed.{name}", [row for row in experts if weights_of(row) == name], tile_start, FREE_ROUTED,
-            lambda c, row: routed_terms_of(c, row, gpu),
-            lambda row: routed_features(row["rows"], row["distinct"], *_routed_sizes(row)), ROUTED_LENGTHS,
+            lambda c, row: routed_base_terms(c, routed_sizes(row), gpu),
+            lambda row: routed_features(routed_sizes(row)), ROUTED_LENGTHS,
             priors={"sm_power_w": 0.5, "core_byte_energy_j": 0.5},
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from hardware.laws.attention import (
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms, elementwise_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients, grouped_base_terms, grouped_features
+from hardware.laws.sizes import DecodeSizes, GroupedSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms
 
 PREFILL_START = PrefillCoefficients(
@@ -100,10 +101,9 @@ FREE_ELEMENTWISE = ("floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_ene
 FREE_ROPE = ("floor_s", "blocks_per_s", "l2_byte_energy_j", "hbm_byte_energy_j")
 
 
-def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: FitSetting) -> KernelTerms:
-    """Uncorrected terms of a prefill attention row."""
-    return prefill_base_terms(
-        c,
+def prefill_sizes(row: Row) -> PrefillSizes:
+    """Sizes of a prefill attention row."""
+    return PrefillSizes(
         batch=row["batch"],
         q_len=row["seq_len"],
         kv_len=row.get("kv_len") or row["seq_len"],
@@ -111,31 +111,24 @@ def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, s
         kv_heads=row["kv_heads"],
         head_dim=row["head_dim"],
         causal=bool(row.get("causal", True)),
-        element_bytes=2,
-        flops_per_cycle_per_sm=setting.gpu.tensor_flops_per_cycle_per_sm("bf16"),
-        hbm_bytes_per_s=gemm.hbm_bytes_per_s,
-        hbm_byte_energy_j=gemm.hbm_byte_energy_j,
-        sms=setting.gpu.sms,
     )
 
 
-def decode_terms_of(c: DecodeCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
-    """Uncorrected terms of a decode attention row."""
-    return decode_base_terms(
-        c,
+def decode_sizes(row: Row) -> DecodeSizes:
+    """Sizes of a decode attention row."""
+    return DecodeSizes(
         batch=row["batch"],
         kv_len=row["seq_len"],
+        q_heads=row["q_heads"],
         kv_heads=row["kv_heads"],
         head_dim=row["head_dim"],
-        kv_bytes=2,
-        sms=setting.gpu.sms,
+        kv_bytes=1 if row.get("kv_dtype") == "fp8_e4m3" else 2,
     )
 
 
-def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
-    """Uncorrected terms of a grouped GEMM row; ``resident`` weights come from L2."""
-    terms = grouped_base_terms(
-        c,
+def grouped_sizes(row: Row) -> GroupedSizes:
+    """Sizes of a grouped GEMM row."""
+    return GroupedSizes(
         experts=row["experts"],
         rows=row["rows"],
         distinct=row["distinct"],
@@ -144,32 +137,44 @@ def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: FitSetting) -> K
         rows_beyond128=rows_beyond128_of(row),
         n=row["n"],
         k=row["k"],
-        element_bytes=2,
-        l2_bytes=setting.gpu.l2_bytes,
-        sms=setting.gpu.sms,
     )
+
+
+def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: FitSetting) -> KernelTerms:
+    """Uncorrected terms of a prefill attention row."""
+    return prefill_base_terms(
+        c,
+        prefill_sizes(row),
+        setting.gpu,
+        hbm_bytes_per_s=gemm.hbm_bytes_per_s,
+        hbm_byte_energy_j=gemm.hbm_byte_energy_j,
+    )
+
+
+def decode_terms_of(c: DecodeCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
+    """Uncorrected terms of a decode attention row."""
+    return decode_base_terms(c, decode_sizes(row), setting.gpu.sms)
+
+
+def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
+    """Uncorrected terms of a grouped GEMM row; ``resident`` weights come from L2."""
+    terms = grouped_base_terms(c, grouped_sizes(row), setting.gpu)
     return replace(terms, hbm_bytes=0.0, hbm_energy_j=0.0) if row.get("resident") else terms
 
 
 def prefill_features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a prefill attention row."""
-    return prefill_features(
-        row["batch"],
-        row["seq_len"],
-        row.get("kv_len") or row["seq_len"],
-        row["q_heads"],
-        bool(row.get("causal", True)),
-    )
+    return prefill_features(prefill_sizes(row))
 
 
 def decode_features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a decode attention row."""
-    return decode_features(row["batch"], row["seq_len"], row["q_heads"], row["kv_heads"])
+    return decode_features(decode_sizes(row))
 
 
 def grouped_features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a grouped GEMM row."""
-    return grouped_features(row["rows"], row["distinct"], row["k"])
+    return grouped_features(grouped_sizes(row))
 
 
 def elementwise_features_of(row: Row) -> tuple[float, ...]:

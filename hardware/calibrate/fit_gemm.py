@@ -18,6 +18,7 @@ from hardware.calibrate.fit_kit import (
 )
 from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms, gemm_features
+from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
 
 # Starting points; their units are those of the fields. Bounds are a factor of five either way.
@@ -53,25 +54,19 @@ LENGTHS = (1.5, 1.0, 1.0, 1.0)
 STEEPEST_FALL = 0.004
 
 
+def gemm_sizes(row: Row) -> GemmSizes:
+    """Sizes of a gemm row."""
+    return GemmSizes(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"])
+
+
 def base_terms(coefficients: GemmCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
     """Uncorrected terms of a gemm row."""
-    return gemm_base_terms(
-        coefficients,
-        m=row["m"],
-        n=row["n"],
-        k=row["k"],
-        element_bytes=1 if row["dtype"].startswith("fp8") else 2,
-        out_bytes=2,
-        flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm(row["dtype"]),
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
-        l2_bytes=gpu.l2_bytes,
-    )
+    return gemm_base_terms(coefficients, gemm_sizes(row), gpu)
 
 
 def features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a gemm row."""
-    return gemm_features(row["m"], row["n"], row["k"], row["dtype"])
+    return gemm_features(gemm_sizes(row))
 
 
 def fit_bf16(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 import workloads
-from hardware.laws.uneven import longest_tail_s
+from hardware.laws.uneven import UnevenContexts, longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.build.program import routing_of
 from sim.engine.record import Recorder
@@ -135,15 +135,14 @@ class StepPrices:
         if self.attention == "balanced" or not batch.longest:
             return NOTHING
         layers, kv_heads, token_bytes = self._heads = self._heads or self._attention_heads()
-        time_s = layers * longest_tail_s(
-            even_s=even.time_s / layers,
+        contexts = UnevenContexts(
             batch=batch.decoding,
             mean=batch.cached / batch.decoding,
             longest=batch.longest,
             kv_heads=kv_heads,
             token_bytes=token_bytes,
-            sms=self.machine.gpu.sms,
         )
+        time_s = layers * longest_tail_s(contexts, even_s=even.time_s / layers, sms=self.machine.gpu.sms)
         clock_hz = self.machine.model.max_clock_hz
         energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.scenario.world
         return Cost(time_s=time_s, energy_j=energy_j, cycles=time_s * clock_hz)
