@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import workloads
 from sim import simulate
 from sim.build.program import build
 from sim.engine.running import HeldClock
@@ -17,7 +16,8 @@ from sim.run.plan import classifier
 from sim.run.runner import MOST_EVENT_KERNELS
 from sim.run.runner import plan_of as plan_of_model
 from sim.run.steady import steady_clocks
-from sim.scenario.machine import machine_of
+from sim.scenario.machine import machine_of, profile_of
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import bucket_contexts
 from sim.shortcuts.fold import fold
@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def plan_of(scenario: Scenario) -> Any:
-    return plan_of_model(scenario, workloads.load_model(scenario.model), machine_of(scenario))
+    return plan_of_model(resolve_scenario(scenario), machine_of(scenario))
 
 
 @pytest.mark.parametrize("detail", ["folded", "segment"])
@@ -256,7 +256,7 @@ def test_a_missing_member_is_named() -> None:
 
 def test_kernels_are_counted_without_laying_them_out() -> None:
     scenario = Scenario.of(**LLAMA)
-    made, _ = build(scenario, workloads.load_model(scenario.model))
+    made, _ = build(resolve_scenario(scenario), sms_per_cta=profile_of(scenario).sharing.sms_per_cta)
     run = simulate(scenario)
     assert (
         run.outcome.kernels

@@ -5,25 +5,25 @@ from __future__ import annotations
 import workloads
 from hardware.laws.terms import time_s, wanted_sms
 from sim.build.lower import Classify
-from sim.scenario.layout import layout_of
-from sim.scenario.spec import Scenario
+from sim.scenario.resolved import Resolved
 from workloads.engine import load_engine
 from workloads.program import Program
 
 
 def engine_issue_s(
-    scenario: Scenario, program: Program, classify: Classify, *, sms: int, clock_hz: float
+    resolved: Resolved, program: Program, classify: Classify, *, sms: int, clock_hz: float
 ) -> float | None:
     """Seconds a launch where the host of the stack's engine takes longer for a prompt than its kernels do.
 
     None where the GPU is behind: kernels then follow one another as in a graph.
     """
+    scenario, layout = resolved.scenario, resolved.layout
     if scenario.phase != "prefill" or scenario.launch != "graph":
         return None
     engine = workloads.load_stack(scenario.stack).engine
     if engine is None:
         return None
-    pace, layout = load_engine(engine).host, layout_of(scenario)
+    pace = load_engine(engine).host
     tokens = scenario.batch * scenario.seq_len // (layout.dp * layout.micro_batches)
     if tokens <= pace.captured_tokens:
         return None
@@ -36,6 +36,6 @@ def engine_issue_s(
             kernels_s += segment.repeat * (alone_s + priced.gap_s)
         count += segment.repeat * len(segment.kernels)
         layers += segment.repeat if segment.name != "lm_head" else 0
-    experts = workloads.load_model(scenario.model).experts > 0
+    experts = resolved.language_model.experts > 0
     host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
     return host_s / count if host_s > kernels_s else None

@@ -19,8 +19,8 @@ from sim.errors import MemoryShortError, ScenarioError, SimError
 from sim.explore.conditions import FITS, Condition
 from sim.explore.row import FIELDS, INTERVALS, RESULTS
 from sim.scenario.memory import check_memory
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario, read_mapping
-from sim.scenario.video import model_of
 from workloads.errors import WorkloadError
 
 # TOML has no null: this word leaves a field at its default.
@@ -202,7 +202,7 @@ def _holds(fields: Mapping[str, Any], before: Sequence[Condition], *, fits: bool
 def _fits(scenario: Scenario) -> bool:
     """Whether memory allows the scenario; one that is refused for another reason stays, to become an error row."""
     try:
-        check_memory(scenario, model_of(scenario), load_gpu(scenario.gpu))
+        check_memory(resolve_scenario(scenario), load_gpu(scenario.gpu))
     except MemoryShortError:
         return False
     except (SimError, HardwareError, WorkloadError):

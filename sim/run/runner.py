@@ -22,11 +22,11 @@ from sim.run.periodic import needs_time, periodic
 from sim.run.plan import PieceSequence, Plan, Work, classifier
 from sim.run.steady import governed, steady_clocks
 from sim.scenario.fields import ScenarioFields
-from sim.scenario.machine import Machine, machine_of
+from sim.scenario.machine import Machine, machine_of, profile_of
 from sim.scenario.memory import check_memory
 from sim.scenario.partition import Partitions
+from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
-from sim.scenario.video import Model, model_of
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
 from sim.shortcuts.pieces import Part, Repeated, by_events, play, play_governed
 from workloads.families.dit_video import STEP
@@ -81,13 +81,13 @@ def simulate(
     say = progress or (lambda _: None)
     say("building kernels")
     target = target or machine_of(scenario, stepped=scenario.regime == "cold")
-    model = model_of(scenario)
+    resolved = resolve_scenario(scenario)
     if not scenario.ignore_memory:
-        check_memory(scenario, model, target.gpu)
+        check_memory(resolved, target.gpu)
     long = scenario.detail == "auto" and (scenario.output_len or 0) > EXACT_STEPS
     events = scenario.detail == "full" or (scenario.detail == "auto" and not shortcuts)
     refused: list[str] = []
-    for detail, plan, layout in _ways(scenario, model, target, refused, buckets=long, events=events):
+    for detail, plan, layout in _ways(resolved, target, refused, buckets=long, events=events):
         if detail == "full" and events:
             kernels = plan.work.kernels
             seconds = round(kernels / EVENT_KERNELS_PER_S)
@@ -123,26 +123,27 @@ def _uneven(scenario: Scenario) -> bool:
 
 
 def _ways(
-    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, buckets: bool, events: bool
+    resolved: Resolved, target: Machine, refused: list[str], *, buckets: bool, events: bool
 ) -> Iterator[tuple[str, Plan, PieceSequence]]:
     """Plans and layouts to try: all as ``events`` where that is soon done, else the cheapest first.
 
     Buckets of contexts only where layers are replayed too.
     """
-    if events and scenario.detail == "auto":
-        plan = plan_of(scenario, model, target)
+    detail = resolved.scenario.detail
+    if events and detail == "auto":
+        plan = plan_of(resolved, target)
         kernels = plan.work.kernels
         if kernels <= MOST_EVENT_KERNELS:
             yield "full", plan, plan.full
         else:
             refused.append(f"full: {kernels:,} kernels, all of which run as events up to {MOST_EVENT_KERNELS:,}")
     if buckets:
-        plan = plan_of(scenario, model, target, buckets=True)
+        plan = plan_of(resolved, target, buckets=True)
         with suppress(FoldError):
             yield "segment", plan, plan.segments
-    plan = plan_of(scenario, model, target)
-    for detail, layout in _layouts(plan, scenario.detail, refused):
-        yield detail, plan, layout
+    plan = plan_of(resolved, target)
+    for name, layout in _layouts(plan, detail, refused):
+        yield name, plan, layout
 
 
 def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, PieceSequence]]:
@@ -214,24 +215,22 @@ def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, 
     return tuple(by_rank[rank] for rank in range(len(by_rank)))
 
 
-def plan_of(scenario: Scenario, model: Model, target: Machine, *, buckets: bool = False) -> Plan:
-    """The plan of ``scenario``; scenarios that differ in nothing but power policy share it, those at other clocks
+def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Plan:
+    """The plan of a scenario; scenarios that differ in nothing but power policy share it, those at other clocks
     its work.
     """
-    work = tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY)
-    key = (work, id(model), id(target.profile), buckets)
-    return _plan(_Request(key=(key, target.model), work=key, scenario=scenario, model=model, target=target))
+    work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
+    key = (work, id(resolved.model), id(target.profile), buckets)
+    return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
 
 
 class _Request:
     """What a plan or work is made of, distinguished by its key alone."""
 
-    __slots__ = ("key", "model", "scenario", "target", "work")
+    __slots__ = ("key", "resolved", "target", "work")
 
-    def __init__(
-        self, key: object, work: tuple[object, ...], scenario: Scenario, model: Model, target: Machine
-    ) -> None:
-        self.key, self.work, self.scenario, self.model, self.target = key, work, scenario, model, target
+    def __init__(self, key: object, work: tuple[object, ...], resolved: Resolved, target: Machine) -> None:
+        self.key, self.work, self.resolved, self.target = key, work, resolved, target
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -242,23 +241,24 @@ class _Request:
 
 @lru_cache(maxsize=16)
 def _plan(request: _Request) -> Plan:
-    own = _Request(request.work, request.work, request.scenario, request.model, request.target)
+    own = _Request(request.work, request.work, request.resolved, request.target)
     return Plan(work=_work(own), model=request.target.model)
 
 
 @lru_cache(maxsize=16)
 def _work(request: _Request) -> Work:
-    scenario, target = request.scenario, request.target
+    resolved, target = request.resolved, request.target
+    scenario = resolved.scenario
     contexts = None
     if request.work[-1]:
         assert scenario.output_len is not None
         contexts = tuple(bucket_contexts(scenario.seq_len, scenario.output_len - 1))
     fields, model, _, buckets = request.work
     same = (fields, model, buckets)  # what runs does not depend on the profile
-    program, tokens = _built(_Request(same, same, scenario, request.model, target), contexts)
+    program, tokens = _built(_Request(same, same, resolved, target), contexts)
     eager = scenario.launch == "eager"
     classify = classifier(target, eager=eager)
-    behind_s = engine_issue_s(scenario, program, classify, sms=target.gpu.sms, clock_hz=target.gpu.max_clock_hz)
+    behind_s = engine_issue_s(resolved, program, classify, sms=target.gpu.sms, clock_hz=target.gpu.max_clock_hz)
     return Work(
         program=program,
         tokens=tokens,
@@ -278,4 +278,5 @@ def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
 
 @lru_cache(maxsize=16)
 def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, int]:
-    return build(request.scenario, request.model, contexts)
+    sharing = profile_of(request.resolved.scenario).sharing
+    return build(request.resolved, sms_per_cta=sharing.sms_per_cta, contexts=contexts)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import workloads
 from sim.build.cost import Pricer
 from sim.build.lower import lower
 from sim.build.program import build
@@ -24,6 +23,7 @@ from sim.engine.governor import Limiter
 from sim.engine.record import Recorder
 from sim.run.repetition import machine_for
 from sim.scenario.machine import Machine
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, GemmWork, Work
@@ -172,7 +172,7 @@ def _segments(described: str, phase: str, target: Machine) -> tuple[Segment, ...
     scenario = Scenario.parse(
         {"model": model, "gpu": target.gpu.id, "phase": phase, "ignore_memory": True} | sizes, where="record"
     )
-    program, _ = build(scenario, workloads.load_model(scenario.model))
+    program, _ = build(resolve_scenario(scenario), sms_per_cta=target.profile.sharing.sms_per_cta)
     return program.ranks[0].phases[0].segments
 
 

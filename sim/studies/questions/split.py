@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import workloads
 from hardware.catalog import load_gpu
 from hardware.profile import profile_for
 from sim.errors import MemoryShortError, SimError
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.scenario.memory import check_memory
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.memory import transfer_cost
@@ -81,11 +81,11 @@ def largest_batch(gpu: str, tp: int, tokens: int) -> int:
     >>> largest_batch("h100-sxm-80gb", 1, 1024), largest_batch("h100-sxm-80gb", 4, 8192) > 1
     (0, True)
     """
-    model, spec = workloads.load_model(MODEL), load_gpu(gpu)
+    spec = load_gpu(gpu)
 
     def fits(batch: int) -> bool:
         try:
-            check_memory(Scenario.of(**_decode(gpu, tp, batch, tokens)), model, spec)
+            check_memory(resolve_scenario(Scenario.of(**_decode(gpu, tp, batch, tokens))), spec)
         except MemoryShortError:
             return False
         return True
