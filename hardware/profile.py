@@ -84,9 +84,11 @@ class Provenance:
     correlations: Mapping[str, Matrix] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
-    """All coefficients of one GPU type. See the field types for units and meaning.
+    """All coefficients of one GPU type; each object is a profile of its own, by which prices are remembered.
+
+    See the field types for units and meaning.
 
     ``engines``: laws of kernels that serving engines bring along, by engine; shipped ones lie in files of their own.
     """

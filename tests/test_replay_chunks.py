@@ -240,7 +240,7 @@ def test_a_sequential_run_of_ours_replayed_in_chunks_meets_the_chunked_run(
 ) -> None:
     """Where collectives win every race for SMs: in a replay they do, in a simulation 120 of 139 (docs/replay.md)."""
     monkeypatch.setattr(cost, "COLLECTIVE_WINS", 1.0)
-    monkeypatch.setattr(plan, "_PRICES", {})  # of before
+    plan._prices.cache_clear()  # of before
     fields = OWN | {"regime": "cold"} | scenario
     path = write_timeline(simulate(**fields), tmp_path / "sequential.json.gz")
     blocks = {} if ctas is None else {"comm_ctas": ctas}

@@ -39,6 +39,7 @@ from sim.build.kernel_sizes import (
     prefill_sizes,
 )
 from sim.engine.graph import KernelClass
+from sim.scenario.machine import Machine
 from workloads.program import Kernel
 from workloads.storage import Storage
 from workloads.work import (
@@ -72,6 +73,18 @@ class Pricer:
     eager: bool = False
     world: int = 1
     cluster: Cluster | None = None
+
+    @classmethod
+    def of_loops(cls, target: Machine) -> Pricer:
+        """Prices of kernels that are repeated back to back without pauses, as microbenchmarks do."""
+        return cls(
+            profile=target.profile,
+            gpu=target.gpu,
+            gap_s=0.0,
+            in_graph=False,
+            world=target.world,
+            cluster=target.cluster,
+        )
 
     def _part(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` of the part of the kernel that ``work`` is."""

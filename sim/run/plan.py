@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware.cluster import Cluster
+from hardware.profile import Profile
 from sim.build.cost import Pricer, drawn
 from sim.build.lower import Classify, lower
 from sim.engine.fluid import FluidModel
@@ -236,25 +238,15 @@ class _Prices:
         return known
 
 
-# By what prices depend on; the pricers keep the objects alive whose identities the keys name.
-_PRICES: dict[tuple[object, ...], _Prices] = {}
+@lru_cache(maxsize=MAX_PRICERS)
+def _prices(profile: Profile, cluster: Cluster, *, world: int, eager: bool) -> _Prices:
+    """Prices that are remembered, by all that they depend on: a price does not depend on the power cap."""
+    launch = profile.launch
+    gap_s = launch.eager_gap_s if eager else launch.graph_gap_s
+    pricer = Pricer(profile=profile, gpu=cluster.gpu, gap_s=gap_s, eager=eager, world=world, cluster=cluster)
+    return _Prices(pricer)
 
 
 def classifier(target: Machine, *, eager: bool) -> Classify:
-    """Prices kernels on ``target`` and remembers them across scenarios: a price does not depend on the power cap."""
-    launch = target.profile.launch
-    key = (id(target.profile), id(target.gpu), target.cluster.node, target.world, eager)
-    prices = _PRICES.get(key)
-    if prices is None:
-        if len(_PRICES) >= MAX_PRICERS:
-            _PRICES.clear()
-        pricer = Pricer(
-            profile=target.profile,
-            gpu=target.gpu,
-            gap_s=launch.eager_gap_s if eager else launch.graph_gap_s,
-            eager=eager,
-            world=target.world,
-            cluster=target.cluster,
-        )
-        prices = _PRICES[key] = _Prices(pricer)
-    return prices.price
+    """Prices kernels on ``target``, and remembers them across scenarios."""
+    return _prices(target.profile, target.cluster, world=target.world, eager=eager).price

@@ -102,14 +102,7 @@ def together(inputs: Inputs, target: Machine) -> Beside:
     """Both sides of one row on ``target``, each in a loop of its own on every rank, by the engine."""
     work = computation(inputs, str(inputs["a"]))
     beside = collective(str(inputs["b"]), target.world, int(inputs["comm_bytes"]))
-    pricer = Pricer(
-        profile=target.profile,
-        gpu=target.gpu,
-        gap_s=0.0,
-        in_graph=False,
-        world=target.world,
-        cluster=target.cluster,
-    )
+    pricer = Pricer.of_loops(target)
     a = pricer.price(Kernel(name="a", work=work, flops=0.0, bytes_moved=0.0))
     b = pricer.price(Kernel(name="b", work=beside, flops=0.0, bytes_moved=0.0, priority=-1))
     b = replace(b, lead_s=target.profile.launch.graph_gap_s)  # within it, blocks that wait get the SMs

@@ -62,14 +62,7 @@ def _steady_point(
     ``sizes``: partitions by name with their SMs, one a lane; none: the whole GPU is one.
     """
     split = Partitions(sms=sizes, streams=(), gpu_sms=target.gpu.sms) if sizes else None
-    pricer = Pricer(
-        profile=target.profile,
-        gpu=target.gpu,
-        gap_s=0.0,
-        in_graph=False,
-        world=target.world,
-        cluster=target.cluster,
-    )
+    pricer = Pricer.of_loops(target)
     priorities = [-1 if isinstance(work, CollectiveWork) else 0 for work in works]
     classes = [
         replace(
