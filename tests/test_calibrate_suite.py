@@ -14,12 +14,12 @@ import pytest
 
 from hardware.calibrate.suite import run
 from hardware.calibrate.suite.cases import build
-from hardware.calibrate.suite.cases_pair import collective_of
 from hardware.calibrate.suite.comm import QuietComm, part_bytes
 from hardware.calibrate.suite.duty import measure_host, work_row
 from hardware.calibrate.suite.meter import CounterTick, DryMeter, slope_w
 from hardware.calibrate.suite.plan import done_already, estimated_s
 from hardware.calibrate.suite.plans import PLANS, least_world, planned
+from hardware.calibrate.suite.race import collective_of
 from hardware.calibrate.suite.routing import route
 from hardware.calibrate.suite.worker import append, block_counts, gpu_id_of
 from hardware.errors import HardwareError

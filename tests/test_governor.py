@@ -22,7 +22,8 @@ from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
 from sim.scenario.machine import Policy, machine
-from sim.validation.predict import NotPredicted, predict
+from sim.validation.inputs import NotPredicted
+from sim.validation.predict import predict
 from sim.validation.predict_time import TimedLaunch, run_schedule, transient_run, work_of
 from sim.validation.records import read_records
 from sim.validation.validate import measured_outputs

@@ -27,6 +27,7 @@ from hardware.calibrate.fit_gemm import START
 from hardware.calibrate.vf_table import read_curve
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
+from hardware.forecast import forecast_profile
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, decode_base_terms, prefill_base_terms
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
@@ -35,7 +36,7 @@ from hardware.laws.price import gemm_terms
 from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import OperatingPoint, point_at
-from hardware.profile import Corrections, Profile, Provenance, dump_profile, forecast_profile, load_profile
+from hardware.profile import Corrections, Profile, Provenance, dump_profile, load_profile
 
 Floats = NDArray[np.float64]
 Row = Mapping[Hashable, Any]

@@ -26,7 +26,8 @@ from sim.scenario.spec import (
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
-from sim.serving.requests import Law, Traffic, arrivals, lengths, made, read_traffic, scaled
+from sim.serving.request_files import read_traffic
+from sim.serving.requests import Law, Traffic, arrivals, lengths, made, scaled
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
 

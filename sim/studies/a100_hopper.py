@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from hardware.catalog import load_gpu
+from hardware.forecast import forecast_profile
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.power import PowerCurve, steady_point
-from hardware.profile import Profile, forecast_profile
+from hardware.profile import Profile
 from sim.build.cost import Pricer
 from sim.studies.a100_power import GPU, Floats, shipped
-from sim.validation.predict import attention_work
+from sim.validation.kernel_work import attention_work
 from sim.validation.records import Record, read_records
 from workloads.work import DType, GemmWork, Work
 

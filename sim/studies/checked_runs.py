@@ -21,7 +21,8 @@ from sim.scenario.kind import KEY, Kind, kind_of, ring_kind
 from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
 from sim.studies.fidelity import WHOLE, record_files
-from sim.validation.predict import NotPredicted, scenario_of
+from sim.validation.inputs import NotPredicted
+from sim.validation.predict import scenario_of
 from sim.validation.records import Record, read_records
 from sim.validation.validate import Row, validate
 

@@ -134,7 +134,7 @@ def ring_bars(rows: Sequence[Row]) -> Iterator[Bar]:
                 error=_mean_worst(errors),
                 allowed=f"{percent(WAITING_POWER)} worst",
                 met=max(errors) <= WAITING_POWER,
-                remark=f"{percent(max(fair, default=None))} worst of the {len(fair)} beside a rank fair its power "
+                remark=f"{percent(max(fair, default=None))} worst of the {len(fair)} beside a rank within its power "
                 "limit: above it the measurement had not settled"
                 if len(fair) < len(errors)
                 else "",

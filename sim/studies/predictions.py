@@ -26,7 +26,8 @@ from hardware.errors import HardwareError
 from hardware.profile import dump_profile, profile_for
 from sim.output.files import write_atomically
 from sim.studies.command import exit_code
-from sim.validation.predict import NotPredicted, predict
+from sim.validation.inputs import NotPredicted
+from sim.validation.predict import predict
 from sim.validation.records import Record, RecordError, read_records
 
 Inputs = Mapping[str, Any]

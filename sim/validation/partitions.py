@@ -19,7 +19,7 @@ from sim.run.repetition import Prediction, machine_for
 from sim.run.steady import held_clocks
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
-from sim.validation.contention import graph_of_lanes
+from sim.validation.lanes import graph_of_lanes
 from workloads.program import Kernel
 from workloads.work import CollectiveWork, Work
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hardware.calibrate.suite import plan
+from hardware.calibrate.suite.buffers import collective_buffers
 from hardware.calibrate.suite.cases import build
-from hardware.calibrate.suite.cases_pair import StreamWork, collective_buffers, make_lane, race
 from hardware.calibrate.suite.comm import most
+from hardware.calibrate.suite.race import StreamWork, make_lane, race
 from hardware.calibrate.suite.run import free_port, share_of
 from hardware.calibrate.suite.timing import Bench, capture, new_slots, repeated, steady, together
 from hardware.calibrate.suite.worker import SuiteOptions, append, brief, label, make_bench

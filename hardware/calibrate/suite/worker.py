@@ -16,13 +16,7 @@ from typing import Any
 
 from hardware.calibrate.suite.at_clock import measure_at_clock
 from hardware.calibrate.suite.cases import measure_kernel
-from hardware.calibrate.suite.cases_pair import (
-    collective_of,
-    measure_alone,
-    measure_collective,
-    measure_in_context,
-    measure_together,
-)
+from hardware.calibrate.suite.cases_pair import measure_collective, measure_in_context, measure_together
 from hardware.calibrate.suite.cases_vllm import measure_vllm_all_reduce
 from hardware.calibrate.suite.comm import Comm, NcclComm, QuietComm, most
 from hardware.calibrate.suite.duty import measure_alternating, measure_duty, measure_host, measure_idle
@@ -31,6 +25,7 @@ from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import DryMeter, Meter, NvmlMeter
 from hardware.calibrate.suite.plan import estimated_s
 from hardware.calibrate.suite.progress import Reporter, reporter
+from hardware.calibrate.suite.race import collective_of, measure_alone
 from hardware.calibrate.suite.shapes import SHAPES, ModelShape
 from hardware.calibrate.suite.steps import measure_generate, measure_step
 from hardware.calibrate.suite.steps_diffusers import measure_diffusers
