@@ -54,7 +54,7 @@ def parse_family(text: str, *, where: str) -> FamilyFile:
     table = parse_toml(text, where, WorkloadError)
     refuse_unknown(table, (*_FIELDS, *_TABLES), where)
     types = table.get("model_types")
-    if not isinstance(types, list) or not types or not all(isinstance(name, str) for name in types):
+    if not isinstance(types, list) or not types or not all(isinstance(one, str) for one in types):
         raise WorkloadError(f"{where}: model_types = {shown(types)}: give a list of the model_type values it is for")
     if "language" not in table:
         if not isinstance(table.get("sizes"), dict):
@@ -62,7 +62,7 @@ def parse_family(text: str, *, where: str) -> FamilyFile:
         refuse_unknown(table["sizes"], (*_SIZES, *_MORE), f"{where}: sizes")
         if not isinstance(table.get("layer"), dict) or not table["layer"]:
             raise WorkloadError(f"{where}: layer is missing: give [[layer.NAME]] tables, the nodes of a layer")
-    read = set().union(*(names(text) for text in _expressions(table, where)))
+    read = set().union(*(names(one) for one in _expressions(table, where)))
     read = set(table.get("defaults", ())) | (set() if "language" in table else read)
     nested = {part["key"] for part in (table.get("language"), table.get("vision")) if part and "key" in part}
     known = read | nested | set(table.get("ignored", ())) | common_keys()
@@ -87,11 +87,11 @@ def _expressions(table: Mapping[str, Any], where: str) -> list[str]:
             case str():
                 found.append(value)
             case dict():
-                for item in value.values():
-                    add(item)
+                for one in value.values():
+                    add(one)
             case list():
-                for item in value:
-                    add(item)
+                for one in value:
+                    add(one)
 
     for part in (*_NESTED, "defaults"):
         add(table.get(part, {}))
@@ -106,10 +106,10 @@ def _expressions(table: Mapping[str, Any], where: str) -> list[str]:
     for part in _NESTED:
         add(table.get("encoder", {}).get(part, {}))
     add(table.get("encoder", {}).get("extra_parameters", ""))
-    found = [text for text in found if text]
-    for text in found:
+    found = [one for one in found if one]
+    for one in found:
         try:
-            names(text)
+            names(one)
         except WorkloadError as error:
             raise WorkloadError(f"{where}: {error}") from None
     return found
@@ -120,7 +120,7 @@ def family_files() -> Mapping[str, FamilyFile]:
     """Every family that comes with the package, by ``model_type``."""
     folder = files("workloads") / "data" / "families"
     found: dict[str, FamilyFile] = {}
-    for entry in sorted(folder.iterdir(), key=lambda path: path.name):
+    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
         if entry.name.endswith(".toml"):
             family = parse_family(entry.read_text(encoding="utf-8"), where=entry.name)
             found |= dict.fromkeys(family.model_types, family)
@@ -319,7 +319,7 @@ def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: s
         model=encoder,
         patches=of("patches", part["patches"]),
         tokens=of("tokens", part["tokens"]),
-        projector=tuple((of("projector", rows), of("projector", columns)) for rows, columns in part["projector"]),
+        projector=tuple((of("projector", one), of("projector", other)) for one, other in part["projector"]),
         extra_parameters=of("extra_parameters", part.get("extra_parameters", 0)),
     )
 

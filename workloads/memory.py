@@ -129,11 +129,11 @@ def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Pre
     ]
     for block, stored, run in runs:
         for node in block.nodes:
-            for op in weighted_ops(node):
-                sizes = (split if isinstance(node, Experts) else shape).local_sizes(op.parallel)
-                if isinstance(node, Experts) and op is not node.router:
+            for one in weighted_ops(node):
+                sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)
+                if isinstance(node, Experts) and one is not node.router:
                     sizes["f"] = expert_width(shape)
                     sizes["e"] = (model.experts + expert_replicas) // layout.ep
-                count, rows, depth = weight_shape(op, sizes)
-                total += len(run) * count * stored.of(op).weights.bytes_of(rows, depth)
+                count, rows, depth = weight_shape(one, sizes)
+                total += len(run) * count * stored.of(one).weights.bytes_of(rows, depth)
     return total

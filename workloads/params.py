@@ -17,24 +17,24 @@ def weighted_ops(node: Node) -> tuple[Op, ...]:
     """The ops of a node that multiply by a weight."""
     match node:
         case Gemm():
-            return tuple(op for op in node.ops if not op.einsum.of_activations)
+            return tuple(one for one in node.ops if not one.einsum.of_activations)
         case LatentAttention():
             return (*node.down, *node.q_up, node.k_up, node.v_up)
         case Experts():
-            return (node.router, *node.up, node.down, *(op for part in node.shared for op in weighted_ops(part)))
+            return (node.router, *node.up, node.down, *(one for part in node.shared for one in weighted_ops(part)))
         case Attention() | StateSpace() | Pointwise() | Exchange():
             return ()
     assert_never(node)
 
 
-def weight_shape(op: Op, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+def weight_shape(one: Op, sizes: Mapping[str, int]) -> tuple[int, int, int]:
     """How many matrices the weight of an op is (experts), and of what rows and depth.
 
     >>> from workloads.ops import op
     >>> weight_shape(op("bskm,emf->bskf", label="up"), {"e": 8, "m": 4096, "f": 14336})
     (8, 14336, 4096)
     """
-    einsum = op.einsum
+    einsum = one.einsum
     axes = einsum.inputs[1]
     count = math.prod(sizes[axis] for axis in axes if axis in einsum.selected)
     rows = math.prod(sizes[axis] for axis in axes if axis in einsum.output)
@@ -58,9 +58,9 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     for _, block, layers in model.layer_groups(range(model.layers)):
         per_layer = 0
         for node in block.nodes:
-            for op in weighted_ops(node):
-                routed = isinstance(node, Experts) and op is not node.router
-                per_layer += op.einsum.input_elements(1, met if routed else sizes)
+            for one in weighted_ops(node):
+                routed = isinstance(node, Experts) and one is not node.router
+                per_layer += one.einsum.input_elements(1, met if routed else sizes)
             if isinstance(node, Pointwise) and node.op is Elementwise.ADD_RMSNORM:
                 per_layer += model.d_model
             if isinstance(node, Pointwise) and node.op is Elementwise.LAYERNORM:
@@ -73,7 +73,7 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     if model.vision:  # and the projector's two products
         wide = model.vision.model.d_model
         projector = model.vision.projector or ((wide, model.d_model), (model.d_model, model.d_model))
-        total += params(model.vision.model) + sum(rows * columns for rows, columns in projector)
+        total += params(model.vision.model) + sum(one * other for one, other in projector)
         total += model.vision.extra_parameters
     if model.encoder:
         total += params(model.encoder)
@@ -90,9 +90,9 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> int:
     sizes, quantised, counted = model.sizes(), 0, 0
     for _, block, layers in model.layer_groups(range(model.layers)):
         for stored, run in precision.runs(layers):
-            for op in (op for node in block.nodes for op in weighted_ops(node)):
-                count, rows, depth = weight_shape(op, sizes)
-                quantised += len(run) * count * stored.of(op).weights.bytes_of(rows, depth)
+            for one in (one for node in block.nodes for one in weighted_ops(node)):
+                count, rows, depth = weight_shape(one, sizes)
+                quantised += len(run) * count * stored.of(one).weights.bytes_of(rows, depth)
                 counted += len(run) * count * rows * depth
     if precision.head is not None and not model.tied_embeddings:
         quantised += precision.head.weights.bytes_of(model.vocab, model.d_model)

@@ -119,7 +119,7 @@ class _Walk:
         self.made.append(Exchange(name=name, op=op, axes=arrays))
 
     def _gather(self, held: _Held) -> None:
-        wanted = tuple(array for array in held.arrays if held.found_split(array))
+        wanted = tuple(one for one in held.arrays if held.found_split(one))
         self._exchange(CollectiveOp.ALL_GATHER, f"all_gather_{_word(held.name)}", wanted)
 
     def _product(self, node: Gemm) -> None:
@@ -138,10 +138,10 @@ class _Walk:
             self._gather(self.held)
             self.held = replace(self.held, split=frozenset())
         self.made.append(node)
-        left = {op.parallel for op in node.ops if op.parallel is not None and op.parallel in op.einsum.output}
+        left = {one.parallel for one in node.ops if one.parallel is not None and one.parallel in one.einsum.output}
         self.held = _Held(
             name=node.name,
-            arrays=tuple(op.einsum.output for op in node.ops),
+            arrays=tuple(one.einsum.output for one in node.ops),
             split=frozenset(_ALIKE.get(axis, axis) for axis in left),
             partial=first.einsum.reduction(first.parallel) is not None,
             of_heads=parallel == "H",
@@ -185,17 +185,17 @@ class _Walk:
 
 def _check_alike(name: str, ops: tuple[Op, ...]) -> None:
     """Arrays of the same axes from one product are read together, so that they must be split alike."""
-    for op in ops[1:]:
+    for one in ops[1:]:
         for other in ops:
-            if op.einsum.output == other.einsum.output and op.parallel != other.parallel:
+            if one.einsum.output == other.einsum.output and one.parallel != other.parallel:
                 raise WorkloadError(
-                    f"{name}: {other.label} is split along {_said(other.parallel)} and {op.label} along "
-                    f"{_said(op.parallel)}, both yield '{op.einsum.output}': give both the same parallel"
+                    f"{name}: {other.label} is split along {_said(other.parallel)} and {one.label} along "
+                    f"{_said(one.parallel)}, both yield '{one.einsum.output}': give both the same parallel"
                 )
-    for op in ops:
-        if op.einsum.reduction(op.parallel) != ops[0].einsum.reduction(ops[0].parallel):
+    for one in ops:
+        if one.einsum.reduction(one.parallel) != ops[0].einsum.reduction(ops[0].parallel):
             raise WorkloadError(
-                f"{name}: {op.label} and {ops[0].label} share one kernel, and only one of them leaves partial sums: "
+                f"{name}: {one.label} and {ops[0].label} share one kernel, and only one of them leaves partial sums: "
                 "give both the same parallel"
             )
 

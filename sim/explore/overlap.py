@@ -287,9 +287,9 @@ def default_of(points: Sequence[OverlapPoint]) -> OverlapPoint | None:
         return None
 
 
-def _saves(point: OverlapPoint, other: OverlapPoint) -> str:
+def _saves(one: OverlapPoint, other: OverlapPoint) -> str:
     """Shares that ``one`` saves over ``other``, in words; one verb where both go the same way."""
-    energy, latency = 1.0 - point.energy_j / other.energy_j, 1.0 - point.latency_s / other.latency_s
+    energy, latency = 1.0 - one.energy_j / other.energy_j, 1.0 - one.latency_s / other.latency_s
     verbs = ["saves" if share > 0 else "costs" for share in (energy, latency)]
     again = "" if verbs[0] == verbs[1] else f"{verbs[1]} "
     return f"{verbs[0]} {abs(100 * energy):.1f} % energy and {again}{abs(100 * latency):.1f} % time"

@@ -24,9 +24,9 @@ from workloads.work import (
 )
 
 
-def pass_kernel(name: str, engine: ServingEngine, kernel_pass: Pass, rows: int, width: int) -> Kernel:
+def pass_kernel(name: str, engine: ServingEngine, one: Pass, rows: int, width: int) -> Kernel:
     """A memory-bound kernel of the engine over ``rows`` x ``width`` elements."""
-    return _own(name, engine, kernel_pass.op, rows, width, kernel_pass.element_bytes * rows * width)
+    return _own(name, engine, one.op, rows, width, one.element_bytes * rows * width)
 
 
 def _own(name: str, engine: ServingEngine, op: EngineOp, rows: int, width: int, bytes_moved: int) -> Kernel:
@@ -38,22 +38,22 @@ def pointwise_kernels(node: Pointwise, shape: Shape, engine: ServingEngine, *, e
     """A norm, rotation or activation; the one before a router stays in 16 bit. None: the libraries' kernel runs."""
     dtype = shape.precision.product.multiplies
     before_router = experts and node.name == "add_rmsnorm_ff"
-    kernel_pass = engine.pass_of(node.op.value, DType.BF16 if before_router else dtype)
-    if kernel_pass is None:
+    one = engine.pass_of(node.op.value, DType.BF16 if before_router else dtype)
+    if one is None:
         return []
     heads, size = shape.q_heads + shape.kv_heads, shape.model.head_dim
     match node.op:
         case Elementwise.ADD_RMSNORM:
-            return [pass_kernel(node.name, engine, kernel_pass, shape.tokens, shape.model.d_model)]
+            return [pass_kernel(node.name, engine, one, shape.tokens, shape.model.d_model)]
         case Elementwise.RMSNORM:
-            return [pass_kernel(node.name, engine, kernel_pass, shape.tokens, heads * size)]
+            return [pass_kernel(node.name, engine, one, shape.tokens, heads * size)]
         case Elementwise.ROPE:
             return [
-                pass_kernel(node.name, engine, kernel_pass, shape.tokens, heads * size),
+                pass_kernel(node.name, engine, one, shape.tokens, heads * size),
                 pass_kernel("cache_write", engine, engine.cache, shape.tokens, 2 * shape.kv_heads * size),
             ]
         case _:
-            return [pass_kernel(node.name, engine, kernel_pass, shape.tokens, shape.local_sizes(node.axis)[node.axis])]
+            return [pass_kernel(node.name, engine, one, shape.tokens, shape.local_sizes(node.axis)[node.axis])]
 
 
 def product_kernels(node: Gemm, shape: Shape, engine: ServingEngine) -> list[Kernel]:

@@ -57,13 +57,13 @@ def latent_kernels(
     return kernels
 
 
-def _product_per_head(name: str, op: Op, shape: Shape) -> Kernel:
+def _product_per_head(name: str, one: Op, shape: Shape) -> Kernel:
     """Tokens by head: queries (latent from their size) or outputs (values from the latent), one product a head."""
     assert shape.model.latent is not None
     into, out = shape.model.latent.nope_dim, shape.model.latent.kv_rank  # K up, read backwards
-    if op.einsum.output[-1] == "h":
+    if one.einsum.output[-1] == "h":
         into, out = shape.model.latent.kv_rank, shape.model.head_dim
-    return product_kernel(name, shape.tokens, out, into, count=shape.local_sizes(op.parallel)["H"])
+    return product_kernel(name, shape.tokens, out, into, count=shape.local_sizes(one.parallel)["H"])
 
 
 def _absorbed_attention(name: str, shape: Shape) -> Kernel:

@@ -31,7 +31,7 @@ def node_kernels(
         shape = shape.heads_whole()
     match node:
         case Pointwise() if engine is not None:
-            experts = any(isinstance(other, Experts) for other in shape.model.block.nodes)
+            experts = any(isinstance(one, Experts) for one in shape.model.block.nodes)
             return pointwise_kernels(node, shape, engine, experts=experts) or _pointwise_kernels(node, shape, stack)
         case Gemm() if engine is not None and not node.ops[0].einsum.of_activations:
             return product_kernels(node, shape, engine)
@@ -64,7 +64,7 @@ def node_kernels(
 def _exchange_kernel(node: Exchange, shape: Shape) -> Kernel:
     """A collective of the tensor group over whole 16-bit arrays."""
     sizes = shape.local_sizes(None)
-    elements = sum(math.prod(sizes[axis] for axis in axes) for axes in node.axes)
+    elements = sum(math.prod(sizes[axis] for axis in one) for one in node.axes)
     return exchange_kernel(node.name, shape.layout.tensor_ranks, elements, node.op)
 
 
@@ -72,9 +72,9 @@ def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack) -> list[Kernel]:
     if not node.ops[0].einsum.of_activations:
         return weighted_kernels(node.name, node.ops, shape, fused=stack.fused_weights or node.one_matrix)
     kernels = []
-    for op in node.ops:  # activations are 16 bits wide, whatever weights are
-        name = node.name if len(node.ops) == 1 else f"{op.label.lower()}_gemm"
-        kernels.append(gemm_kernel(name, (op,), shape, DType.BF16))
+    for one in node.ops:  # activations are 16 bits wide, whatever weights are
+        name = node.name if len(node.ops) == 1 else f"{one.label.lower()}_gemm"
+        kernels.append(gemm_kernel(name, (one,), shape, DType.BF16))
     return kernels
 
 

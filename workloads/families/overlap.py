@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.errors import WorkloadError
-from workloads.families.pairs import LayerBuilder, PointwiseKernel, Schedule
+from workloads.families.pairs import LayerBuilder, Pointwise, Schedule
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel
 from workloads.ops import Attention, Experts, Gemm
 from workloads.program import Kernel
@@ -24,7 +24,7 @@ def overlapped_layer(shape: Shape, schedule: Schedule) -> list[Kernel]:
         raise WorkloadError(f"overlap_chunks = {pieces}: does not divide the {tokens} tokens over tp = {tp} ranks")
     layer = LayerBuilder(shape=shape, schedule=schedule)
     model, element = shape.model, DType.BF16.bytes
-    norm = PointwiseKernel(name="add_rmsnorm_attn", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
+    norm = Pointwise(name="add_rmsnorm_attn", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
     layer.gathered("attn", qkv, layer.add(norm.kernel(tokens // tp)))
     if schedule.kind == "chunks" and pieces > 1:  # the others write into one output
         width = (shape.q_heads + 2 * shape.kv_heads) * model.head_dim
@@ -36,8 +36,8 @@ def overlapped_layer(shape: Shape, schedule: Schedule) -> list[Kernel]:
     )
     layer.add(attention_kernel(attention, shape))
     reduced = layer.scattered("attn", out)
-    norm = PointwiseKernel(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
-    silu = PointwiseKernel(name="silu_mul", op=Elementwise.SILU_MUL, width=model.d_ff // tp, passes=3)
+    norm = Pointwise(name="add_rmsnorm_ff", op=Elementwise.ADD_RMSNORM, width=model.d_model, passes=4)
+    silu = Pointwise(name="silu_mul", op=Elementwise.SILU_MUL, width=model.d_ff // tp, passes=3)
     layer.gathered("ff", up, layer.add(norm.kernel(tokens // tp), reduced), silu)
     layer.scattered("ff", down)
     return layer.kernels
@@ -49,13 +49,7 @@ def _nodes(shape: Shape) -> tuple[Gemm, Attention, Gemm, Gemm, Gemm]:
     usual = {"add_rmsnorm_attn", "qkv_gemm", "qk_norm", "rope", "attention", "o_gemm", "add_rmsnorm_ff",
              "gate_up_gemm", "silu_mul", "down_gemm", "all_reduce_attn", "all_reduce_down"}  # fmt: skip
     other = {node.name for node in shard(model.block.nodes) if not isinstance(node, Experts)} - usual
-    if (
-        model.experts
-        or model.latent
-        or model.pattern
-        or other
-        or any(shape.context > window for window in model.windows)
-    ):
+    if model.experts or model.latent or model.pattern or other or any(shape.context > one for one in model.windows):
         raise WorkloadError(f"sequence_parallel: {model.id} has other layers than a plain decoder: use tp and ep")
     nodes = {node.name: node for node in model.block.nodes if isinstance(node, Gemm | Attention)}
     try:

@@ -50,7 +50,7 @@ class LayerBuilder:
         self.kernels.append(replace(kernel, after=() if self.schedule.sequential else after))
         return len(self.kernels) - 1
 
-    def gathered(self, name: str, node: Gemm, normed: int, then: PointwiseKernel | None = None) -> None:
+    def gathered(self, name: str, node: Gemm, normed: int, then: Pointwise | None = None) -> None:
         """All rows from the ranks' slices, then the product; ``then`` follows it on as many rows."""
         match self.schedule.kind:
             case "chunks" | "tile_signal":
@@ -87,7 +87,7 @@ class LayerBuilder:
     def _rows(self) -> int:
         return self.shape.tokens // self.schedule.pieces
 
-    def _gathered_in_pieces(self, name: str, node: Gemm, normed: int, then: PointwiseKernel | None) -> None:
+    def _gathered_in_pieces(self, name: str, node: Gemm, normed: int, then: Pointwise | None) -> None:
         """The product of each piece waits for its rows; ``then`` follows each chunk, or the one kernel of all tiles."""
         one_kernel = self.schedule.kind == "tile_signal"
         for i in range(self.schedule.pieces):
@@ -99,7 +99,7 @@ class LayerBuilder:
         if then is not None and one_kernel:
             self.add(then.kernel(self.shape.tokens))
 
-    def _gathered_in_ring(self, name: str, node: Gemm, normed: int, then: PointwiseKernel | None) -> None:
+    def _gathered_in_ring(self, name: str, node: Gemm, normed: int, then: Pointwise | None) -> None:
         """Each rank starts on its own rows, while it passes on what it has and takes what comes."""
         arrived: tuple[int, ...] = ()
         for i in range(self.schedule.pieces):
@@ -125,7 +125,7 @@ class LayerBuilder:
     def _piece(self, node: Gemm, index: int) -> Kernel:
         """The product of one piece; a ring's leaves SMs to its exchanges."""
         schedule = self.schedule
-        product, *others = dict.fromkeys(self.shape.precision.of(op) for op in node.ops)
+        product, *others = dict.fromkeys(self.shape.precision.of(one) for one in node.ops)
         if others:
             raise WorkloadError(
                 f"sequence_parallel: parts of {node.name} are stored otherwise than others: leave it out"
@@ -178,7 +178,7 @@ def leave_sms(kernel: Kernel, ctas: int) -> Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointwiseKernel:
+class Pointwise:
     """A memory-bound kernel that follows a product, on any number of its rows; ``passes`` over ``width`` elements."""
 
     name: str

@@ -56,9 +56,7 @@ def build_training(
     ranks: dict[tuple[int, tuple[tuple[int, ...], ...]], RankProgram] = {}
     programs = []
     for number, rank in enumerate(forward.ranks):
-        trained = _TrainingRank(
-            model=model, layout=layout, number=number, batch=batch, seq_len=seq_len, options=options
-        )
+        trained = _Rank(model=model, layout=layout, number=number, batch=batch, seq_len=seq_len, options=options)
         key = (id(rank), (trained.context_ranks, trained.tensor_ranks, trained.alike))
         if key not in ranks:
             ranks[key] = trained.program(rank)
@@ -107,7 +105,7 @@ def training_need(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TrainingRank:
+class _Rank:
     """One rank's place and share of a step."""
 
     model: ModelSpec
@@ -158,18 +156,18 @@ class _TrainingRank:
         kernels: list[Kernel] = []
         weights = 0
         home: tuple[int, ...] = ()  # the transfer that brings gradients of keys and values home
-        for kernel in reversed(forward):
-            if kernel.name not in rounds:
-                made = list(_gradients(kernel))
+        for one in reversed(forward):
+            if one.name not in rounds:
+                made = list(_gradients(one))
                 kernels += [replace(k, after=home) for k in made] if home else made
                 home = ()
-                if isinstance(kernel.work, GemmWork):
-                    weights += kernel.work.n * kernel.work.k
+                if isinstance(one.work, GemmWork):
+                    weights += one.work.n * one.work.k
             elif ring is not None:
                 rounds_back = ring_kernels(ring, place_of(self.layout, self.number).context, first=(-1,))
                 kernels = in_turn(kernels, rounds_back)
                 ring, home = None, (len(kernels) - 1,)
-            if kernel.name == "gate_up_gemm":
+            if one.name == "gate_up_gemm":
                 kernels += self._sum(weights, (len(kernels) - 1,))
                 weights = 0
         return (*kernels, *self._sum(weights, (len(kernels) - 1,)))
@@ -207,8 +205,8 @@ class _TrainingRank:
 
     def _sum(self, weights: int, after: tuple[int, ...]) -> Iterator[Kernel]:
         if len(self.alike) > 1:
-            exchange = self._exchange("all_reduce_weight_grad", self.alike, weights)
-            yield replace(exchange, stream=SUM_STREAM, after=after)
+            one = self._exchange("all_reduce_weight_grad", self.alike, weights)
+            yield replace(one, stream=SUM_STREAM, after=after)
 
     def _exchange(self, name: str, ranks: tuple[int, ...], elements: int) -> Kernel:
         buffer = elements * DType.BF16.bytes
