@@ -23,7 +23,7 @@ from hardware.calibrate.fit_families import (
     on_chip_clocks,
 )
 from hardware.calibrate.fit_gemm import LENGTHS, base_terms, duty_anchors, features_of
-from hardware.calibrate.fit_kit import FitSetting, fit_coefficients, learn_corrections, settled_limit
+from hardware.calibrate.fit_kit import FitSetting, Law, Learning, fit_coefficients, learn_corrections, settled_limit
 from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
@@ -136,7 +136,14 @@ def test_coefficients_are_recovered_from_their_own_predictions() -> None:
         for kv_heads in (1, 8)
     ]
     found, errors, correlation = fit_coefficients(
-        rows, SETTING, DECODE_START, FREE_DECODE, lambda c, row: decode_terms_of(c, row, SETTING)
+        rows,
+        SETTING,
+        Law(
+            start=DECODE_START,
+            free=FREE_DECODE,
+            terms_of=lambda c, row: decode_terms_of(c, row, SETTING),
+            features_of=decode_features_of,
+        ),
     )
     assert found.hbm_bytes_per_s == pytest.approx(truth.hbm_bytes_per_s, rel=0.01)
     assert found.floor_s == pytest.approx(truth.floor_s, rel=0.03)
@@ -217,7 +224,11 @@ def test_gemm_shapes_left_out() -> None:
         if out[0]["k"] != 4096:
             continue
         learnt = learn_corrections(
-            rest, [base_terms(law, r, GPU) for r in rest], [features_of(r) for r in rest], SETTING, lengths=LENGTHS
+            rest,
+            [base_terms(law, r, GPU) for r in rest],
+            [features_of(r) for r in rest],
+            SETTING,
+            Learning(lengths=LENGTHS),
         )
         errors += [
             errors_of(r, corrected(base_terms(law, r, GPU), learnt.time, learnt.energy, features_of(r)), SETTING)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,16 @@ from hardware.calibrate.fit_families import (
     prefill_sizes,
 )
 from hardware.calibrate.fit_gemm import PRIORS
-from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, fit_family, settled_limit
+from hardware.calibrate.fit_kit import (
+    Constraints,
+    FitSetting,
+    FittedFamily,
+    Law,
+    Learning,
+    Row,
+    fit_family,
+    settled_limit,
+)
 from hardware.catalog import load_gpu
 from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOutErrors
 from hardware.errors import HardwareError
@@ -113,18 +122,15 @@ class _Fits:
         self,
         name: str,
         rows: Sequence[Row],
-        start: Any,
-        free: Sequence[str],
-        terms_of: Callable[[Any, Row], KernelTerms],
-        features_of: Callable[[Row], tuple[float, ...]],
-        lengths: tuple[float, ...],
-        **more: Any,
+        law: Law[Any],
+        learning: Learning,
+        priors: Mapping[str, float] | None = None,
     ) -> Any:
         """Fit ``name`` on ``rows`` and keep it."""
         setting = settled_limit(self.setting, rows)
 
         def fit(some: Sequence[Row]) -> FittedFamily[Any]:
-            return fit_family(some, setting, start, free, terms_of, features_of, lengths=lengths, **more)
+            return fit_family(some, setting, law, learning, Constraints(priors=priors or {}))
 
         family = fit(rows)
         self.coefficients[name] = family.coefficients
@@ -140,7 +146,9 @@ class _Fits:
             other = fit(rest)
             for row in fold:
                 factors = other.corrections
-                terms = corrected(terms_of(other.coefficients, row), factors.time, factors.energy, features_of(row))
+                terms = corrected(
+                    law.terms_of(other.coefficients, row), factors.time, factors.energy, law.features_of(row)
+                )
                 point = setting.point(terms, {"temperature_c": row.get("temperature_c"), "sm_clock_mhz": None})
                 time.append(abs(point.latency_s / row["latency_s"] - 1.0))
                 energy.append(abs(point.latency_s * point.power_w / row["energy_j"] - 1.0))
@@ -174,21 +182,26 @@ def fit_engine(
         some = [row for row in attention if row["phase"] == "decode" and row["kv_dtype"] == cache]
         if some:
             start = decodes.get("bf16", base.decode)
-            decodes[cache] = fits.add(
-                f"decode.{cache}", some, start, (*FREE_DECODE, "hbm_byte_energy_j"),
-                lambda c, row: decode_terms_of(c, row, setting), decode_features_of, DECODE_LENGTHS,
-                priors={"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5},
-            )  # fmt: skip
+            decode = Law(
+                start=start,
+                free=(*FREE_DECODE, "hbm_byte_energy_j"),
+                terms_of=lambda c, row: decode_terms_of(c, row, setting),
+                features_of=decode_features_of,
+            )
+            priors = {"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5}
+            decodes[cache] = fits.add(f"decode.{cache}", some, decode, Learning(lengths=DECODE_LENGTHS), priors)
     hbm_j = decodes["bf16"].hbm_byte_energy_j if decodes else bf16.hbm_byte_energy_j
     some = [row for row in attention if row["phase"] == "prefill" and row["kv_dtype"] == "bf16"]
     if some:
-        prefill = fits.add(
-            "prefill", some, base.prefill, FREE_PREFILL,
-            lambda c, row: prefill_base_terms(
+        prompts = Law(
+            start=base.prefill,
+            free=FREE_PREFILL,
+            terms_of=lambda c, row: prefill_base_terms(
                 c, prefill_sizes(row), gpu, hbm_bytes_per_s=bf16.hbm_bytes_per_s, hbm_byte_energy_j=hbm_j
             ),
-            prefill_features_of, PREFILL_LENGTHS,
-        )  # fmt: skip
+            features_of=prefill_features_of,
+        )
+        prefill = fits.add("prefill", some, prompts, Learning(lengths=PREFILL_LENGTHS))
 
     routed: dict[str, RoutedCoefficients] = {}
     experts = [row for row in single if row["kind"] == "vllm_experts" and row["part"] != "all"]
@@ -200,12 +213,15 @@ def fit_engine(
                 tile_cycles_per_k=0.6 * routed["bf16"].tile_cycles_per_k,
                 flop_energy_j=0.6 * routed["bf16"].flop_energy_j,
             )
-        routed[name] = fits.add(
-            f"routed.{name}", [row for row in experts if weights_of(row) == name], tile_start, FREE_ROUTED,
-            lambda c, row: routed_base_terms(c, routed_sizes(row), gpu),
-            lambda row: routed_features(routed_sizes(row)), ROUTED_LENGTHS,
-            priors={"sm_power_w": 0.5, "core_byte_energy_j": 0.5},
-        )  # fmt: skip
+        sorted_rows = Law(
+            start=tile_start,
+            free=FREE_ROUTED,
+            terms_of=lambda c, row: routed_base_terms(c, routed_sizes(row), gpu),
+            features_of=lambda row: routed_features(routed_sizes(row)),
+        )
+        some = [row for row in experts if weights_of(row) == name]
+        priors = {"sm_power_w": 0.5, "core_byte_energy_j": 0.5}
+        routed[name] = fits.add(f"routed.{name}", some, sorted_rows, Learning(lengths=ROUTED_LENGTHS), priors)
 
     scaled: dict[str, GemmCoefficients] = {}
     for scales in ("token", "block"):
@@ -214,12 +230,14 @@ def fit_engine(
             continue
         name = "fp8_e4m3" if scales == "token" else "fp8_e4m3_block"
         product_start = scaled.get("fp8_e4m3", base.gemm["fp8_e4m3"])
-        scaled[name] = fits.add(
-            f"scaled.{name}", some, product_start, FREE_SCALED,
-            lambda c, row: scaled_base_terms(c, gpu, m=row["m"], n=row["n"], k=row["k"]),
-            lambda row: scaled_features(row["m"], row["n"], row["k"]), SCALED_LENGTHS, time=(0.1, 0.02),
-            priors={**PRIORS, "hbm_byte_energy_j": 0.1},
-        )  # fmt: skip
+        product = Law(
+            start=product_start,
+            free=FREE_SCALED,
+            terms_of=lambda c, row: scaled_base_terms(c, gpu, m=row["m"], n=row["n"], k=row["k"]),
+            features_of=lambda row: scaled_features(row["m"], row["n"], row["k"]),
+        )
+        learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
+        scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
     elementwise: dict[str, ElementwiseCoefficients] = dict(near.elementwise) if near else {}
     by_op: dict[str, list[Row]] = {}
@@ -237,14 +255,16 @@ def fit_engine(
             )
         )
         if near and op in near.elementwise:
-            pass_start = replace(pass_start, hbm_bytes_per_s=start.hbm_bytes_per_s * hbm / _hbm_of(near))
-        elementwise[op] = fits.add(
-            f"elementwise.{op}", some, pass_start, FREE_ELEMENTWISE,
-            lambda c, row: moved_terms(c, moved_of(row), gpu),
-            lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
-            ELEMENTWISE_LENGTHS, time=(0.08, 0.02), energy=(0.08, 0.03),
-            priors=dict.fromkeys(FREE_ELEMENTWISE, 0.15) if near else None,
-        )  # fmt: skip
+            pass_start = replace(pass_start, hbm_bytes_per_s=pass_start.hbm_bytes_per_s * hbm / _hbm_of(near))
+        memory_bound = Law(
+            start=pass_start,
+            free=FREE_ELEMENTWISE,
+            terms_of=lambda c, row: moved_terms(c, moved_of(row), gpu),
+            features_of=lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
+        )
+        learning = Learning(lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02))
+        near_start = dict.fromkeys(FREE_ELEMENTWISE, 0.15) if near else None
+        elementwise[op] = fits.add(f"elementwise.{op}", some, memory_bound, learning, near_start)
     return EngineLaws(
         command=command,
         date=datetime.now(UTC).date().isoformat(),

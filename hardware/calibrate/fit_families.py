@@ -9,7 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair, follow_the_clock, moved_bytes
-from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, fit_family, settled_limit
+from hardware.calibrate.fit_kit import (
+    Constraints,
+    FitSetting,
+    FittedFamily,
+    Law,
+    Learning,
+    Row,
+    fit_family,
+    settled_limit,
+)
 from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from hardware.laws.attention import (
     DecodeCoefficients,
@@ -233,19 +242,25 @@ def fit_prefill(
     """Prefill attention; ``gemm`` gives the HBM rate and energy, which these rows hardly touch."""
     setting = settled_limit(setting, rows)
     rows = on_chip_clocks(rows, duty, setting)
-    return fit_family(
-        rows, setting, PREFILL_START, FREE_PREFILL, lambda c, row: prefill_terms_of(c, row, gemm, setting),
-        prefill_features_of, lengths=PREFILL_LENGTHS,
-    )  # fmt: skip
+    law = Law(
+        start=PREFILL_START,
+        free=FREE_PREFILL,
+        terms_of=lambda c, row: prefill_terms_of(c, row, gemm, setting),
+        features_of=prefill_features_of,
+    )
+    return fit_family(rows, setting, law, Learning(lengths=PREFILL_LENGTHS))
 
 
 def fit_decode(rows: Sequence[Row], setting: FitSetting, hbm_byte_energy_j: float) -> FittedFamily[DecodeCoefficients]:
     """Decode attention."""
     start = replace(DECODE_START, hbm_byte_energy_j=hbm_byte_energy_j)
-    return fit_family(
-        rows, setting, start, FREE_DECODE, lambda c, row: decode_terms_of(c, row, setting), decode_features_of,
-        lengths=DECODE_LENGTHS,
-    )  # fmt: skip
+    law = Law(
+        start=start,
+        free=FREE_DECODE,
+        terms_of=lambda c, row: decode_terms_of(c, row, setting),
+        features_of=decode_features_of,
+    )
+    return fit_family(rows, setting, law, Learning(lengths=DECODE_LENGTHS))
 
 
 def fit_grouped(
@@ -254,10 +269,13 @@ def fit_grouped(
     """Grouped GEMM; ``decode`` gives the HBM rate and energy."""
     setting = settled_limit(setting, rows)
     start = replace(GROUPED_START, hbm_bytes_per_s=decode.hbm_bytes_per_s, hbm_byte_energy_j=decode.hbm_byte_energy_j)
-    return fit_family(
-        rows, setting, start, FREE_GROUPED, lambda c, row: grouped_terms_of(c, row, setting), grouped_features_of,
-        lengths=GROUPED_LENGTHS,
-    )  # fmt: skip
+    law = Law(
+        start=start,
+        free=FREE_GROUPED,
+        terms_of=lambda c, row: grouped_terms_of(c, row, setting),
+        features_of=grouped_features_of,
+    )
+    return fit_family(rows, setting, law, Learning(lengths=GROUPED_LENGTHS))
 
 
 def fit_elementwise(
@@ -284,10 +302,17 @@ def fit_elementwise(
             start, free = replace(start, follows_below=FOLLOWS_BELOW), (*free, "follows_below")
         elif anchors:
             start, anchors = replace(start, follows_below=0.0), ()
+        law = Law(
+            start=start,
+            free=free,
+            terms_of=lambda c, row: elementwise_terms_of(c, row, setting),
+            features_of=elementwise_features_of,
+        )
         fitted[kind] = fit_family(
-            [row for row in rows if row["kind"] == kind], setting, start, free,
-            lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of,
-            lengths=ELEMENTWISE_LENGTHS, anchors=anchors, ratio_sigma=BETWEEN_SIGMA, time=(0.08, 0.02),
-            energy=(0.08, 0.03),
-        )  # fmt: skip
+            [row for row in rows if row["kind"] == kind],
+            setting,
+            law,
+            Learning(lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02)),
+            Constraints(anchors=anchors, ratio_sigma=BETWEEN_SIGMA),
+        )
     return fitted

@@ -8,8 +8,11 @@ from dataclasses import fields, replace
 import numpy as np
 
 from hardware.calibrate.fit_kit import (
+    Constraints,
     FitSetting,
     FittedFamily,
+    Law,
+    Learning,
     Row,
     fit_coefficients,
     fit_family,
@@ -51,7 +54,7 @@ MOST = {"efficiency": 1.0}
 # rows alone.
 LENGTHS = (1.5, 1.0, 1.0, 1.0)
 # A row more costs no less: what is left for it is less than meters tell apart.
-STEEPEST_FALL = 0.004
+LEARNING = Learning(lengths=LENGTHS, steepest_fall=0.004)
 
 
 def gemm_sizes(row: Row) -> GemmSizes:
@@ -74,11 +77,10 @@ def fit_bf16(
 ) -> FittedFamily[GemmCoefficients]:
     """The law of 16-bit GEMMs; ``anchors`` are duty rows with true clocks."""
     start = replace(START, hbm_byte_energy_j=hbm_byte_energy_j)
-    return fit_family(
-        rows, setting, start, FREE_BF16, lambda c, row: base_terms(c, row, setting.gpu), features_of,
-        lengths=LENGTHS, anchors=anchors, priors=PRIORS, most=MOST,
-        steepest_fall=STEEPEST_FALL,
-    )  # fmt: skip
+    law = Law(
+        start=start, free=FREE_BF16, terms_of=lambda c, row: base_terms(c, row, setting.gpu), features_of=features_of
+    )
+    return fit_family(rows, setting, law, LEARNING, Constraints(anchors=anchors, priors=PRIORS, most=MOST))
 
 
 def fit_fp8(
@@ -86,14 +88,11 @@ def fit_fp8(
 ) -> FittedFamily[GemmCoefficients]:
     """The law of 8-bit GEMMs from that of 16-bit ones; what is left is learnt from both types' rows."""
     gpu = setting.gpu
-    fp8, errors, correlation = fit_coefficients(
-        rows, setting, bf16, FREE_FP8, lambda c, row: base_terms(c, row, gpu), priors=PRIORS, most=MOST
-    )
+    law = Law(start=bf16, free=FREE_FP8, terms_of=lambda c, row: base_terms(c, row, gpu), features_of=features_of)
+    fp8, errors, correlation = fit_coefficients(rows, setting, law, Constraints(priors=PRIORS, most=MOST))
     both = [*rows, *bf16_rows]
     terms = [base_terms(c, row, gpu) for c, of in ((fp8, rows), (bf16, bf16_rows)) for row in of]
-    corrections = learn_corrections(
-        both, terms, [features_of(row) for row in both], setting, lengths=LENGTHS, steepest_fall=STEEPEST_FALL
-    )
+    corrections = learn_corrections(both, terms, [features_of(row) for row in both], setting, LEARNING)
     return FittedFamily(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -130,60 +130,71 @@ def settled_limit(setting: FitSetting, rows: Sequence[Row]) -> FitSetting:
     return replace(setting, limit_w=float(np.median(watts))) if len(watts) >= 3 else setting
 
 
-def fit_family(
-    rows: Sequence[Row],
-    setting: FitSetting,
-    start: Coefficients,
-    free: Sequence[str],
-    terms_of: Callable[[Coefficients, Row], KernelTerms],
-    features_of: Callable[[Row], tuple[float, ...]],
-    *,
-    lengths: tuple[float, ...],
-    anchors: Sequence[tuple[Row, Row]] = (),
-    ratio_sigma: float = RATIO_SIGMA,
-    priors: Mapping[str, float] | None = None,
-    most: Mapping[str, float] | None = None,
-    time: tuple[float, float] = (0.06, 0.02),
-    energy: tuple[float, float] = (0.08, 0.03),
-    steepest_fall: float | None = None,
-) -> FittedFamily[Coefficients]:
-    """Coefficients by least squares, then corrections of what is left."""
-    coefficients, errors, correlation = fit_coefficients(
-        rows, setting, start, free, terms_of, anchors=anchors, ratio_sigma=ratio_sigma, priors=priors, most=most
-    )
-    corrections = learn_corrections(
-        rows,
-        [terms_of(coefficients, row) for row in rows],
-        [features_of(row) for row in rows],
-        setting,
-        lengths=lengths,
-        time=time,
-        energy=energy,
-        steepest_fall=steepest_fall,
-    )
-    return FittedFamily(coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law(Generic[Coefficients]):
+    """A family's law as it is fitted: where the search begins, which coefficients are free, a row's terms and place.
+
+    ``features_of`` gives the coordinates of a row's correction.
+    """
+
+    start: Coefficients
+    free: Sequence[str]
+    terms_of: Callable[[Coefficients, Row], KernelTerms]
+    features_of: Callable[[Row], tuple[float, ...]]
 
 
-def fit_coefficients(
-    rows: Sequence[Row],
-    setting: FitSetting,
-    start: Coefficients,
-    free: Sequence[str],
-    terms_of: Callable[[Coefficients, Row], KernelTerms],
-    *,
-    anchors: Sequence[tuple[Row, Row]] = (),
-    ratio_sigma: float = RATIO_SIGMA,
-    priors: Mapping[str, float] | None = None,
-    most: Mapping[str, float] | None = None,
-) -> tuple[Coefficients, dict[str, float], Matrix]:
-    """Least squares on log time and log energy of ``rows`` at their settled points.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What is known of coefficients beside the rows.
 
     ``anchors`` are pairs of rows of one shape at two true clocks (``clock_hz``): the ratio of their times (its log
     known to ``ratio_sigma``) says what follows the clock, whatever the shape's own correction will be. ``priors`` are
     standard deviations of logs about the start (1 where not given), ``most`` the largest values that make sense.
-    Returns the coefficients and the standard errors of the logs of the ``free`` ones.
     """
-    widths = np.array([(priors or {}).get(name, 1.0) for name in free])
+
+    anchors: Sequence[tuple[Row, Row]] = ()
+    ratio_sigma: float = RATIO_SIGMA
+    priors: Mapping[str, float] = field(default_factory=dict)
+    most: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """How corrections are learnt: length scales of the coordinates, amplitude and noise of time and of energy (logs),
+    and the most that time may fall for one row more (None: any)."""
+
+    lengths: tuple[float, ...]
+    time: tuple[float, float] = (0.06, 0.02)
+    energy: tuple[float, float] = (0.08, 0.03)
+    steepest_fall: float | None = None
+
+
+UNCONSTRAINED = Constraints()
+
+
+def fit_family(
+    rows: Sequence[Row],
+    setting: FitSetting,
+    law: Law[Coefficients],
+    learning: Learning,
+    constraints: Constraints = UNCONSTRAINED,
+) -> FittedFamily[Coefficients]:
+    """Coefficients by least squares, then corrections of what is left."""
+    coefficients, errors, correlation = fit_coefficients(rows, setting, law, constraints)
+    terms, features = [law.terms_of(coefficients, row) for row in rows], [law.features_of(row) for row in rows]
+    corrections = learn_corrections(rows, terms, features, setting, learning)
+    return FittedFamily(coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation)
+
+
+def fit_coefficients(
+    rows: Sequence[Row], setting: FitSetting, law: Law[Coefficients], constraints: Constraints = UNCONSTRAINED
+) -> tuple[Coefficients, dict[str, float], Matrix]:
+    """Least squares on log time and log energy of ``rows`` at their steady points.
+
+    Returns the coefficients, and the standard errors of the logs of the free ones with their correlation.
+    """
+    start, free, terms_of, priors = law.start, law.free, law.terms_of, constraints.priors
+    widths = np.array([priors.get(name, 1.0) for name in free])
     gpu, curve = setting.gpu, setting.curve
 
     def build(x: Floats) -> Coefficients:
@@ -199,7 +210,7 @@ def fit_coefficients(
                 out.append(math.log(point.sm_clock_hz / (row["sm_clock_mhz"][0] * 1e6)) / CLOCK_SIGMA)
             if row["energy_j"]:
                 out.append(math.log(point.latency_s * point.power_w / row["energy_j"]) / 0.04)
-        for pair in anchors:
+        for pair in constraints.anchors:
             slow, fast = (
                 math.log(
                     point_at(
@@ -209,13 +220,13 @@ def fit_coefficients(
                 )
                 for row in pair
             )
-            out.extend([(slow - fast) / ratio_sigma, 0.5 * (slow + fast) / 0.03])
+            out.extend([(slow - fast) / constraints.ratio_sigma, 0.5 * (slow + fast) / 0.03])
         # A pull to the start keeps what the rows do not identify where the datasheet put it.
         out.extend((x - x0) / widths)
         return np.asarray(out)
 
     x0 = np.log([getattr(start, name) for name in free])
-    upper = np.minimum(x0 + math.log(5), [math.log((most or {}).get(name, math.inf)) for name in free])
+    upper = np.minimum(x0 + math.log(5), [math.log(constraints.most.get(name, math.inf)) for name in free])
     solution = least_squares(
         residual, x0, loss="soft_l1", bounds=(x0 - math.log(5), upper), diff_step=1e-3, max_nfev=40
     )
@@ -228,13 +239,9 @@ def learn_corrections(
     terms: Sequence[KernelTerms],
     features: Sequence[tuple[float, ...]],
     setting: FitSetting,
-    *,
-    lengths: tuple[float, ...],
-    time: tuple[float, float] = (0.06, 0.02),
-    energy: tuple[float, float] = (0.08, 0.03),
-    steepest_fall: float | None = None,
+    learning: Learning,
 ) -> Corrections:
-    """Corrections of time and of energy above idle (amplitude, noise of each).
+    """Corrections of time and of energy above idle.
 
     Each row is compared with the law at the clock the row was seen at, so that time and energy are distinguished
     where the power cap ties them together: a slow kernel and a hungry one settle at the same latency.
@@ -254,18 +261,18 @@ def learn_corrections(
         time=Correction.learn(
             points,
             np.array(log_time),
-            lengths=lengths,
-            amplitude=time[0],
-            noise=time[1],
-            steepest_fall=steepest_fall,
+            lengths=learning.lengths,
+            amplitude=learning.time[0],
+            noise=learning.time[1],
+            steepest_fall=learning.steepest_fall,
         ),
         energy=Correction.learn(
             points[metered],
             np.array(log_energy),
-            lengths=lengths,
-            amplitude=energy[0],
-            noise=energy[1],
-            steepest_fall=steepest_fall,
+            lengths=learning.lengths,
+            amplitude=learning.energy[0],
+            noise=learning.energy[1],
+            steepest_fall=learning.steepest_fall,
         )
         if metered
         else Correction.none(),
