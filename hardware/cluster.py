@@ -215,25 +215,3 @@ def default_node(gpu: GpuSpec) -> str:
     if "NVL72" in gpu.link:
         return "nvl72"
     return "pcie-8" if gpu.link_bytes_per_s == 0.0 or "bridge" in gpu.link else "hgx-8"
-
-
-def load_cluster(path: str) -> Cluster:
-    """A cluster from a .toml file of three lines: ``gpu`` and ``node`` (ids or .toml paths) and ``nodes``."""
-    return parse_cluster(read_text(Path(path), "cluster file", HardwareError), where=path)
-
-
-def parse_cluster(text: str, *, where: str) -> Cluster:
-    """A cluster from TOML text, loaded as strictly as its GPU and node.
-
-    >>> parse_cluster('gpu = "a100-sxm-80gb"\\nnode = "hgx-8"\\nnodes = 4', where="mine.toml").gpus
-    32
-    """
-    data = parse_toml(text, where, HardwareError)
-    refuse_unknown(data, ("gpu", "node", "nodes"), where)
-    for field in ("gpu", "node"):
-        if not isinstance(data.get(field), str):
-            raise HardwareError(f"{where}: {field} = {data.get(field)!r}: give an id or the path of a .toml file")
-    nodes = data.get("nodes")
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise HardwareError(f"{where}: nodes = {nodes!r}: give a whole number, 1 or more")
-    return Cluster(gpu=load_gpu(data["gpu"]), node=load_node(data["node"]), nodes=nodes)

@@ -17,7 +17,7 @@ from sim.errors import ScenarioError
 from sim.explore.conditions import Condition
 from sim.output.spreadsheet import to_csv, without_quotes
 from sim.replay.inspect import inspect_trace
-from sim.serving.request_files import read_requests, read_traffic
+from sim.serving.request_files import read_traffic
 from traces.read.values import product
 
 SERVE = ["serve", "--model", "llama3-8b", "--trace"]
@@ -107,7 +107,7 @@ def test_requests_that_were_left_out_are_told(tmp_path: Path) -> None:
     assert "1 requests of the file that got no output token" in end_of([*SERVE, str(file)])[1]
     file.write_text("arrival_s,input_tokens,output_tokens\n1,64,0\n")
     with pytest.raises(ScenarioError, match="holds no request with an output token"):
-        read_requests(file)
+        read_traffic(file)
 
 
 def test_what_has_no_end_is_refused_and_what_grows_out_of_proportion(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from hardware.catalog import load_gpu
-from hardware.cluster import Cluster, cluster_for, cluster_of, load_cluster, load_node, parse_cluster, parse_node
+from hardware.cluster import Cluster, cluster_for, cluster_of, load_node, parse_node
 from hardware.errors import HardwareError
 
 GOOD = """
@@ -92,29 +90,3 @@ def test_strict_loading(change: tuple[str, str], message: str) -> None:
 def test_a_rank_outside_is_an_error() -> None:
     with pytest.raises(HardwareError, match="rank 16 is outside the 16 GPUs"):
         two_nodes().path(0, 16)
-
-
-def test_a_cluster_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('gpu = "h200"\nnode = "hgx-8"\nnodes = 3\n')
-    cluster = load_cluster(str(path))
-    assert (cluster.gpu.id, cluster.gpus) == ("h200-sxm-141gb", 24)
-    with pytest.raises(HardwareError, match=r"cannot read cluster file '.*absent\.toml': No such file or directory"):
-        load_cluster(str(tmp_path / "absent.toml"))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('gpus = "h100"\nnode = "hgx-8"\nnodes = 2', "c.toml: unknown key 'gpus': did you mean 'gpu'?"),
-        ('gpu = "h100"\nnode = "hgx-8"', "c.toml: nodes = None: give a whole number, 1 or more"),
-        ('gpu = "h100"\nnode = "hgx-8"\nnodes = 0', "c.toml: nodes = 0: give a whole number, 1 or more"),
-        ('gpu = "h100"\nnode = "hgx-8"\nnodes = 1.5', "c.toml: nodes = 1.5: give a whole number, 1 or more"),
-        ('gpu = "h100"\nnode = 8\nnodes = 1', "c.toml: node = 8: give an id or the path of a .toml file"),
-        ('gpu = "h100"\nnode = "hgx-9"\nnodes = 1', "unknown node 'hgx-9': did you mean 'hgx-8'?"),
-    ],
-)
-def test_a_cluster_is_loaded_strictly(text: str, message: str) -> None:
-    with pytest.raises(HardwareError) as error:
-        parse_cluster(text, where="c.toml")
-    assert str(error.value) == message

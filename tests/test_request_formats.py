@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import ScenarioError
-from sim.serving.request_files import read_requests
+from sim.serving.request_files import read_traffic
 
 BAILIAN = """\
 {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 52, "output_length": 13, "hash_ids": [1, 2]}
@@ -37,11 +37,11 @@ def test_columns_units_and_blocks(
 ) -> None:
     path = tmp_path / "requests"
     path.write_text(text)
-    found = read_requests(path)
+    found = read_traffic(path).requests
     assert [request.arrival_s for request in found] == pytest.approx(arrivals)
     assert [(request.input_tokens, request.output_tokens) for request in found] == tokens
     assert {request.block_tokens for request in found} == {block_tokens}
-    assert {request.block_tokens for request in read_requests(path, block_tokens=64)} == {64}
+    assert {request.block_tokens for request in read_traffic(path, block_tokens=64).requests} == {64}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_texts_are_refused_with_what_to_do(tmp_path: Path, line: bytes, column: 
     path = tmp_path / "t.jsonl"
     path.write_bytes(line + b"\n")
     with pytest.raises(ScenarioError) as error:
-        read_requests(path)
+        read_traffic(path)
     assert str(error.value) == (
         f"{path}: {column} as text (ShareGPT, LMSYS, WildChat) hold neither times nor token counts: count tokens with "
         "the model's tokenizer, and give columns arrival_s, input_tokens, output_tokens"

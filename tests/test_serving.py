@@ -24,7 +24,7 @@ from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.price import StepPrices
 from sim.serving.report import print_summary
-from sim.serving.request_files import read_requests
+from sim.serving.request_files import read_traffic
 from sim.serving.requests import arrivals
 from sim.serving.trace import to_trace, write_served
 from tests.perfetto_kit import losses, perfetto, rows
@@ -217,11 +217,11 @@ def test_the_power_cap_slows_a_loaded_server_and_not_an_idle_one() -> None:
 
 def test_recorded_traffic_is_read_as_it_was_written() -> None:
     folder = requests_folder()
-    conversation = read_requests(folder / "AzureLLMInferenceTrace_conv.csv")
+    conversation = read_traffic(folder / "AzureLLMInferenceTrace_conv.csv").requests
     assert len(conversation) == 19_366
     second = conversation[1]
     assert (second.arrival_s, second.input_tokens, second.output_tokens) == (pytest.approx(4.314579), 396, 109)
-    mooncake = read_requests(folder / "mooncake_conversation_trace.jsonl.gz", limit=2)
+    mooncake = read_traffic(folder / "mooncake_conversation_trace.jsonl.gz", limit=2).requests
     assert (mooncake[0].input_tokens, mooncake[0].output_tokens, mooncake[1].prefix[:2]) == (6758, 500, (0, 14))
 
 
@@ -277,7 +277,7 @@ def test_bad_traffic_is_refused_with_its_line(tmp_path: Path, text: str, says: s
     file = tmp_path / "traffic.csv"
     file.write_text(text)
     with pytest.raises(ScenarioError, match=says.replace(".", r"\.")):
-        read_requests(file)
+        read_traffic(file)
 
 
 def test_the_command_prints_one_document_and_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,11 +86,6 @@ FORMATS = (
 )
 
 
-def read_requests(path: Path, *, limit: int | None = None, block_tokens: int | None = None) -> list[Request]:
-    """The requests of :func:`read_traffic`."""
-    return read_traffic(path, limit=limit, block_tokens=block_tokens).requests
-
-
 def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | None = None) -> Traffic:
     """Requests of a file in order of arrival, the first at 0 s: CSV or JSON lines, gzip or not, by content.
 
