@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.calibrate.engine_rows import Moved, moved_of, read_engine_records
+from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
     FREE_DECODE,
@@ -52,6 +52,9 @@ SCALED_LENGTHS = (1.5, 1.0, 1.0)
 PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
 DECODE_LENGTHS = (1.5, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
+NOT_ELEMENTWISE = (
+    "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
+)  # fmt: skip
 FREE_ROUTED = (
     "floor_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s",
     "flop_energy_j", "padded_flop_energy_j", "core_byte_energy_j", "sm_power_w",
@@ -190,18 +193,18 @@ def fit_engine(
                 DECODE_LENGTHS, priors={"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5},
             )  # fmt: skip
     hbm_j = decodes["bf16"].hbm_byte_energy_j if decodes else bf16.hbm_byte_energy_j
-    some = [row for row in attention if row["phase"] == "prefill" and row["kv_dtype"] == "bf16"]
+    some = [flash for row in single if (flash := prefill_of(row)) is not None]
     if some:
         prefill = fits.add(
             "prefill", some, base.prefill, FREE_PREFILL,
             lambda c, row: prefill_base_terms(
-                c, batch=row["batch"], q_len=row["seq_len"], kv_len=row.get("kv_len") or row["seq_len"],
-                q_heads=row["q_heads"], kv_heads=row["kv_heads"], head_dim=row["head_dim"], causal=True,
+                c, batch=row["batch"], q_len=row["seq_len"], kv_len=row["kv_len"],
+                q_heads=row["q_heads"], kv_heads=row["kv_heads"], head_dim=row["head_dim"], causal=row["causal"],
                 element_bytes=2, flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("bf16"),
                 hbm_bytes_per_s=bf16.hbm_bytes_per_s, hbm_byte_energy_j=hbm_j, sms=gpu.sms,
             ),
             lambda row: prefill_features(
-                row["batch"], row["seq_len"], row.get("kv_len") or row["seq_len"], row["q_heads"], True
+                row["batch"], row["seq_len"], row["kv_len"], row["q_heads"], row["causal"]
             ),
             PREFILL_LENGTHS,
         )  # fmt: skip
@@ -240,7 +243,7 @@ def fit_engine(
     elementwise: dict[str, ElementwiseCoefficients] = dict(near.elementwise) if near else {}
     by_op: dict[str, list[Row]] = {}
     for row in single:
-        if row["kind"] not in ("vllm_experts", "vllm_attention", "vllm_scaled_gemm"):
+        if row["kind"] not in NOT_ELEMENTWISE:
             by_op.setdefault(moved_of(row).op, []).append(row)
     for op, some in sorted(by_op.items()):
         pass_start = (
@@ -269,12 +272,33 @@ def fit_engine(
         routed=routed,
         scaled=scaled,
         prefill=prefill,
-        decode=decodes,
+        decode=decodes or {"bf16": base.decode},
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),
         left_out=fits.left_out,
         standard_errors=fits.errors,
+    )
+
+
+def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> EngineLaws:
+    """Laws of the same kernels on ``to``, a GPU of the same SMs and another memory, of which no row was taken.
+
+    Memory-bound kernels move bytes as much faster as the memory is, for as many more joules a byte as products do;
+    attention, bound by the SMs, stays.
+    """
+    faster = to.hbm_bytes_per_s / of.hbm_bytes_per_s
+    dearer = profile_for(to).gemm["bf16"].hbm_byte_energy_j / profile_for(of).gemm["bf16"].hbm_byte_energy_j
+    return replace(
+        laws,
+        command=command,
+        elementwise={
+            op: replace(
+                one, hbm_bytes_per_s=one.hbm_bytes_per_s * faster, hbm_byte_energy_j=one.hbm_byte_energy_j * dearer
+            )
+            for op, one in laws.elementwise.items()
+        },
+        left_out={},
     )
 
 
@@ -314,6 +338,7 @@ def main() -> None:
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--gpu", required=True)
     parser.add_argument("--near", type=Path, help="laws of a like GPU where a family has few rows")
+    parser.add_argument("--carry-to", help="a GPU of the same SMs and another memory, for which the laws are written")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     gpu = load_gpu(given.gpu)
@@ -323,6 +348,8 @@ def main() -> None:
         files={f"{gpu.id}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in given.records},
         command=f"python -m hardware.calibrate.fit_engine {' '.join(p.name for p in given.records)} --gpu {gpu.id}",
     )  # fmt: skip
+    if given.carry_to:
+        laws = carried(laws, gpu, load_gpu(given.carry_to), command=f"{laws.command} --carry-to {given.carry_to}")
     given.out.write_text(
         json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )
