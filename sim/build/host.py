@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import workloads
 from hardware.laws.terms import time_s, wanted_sms
 from sim.build.lower import Classify
-from sim.scenario.layout import layout_of
-from sim.scenario.spec import Scenario
+from sim.scenario.resolved import Resolved
 from workloads.engine import load_engine
 from workloads.families.dit_video import STEP
 from workloads.passes import load_passes
@@ -16,13 +15,14 @@ from workloads.program import Program, Segment
 
 
 def engine_issue_s(
-    scenario: Scenario, program: Program, classify: Classify, *, sms: int, clock_hz: float
+    resolved: Resolved, program: Program, classify: Classify, *, sms: int, clock_hz: float
 ) -> float | None:
     """Seconds a launch where the host of the stack takes longer for a step than its kernels do.
 
     The step is a prompt of a serving engine, or a denoising step of a stack that launches kernel by kernel. None where
     the GPU is behind: kernels then follow one another as in a graph.
     """
+    scenario, layout = resolved.scenario, resolved.layout
     stack = workloads.load_stack(scenario.stack)
     if scenario.launch != "graph":
         return None
@@ -33,14 +33,14 @@ def engine_issue_s(
         return launch_s if count * launch_s > kernels_s else None
     if scenario.phase != "prefill" or stack.engine is None:
         return None
-    pace, layout = load_engine(stack.engine).host, layout_of(scenario)
+    pace = load_engine(stack.engine).host
     tokens = scenario.batch * scenario.seq_len // (layout.dp * layout.micro_batches)
     if tokens <= pace.captured_tokens:
         return None
     segments = program.ranks[0].phases[0].segments
     kernels_s, count = _kernels_s(segments, classify, sms=sms, clock_hz=clock_hz)
     layers = sum(segment.repeat for segment in segments if segment.name != "lm_head")
-    experts = workloads.load_model(scenario.model).experts > 0
+    experts = resolved.language_model.experts > 0
     host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
     return host_s / count if host_s > kernels_s else None
 

@@ -242,9 +242,9 @@ def _of_machine(target: Machine) -> list[str]:
     return found
 
 
-def _same_figures(one: GpuSpec, other: GpuSpec) -> bool:
+def _same_figures(gpu: GpuSpec, other: GpuSpec) -> bool:
     names = {field.name for field in fields(GpuSpec)} - {"sources", "confidence"}
-    return one is other or all(getattr(one, name) == getattr(other, name) for name in names)
+    return gpu is other or all(getattr(gpu, name) == getattr(other, name) for name in names)
 
 
 def _measured(asked: Kind) -> tuple[Checked | None, list[str]]:

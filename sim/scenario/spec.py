@@ -60,7 +60,7 @@ GpuName = Annotated[str, AfterValidator(_known_gpu)]
 ModelName = Annotated[str, AfterValidator(_known_model)]
 
 
-class Table(BaseModel):
+class FieldTable(BaseModel):
     """A table of fields that can be written as keywords, TOML or JSON; problems are errors of one line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
@@ -89,7 +89,7 @@ class Table(BaseModel):
         return cls.parse({**read_mapping(path), **overrides}, where=str(path))
 
 
-class Scenario(Table):
+class Scenario(FieldTable):
     """What to run and on what. Unknown keys are refused with the nearest known one.
 
     ``seq_len`` is the input length in prefill and generate, the cached length in decode.

@@ -138,12 +138,12 @@ def _computed(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
 
 def _reused(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
     """A step that adds the last residual: the first block of one branch is computed, to judge by."""
-    one = replace(branch, batch=run.videos)
+    video = replace(branch, batch=run.videos)
     head = (_pointwise("add_residual", branch.own, run.spec.d_model, 3), *_head(run, branch))
     return (
         Segment(name="embed", kernels=_embed(branch)),
-        *layer_segments(one, 1),
-        Segment(name="proxy", kernels=_judge(run, one)),
+        *layer_segments(video, 1),
+        Segment(name="proxy", kernels=_judge(run, video)),
         *(Segment(name="head", kernels=head),) * run.passes,
         Segment(name="scheduler", kernels=_schedule(run)),
     )
