@@ -73,7 +73,7 @@ class EngineLaws:
 
 
 ADAPTER = TypeAdapter(EngineLaws)
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "diffusers")
 
 
 @lru_cache(maxsize=32)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.calibrate.engine_rows import Moved, moved_of, read_engine_records
+from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
     FREE_DECODE,
@@ -60,6 +60,9 @@ SCALED_LENGTHS = (1.5, 1.0, 1.0)
 PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
 DECODE_LENGTHS = (1.5, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
+NOT_ELEMENTWISE = (
+    "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
+)  # fmt: skip
 FREE_ROUTED = (
     "floor_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s",
     "flop_energy_j", "padded_flop_energy_j", "core_byte_energy_j", "sm_power_w",
@@ -191,7 +194,7 @@ def fit_engine(
             priors = {"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5}
             decodes[cache] = fits.add(f"decode.{cache}", some, decode, Learning(lengths=DECODE_LENGTHS), priors)
     hbm_j = decodes["bf16"].hbm_byte_energy_j if decodes else bf16.hbm_byte_energy_j
-    some = [row for row in attention if row["phase"] == "prefill" and row["kv_dtype"] == "bf16"]
+    some = [flash for row in single if (flash := prefill_of(row)) is not None]
     if some:
         prompts = Law(
             start=base.prefill,
@@ -242,7 +245,7 @@ def fit_engine(
     elementwise: dict[str, ElementwiseCoefficients] = dict(near.elementwise) if near else {}
     by_op: dict[str, list[Row]] = {}
     for row in single:
-        if row["kind"] not in ("vllm_experts", "vllm_attention", "vllm_scaled_gemm"):
+        if row["kind"] not in NOT_ELEMENTWISE:
             by_op.setdefault(moved_of(row).op, []).append(row)
     for op, some in sorted(by_op.items()):
         pass_start = (
@@ -273,12 +276,33 @@ def fit_engine(
         routed=routed,
         scaled=scaled,
         prefill=prefill,
-        decode=decodes,
+        decode=decodes or {"bf16": base.decode},
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),
         left_out=fits.left_out,
         standard_errors=fits.errors,
+    )
+
+
+def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> EngineLaws:
+    """Laws of the same kernels on ``to``, a GPU of the same SMs and another memory, of which no row was taken.
+
+    Memory-bound kernels move bytes as much faster as the memory is, for as many more joules a byte as products do;
+    attention, bound by the SMs, stays.
+    """
+    faster = to.hbm_bytes_per_s / of.hbm_bytes_per_s
+    dearer = profile_for(to).gemm["bf16"].hbm_byte_energy_j / profile_for(of).gemm["bf16"].hbm_byte_energy_j
+    return replace(
+        laws,
+        command=command,
+        elementwise={
+            op: replace(
+                one, hbm_bytes_per_s=one.hbm_bytes_per_s * faster, hbm_byte_energy_j=one.hbm_byte_energy_j * dearer
+            )
+            for op, one in laws.elementwise.items()
+        },
+        left_out={},
     )
 
 
@@ -318,6 +342,7 @@ def main() -> None:
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--gpu", required=True)
     parser.add_argument("--near", type=Path, help="laws of a like GPU where a family has few rows")
+    parser.add_argument("--carry-to", help="a GPU of the same SMs and another memory, for which the laws are written")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     gpu = load_gpu(given.gpu)
@@ -327,6 +352,8 @@ def main() -> None:
         files={f"{gpu.id}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in given.records},
         command=f"python -m hardware.calibrate.fit_engine {' '.join(p.name for p in given.records)} --gpu {gpu.id}",
     )  # fmt: skip
+    if given.carry_to:
+        laws = carried(laws, gpu, load_gpu(given.carry_to), command=f"{laws.command} --carry-to {given.carry_to}")
     given.out.write_text(
         json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )

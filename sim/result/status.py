@@ -174,7 +174,8 @@ def standing(
 
 def _card(scenario: Scenario, target: Machine, known: Checked | None) -> str:
     """What the card's laws rest on: calibrated for a stack whose own kernels and whole runs were measured on it."""
-    engine = workloads.load_stack(scenario.stack).engine if scenario.phase != "denoise" else None
+    stack = workloads.load_stack(scenario.stack)
+    engine = stack.engine or stack.passes
     if known is not None and engine is not None and engine in shipped_engines(target.gpu.id):
         return "calibrated"
     return target.profile.status

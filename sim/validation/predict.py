@@ -24,7 +24,7 @@ from sim.validation.lanes import beside_waiting, computation, together
 from sim.validation.partitions import on_partition, side_by_side
 from sim.validation.records import MEASURED_FIELDS
 from workloads.diffusion import load_dit
-from workloads.families.dit import build_denoise
+from workloads.families.dit_layers import build_denoise
 from workloads.families.ring import build_ring
 from workloads.work import (
     AllReduce,
