@@ -21,8 +21,9 @@ from workloads.mixers import Latent, StateSpaceSizes
 from workloads.model import ModelSpec, Vision, check_axes
 from workloads.node_tables import nodes_of
 from workloads.ops import Block
+from workloads.passes.lower import lower
+from workloads.passes.shard import shard
 from workloads.positions import max_positions
-from workloads.shard import shard
 
 Reader = Callable[..., ModelSpec]
 _SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
@@ -218,7 +219,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
     for kind in dict.fromkeys(which):
         nodes = [_worked_out(node, values) for node in kinds[kind] if values.of(node.get("when", True))]
         block = Block(nodes=nodes_of(nodes, f"{where}: layer.{kind}"))
-        shard(block.nodes)  # refuses neighbours whose annotations do not fit
+        shard(lower(block.nodes))  # refuses neighbours whose annotations do not fit
         blocks[kind] = block
     letters = {kind: chr(ord("A") + number) for number, kind in enumerate(blocks)}
     positions = values.size("positions", table["positions"], least=0) if "positions" in table else None

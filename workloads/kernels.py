@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Op
+from workloads.ops import Attention, Group, Op
 from workloads.parallel import Layout
 from workloads.precision import Precision, Product
 from workloads.program import Kernel
@@ -64,9 +64,15 @@ class Shape:
             sizes["K"] = self.kv_heads
             sizes["H"] = self.q_heads
             sizes["r"] = self.q_heads // self.kv_heads
+        elif parallel == "s":  # rows of all sequences lie side by side
+            sizes |= {"b": 1, "s": math.ceil(self.tokens / self.layout.tp)}
         elif parallel is not None:
             sizes[parallel] = math.ceil(sizes[parallel] / self.layout.tp)
         return sizes
+
+    def over(self, group: Group) -> Shape:
+        """The same step where a node is split over ``group`` instead of the tensor group."""
+        return self if group == "tensor" else replace(self, layout=replace(self.layout, tp=self.layout.group))
 
 
 def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: bool = True) -> list[Kernel]:
@@ -79,8 +85,8 @@ def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: boo
     kernels = []
     narrow = next((one for one in ops if not shape.precision.of(one).activations.plain), None)
     if narrow is not None:
-        _, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
-        kernels.append(quantise_kernel(name, shape.tokens, depth, shape.precision.of(narrow)))
+        rows, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
+        kernels.append(quantise_kernel(name, rows, depth, shape.precision.of(narrow)))
     for group in groups:
         part = name if len(groups) == 1 else f"{group[0].label.lower()}_gemm"
         kernels.append(stored_kernel(part, group, shape, shape.precision.of(group[0])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from workloads.families.moe import expert_width
 from workloads.kernels import Shape
 from workloads.model import ModelSpec
 from workloads.ops import Experts
@@ -120,7 +119,7 @@ def _stage_need(
 def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
     """Bytes of the weights of one rank's share of ``layers`` layers (norms left out)."""
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
-    # An expert of all tokens is split over the ranks that hold the same tokens, see families.moe.
+    # An expert of all tokens is split over the ranks that hold the same tokens, see passes.lower.
     ways = {"all_reduce": layout.ep, "all_to_all": 1, None: layout.tp}[layout.ep_mode]
     split = replace(shape, layout=replace(layout, tp=ways))
     total = 0
@@ -132,7 +131,7 @@ def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Pre
             for one in weighted_ops(node):
                 sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)
                 if isinstance(node, Experts) and one is not node.router:
-                    sizes["f"] = expert_width(shape)
+                    sizes["f"] = shape.local_sizes("f" if layout.ep == 1 else None)["f"]  # whole experts, or slices
                     sizes["e"] = (model.experts + expert_replicas) // layout.ep
                 count, rows, depth = weight_shape(one, sizes)
                 total += len(run) * count * stored.of(one).weights.bytes_of(rows, depth)

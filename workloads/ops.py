@@ -6,18 +6,30 @@ from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum, parse
-from workloads.work import CollectiveOp, Elementwise
+from workloads.work import Elementwise
 
 # Kernels of unfused attention: on the queries, then on the scores.
 EagerPass = Literal["scale_queries", "scale", "mask", "softmax", "softmax_fp32"]
 
 
+# The ranks that split a node: a layer's tensor group, or all that share its experts.
+Group = Literal["tensor", "experts"]
+# How attention meets the keys of other ranks: it has all of them, heads are exchanged for tokens, or keys go round.
+Keys = Literal["own", "heads", "ring"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Cut a producer/consumer pair into ``chunks`` along tokens and give communication ``sms`` SMs."""
+    """Cut a product, and the collective that feeds or follows it, into ``chunks`` along tokens.
+
+    ``comm_ctas`` are the blocks for communication, or ``sms`` its SMs; neither: the library's choice. Neighbours of one
+    ``stage`` are cut together: a chunk passes through all of them before the collective sends it on.
+    """
 
     chunks: int
     sms: int | None = None
+    comm_ctas: int | None = None
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +61,8 @@ class Gemm:
     overlap: Overlap | None = None
     one_matrix: bool = False  # in the model itself, whatever the stack fuses
     source: str | None = None  # the earlier node whose output it reads; None: the one before it
+    group: Group = "tensor"
+    fused: bool = True  # one kernel for all ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +78,8 @@ class Attention:
     eager: tuple[EagerPass, ...] = ("scale", "mask", "softmax_fp32")
     window: int = 0  # the last so many tokens are attended to; 0: all
     cross: bool = False  # to an encoder's tokens
+    keys: Keys = "own"
+    copies: bool = False  # a new token's key and value are copied into the cache by kernels of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,7 @@ class LatentAttention:
     k_up: Op
     v_up: Op
     window: int = 0
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +111,20 @@ class StateSpace:
 class Pointwise:
     """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's.
 
-    ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before.
+    ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before. ``passes``
+    is how often it moves each element, where a stack runs a part of it only.
     """
 
     name: str
     op: Elementwise
     axis: str = "f"
     parallel: str | None = None
+    group: Group = "tensor"
+    passes: int | None = None
 
 
 # Pointwise work whose width is an axis that the node names; others have the model's width, or that of a head.
 WIDE = (Elementwise.SILU_MUL, Elementwise.GELU, Elementwise.GELU_TANH, Elementwise.RELU)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A collective of the tensor group over arrays of ``axes``; put in by the shard pass, typed by nobody."""
-
-    name: str
-    op: CollectiveOp
-    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +141,7 @@ class Experts:
     name: str = "experts"
 
 
-Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts | Exchange
+Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts
 
 
 def axes_of(node: Node) -> str:
@@ -148,8 +159,6 @@ def axes_of(node: Node) -> str:
             return "efk" + "".join(axes_of(part) for part in node.shared)
         case Pointwise():
             return node.axis if node.op in WIDE else ""
-        case Exchange():
-            return "".join(node.axes)
     assert_never(node)
 
 

@@ -8,13 +8,10 @@ from workloads.errors import WorkloadError
 from workloads.kernels import Shape, elementwise_kernel, product_kernel, weighted_kernels
 from workloads.ops import LatentAttention, Op
 from workloads.program import Kernel
-from workloads.stack import Stack
 from workloads.work import AttentionWork, DType, Elementwise
 
 
-def latent_kernels(
-    node: LatentAttention, shape: Shape, phase: Literal["prefill", "decode"], stack: Stack
-) -> list[Kernel]:
+def latent_kernels(node: LatentAttention, shape: Shape, phase: Literal["prefill", "decode"]) -> list[Kernel]:
     """Kernels of one rank up to the attention's output, values of all its heads side by side.
 
     The latents and the rotary key are made, and in decode read, by every rank; only heads are split. In decode
@@ -40,7 +37,7 @@ def latent_kernels(
     ]
     if phase == "decode":
         cached = tokens * latent.cached_dim * (element + shape.precision.kv.bytes)
-        if stack.kv_copies:
+        if node.copies:
             kernels.append(elementwise_kernel("copy_latent", Elementwise.COPY, tokens, latent.cached_dim, cached))
         kernels += [
             _product_per_head("absorb_k_gemm", node.k_up, shape),
