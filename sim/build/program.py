@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import workloads
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import machine_of
+from sim.scenario.operators import setting
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import Model, video_run
@@ -32,6 +33,7 @@ def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = Non
         overlap=scenario.overlap,
         overlap_chunks=scenario.overlap_chunks,
         comm_ctas=scenario.comm_ctas,
+        overlap_ops=tuple((name, setting(text)) for name, text in scenario.overlap_ops or ()),
         sm_margin=scenario.sm_margin,
         all_reduce=workloads.AllReduce(scenario.all_reduce),
         images=scenario.images,

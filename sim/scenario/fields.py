@@ -48,6 +48,7 @@ class ScenarioFields(TypedDict, total=False):
     overlap: Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
     overlap_chunks: int
     comm_ctas: int | None
+    overlap_ops: Mapping[str, str | int | Mapping[str, int]] | str | None
     sm_margin: bool
     sm_partitions: Mapping[str, int] | str | None
     sm_partition: Mapping[int, str] | str | None

@@ -14,6 +14,7 @@ from hardware.errors import HardwareError
 from inputs.files import read_text
 from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
+from sim.scenario.operators import check_operators, operators
 from sim.scenario.partition import check_names, pairs
 from workloads.catalog import model_id
 from workloads.errors import WorkloadError
@@ -180,6 +181,9 @@ class Scenario(Table):
     comm_ctas: Annotated[int, Field(ge=0, le=128)] | None = Field(
         None, description="blocks for communication; 0: copy engines [default: the library's choice; ring_exchange: 0]"
     )
+    overlap_ops: Annotated[tuple[tuple[str, str], ...], BeforeValidator(operators)] | None = Field(
+        None, description="chunks x blocks of single operators: o_gemm=4x8,down_gemm=2x16 [default: one for all]"
+    )
     sm_margin: bool = Field(False, description="matrix products leave the SMs of comm_ctas blocks free")
     sm_partitions: Annotated[tuple[tuple[str, Positive], ...], BeforeValidator(pairs)] | None = Field(
         None, description="SMs of each GPU split into named partitions: compute=116,comm=16 [default: one of all SMs]"
@@ -216,6 +220,7 @@ class Scenario(Table):
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
         check_names(self.sm_partitions, self.sm_partition)
+        check_operators(self.overlap_ops, tp=self.tp, others=self.overlap != "chunks" or self.overlap_chunks > 1)
         if self.phase == "denoise":
             return _check_denoise(self)
         for name in VIDEO_FIELDS:
@@ -264,7 +269,7 @@ NOT_OF_VIDEO = (
     "output_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
     "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
-    "comm_ctas", "sm_margin",
+    "overlap_ops", "comm_ctas", "sm_margin",
 )  # fmt: skip
 
 
