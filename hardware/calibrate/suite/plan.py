@@ -51,7 +51,7 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return _CAPPED_S if row["m"] >= 48 else _FREE_S
         case "attention":
             return _CAPPED_S if row["phase"] == "prefill" else _FREE_S
-        case "vllm_scaled_gemm" | "vllm_experts" | "vllm_attention":
+        case "vllm_scaled_gemm" | "vllm_experts" | "vllm_attention" | "diffusers_attention" | "diffusers_linear":
             return _CAPPED_S
         case "grouped_gemm":
             return _CAPPED_S if row["tokens"] >= 128 else _FREE_S
@@ -61,7 +61,7 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return 5.0
         case "model_step" | "dit_step" | "ring_attention":
             return 4.5
-        case "generate":
+        case "generate" | "diffusers_step" | "diffusers_decode":
             return 8.0
         case _:
             return _FREE_S
