@@ -19,7 +19,7 @@ from workloads.expressions import evaluate, names
 from workloads.fields import name_of, positive, refuse_unknown
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.model import ModelSpec, Vision, check_axes
-from workloads.node_tables import nodes_of
+from workloads.node_tables import INDEXER, nodes_of
 from workloads.ops import Block
 from workloads.passes.lower import lower
 from workloads.passes.shard import shard
@@ -33,6 +33,10 @@ _FIELDS = (
     "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
     "extra_parameters", "extra_active", "causal", "learned_positions", "positions", "kind",
 )  # fmt: skip
+_SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
+_EXPRESSIONS = ("when", "shared", *_SIZED)
+_OF_STACK = ("tied_embeddings", "extra_parameters", "extra_active", "causal", "positions", "kind", "front")
+_OF_VISION = ("patches", "tokens", "projector", "extra_parameters")
 _NESTED = ("sizes", "axes", "latent", "state_space")
 
 
@@ -71,7 +75,9 @@ def parse_family(text: str, *, where: str) -> FamilyFile:
         where=where,
         table=table,
         keys=Family(
-            architectures=frozenset(table.get("architectures", ())) | {"LlamaForCausalLM"},
+            architectures=frozenset(table["architectures"]) | {"LlamaForCausalLM"}
+            if table.get("architectures")
+            else frozenset(),
             known=frozenset(known - set(table.get("only", {}))),
             only={key: tuple(values) for key, values in table.get("only", {}).items()},
             required=tuple(table.get("required", ())),
@@ -94,19 +100,21 @@ def _expressions(table: Mapping[str, Any], where: str) -> list[str]:
                 for one in value:
                     add(one)
 
-    for part in (*_NESTED, "defaults"):
-        add(table.get(part, {}))
-    for part in ("tied_embeddings", "extra_parameters", "extra_active", "causal", "positions", "kind"):
-        add(table.get(part, ""))
-    for nodes in table.get("layer", {}).values():
-        for node in nodes if isinstance(nodes, list) else ():
-            for part in ("when", "window", "shared"):
-                add(node.get(part, "") if isinstance(node, dict) else "")
-    for part in ("patches", "tokens", "projector", "extra_parameters"):
-        add(table.get("vision", {}).get(part, ""))
-    for part in _NESTED:
-        add(table.get("encoder", {}).get(part, {}))
-    add(table.get("encoder", {}).get("extra_parameters", ""))
+    def stack(part: Mapping[str, Any]) -> None:
+        """Sizes and layers of one stack of layers."""
+        for name in (*_NESTED, *_OF_STACK):
+            add(part.get(name, ""))
+        for nodes in part.get("layer", {}).values():
+            for node in nodes if isinstance(nodes, list) else ():
+                for name in _EXPRESSIONS:
+                    add(node.get(name, "") if isinstance(node, dict) else "")
+
+    stack(table)
+    add(table.get("defaults", {}))
+    stack(table.get("encoder", {}))
+    if "vision" in table:
+        for name in _OF_VISION:
+            add(table["vision"].get(name, ""))
     found = [one for one in found if one]
     for one in found:
         try:
@@ -192,7 +200,11 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
     if "encoder" in table:
         given = values.within(model_width=model.d_model)
         encoder = _spec(table["encoder"], given, where, f"encoder of {model.id}", model.source)
-        model = replace(model, encoder=replace(encoder, causal=False))
+        front = tuple(
+            (given.size("front", deep), given.size("front", wide), given.size("front", rows))
+            for deep, wide, rows in table["encoder"].get("front", ())
+        )
+        model = replace(model, encoder=replace(encoder, causal=False, front=front))
     if "vision" in table:
         model = replace(model, vision=_vision(table["vision"], model, values, where, read))
     return replace(model, refused=table.get("refused", "") or model.refused)
@@ -234,7 +246,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         tied_embeddings=_truth(values, table, "tied_embeddings", default=False),
         causal=_truth(values, table, "causal", default=True),
         learned_positions=bool(table.get("learned_positions", False)),
-        max_positions=positions if positions is not None else max_positions(values.data, where),
+        max_positions=positions if positions is not None else max_positions(values.data, where, partial=True),
         pattern="".join(letters[kind] for kind in which) if len(blocks) > 1 else "",
         parts=tuple((letters[kind], f"{kind} layer", block) for kind, block in blocks.items()) if len(blocks) > 1
         else (),
@@ -265,8 +277,9 @@ def _kind(values: _Values, table: Mapping[str, Any], kinds: Mapping[str, Any]) -
 def _worked_out(node: Mapping[str, Any], values: _Values) -> dict[str, Any]:
     """A node without its condition, its window and switches worked out."""
     made = {key: value for key, value in node.items() if key != "when"}
-    if "window" in made:
-        made["window"] = values.size("window", made["window"] or 0, least=0)
+    for part in _SIZED:
+        if part in made:
+            made[part] = values.size(part, made[part] or 0, least=0)
     if "shared" in made:
         made["shared"] = bool(values.of(made["shared"]))
     return made
@@ -300,16 +313,20 @@ def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: s
     if seen is not None and not isinstance(seen, dict):
         raise WorkloadError(f"{where}: {part['key']} = {shown(seen)}: give the image encoder's configuration")
     config = dict(part.get("defaults", {}) | (seen or {}))
-    kind = config.get("model_type") or part["tower"]
+    kind = config.get("model_type") or part.get("tower")
     types: Mapping[str, str] = part.get("types", {})
     kind = types.get(kind, kind) if isinstance(kind, str) else kind
-    tower = family_files().get(kind) if isinstance(kind, str) else None
+    tower = _own_tower(part, kind, where) if "layer" in part else _known_tower(kind)
     if tower is None or "tower" not in tower.table.get("source", ""):
         raise WorkloadError(f"{where}: {part['key']}.model_type = {shown(kind)}: is no image encoder that is known")
     given = {"language_width": model.d_model}
     inside = f"{where}: {part['key']}"
-    encoder = read(config | {"model_type": kind, "architectures": None}, where=inside)
     mine = _Values(data=config, defaults=tower.table.get("defaults", {}), given=given, where=inside)
+    if "layer" in part:
+        check_against(config, tower.model_types[0], tower.keys, inside)
+        encoder = replace(_spec(part, mine, inside, f"images of {model.id}", model.source), causal=False)
+    else:
+        encoder = read(config | {"model_type": tower.model_types[0], "architectures": None}, where=inside)
     both = _Values(data=values.data, defaults=values.defaults, given={}, where=where)
 
     def of(name: str, value: Any) -> int:
@@ -323,6 +340,24 @@ def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: s
         projector=tuple((of("projector", one), of("projector", other)) for one, other in part["projector"]),
         extra_parameters=of("extra_parameters", part.get("extra_parameters", 0)),
     )
+
+
+def _known_tower(kind: Any) -> FamilyFile | None:
+    """The family of an image encoder, by its own name or the public one of its ``model_type``."""
+    if not isinstance(kind, str):
+        return None
+    return family_files().get(kind) or family_files().get(f"_{kind.removesuffix('_model')}")
+
+
+def _own_tower(part: Mapping[str, Any], kind: Any, where: str) -> FamilyFile:
+    """The image encoder whose layers stand in the family itself; the image encoder's table has keys of its own."""
+    name = kind if isinstance(kind, str) else "images"
+    table = {key: value for key, value in part.items() if key not in ("key", "tower", "types", *_OF_VISION[:3])}
+    whole = {"model_types": [name], "source": "image tower"} | table
+    read = set().union(*(names(one) for one in _expressions({**whole, "vision": part}, where)))
+    known = read | set(part.get("defaults", ())) | set(part.get("ignored", ())) | common_keys()
+    keys = Family(architectures=frozenset(), known=frozenset(known), only={}, required=())
+    return FamilyFile(where=where, table=whole, keys=keys)
 
 
 def _in(both: _Values, key: str, mine: _Values) -> bool:

@@ -27,7 +27,8 @@ from workloads.work import (
 class Shape:
     """A step of a model on one rank: ``batch`` sequences of ``new_tokens``, each attending to ``context``.
 
-    ``context_slice`` is the rank's place in a ring of tokens, ``precision`` that of the layers at hand.
+    ``context_slice`` is the rank's place in a ring of tokens, ``precision`` that of the layers at hand, ``source`` the
+    tokens of an encoder that a sequence attends to.
     """
 
     model: ModelSpec
@@ -36,6 +37,7 @@ class Shape:
     new_tokens: int
     context: int
     context_slice: int = 0
+    source: int = 0
     precision: Precision = field(default_factory=Precision)
 
     @property
@@ -162,6 +164,8 @@ def product_kernel(name: str, m: int, n: int, k: int, *, count: int = 1, dtype: 
 
 def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     """The flash kernel of scores and values: FLOPs of both einsums (unmasked), bytes of Q, K, V and output."""
+    if node.cross:
+        shape = replace(shape, context=shape.source)
     sizes = shape.local_sizes("K")
     flops = node.scores.einsum.flops(sizes) + node.values.einsum.flops(sizes)
     queries = node.scores.einsum.input_elements(0, sizes)
@@ -169,8 +173,8 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
     kv = shape.precision.kv
-    window = node.window or shape.model.usual_window
-    kv_len, causal = shape.context, shape.model.causal and not decode
+    window = 0 if node.cross else node.window or shape.model.usual_window
+    kv_len, causal = shape.context, shape.model.causal and not decode and not node.cross
     if window and shape.context > window:
         kv_len, causal = seen_keys(shape.new_tokens, shape.context, window), False
         flops = flops * kv_len // shape.context

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from workloads.kernels import Shape
 from workloads.model import ModelSpec
-from workloads.ops import Experts
+from workloads.ops import Experts, Indexer
 from workloads.parallel import Layout
 from workloads.params import params, weight_shape, weighted_ops
 from workloads.precision import Precision, resolve
@@ -50,6 +50,7 @@ def memory_need(
     dtype: DType = DType.BF16,
     precision: Precision | None = None,
     expert_replicas: int = 0,
+    source_len: int | None = None,
 ) -> MemoryNeed:
     """Bytes of the fullest rank: ``layers`` layers, ``context`` tokens a sequence, ``new_tokens`` of them at once.
 
@@ -64,7 +65,7 @@ def memory_need(
         _stage_need(
             model, layout, stage,
             batch=batch, context=context, new_tokens=new_tokens, layers=layers, lm_head=lm_head, precision=stored,
-            expert_replicas=expert_replicas,
+            expert_replicas=expert_replicas, source=model.encoder_tokens(source_len, context),
         )
         for stage in range(layout.pp)
     ]  # fmt: skip
@@ -83,6 +84,7 @@ def _stage_need(
     lm_head: bool,
     precision: Precision,
     expert_replicas: int,
+    source: int,
 ) -> MemoryNeed:
     mine = layout.stage_layers(layers, stage)
     weights = float(_layer_bytes(model, layout, mine, precision, expert_replicas))
@@ -95,12 +97,16 @@ def _stage_need(
         weights += copies * model.vocab * model.d_model / layout.tp * DType.BF16.bytes
     if model.vision and stage == 0:
         weights += params(model.vision.model) / layout.tp * precision.widest.bits / 8
+    if model.encoder:
+        weights += params(model.encoder) / layout.tp * precision.widest.bits / 8
     sequences = batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     ulysses = layout.cp_mode == "ulysses"
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp)) if ulysses else kv_heads / layout.cp
     cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
     kv = 1.0 * sequences * model.cached_tokens(mine, context) * cached * precision.kv.bytes
+    kv += sequences * model.crossing(mine) * source * cached * precision.kv.bytes
+    kv += sequences * _index_keys(model, mine, context) * DType.FP8.bytes
     if model.state_space:  # fp32 states, as long as the sequence is served
         kv += sequences * model.mixing(mine) * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
     tokens = sequences / layout.micro_batches * new_tokens / layout.cp
@@ -114,6 +120,16 @@ def _stage_need(
         qkv += model.head_dim * (4 * kv_heads + 2 * model.q_heads / layout.tp)
     activations = tokens * ((3.0 + waiting) * model.d_model + qkv + wide) * DType.BF16.bytes
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
+
+
+def _index_keys(model: ModelSpec, layers: range, context: int) -> int:
+    """Elements of the keys that indexers cache, the same on every rank."""
+    return context * sum(
+        len(run) * node.head_dim
+        for _, block, run in model.layer_groups(layers)
+        for node in block.nodes
+        if isinstance(node, Indexer)
+    )
 
 
 def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:

@@ -12,6 +12,7 @@ from workloads.fields import positive, refuse_unknown
 from workloads.ops import (
     Attention,
     Gemm,
+    Indexer,
     Node,
     Op,
     Overlap,
@@ -23,8 +24,9 @@ from workloads.ops import (
 )
 from workloads.work import Elementwise
 
+INDEXER = ("heads", "head_dim", "top_keys")
 _OVERLAP = ("overlap_stage", "comm_ctas", "chunks")
-KINDS = ("gemm", "attention", "pointwise", "experts", "latent_attention", "state_space")
+KINDS = ("gemm", "attention", "pointwise", "experts", "latent_attention", "indexer", "state_space")
 
 
 def nodes_of(entries: Any, where: str) -> tuple[Node, ...]:
@@ -78,8 +80,12 @@ def _node(entry: dict[str, Any], where: str) -> Node:
                 shared=_switch(entry, "shared", where), gated=_switch(entry, "gated", where, default=True)
             )
         case "latent_attention":
-            refuse_unknown(entry, ("node", "name", "q_latent"), where)
-            return latent_attention(_switch(entry, "q_latent", where, default=True))[0]
+            refuse_unknown(entry, ("node", "name", "q_latent", "top_keys"), where)
+            top_keys = entry.get("top_keys", 0) and positive(entry["top_keys"], "top_keys", where)
+            return latent_attention(_switch(entry, "q_latent", where, default=True), top_keys)[0]
+        case "indexer":
+            refuse_unknown(entry, ("node", "name", *INDEXER), where)
+            return Indexer(name=name, **{key: positive(entry.get(key), key, where) for key in INDEXER})
         case "state_space":
             refuse_unknown(entry, ("node", "name"), where)
             return StateSpace(name=name)

@@ -60,7 +60,7 @@ class Gemm:
     ops: tuple[Op, ...]
     overlap: Overlap | None = None
     one_matrix: bool = False  # in the model itself, whatever the stack fuses
-    source: str | None = None  # the earlier node whose output it reads; None: the one before it
+    source: str | None = None  # the earlier node, or the encoder, that it reads; None: the one before it
     group: Group = "tensor"
     fused: bool = True  # one kernel for all ops
 
@@ -97,7 +97,21 @@ class LatentAttention:
     k_up: Op
     v_up: Op
     window: int = 0
+    top_keys: int = 0  # of all that are cached, so many are read; 0: all
     copies: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Scores every key of the context with small heads of its own, and keeps the ``top_keys`` best ones for attention.
+
+    Its products are nodes before it. After DeepSeek-V3.2 (its report, section 2.1).
+    """
+
+    name: str
+    heads: int
+    head_dim: int
+    top_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +155,8 @@ class Experts:
     name: str = "experts"
 
 
-Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts
+Node = Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | Experts
+ENCODER = "encoder"  # as a node's source: what the encoder beside the model yields
 
 
 def axes_of(node: Node) -> str:
@@ -155,6 +170,8 @@ def axes_of(node: Node) -> str:
             return "".join(one.einsum.axes for one in (*node.down, *node.q_up, node.k_up, node.v_up))
         case StateSpace():
             return "igt"
+        case Indexer():
+            return ""
         case Experts():
             return "efk" + "".join(axes_of(part) for part in node.shared)
         case Pointwise():
@@ -291,7 +308,7 @@ def _grouped_query_attention(qk_norm: bool) -> tuple[Node, ...]:
     )
 
 
-def latent_attention(q_latent: bool) -> tuple[Node, ...]:
+def latent_attention(q_latent: bool, top_keys: int = 0) -> tuple[LatentAttention, ...]:
     source = "q" if q_latent else "m"
     q_down = (op("bsm,mq->bsq", label="Q down"),) if q_latent else ()
     return (
@@ -304,5 +321,6 @@ def latent_attention(q_latent: bool) -> tuple[Node, ...]:
             ),
             k_up=op("bsc,cHn->bsHn", parallel="H", label="K up"),
             v_up=op("bsc,cHh->bsHh", parallel="H", label="V up"),
+            top_keys=top_keys,
         ),
     )

@@ -37,6 +37,7 @@ def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = Non
         sm_margin=scenario.sm_margin,
         all_reduce=workloads.AllReduce(scenario.all_reduce),
         images=scenario.images,
+        source_len=scenario.source_len,
         sms_per_cta=machine_of(scenario).profile.sharing.sms_per_cta,
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}

@@ -17,6 +17,7 @@ class ScenarioFields(TypedDict, total=False):
     batch: int
     seq_len: int
     output_len: int | None
+    source_len: int | None
     images: int
     video: str | None
     steps: int | None

@@ -139,6 +139,7 @@ def _serving(scenario: Scenario, model: workloads.ModelSpec) -> workloads.Memory
         lm_head=scenario.lm_head,
         precision=precision_of(scenario, model),
         expert_replicas=scenario.expert_replicas or 0,
+        source_len=scenario.source_len,
     )
 
 

@@ -110,6 +110,9 @@ class Scenario(Table):
     batch: Positive = Field(1, description="sequences")
     seq_len: Positive = Field(2048, description="input tokens (prefill, generate, train) or cached tokens (decode)")
     output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
+    source_len: Positive | None = Field(
+        None, description="tokens that an encoder reads, a sequence [default: its own positions, else seq_len]"
+    )
     images: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="images a sequence, encoded before a prefill; their tokens count in seq_len"
     )
@@ -266,8 +269,8 @@ class Scenario(Table):
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
-    "output_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
-    "pp", "micro_batches", "dp",
+    "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode",
+    "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
     "overlap_ops", "comm_ctas", "sm_margin",
 )  # fmt: skip

@@ -68,7 +68,7 @@ def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Ker
         return engine_attention(node, shape, engine)
     heads = shape.kv_heads * shape.model.head_dim
     kernels: list[Kernel] = []
-    if phase == "decode" and node.copies:
+    if phase == "decode" and node.copies and not node.cross:
         cached = shape.tokens * heads * (DType.BF16.bytes + shape.precision.kv.bytes)
         kernels += [
             elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached) for name in ("copy_k", "copy_v")

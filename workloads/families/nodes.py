@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, assert_never
 
 from workloads.families.context import attention_kernels, inside_heads, own_elements
 from workloads.families.eager import eager_kernels
 from workloads.families.engine import engine_of, engine_part, own_where_small, pointwise_kernels, product_kernels
-from workloads.families.latent import latent_kernels
+from workloads.families.latent import indexer_kernels, latent_kernels
 from workloads.families.moe import expert_kernels, travel_kernel
 from workloads.families.options import Options
 from workloads.families.state_space import state_space_kernels
@@ -23,7 +24,7 @@ from workloads.kernels import (
     stored_kernel,
     weighted_kernels,
 )
-from workloads.ops import WIDE, Attention, Block, Experts, Gemm, LatentAttention, Pointwise, StateSpace
+from workloads.ops import WIDE, Attention, Block, Experts, Gemm, Indexer, LatentAttention, Pointwise, StateSpace
 from workloads.passes.lower import lower
 from workloads.passes.shard import shard
 from workloads.passes.tree import (
@@ -70,6 +71,10 @@ def node_kernels(
     match node:
         case Attention() if node.scores.parallel is None:
             shape = shape.heads_whole()
+        case Gemm(source="encoder") if phase == "decode":
+            return []  # cached since the prefill
+        case Gemm(source="encoder"):
+            shape = replace(shape, new_tokens=shape.source)
         case Gemm() | Pointwise():
             shape = shape.over(node.group)
     match node:
@@ -91,6 +96,8 @@ def node_kernels(
             return attention_kernels(node, shape, phase, stack)
         case LatentAttention():
             return latent_kernels(node, shape, phase)
+        case Indexer():
+            return indexer_kernels(node, shape, phase)
         case StateSpace():
             return state_space_kernels(node, shape, phase)
         case Router() | Rows() | Grouped() | ExpertAct() | Combine() | Join():

@@ -35,6 +35,7 @@ class Options:
     sms_per_cta: float = 1.0  # what a block of a collective holds: the machine knows
     sm_margin: bool = False
     all_reduce: AllReduce = AllReduce.LIBRARY
+    source_len: int | None = None  # tokens that an encoder reads, a sequence
     images: int = 0  # encoded before a prefill, a sequence; their tokens are among its tokens
 
 
@@ -72,6 +73,7 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(
             f"dtype = '{precision.product.activations}': sequence_parallel layers have 16-bit kernels only: use bf16"
         )
+    _check_encoder(model, layout, options)
     if options.images:
         _check_images(model, layout, options)
     if options.dtype is DType.FP32 and not load_stack(options.stack).eager:
@@ -118,6 +120,25 @@ def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Option
     if options.overlap_chunks > 1 or options.overlap != "chunks":
         raise WorkloadError(
             f"stack = '{engine}': its collectives are whole: leave overlap out, or use 'reference-torch'"
+        )
+
+
+def _check_encoder(model: ModelSpec, layout: Layout, options: Options) -> None:
+    """An encoder runs whole on every tensor group, before the first stage."""
+    if options.source_len is not None:
+        if model.encoder is None:
+            raise WorkloadError(f"source_len = {options.source_len}: {model.id} has no encoder to read a source")
+        positive("source_len", options.source_len)
+        fixed = model.encoder.max_positions if model.encoder.learned_positions else options.source_len
+        if options.source_len != fixed:
+            raise WorkloadError(f"source_len = {options.source_len}: the encoder of {model.id} always reads {fixed}")
+    if model.encoder is None:
+        return
+    if layout.pp > 1 or layout.cp > 1:
+        raise WorkloadError(f"{model.id}: its encoder runs on every tensor group: leave pp and cp out")
+    if load_stack(options.stack).engine is not None:
+        raise WorkloadError(
+            f"stack = '{options.stack}': its kernels for cross attention ({model.id}) are not known: use 'paged-kv'"
         )
 
 

@@ -60,7 +60,7 @@ def build_ragged(
     options = options or Options()
     stack = load_stack(options.stack)
     check_options(model, layout, options)
-    if model.state_space or not model.causal:
+    if model.state_space or not model.causal or model.encoder is not None:
         raise WorkloadError(f"{model.id}: serving is known for decoders whose every layer is alike, not for this model")
     if layout.pp * layout.dp * layout.cp > 1 or layout.sequence_parallel:
         raise WorkloadError("a server's step runs on a tensor- or expert-parallel group: leave pp, dp, cp at 1")

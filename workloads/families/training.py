@@ -68,7 +68,7 @@ def check_training(model: ModelSpec, layout: Layout, options: Options) -> None:
     """Refuse what no gradient is known for."""
     known = all(isinstance(node, Gemm | Pointwise | Attention) for _, b, _ in model.layer_groups(range(model.layers))
                 for node in b.nodes)  # fmt: skip
-    if not (known and model.causal) or model.vision or options.images:
+    if not (known and model.causal) or model.vision or model.encoder or options.images:
         raise WorkloadError(f"phase = 'train': {model.id} is no dense decoder: give one, like llama-7b")
     if layout.pp > 1 or layout.ep > 1 or layout.sequence_parallel:
         raise WorkloadError("phase = 'train' is known with tp, cp and dp: leave pp, ep and sequence_parallel out")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.families.context import last_slice, own_shape
+from workloads.families.encoder import encoder_segments
 from workloads.families.images import image_segments
 from workloads.families.interleave import two_batches
 from workloads.families.nodes import PhaseName, kernels_of, node_kernels, placed_nodes
@@ -84,6 +85,8 @@ def _program(
     layers = model.layers if options.layers is None else options.layers
     precision = precision_in(model, options)
     shapes = []
+    steps = list(steps)
+    prompt = steps[0][3]
     for label, phase, batch, seq_len in steps:
         positive("batch", batch)
         positive("seq_len", seq_len)
@@ -96,7 +99,13 @@ def _program(
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(
-            model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len, precision=precision
+            model=model,
+            layout=layout,
+            batch=share,
+            new_tokens=new_tokens,
+            context=seq_len,
+            precision=precision,
+            source=model.encoder_tokens(options.source_len, prompt),
         )
         own = own_shape(shape, phase)
         if options.overlap == "two_batch" and own.batch % 2:
@@ -151,6 +160,8 @@ def _role_program(
         if compute is None:
             load = loads_of(shape, options)[role.member]
             compute = _segments(shape, phase, mine, load, stack, options, head=head)
+            if model.encoder is not None and phase == "prefill" and role.stage == 0:
+                compute = (*encoder_segments(shape, stack, options), *compute)
             if options.images and phase == "prefill" and role.stage == 0:
                 compute = (*image_segments(shape, stack, options), *compute)
             known[phase, shape.context] = compute

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
-from workloads.ops import Attention, Gemm, Group, LatentAttention, Op, Pointwise, StateSpace
+from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.passes.tree import (
     Combine,
     Exchange,
@@ -93,6 +93,15 @@ class _Walk:
 
     def visit(self, node: Placed) -> None:
         match node:
+            case Gemm(source="encoder"):  # keys and values beside the queries that the node before made
+                _check_alike(node.name, node.ops)
+                if _split_of(node.ops) != self.held.split:
+                    raise WorkloadError(
+                        f"{node.name}: keys of the encoder and the queries of {self.held.name} are split in different "
+                        "ways: give both the same parallel"
+                    )
+                self.made.append(node)
+                return
             case Gemm():
                 self._product(node)
             case Pointwise():
@@ -103,6 +112,9 @@ class _Walk:
                 self._whole_rows()
                 self.made.append(node)
                 self.held = _Held(name=node.name, arrays=(_HEADS,), split=frozenset("H"), of_heads=True)
+            case Indexer():
+                self._whole_rows()
+                self.made.append(node)
             case StateSpace():
                 self.made.append(node)
                 self.held = _Held(name=node.name, arrays=("bsi",), split=self.held.split & {"i"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.ops import Attention, Gemm, Group, LatentAttention, Op, Pointwise, StateSpace
+from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.parallel import Layout
 from workloads.work import CollectiveOp
 
@@ -139,6 +139,6 @@ class Permute:
 
 
 Placed = (
-    Gemm | Attention | LatentAttention | StateSpace | Pointwise | Router | Rows | Grouped | ExpertAct | Combine
-    | Join | LastTokens | Head | Sample | Exchange | Permute
+    Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | Router | Rows | Grouped | ExpertAct
+    | Combine | Join | LastTokens | Head | Sample | Exchange | Permute
 )  # fmt: skip
