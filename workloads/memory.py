@@ -21,11 +21,12 @@ class MemoryNeed:
     kv_bytes: float
     activation_bytes: float
     gradient_bytes: float = 0.0
+    state_bytes: float = 0.0  # of the optimiser
 
     @property
     def bytes(self) -> float:
         """All of it."""
-        return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.gradient_bytes
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.gradient_bytes + self.state_bytes
 
     def __str__(self) -> str:
         """The sum written out, in GB (1e9 bytes).
@@ -35,6 +36,8 @@ class MemoryNeed:
         """
         weights, kv, activations = (b / 1e9 for b in (self.weight_bytes, self.kv_bytes, self.activation_bytes))
         second = f"gradients {self.gradient_bytes / 1e9:.1f}" if self.gradient_bytes else f"KV cache {kv:.1f}"
+        if self.state_bytes:
+            second += f" + optimizer {self.state_bytes / 1e9:.1f}"
         return f"weights {weights:.1f} + {second} + activations {activations:.1f} = {self.bytes / 1e9:.1f} GB a GPU"
 
 

@@ -14,6 +14,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.collective import even_buffer
 from hardware.laws.exchange import Exchange
 from hardware.laws.gemm import wave_part
+from hardware.laws.gradient import attention_gradient
 from hardware.laws.price import (
     attention_decode_terms,
     attention_latent_terms,
@@ -79,6 +80,8 @@ class Pricer:
         in_graph = self.in_graph and not self.eager
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
+        if kernel.pace != 1.0:
+            terms = replace(terms, scale=terms.scale * kernel.pace, extrapolated=True)
         facts = self.profile.scheduling
         if side and in_graph:
             # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
@@ -187,6 +190,8 @@ class Pricer:
                     out_bytes=work.out_dtype.bytes,
                     count=work.count,
                 )
+            case AttentionWork() if work.backward:
+                return attention_gradient(self.terms(replace(work, backward=False)))
             case AttentionWork() if work.latent:
                 assert work.v_head_dim is not None
                 return attention_latent_terms(

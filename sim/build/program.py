@@ -38,6 +38,9 @@ def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = Non
         all_reduce=workloads.AllReduce(scenario.all_reduce),
         images=scenario.images,
         source_len=scenario.source_len,
+        optimizer=scenario.optimizer,
+        sharding=scenario.sharding,
+        accumulate=scenario.accumulate,
         sms_per_cta=machine_of(scenario).profile.sharing.sms_per_cta,
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}

@@ -53,6 +53,9 @@ class ScenarioFields(TypedDict, total=False):
     sm_margin: bool
     sm_partitions: Mapping[str, int] | str | None
     sm_partition: Mapping[int, str] | str | None
+    optimizer: Literal["adamw", "none"]
+    sharding: Literal["ddp", "zero1", "zero2", "zero3"]
+    accumulate: int
     launch: Literal["graph", "eager"]
     power_cap_w: float | None
     uncapped: bool

@@ -151,4 +151,7 @@ def _training(scenario: Scenario, model: workloads.ModelSpec) -> workloads.Memor
         seq_len=scenario.seq_len,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
+        options=workloads.Options(
+            optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
+        ),
     )

@@ -194,6 +194,13 @@ class Scenario(Table):
     sm_partition: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], str], ...], BeforeValidator(pairs)] | None = Field(
         None, description="partition of each stream: 0=compute,1=comm [default: the first of the first, and so on]"
     )
+    optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
+    sharding: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
+        "ddp", description="what replicas share out: nothing, or optimiser state, gradients, weights (phase train only)"
+    )
+    accumulate: Annotated[int, Field(gt=0, le=4096)] = Field(
+        1, description="parts of the batch whose gradients are added up (phase train only)"
+    )
     launch: Literal["graph", "eager"] = "graph"
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit of each GPU; default its TDP; 'inf' is spelled uncapped = true"
@@ -229,6 +236,9 @@ class Scenario(Table):
         for name in VIDEO_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'denoise', not '{self.phase}'")
+        for name in () if self.phase == "train" else TRAINING_FIELDS:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
@@ -266,13 +276,14 @@ class Scenario(Table):
         return self
 
 
+TRAINING_FIELDS = ("optimizer", "sharding", "accumulate")
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
     "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode",
     "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
-    "overlap_ops", "comm_ctas", "sm_margin",
+    "overlap_ops", "comm_ctas", "sm_margin", *TRAINING_FIELDS,
 )  # fmt: skip
 
 

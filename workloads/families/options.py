@@ -14,6 +14,8 @@ from workloads.routing import Choice, Routing
 from workloads.stack import load_stack
 from workloads.work import AllReduce, DType
 
+Optimizer = Literal["adamw", "none"]
+Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 OverlapKind = Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
 
 
@@ -36,6 +38,9 @@ class Options:
     sm_margin: bool = False
     all_reduce: AllReduce = AllReduce.LIBRARY
     source_len: int | None = None  # tokens that an encoder reads, a sequence
+    optimizer: Optimizer = "adamw"
+    sharding: Sharding = "ddp"
+    accumulate: int = 1  # parts of a training batch whose gradients are added up
     images: int = 0  # encoded before a prefill, a sequence; their tokens are among its tokens
 
 
