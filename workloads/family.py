@@ -32,6 +32,7 @@ _TABLES = ("defaults", "sizes", "axes", "latent", "state_space", "layer", "only"
 _FIELDS = (
     "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
     "extra_parameters", "extra_active", "causal", "learned_positions", "positions", "kind",
+    "per_layer",
 )  # fmt: skip
 _SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
 _EXPRESSIONS = ("when", "shared", *_SIZED)
@@ -222,6 +223,15 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         raise WorkloadError(f"{where}: {sizes.get('top_k', 0)} of {sizes['experts']} experts a token: at most all")
     state: dict[str, Any] = {key: values.size(key, one, least=0) if key != "rule" else one
              for key, one in table.get("state_space", {}).items()}  # fmt: skip
+    if state and state["heads"] % state["groups"]:
+        raise WorkloadError(
+            f"{where}: {table['state_space']['heads']} = {state['heads']} is not a multiple of "
+            f"{table['state_space']['groups']} = {state['groups']}"
+        )
+    for key in table.get("per_layer", ()):
+        one = values.data.get(key)
+        if one is not None and (not isinstance(one, list | str) or len(one) != sizes["layers"]):
+            raise WorkloadError(f"{where}: {key} = {shown(one)}: give one for each of the {sizes['layers']} layers")
     latent = {key: values.size(key, one, least=0) for key, one in table.get("latent", {}).items()}
     kinds = table.get("layer", {})
     if not kinds or sizes["layers"] > 10_000:
