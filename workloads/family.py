@@ -1,140 +1,26 @@
-"""Families as data: a TOML names the keys of a ``config.json``, and what sizes and layers follow from them.
-
-The format is described, with a complete example, in docs/families.md. Files lie in ``workloads/data/families``, or as
-``family.toml`` beside the configuration.
-"""
+"""Families as data: the model of a configuration, from the tables that say what follows from its keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
-from inputs.texts import parse_toml, shown
+from inputs.texts import shown
 from workloads.config_keys import Family, check_against, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import evaluate, names
-from workloads.fields import name_of, positive, refuse_unknown
+from workloads.family_file import MORE, OF_VISION, SIZED, SIZES, FamilyFile, expressions_of, family_files
+from workloads.fields import name_of, positive
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.model import ModelSpec, Vision, check_axes
-from workloads.node_tables import INDEXER, nodes_of
+from workloads.node_tables import nodes_of
 from workloads.ops import Block
 from workloads.passes.lower import lower
 from workloads.passes.shard import shard
 from workloads.positions import max_positions
 
 Reader = Callable[..., ModelSpec]
-_SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
-_MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups")
-_TABLES = ("defaults", "sizes", "axes", "latent", "state_space", "layer", "only", "language", "vision", "encoder")
-_FIELDS = (
-    "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
-    "extra_parameters", "extra_active", "causal", "learned_positions", "positions", "kind",
-    "per_layer",
-)  # fmt: skip
-_SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
-_EXPRESSIONS = ("when", "shared", *_SIZED)
-_OF_STACK = ("tied_embeddings", "extra_parameters", "extra_active", "causal", "positions", "kind", "front")
-_OF_VISION = ("patches", "tokens", "projector", "extra_parameters")
-_NESTED = ("sizes", "axes", "latent", "state_space")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyFile:
-    """One family: its tables as they were read, checked for what they may hold, and the keys that they read."""
-
-    where: str
-    table: Mapping[str, Any]
-    keys: Family
-
-    @property
-    def model_types(self) -> tuple[str, ...]:
-        """The ``model_type`` values that it is for."""
-        return tuple(self.table["model_types"])
-
-
-def parse_family(text: str, *, where: str) -> FamilyFile:
-    """A family from TOML text; a table that is not known, or an expression that is none, is refused by name."""
-    table = parse_toml(text, where, WorkloadError)
-    refuse_unknown(table, (*_FIELDS, *_TABLES), where)
-    types = table.get("model_types")
-    if not isinstance(types, list) or not types or not all(isinstance(one, str) for one in types):
-        raise WorkloadError(f"{where}: model_types = {shown(types)}: give a list of the model_type values it is for")
-    if "language" not in table:
-        if not isinstance(table.get("sizes"), dict):
-            raise WorkloadError(f"{where}: sizes is missing: give a [sizes] table")
-        refuse_unknown(table["sizes"], (*_SIZES, *_MORE), f"{where}: sizes")
-        if not isinstance(table.get("layer"), dict) or not table["layer"]:
-            raise WorkloadError(f"{where}: layer is missing: give [[layer.NAME]] tables, the nodes of a layer")
-    read = set().union(*(names(one) for one in _expressions(table, where)))
-    read = set(table.get("defaults", ())) | (set() if "language" in table else read)
-    nested = {part["key"] for part in (table.get("language"), table.get("vision")) if part and "key" in part}
-    known = read | nested | set(table.get("ignored", ())) | common_keys()
-    return FamilyFile(
-        where=where,
-        table=table,
-        keys=Family(
-            architectures=frozenset(table["architectures"]) | {"LlamaForCausalLM"}
-            if table.get("architectures")
-            else frozenset(),
-            known=frozenset(known - set(table.get("only", {}))),
-            only={key: tuple(values) for key, values in table.get("only", {}).items()},
-            required=tuple(table.get("required", ())),
-        ),
-    )
-
-
-def _expressions(table: Mapping[str, Any], where: str) -> list[str]:
-    """All expressions of a family, in any of its tables."""
-    found: list[str] = []
-
-    def add(value: Any) -> None:
-        match value:
-            case str():
-                found.append(value)
-            case dict():
-                for one in value.values():
-                    add(one)
-            case list():
-                for one in value:
-                    add(one)
-
-    def stack(part: Mapping[str, Any]) -> None:
-        """Sizes and layers of one stack of layers."""
-        for name in (*_NESTED, *_OF_STACK):
-            add(part.get(name, ""))
-        for nodes in part.get("layer", {}).values():
-            for node in nodes if isinstance(nodes, list) else ():
-                for name in _EXPRESSIONS:
-                    add(node.get(name, "") if isinstance(node, dict) else "")
-
-    stack(table)
-    add(table.get("defaults", {}))
-    stack(table.get("encoder", {}))
-    if "vision" in table:
-        for name in _OF_VISION:
-            add(table["vision"].get(name, ""))
-    found = [one for one in found if one]
-    for one in found:
-        try:
-            names(one)
-        except WorkloadError as error:
-            raise WorkloadError(f"{where}: {error}") from None
-    return found
-
-
-@lru_cache(maxsize=1)
-def family_files() -> Mapping[str, FamilyFile]:
-    """Every family that comes with the package, by ``model_type``."""
-    folder = files("workloads") / "data" / "families"
-    found: dict[str, FamilyFile] = {}
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
-        if entry.name.endswith(".toml"):
-            family = parse_family(entry.read_text(encoding="utf-8"), where=entry.name)
-            found |= dict.fromkeys(family.model_types, family)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +99,8 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
 
 def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, source: str) -> ModelSpec:
     """Sizes and layers of one stack of layers."""
-    sizes: dict[str, Any] = {key: values.size(key, table["sizes"].get(key), least=0 if key in _MORE else 1)
-             for key in (*_SIZES, *(key for key in _MORE if key in table["sizes"]))}  # fmt: skip
+    sizes: dict[str, Any] = {key: values.size(key, table["sizes"].get(key), least=0 if key in MORE else 1)
+             for key in (*SIZES, *(key for key in MORE if key in table["sizes"]))}  # fmt: skip
     if sizes["q_heads"] % sizes["kv_heads"]:
         raise WorkloadError(
             f"{where}: {sizes['q_heads']} query heads are not a multiple of {sizes['kv_heads']} key/value heads"
@@ -287,7 +173,7 @@ def _kind(values: _Values, table: Mapping[str, Any], kinds: Mapping[str, Any]) -
 def _worked_out(node: Mapping[str, Any], values: _Values) -> dict[str, Any]:
     """A node without its condition, its window and switches worked out."""
     made = {key: value for key, value in node.items() if key != "when"}
-    for part in _SIZED:
+    for part in SIZED:
         if part in made:
             made[part] = values.size(part, made[part] or 0, least=0)
     if "shared" in made:
@@ -362,9 +248,9 @@ def _known_tower(kind: Any) -> FamilyFile | None:
 def _own_tower(part: Mapping[str, Any], kind: Any, where: str) -> FamilyFile:
     """The image encoder whose layers stand in the family itself; the image encoder's table has keys of its own."""
     name = kind if isinstance(kind, str) else "images"
-    table = {key: value for key, value in part.items() if key not in ("key", "tower", "types", *_OF_VISION[:3])}
+    table = {key: value for key, value in part.items() if key not in ("key", "tower", "types", *OF_VISION[:3])}
     whole = {"model_types": [name], "source": "image tower"} | table
-    read = set().union(*(names(one) for one in _expressions({**whole, "vision": part}, where)))
+    read = set().union(*(names(one) for one in expressions_of({**whole, "vision": part}, where)))
     known = read | set(part.get("defaults", ())) | set(part.get("ignored", ())) | common_keys()
     keys = Family(architectures=frozenset(), known=frozenset(known), only={}, required=())
     return FamilyFile(where=where, table=whole, keys=keys)

@@ -10,7 +10,8 @@ from typing import Any
 from inputs.texts import parse_json, shown
 from workloads.config_keys import check_keys, checked_types, families
 from workloads.errors import WorkloadError
-from workloads.family import FamilyFile, family_files, family_model
+from workloads.family import family_model
+from workloads.family_file import FamilyFile, family_files
 from workloads.fields import flag, name_of, positive
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.mixers import Latent

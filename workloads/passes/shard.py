@@ -9,12 +9,13 @@ a collective: :func:`shard` puts them in, from the ``parallel`` of each op.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
+from workloads.passes.held import ALIKE, RESIDUAL, Held, check_alike, said, split_of, word_of
 from workloads.passes.tree import (
     Combine,
     Exchange,
@@ -32,31 +33,13 @@ from workloads.passes.tree import (
 )
 from workloads.work import CollectiveOp, Elementwise
 
-# Heads are written by query or by key/value head: both are split alike.
-_ALIKE = {"K": "H"}
 _ROWS = "bs"
 _HEADS = "bsHh"
 _QKV = ("bsHh", "bsKh", "bsKh")
-_RESIDUAL, _ROUTED = "bsm", "bskm"
+_ROUTED = "bskm"
 # Work on the residual stream, whose width every rank holds whole.
 _WHOLE = (Elementwise.ADD_RMSNORM, Elementwise.LAYERNORM, Elementwise.ADD)
 _PER_HEAD = (Elementwise.ROPE, Elementwise.RMSNORM)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """What a rank holds of one node's output: its arrays, which axes are split, whether the sums are partial."""
-
-    name: str
-    arrays: tuple[str, ...] = (_RESIDUAL,)
-    split: frozenset[str] = frozenset()
-    partial: bool = False
-    of_heads: bool = False
-    group: Group = "tensor"
-
-    def found_split(self, axes: str) -> frozenset[str]:
-        """The split axes that an input of ``axes`` has."""
-        return self.split & {_ALIKE.get(axis, axis) for axis in axes}
 
 
 @lru_cache(maxsize=512)
@@ -85,17 +68,17 @@ class _Walk:
         self.split = split
         self.residual = frozenset("s") if split.rows else frozenset()
         self.made: list[Placed] = []
-        self.held = _Held(name="input", split=self.residual)
-        self.by_name: dict[str, _Held] = {}
-        self.waiting: list[_Held] = []
+        self.held = Held(name="input", split=self.residual)
+        self.by_name: dict[str, Held] = {}
+        self.waiting: list[Held] = []
         self.read = self.held  # by the experts: what their router reads
         self.half = "in"  # the last word of the last norm's name: which half of a layer this is
 
     def visit(self, node: Placed) -> None:
         match node:
             case Gemm(source="encoder"):  # keys and values beside the queries that the node before made
-                _check_alike(node.name, node.ops)
-                if _split_of(node.ops) != self.held.split:
+                check_alike(node.name, node.ops)
+                if split_of(node.ops) != self.held.split:
                     raise WorkloadError(
                         f"{node.name}: keys of the encoder and the queries of {self.held.name} are split in different "
                         "ways: give both the same parallel"
@@ -111,25 +94,25 @@ class _Walk:
             case LatentAttention():
                 self._whole_rows()
                 self.made.append(node)
-                self.held = _Held(name=node.name, arrays=(_HEADS,), split=frozenset("H"), of_heads=True)
+                self.held = Held(name=node.name, arrays=(_HEADS,), split=frozenset("H"), of_heads=True)
             case Indexer():
                 self._whole_rows()
                 self.made.append(node)
             case StateSpace():
                 self.made.append(node)
-                self.held = _Held(name=node.name, arrays=("bsi",), split=self.held.split & {"i"})
+                self.held = Held(name=node.name, arrays=("bsi",), split=self.held.split & {"i"})
             case Router() | Rows() | Grouped() | ExpertAct() | Combine() | Join():
                 self._experts(node)
             case LastTokens():
                 if self.split.rows:  # these tokens lie on the last rank
-                    self._exchange(CollectiveOp.BROADCAST, f"broadcast_{node.name}", (_RESIDUAL,))
+                    self._exchange(CollectiveOp.BROADCAST, f"broadcast_{node.name}", (RESIDUAL,))
                 self.made.append(node)
-                self.held = _Held(name=node.name)
+                self.held = Held(name=node.name)
             case Head():
                 if self.held.split:
                     self._gather(self.held)
                 self.made.append(node)
-                self.held = _Held(name="logits", arrays=(node.op.einsum.output,), split=_split_of((node.op,)))
+                self.held = Held(name="logits", arrays=(node.op.einsum.output,), split=split_of((node.op,)))
             case Sample():
                 if self.held.split:
                     self._gather(self.held)
@@ -154,12 +137,12 @@ class _Walk:
                 self._gather(one)
         self.held = replace(self.held, split=self.residual, partial=False, group="tensor")
 
-    def _sum(self, last: _Held) -> None:
-        if self.split.rows and last.arrays == (_RESIDUAL,):
+    def _sum(self, last: Held) -> None:
+        if self.split.rows and last.arrays == (RESIDUAL,):
             name = f"reduce_scatter_{self.half}"
             self.made.append(Exchange(name=name, op=CollectiveOp.REDUCE_SCATTER, axes=last.arrays, rows=True))
             return
-        word = "attn" if last.of_heads else _word(last.name)
+        word = "attn" if last.of_heads else word_of(last.name)
         self._exchange(CollectiveOp.ALL_REDUCE, f"all_reduce_{word}", last.arrays, group=last.group)
 
     def _whole_rows(self) -> None:
@@ -172,15 +155,15 @@ class _Walk:
     def _exchange(self, op: CollectiveOp, name: str, arrays: tuple[str, ...], *, group: Group = "tensor") -> None:
         self.made.append(Exchange(name=name, op=op, axes=arrays, group=group))
 
-    def _gather(self, held: _Held) -> None:
+    def _gather(self, held: Held) -> None:
         wanted = tuple(one for one in held.arrays if held.found_split(one))
         rows = self.split.rows and held.split == self.residual
-        word = self.half if rows else _word(held.name)
+        word = self.half if rows else word_of(held.name)
         self.made.append(Exchange(name=f"all_gather_{word}", op=CollectiveOp.ALL_GATHER, axes=wanted, rows=rows))
 
     def _product(self, node: Gemm) -> None:
         """A product reads slices of the axis that it is split along, and all else whole."""
-        _check_alike(node.name, node.ops)
+        check_alike(node.name, node.ops)
         if self.split.context and node.ops[0].einsum.of_activations:
             raise WorkloadError(
                 f"{node.name}: '{node.ops[0].einsum.pattern}' multiplies tokens by tokens, of which a rank holds some "
@@ -192,17 +175,17 @@ class _Walk:
             self.waiting.append(self.held)
             self.held = self.by_name[node.source]
         first = node.ops[0]
-        parallel = _ALIKE.get(first.parallel or "", first.parallel)
+        parallel = ALIKE.get(first.parallel or "", first.parallel)
         if self.held.partial:
             self.settle()
         if self.held.found_split(first.einsum.inputs[0]) - {parallel}:
             self._gather(self.held)
             self.held = replace(self.held, split=frozenset())
         self.made.append(node)
-        self.held = _Held(
+        self.held = Held(
             name=node.name,
             arrays=tuple(one.einsum.output for one in node.ops),
-            split=_split_of(node.ops),
+            split=split_of(node.ops),
             partial=first.einsum.reduction(first.parallel) is not None,
             of_heads=parallel == "H",
             group=node.group,
@@ -216,7 +199,7 @@ class _Walk:
         self.made.append(replace(node, parallel=min(split, default=None)))
         if node.op in _WHOLE:
             self.half = node.name.rsplit("_", 1)[-1]
-            self.held = _Held(name=node.name, split=self.residual)
+            self.held = Held(name=node.name, split=self.residual)
         elif node.op not in _PER_HEAD:
             self.held = replace(self.held, arrays=self.held.arrays[:1])  # a gate and what it gates become one
 
@@ -229,12 +212,12 @@ class _Walk:
                     f"{node.name}: parallel = '{part.parallel}' of {part.label}: the softmax needs whole rows of "
                     "scores: split heads ('K' or 'H'), or leave it out"
                 )
-        if _ALIKE.get(parallel or "", parallel) != _ALIKE.get(node.values.parallel or "", node.values.parallel):
+        if ALIKE.get(parallel or "", parallel) != ALIKE.get(node.values.parallel or "", node.values.parallel):
             raise WorkloadError(
-                f"{node.name}: scores are split along {_said(parallel)} and values along "
-                f"{_said(node.values.parallel)}: give both the same parallel"
+                f"{node.name}: scores are split along {said(parallel)} and values along "
+                f"{said(node.values.parallel)}: give both the same parallel"
             )
-        split = None if parallel is None else _ALIKE.get(parallel, parallel)
+        split = None if parallel is None else ALIKE.get(parallel, parallel)
         if self.held.partial:
             self.settle()
         if self.held.split - {split}:
@@ -253,7 +236,7 @@ class _Walk:
                 self.made.append(replace(node, keys="ring"))
             case None:
                 self.made.append(node)
-        self.held = _Held(
+        self.held = Held(
             name=node.name, arrays=(_HEADS,), split=frozenset(() if split is None else split), of_heads=True
         )
 
@@ -269,7 +252,7 @@ class _Walk:
                 if node.parallel == "e" and self.split.experts == "own_tokens":
                     self.made.append(Rows(name="gather_dispatch", op=node.op))
                     self._travel("away", node.op)
-                self.held = _Held(name="rows", arrays=(_ROUTED,), split=frozenset(node.parallel or ""))
+                self.held = Held(name="rows", arrays=(_ROUTED,), split=frozenset(node.parallel or ""))
             case Grouped():
                 self._grouped(node)
             case ExpertAct():
@@ -282,7 +265,7 @@ class _Walk:
                 node = replace(node, partial=elsewhere and self.split.experts == "same_tokens")
                 partial = node.partial or self.held.partial
                 group: Group = "experts" if node.partial else "tensor"
-                self.held = _Held(name="ff", split=frozenset(node.parallel or ""), partial=partial, group=group)
+                self.held = Held(name="ff", split=frozenset(node.parallel or ""), partial=partial, group=group)
             case Join():
                 other = self.by_name.get(node.source)
                 if other is None or other not in self.waiting:
@@ -300,12 +283,12 @@ class _Walk:
         held = self.held.found_split("ef")
         if held - {axis}:
             raise WorkloadError(
-                f"{node.name}: rows are split along {_said(min(held))} and its weights along {_said(axis)}: give both "
+                f"{node.name}: rows are split along {said(min(held))} and its weights along {said(axis)}: give both "
                 "the same parallel"
             )
         einsum = node.ops[0].einsum
         stays = axis is not None and (axis in einsum.selected or axis in einsum.output)
-        self.held = _Held(
+        self.held = Held(
             name=node.name,
             arrays=(einsum.output,),
             split=frozenset(axis if stays and axis else ""),
@@ -320,34 +303,3 @@ class _Walk:
         self.made.append(
             Exchange(name=name, op=CollectiveOp.ALL_TO_ALL, axes=(_ROUTED,), group="experts", travel=way, reader=reader)
         )
-
-
-def _split_of(ops: tuple[Op, ...]) -> frozenset[str]:
-    """Axes of the outputs that are left in slices."""
-    left = {one.parallel for one in ops if one.parallel is not None and one.parallel in one.einsum.output}
-    return frozenset(_ALIKE.get(axis, axis) for axis in left)
-
-
-def _check_alike(name: str, ops: tuple[Op, ...]) -> None:
-    """Arrays of the same axes from one product are read together, so that they must be split alike."""
-    for one in ops[1:]:
-        for other in ops:
-            if one.einsum.output == other.einsum.output and one.parallel != other.parallel:
-                raise WorkloadError(
-                    f"{name}: {other.label} is split along {_said(other.parallel)} and {one.label} along "
-                    f"{_said(one.parallel)}, both yield '{one.einsum.output}': give both the same parallel"
-                )
-    for one in ops:
-        if one.einsum.reduction(one.parallel) != ops[0].einsum.reduction(ops[0].parallel):
-            raise WorkloadError(
-                f"{name}: {one.label} and {ops[0].label} share one kernel, and only one of them leaves partial sums: "
-                "give both the same parallel"
-            )
-
-
-def _said(parallel: str | None) -> str:
-    return "nothing" if parallel is None else f"'{parallel}'"
-
-
-def _word(name: str) -> str:
-    return name.split("_")[0]
