@@ -5,6 +5,13 @@ from __future__ import annotations
 import pytest
 
 from workloads import WorkloadError
+from workloads.layer_passes.lower import lower, lower_head
+from workloads.layer_passes.overlap import Beside, Stage, Step, beside_shared, overlap
+from workloads.layer_passes.schedule import Schedule
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.streams import streamed
+from workloads.layer_passes.tree import Exchange, Grouped, Placed, Split
 from workloads.ops import (
     Gemm,
     Overlap,
@@ -17,13 +24,6 @@ from workloads.ops import (
     op,
     qkv_gemm,
 )
-from workloads.passes.lower import lower, lower_head
-from workloads.passes.overlap import Beside, Stage, Step, beside_shared, overlap
-from workloads.passes.schedule import Schedule
-from workloads.passes.shard import shard
-from workloads.passes.stack import stacked
-from workloads.passes.streams import streamed
-from workloads.passes.tree import Exchange, Grouped, Placed, Split
 from workloads.program import Kernel
 from workloads.stack import load_stack
 from workloads.work import CollectiveOp, CollectiveWork, Elementwise, GemmWork

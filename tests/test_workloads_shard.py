@@ -10,10 +10,10 @@ import pytest
 
 from sim import simulate
 from workloads import Layout, Options, WorkloadError, build_program, load_model
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import Exchange
 from workloads.model_file import parse_model
 from workloads.ops import Node, Pointwise, attention, fuse, op, qkv_gemm
-from workloads.passes.shard import shard
-from workloads.passes.tree import Exchange
 from workloads.program import Kernel
 from workloads.work import CollectiveWork, Elementwise, GemmWork
 

@@ -92,7 +92,7 @@ class Einsum:
         """What a rank that holds one slice of ``parallel`` owes the others before everyone has the output.
 
         A contracted axis leaves partial sums (all-reduce); an output axis leaves slices, which the next
-        operation may take as they are (None here; :mod:`workloads.passes.shard` says what is owed if it cannot).
+        operation may take as they are (None here; :mod:`workloads.layer_passes.shard` says what is owed if it cannot).
         """
         if parallel is None:
             return None
@@ -103,7 +103,7 @@ class Einsum:
     @property
     def batched(self) -> str:
         """Axes of both operands and of the output: for each of their points a product of its own."""
-        return "".join(axis for axis in self.output if all(axis in one for one in self.inputs[:2]))
+        return "".join(axis for axis in self.output if all(axis in axes for axes in self.inputs[:2]))
 
     def count(self, sizes: Mapping[str, int]) -> int:
         """Independent matrix products: one for each point of the axes that both operands have.

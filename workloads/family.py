@@ -12,12 +12,12 @@ from workloads.errors import WorkloadError
 from workloads.expressions import evaluate, names
 from workloads.family_file import MORE, OF_VISION, SIZED, SIZES, FamilyFile, expressions_of, family_files
 from workloads.fields import name_of, positive
+from workloads.layer_passes.lower import lower
+from workloads.layer_passes.shard import shard
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.model import ModelSpec, Vision, check_axes
 from workloads.node_tables import nodes_of
 from workloads.ops import Block
-from workloads.passes.lower import lower
-from workloads.passes.shard import shard
 from workloads.positions import max_positions
 
 Reader = Callable[..., ModelSpec]

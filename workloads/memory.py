@@ -138,7 +138,7 @@ def _index_keys(model: ModelSpec, layers: range, context: int) -> int:
 def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
     """Bytes of the weights of one rank's share of ``layers`` layers (norms left out)."""
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
-    # An expert of all tokens is split over the ranks that hold the same tokens, see passes.lower.
+    # An expert of all tokens is split over the ranks that hold the same tokens, see layer_passes.lower.
     ways = {"all_reduce": layout.ep, "all_to_all": 1, None: layout.tp}[layout.ep_mode]
     split = replace(shape, layout=replace(layout, tp=ways))
     total = 0

@@ -14,10 +14,10 @@ from sim.scenario.layout import layout_of
 from sim.scenario.operators import setting, spelled
 from sim.scenario.spec import Scenario
 from workloads.families.nodes import placed_nodes
+from workloads.layer_passes.overlap import Stage, overlap
+from workloads.layer_passes.schedule import Schedule
+from workloads.layer_passes.tree import Exchange, Placed, Split
 from workloads.ops import WIDE, Gemm, Overlap, Pointwise
-from workloads.passes.overlap import Stage, overlap
-from workloads.passes.schedule import Schedule
-from workloads.passes.tree import Exchange, Placed, Split
 from workloads.work import CollectiveOp
 
 Settings = Mapping[str, Overlap]

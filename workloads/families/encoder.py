@@ -7,9 +7,9 @@ from dataclasses import replace
 from workloads.families.nodes import kernels_of, placed_nodes
 from workloads.families.options import Options
 from workloads.kernels import Shape, product_kernel
-from workloads.passes.stack import stacked
-from workloads.passes.streams import streamed
-from workloads.passes.tree import Split
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.streams import streamed
+from workloads.layer_passes.tree import Split
 from workloads.program import Segment
 from workloads.stack import Stack
 

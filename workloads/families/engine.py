@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from workloads.engine import Engine, Pass, load_engine
+from workloads.engine import Pass, ServingEngine, load_engine
 from workloads.families.moe import grouped_sizes
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
+from workloads.layer_passes.tree import Combine, ExpertAct, Grouped, Router, Rows, Sample
 from workloads.ops import Attention, Gemm, Op, Pointwise
-from workloads.passes.tree import Combine, ExpertAct, Grouped, Router, Rows, Sample
 from workloads.program import Kernel
 from workloads.routing import SMALL_TILES, ExpertLoad
 from workloads.work import (
@@ -25,17 +25,17 @@ from workloads.work import (
 )
 
 
-def pass_kernel(name: str, engine: Engine, one: Pass, rows: int, width: int) -> Kernel:
+def pass_kernel(name: str, engine: ServingEngine, one: Pass, rows: int, width: int) -> Kernel:
     """A memory-bound kernel of the engine over ``rows`` x ``width`` elements."""
     return _own(name, engine, one.op, rows, width, one.element_bytes * rows * width)
 
 
-def _own(name: str, engine: Engine, op: EngineOp, rows: int, width: int, bytes_moved: int) -> Kernel:
+def _own(name: str, engine: ServingEngine, op: EngineOp, rows: int, width: int, bytes_moved: int) -> Kernel:
     work = ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, engine=engine.id)
     return Kernel(name=name, work=work, flops=float(rows * width), bytes_moved=float(bytes_moved))
 
 
-def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, *, experts: bool) -> list[Kernel]:
+def pointwise_kernels(node: Pointwise, shape: Shape, engine: ServingEngine, *, experts: bool) -> list[Kernel]:
     """A norm, rotation or activation; the one before a router stays in 16 bit. None: the libraries' kernel runs."""
     dtype = shape.precision.product.multiplies
     before_router = experts and node.name == "add_rmsnorm_ff"
@@ -57,7 +57,7 @@ def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, *, experts:
             return [pass_kernel(node.name, engine, one, shape.tokens, shape.local_sizes(node.axis)[node.axis])]
 
 
-def product_kernels(node: Gemm, shape: Shape, engine: Engine) -> list[Kernel]:
+def product_kernels(node: Gemm, shape: Shape, engine: ServingEngine) -> list[Kernel]:
     """A product, its input quantised first where nothing before it has done so."""
     dtype = shape.precision.product.multiplies
     product = _product(node.name, node.ops, shape, engine, dtype)
@@ -68,7 +68,7 @@ def product_kernels(node: Gemm, shape: Shape, engine: Engine) -> list[Kernel]:
     return kernels
 
 
-def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: Engine, dtype: DType) -> Kernel:
+def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: ServingEngine, dtype: DType) -> Kernel:
     kernel = gemm_kernel(name, ops, shape, dtype)
     if dtype is DType.FP8:
         assert isinstance(kernel.work, GemmWork)
@@ -76,7 +76,7 @@ def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: Engine, dtype
     return kernel
 
 
-def own_where_small(kernel: Kernel, engine: Engine) -> Kernel:
+def own_where_small(kernel: Kernel, engine: ServingEngine) -> Kernel:
     """A collective as the engine runs it: all-reduces of small buffers by its own kernel."""
     work = kernel.work
     assert isinstance(work, CollectiveWork)
@@ -85,7 +85,7 @@ def own_where_small(kernel: Kernel, engine: Engine) -> Kernel:
     return replace(kernel, work=replace(work, engine=engine.id))
 
 
-def engine_attention(node: Attention, shape: Shape, engine: Engine) -> list[Kernel]:
+def engine_attention(node: Attention, shape: Shape, engine: ServingEngine) -> list[Kernel]:
     """Flash attention over the pages of the cache."""
     kernel = attention_kernel(node, shape)
     assert isinstance(kernel.work, AttentionWork)
@@ -93,7 +93,10 @@ def engine_attention(node: Attention, shape: Shape, engine: Engine) -> list[Kern
 
 
 def engine_part(
-    node: Router | Rows | Grouped | ExpertAct | Combine | Sample, shape: Shape, load: ExpertLoad | None, engine: Engine
+    node: Router | Rows | Grouped | ExpertAct | Combine | Sample,
+    shape: Shape,
+    load: ExpertLoad | None,
+    engine: ServingEngine,
 ) -> list[Kernel]:
     """Router, choice, sorting, the two products over sorted rows with the activation between, and the sum; and what
     draws a token from the logits and prepares the next step."""
@@ -131,7 +134,7 @@ def engine_part(
     assert_never(node)
 
 
-def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: Engine) -> list[Kernel]:
+def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: ServingEngine) -> list[Kernel]:
     dtype = shape.precision.product.multiplies
     n, k = grouped_sizes(node.ops, shape)
     first = len(node.ops) == 2
@@ -143,7 +146,7 @@ def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: Engine) -> l
 
 
 def _routed(
-    name: str, engine: Engine, shape: Shape, load: ExpertLoad, inner: int, n: int, k: int, dtype: DType
+    name: str, engine: ServingEngine, shape: Shape, load: ExpertLoad, inner: int, n: int, k: int, dtype: DType
 ) -> Kernel:
     tiles = (*zip(SMALL_TILES, load.small_tiles, strict=True), (128, load.tiles128))
     work = RoutedGemmWork(
@@ -162,7 +165,7 @@ def _routed(
     return Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
 
 
-def _sample(shape: Shape, engine: Engine) -> list[Kernel]:
+def _sample(shape: Shape, engine: ServingEngine) -> list[Kernel]:
     """A token a sequence from the logits of all ranks together, and what prepares the next step."""
     rows, vocabulary = shape.batch, shape.model.vocab
     kernels = []
@@ -177,6 +180,6 @@ def _sample(shape: Shape, engine: Engine) -> list[Kernel]:
     ]
 
 
-def engine_of(stack_engine: str | None) -> Engine | None:
+def engine_of(stack_engine: str | None) -> ServingEngine | None:
     """The engine behind a stack, if one is."""
     return None if stack_engine is None else load_engine(stack_engine)

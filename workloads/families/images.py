@@ -8,11 +8,11 @@ from workloads.errors import WorkloadError
 from workloads.families.nodes import kernels_of, node_kernels, placed_nodes
 from workloads.families.options import Options
 from workloads.kernels import Shape, product_kernel, stored_kernel
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.streams import streamed
+from workloads.layer_passes.tree import Split
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
-from workloads.passes.stack import stacked
-from workloads.passes.streams import streamed
-from workloads.passes.tree import Split
 from workloads.precision import Product
 from workloads.program import Kernel, Segment
 from workloads.stack import Stack

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workloads.errors import WorkloadError
-from workloads.passes.schedule import COMM_PRIORITY, COMM_STREAM
+from workloads.layer_passes.schedule import COMM_PRIORITY, COMM_STREAM
 from workloads.program import Kernel
 from workloads.work import CollectiveWork
 

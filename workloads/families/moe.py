@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel, quantise_kernel
+from workloads.layer_passes.tree import Combine, Exchange, ExpertAct, Grouped, Join, Router, Rows
 from workloads.ops import Op
-from workloads.passes.tree import Combine, Exchange, ExpertAct, Grouped, Join, Router, Rows
 from workloads.precision import Product
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad

@@ -24,10 +24,9 @@ from workloads.kernels import (
     stored_kernel,
     weighted_kernels,
 )
-from workloads.ops import WIDE, Attention, Block, Experts, Gemm, Indexer, LatentAttention, Pointwise, StateSpace
-from workloads.passes.lower import lower
-from workloads.passes.shard import shard
-from workloads.passes.tree import (
+from workloads.layer_passes.lower import lower
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import (
     Combine,
     Exchange,
     ExpertAct,
@@ -42,6 +41,7 @@ from workloads.passes.tree import (
     Sample,
     Split,
 )
+from workloads.ops import WIDE, Attention, Block, Experts, Gemm, Indexer, LatentAttention, Pointwise, StateSpace
 from workloads.precision import Product
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad

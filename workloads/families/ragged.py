@@ -12,12 +12,12 @@ from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
 from workloads.families.transformer import head_kernels, loads_of
 from workloads.kernels import Shape
+from workloads.layer_passes.overlap import Beside, Stage
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.tree import Split
 from workloads.model import ModelSpec
 from workloads.ops import Attention, LatentAttention
 from workloads.parallel import Layout, check_layout
-from workloads.passes.overlap import Beside, Stage
-from workloads.passes.stack import stacked
-from workloads.passes.tree import Split
 from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad

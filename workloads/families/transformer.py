@@ -12,18 +12,18 @@ from workloads.families.images import image_segments
 from workloads.families.interleave import two_batches
 from workloads.families.nodes import PhaseName, kernels_of, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, choice_of, positive, precision_in
-from workloads.families.pipeline import Step, stage_segments
+from workloads.families.pipeline import StagePass, stage_segments
 from workloads.kernels import Shape
+from workloads.layer_passes.lower import lower_head
+from workloads.layer_passes.overlap import beside_shared, has_experts, overlap
+from workloads.layer_passes.schedule import Schedule, leave_sms
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.streams import streamed
+from workloads.layer_passes.tree import Split
 from workloads.model import ModelSpec
 from workloads.ops import Block, Gemm, Overlap
 from workloads.parallel import Layout, check_layout
-from workloads.passes.lower import lower_head
-from workloads.passes.overlap import beside_shared, has_experts, overlap
-from workloads.passes.schedule import Schedule, leave_sms
-from workloads.passes.shard import shard
-from workloads.passes.stack import stacked
-from workloads.passes.streams import streamed
-from workloads.passes.tree import Split
 from workloads.placement import bind, groups_of, place_of
 from workloads.positions import check_reach
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -166,7 +166,9 @@ def _role_program(
                 compute = (*image_segments(shape, stack, options), *compute)
             known[phase, shape.context] = compute
         returns = number < len(shapes) - 1
-        step = Step(shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns)
+        step = StagePass(
+            shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns
+        )
         phases.append(Phase(name=label, segments=tuple(stage_segments(step, compute))))
         previous = label
     return RankProgram(phases=tuple(phases))

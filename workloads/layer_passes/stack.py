@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from workloads.layer_passes.overlap import Beside, Stage, Step
+from workloads.layer_passes.tree import Placed
 from workloads.ops import Attention, Gemm, LatentAttention, Pointwise
-from workloads.passes.overlap import Beside, Stage, Step
-from workloads.passes.tree import Placed
 from workloads.stack import Stack
 from workloads.work import Elementwise
 

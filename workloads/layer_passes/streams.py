@@ -8,8 +8,8 @@ from typing import assert_never
 
 from workloads.errors import WorkloadError
 from workloads.kernels import elementwise_kernel
-from workloads.passes.overlap import Beside, Stage, Step
-from workloads.passes.schedule import (
+from workloads.layer_passes.overlap import Beside, Stage, Step
+from workloads.layer_passes.schedule import (
     COMM_PRIORITY,
     COMM_STREAM,
     Schedule,
@@ -17,7 +17,7 @@ from workloads.passes.schedule import (
     leave_sms,
     piece_of,
 )
-from workloads.passes.tree import Placed
+from workloads.layer_passes.tree import Placed
 from workloads.program import Kernel
 from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, ElementwiseWork, GemmWork
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from workloads.ops import Experts, Gemm, Group, Node, Op, op
-from workloads.passes.tree import (
+from workloads.layer_passes.tree import (
     Combine,
     ExpertAct,
     Grouped,
@@ -19,6 +18,7 @@ from workloads.passes.tree import (
     Sample,
     Split,
 )
+from workloads.ops import Experts, Gemm, Group, Node, Op, op
 
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 

@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
-from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
-from workloads.passes.held import ALIKE, RESIDUAL, Held, check_alike, said, split_of, word_of
-from workloads.passes.tree import (
+from workloads.layer_passes.held import ALIKE, RESIDUAL, Held, check_alike, said, split_of, word_of
+from workloads.layer_passes.tree import (
     Combine,
     Exchange,
     ExpertAct,
@@ -31,6 +30,7 @@ from workloads.passes.tree import (
     Sample,
     Split,
 )
+from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.work import CollectiveOp, Elementwise
 
 _ROWS = "bs"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
+from workloads.layer_passes.schedule import Schedule
+from workloads.layer_passes.tree import Combine, Exchange, Join, Placed, Rows
 from workloads.ops import WIDE, Gemm, Overlap, Pointwise
-from workloads.passes.schedule import Schedule
-from workloads.passes.tree import Combine, Exchange, Join, Placed, Rows
 from workloads.work import CollectiveOp
 
 Wish = Callable[[Gemm], "Schedule | None"]
@@ -43,7 +43,7 @@ def overlap(nodes: Sequence[Placed], wish: Wish) -> tuple[Step, ...]:
     """``nodes`` with stages where ``wish`` has a schedule for a product that a collective feeds or ends.
 
     >>> from workloads.ops import fuse, op
-    >>> from workloads.passes.shard import shard
+    >>> from workloads.layer_passes.shard import shard
     >>> down = fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down"))
     >>> (stage,) = overlap(shard((down,)), lambda node: Schedule(pieces=4))
     >>> [node.name for node in stage.nodes], stage.ends.name
