@@ -224,3 +224,58 @@ def test_the_step_at_the_mean_context_costs_the_mean_step() -> None:
     one = {phase: simulate(**part) for phase, part in parts(fields).items()}
     assert one["prefill"].latency_s + 255 * one["decode"].latency_s == pytest.approx(whole.latency_s, rel=0.005)
     assert one["prefill"].energy_j + 255 * one["decode"].energy_j == pytest.approx(whole.energy_j, rel=0.01)
+
+
+# -- machines and types -----------------------------------------------------------------------------------------
+
+
+def sizes_of(phase: Phase, **fields: Any) -> PassSizes:
+    return PassSizes.of(
+        Scenario.of(**{"model": "llama3-8b", "phase": phase, "batch": 8, "seq_len": 1024} | fields), phase
+    )
+
+
+def test_the_reference_card_at_its_clock_changes_nothing() -> None:
+    one = sizes_of("prefill")
+    assert (one.per_flop, one.per_byte, one.per_link_byte, one.per_joule, one.per_watt) == (1.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_what_other_machines_make_of_the_same_work_is_counted_from_datasheets() -> None:
+    assert sizes_of("prefill", dtype="fp8").per_flop == pytest.approx(989.4 / 1978.9)
+    assert sizes_of("prefill", dtype="fp8").weight_bytes < 0.55 * sizes_of("prefill").weight_bytes
+    assert sizes_of("prefill", sm_clock_mhz=990).per_flop == 2.0
+    assert sizes_of("prefill", sm_clock_mhz=990).per_joule == pytest.approx(0.85**2)
+    assert sizes_of("decode", gpu="h200").per_byte == pytest.approx(3.35 / 4.8, rel=0.01)
+    assert sizes_of("decode", gpu="a100-sxm-80gb").per_watt == pytest.approx(400 / 700)
+
+
+def test_hybrids_attend_in_some_layers_and_images_are_encoded() -> None:
+    hybrid = workloads.load_model("nemotron-h-8b")
+    found = sizes_of("prefill", model="nemotron-h-8b")
+    assert hybrid.attending(range(hybrid.layers)) == 4
+    assert found.attention == 2.0 * 8 * 1024**2 * hybrid.q_heads * hybrid.head_dim * 4
+    blind, seen = (sizes_of("prefill", model="llava-1.5-7b", images=count) for count in (0, 1))
+    tower = workloads.load_model("llava-1.5-7b").vision
+    assert tower is not None
+    assert seen.gemm_flops - blind.gemm_flops == 2.0 * workloads.params(tower.model) * tower.patches * 8
+
+
+def test_the_rule_of_the_fewest_gpus_can_be_wrong() -> None:
+    """Cards and clocks that hold the same work: the rule does not tell them apart."""
+    samples = [
+        _at_truth({"model": "llama3-8b", "phase": "generate", "batch": 8, "seq_len": 1024, "output_len": 64} | fields)
+        for fields in ({"gpu": "h100"}, {"gpu": "h100", "sm_clock_mhz": 1200}, {"gpu": "h200", "sm_clock_mhz": 1200})
+    ]
+    group = by_work(samples)[samples[0].work]
+    assert len({sample.layout for sample in group}) == 3
+    truth = [rivals.energy(sample) for sample in group]
+    assert int(np.argmin(rivals.fewest_gpus(group))) != int(np.argmin(truth))
+    assert int(np.argmin(rivals.fewest_on_best(samples)(group))) == int(np.argmin(truth))
+
+
+def test_the_wide_grid_holds_cards_clocks_types_and_other_models() -> None:
+    cases = load_grid(ROOT / "benchmarks" / "closed_form_wide.toml").cases
+    fields = [Scenario.parse(case.fields, where="grid") for case in cases]
+    assert {f.gpu for f in fields} == {"h100-sxm-80gb", "h200-sxm-141gb", "a100-sxm-80gb"}
+    assert {f.dtype for f in fields} == {"bf16", "fp8_e4m3"} and {f.sm_clock_mhz for f in fields} >= {None, 1200.0}
+    assert {"nemotron-h-8b", "llava-1.5-7b"} <= {f.model for f in fields}

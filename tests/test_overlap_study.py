@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from sim import simulate
 from sim.cli import main
 from sim.errors import ScenarioError
+from sim.explore.by_operator import per_operator
+from sim.explore.operators import choices_of
 from sim.explore.overlap import OverlapPoint, advice, read_grid, scenarios, study, transform
 from sim.scenario.spec import Scenario
+from workloads import Layout, WorkloadError, build_program, load_model
+from workloads.model_file import parse_model
 
 BASE = {"model": "llama3-70b", "layers": 1, "seq_len": 1024}
 
@@ -181,7 +186,7 @@ def test_rolling_layers_have_slices_that_follow_one_another(tmp_path: Path) -> N
 
 def test_the_grid_of_the_page_is_a_grid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "overlap.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    example = next(one for one in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL) if "[grid]" in one)
     (tmp_path / "grid.toml").write_text(example, encoding="utf-8")
     # Per group size and number of blocks: sequential, 4 chunks and two halves with and without margin, tiles.
     assert len(scenarios(*read_grid(tmp_path / "grid.toml"))) == 2 * 2 * (1 + 2 + 2 + 1)
@@ -207,3 +212,95 @@ def test_the_split_of_sms_is_searched_beside_chunks_and_blocks() -> None:
     ):
         with pytest.raises(ScenarioError, match=message):
             scenarios(base, {"tp": [4], "comm_ctas": [8], "overlap_chunks": [2], **bad})
+
+
+# -- one operator at a time -----------------------------------------------------------------------------------------
+
+
+TWO_LAYERS = {"model": "llama3-70b", "layers": 2, "seq_len": 4096, "batch": 2, "tp": 2, "lm_head": False}
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_the_same_setting_for_each_operator_is_one_for_all(rows: bool) -> None:
+    products = ("qkv_gemm", "o_gemm", "gate_up_gemm", "down_gemm") if rows else ("o_gemm", "down_gemm")
+    base = TWO_LAYERS | {"sequence_parallel": rows, "comm_ctas": 8}
+    for_all = simulate(**base, overlap_chunks=4)
+    each = simulate(**base, overlap_ops=dict.fromkeys(products, "4x8"))
+    assert (each.latency_s, each.energy_j) == (for_all.latency_s, for_all.energy_j)
+    assert each.standing.status == "unchecked"  # no run with settings by operator was measured
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "o_gemm=4x8,down_gemm=2",
+        {"o_gemm": "4x8", "down_gemm": 2},
+        {"o_gemm": {"chunks": 4, "comm_ctas": 8}, "down_gemm": "2"},
+    ],
+)
+def test_settings_by_operator_are_spelled_as_text_or_tables(spelling: Any) -> None:
+    found = Scenario.of(model="llama3-8b", tp=2, overlap_ops=spelling)
+    assert found.overlap_ops == (("o_gemm", "4x8"), ("down_gemm", "2"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"overlap_ops": "o_gemm=4y8"}, "overlap_ops = '4y8': give chunks, or chunks x blocks, for example 4x8"),
+        ({"overlap_ops": "o_gemm=4x0"}, "overlap_ops = '4x0': sums need SMs"),
+        ({"overlap_ops": "o_gemm=4,o_gemm=2"}, "overlap_ops = o_gemm, o_gemm: give each node one setting"),
+        ({"overlap_ops": "o_gemm=4", "tp": 1}, "overlap_ops needs tp of at least 2"),
+        ({"overlap_ops": "o_gemm=4", "overlap_chunks": 2}, "leave overlap and overlap_chunks out"),
+        ({"overlap_ops": {"o_gemm": {"pieces": 4}}}, "overlap_ops.o_gemm = {'pieces': 4}: give chunks"),
+        ({"overlap_ops": {"o_gemm": {"chunks": "many"}}}, "overlap_ops = 'many': give chunks"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(message)):
+        Scenario.of(**({"model": "llama3-8b", "tp": 2} | fields))
+
+
+def test_settings_by_operator_are_never_worse_than_the_best_for_all() -> None:
+    axes = {"tp": [2], "batch": [2], "comm_ctas": [8, 16], "overlap_chunks": [1, 2, 4]}
+    points, _ = study(scenarios(TWO_LAYERS | {"sequence_parallel": True}, axes))
+    found = per_operator(points)
+    assert found is not None
+    frugal, quick = found.each
+    assert frugal.energy_j <= min(p.energy_j for p in points)
+    assert quick.latency_s <= min(p.latency_s for p in points)
+    document = found.document()
+    assert document["latency"]["latency_saved"] == 1.0 - quick.latency_s / found.for_all[1].latency_s >= 0.0
+    # Here the best setting for all is in sequence, and yet some products gain from chunks.
+    assert transform(found.for_all[1].scenario) == "sequential"
+    assert any(not text.startswith("1") for _, text in quick.scenario.overlap_ops or ())
+    again = simulate(quick.scenario, shortcuts=True)
+    assert (again.latency_s, again.energy_j) == (quick.latency_s, quick.energy_j)
+    assert "over the best one for all (sequential, 16 CTAs)" in found.words()
+
+
+def test_products_that_can_be_cut_follow_from_the_layout() -> None:
+    plain = Scenario.of(model="llama3-8b", tp=2)
+    assert choices_of(plain).products == ("o_gemm", "down_gemm")
+    assert choices_of(plain).stages == (("gate_up_gemm", "down_gemm"),)
+    rows = Scenario.of(model="llama3-8b", tp=2, sequence_parallel=True)
+    assert choices_of(rows).products == ("qkv_gemm", "o_gemm", "gate_up_gemm", "down_gemm")
+    assert choices_of(Scenario.of(model="gpt2", tp=2)).products == ("o_gemm", "down_gemm")
+    assert choices_of(Scenario.of(model="mixtral-8x7b", tp=2)).products == ("o_gemm",)
+
+
+def test_a_grid_without_chunks_has_nothing_to_set_by_operator() -> None:
+    points, _ = study(grid(overlap_chunks=[1]))
+    assert per_operator(points) is None
+
+
+def test_a_model_of_its_own_says_on_its_nodes_what_overlaps(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "overlap.md").read_text(encoding="utf-8")
+    text = next(part for part in re.findall(r"```toml\n(.*?)```", page, re.S) if "staged-8b" in part)
+    (tmp_path / "staged.toml").write_text(text)
+    program = build_program(
+        load_model(str(tmp_path / "staged.toml")), Layout(tp=2), phase="prefill", batch=1, seq_len=4096
+    )
+    layer = [(kernel.name, kernel.stream) for kernel in program.ranks[0].phases[0].segments[0].kernels]
+    assert layer == [("up_gemm", 0), ("gelu", 0), ("down_gemm", 0), ("all_reduce_down", 1)] * 4
+    with pytest.raises(WorkloadError, match="up_gemm: overlap_stage, comm_ctas without chunks: give the pieces"):
+        parse_model(text.replace("chunks = 4\n", "", 1), where="m.toml")

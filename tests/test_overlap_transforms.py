@@ -18,7 +18,7 @@ from sim.build.lower import lower
 from tests.engine_kit import COMPUTE, GPU, REDUCE, graph, run, spans, with_terms
 from tests.transformer_kit import build, gemm_flops, kernels
 from workloads import WorkloadError
-from workloads.families.interleave import beside, two_batches
+from workloads.families.interleave import two_batches
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork
 
@@ -187,14 +187,6 @@ def test_sums_behind_products_are_cut(fields: dict[str, Any]) -> None:
     sums = [k.work for k in found if isinstance(k.work, CollectiveWork)]
     assert sum(work.buffer_bytes for work in sums) == 2 * 1024 * 4096 * 2 and {work.ctas for work in sums} == {8}
     assert sum(gemm_flops(build("llama3-8b", tp=2, comm_ctas=8, **fields))) == gemm_flops(build("llama3-8b"))[0]
-
-
-def test_partners_run_beside_their_collective() -> None:
-    layer = [toy("a"), toy("s"), toy("t"), toy("x", True), toy("b"), toy("y", True), toy("c")]
-    made = beside(layer, {"x": ("s",), "y": ("t",)})
-    assert [(k.name, k.stream, k.after) for k in made] == [
-        ("a", 0, ()), ("x", 1, (0,)), ("s", 0, ()), ("b", 0, (1,)), ("y", 1, (3,)), ("t", 0, ()), ("c", 0, (4,)),
-    ]  # fmt: skip
 
 
 def test_bulk_runs_the_shared_expert_beside_the_exchanges() -> None:

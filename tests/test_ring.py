@@ -52,7 +52,7 @@ def test_every_layout_computes_the_same_scores(layout: RingLayout) -> None:
     sizes = {"ranks": 4, "seq_len": 4096, "q_heads": 2, "kv_heads": 2, "head_dim": 8}
     assert flops(build_ring(layout, **sizes)) == 4 * 2 * 8 * 4096 * 4097 / 2
     assert flops(build_ring(layout, **sizes, causal=False)) == 4 * 2 * 8 * 4096**2
-    assert flops(build_ring(layout, **sizes, backward=True)) == 2 * flops(build_ring(layout, **sizes))
+    assert flops(build_ring(layout, **sizes, backward=True)) == 2.5 * flops(build_ring(layout, **sizes))
 
 
 def test_gradients_travel_home() -> None:
@@ -64,7 +64,7 @@ def test_gradients_travel_home() -> None:
     assert sorted(moved) == [("send_kv", 2.0 * block)] * 3 + [("send_kv_grad", 4.0 * block)] * 4
     for index, kernel in enumerate(rank):
         if kernel.name == "send_kv_grad":
-            assert [rank[before].name for before in kernel.after] == ["attention_kv_grad"]
+            assert [rank[before].name for before in kernel.after] == ["attention_grad"]
             assert kernel.after[0] < index
 
 
@@ -129,7 +129,7 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert waiting < 0.8 * working
     main(["ring", "--world", "2", "--seq-lens", "16384", "--json", "--backward"])
     back = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
-    assert 1.9 < back["striped"]["latency_s"] / points["striped"]["latency_s"] < 2.3
+    assert 2.7 < back["striped"]["latency_s"] / points["striped"]["latency_s"] < 3.0  # public tables: 2.8 to 2.9
     main(["ring", "--world", "2", "--seq-lens", "16384", "--json", "--no-causal"])
     unmasked = {p["latency_s"] for p in json.loads(capsys.readouterr().out)["points"]}
     assert len(unmasked) == 1 and 1.5 < unmasked.pop() / points["striped"]["latency_s"] < 2.5
@@ -140,13 +140,14 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_ring_command_with_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """A training step is three prefills of the layers, and a little more; what does not belong is refused."""
+    """A training step at the pace of public rows; what does not belong is refused."""
     found = {}
     for phase in ("prefill", "train"):
         main(["ring", "--model", "llama-1b", "--phase", phase, "--world", "2", "--seq-lens", "16384", "--json"])
         found[phase] = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
     assert found["prefill"]["contiguous"]["speedup"] == 1.0 < found["prefill"]["striped"]["speedup"]
-    assert 3.0 < found["train"]["zigzag"]["latency_s"] / found["prefill"]["zigzag"]["latency_s"] < 3.6
+    # Three prefills, 3.85 of attention, whose kernels in those rows take 4.3 times as long.
+    assert 5.0 < found["train"]["zigzag"]["latency_s"] / found["prefill"]["zigzag"]["latency_s"] < 9.0
     for options, message in (
         (["--model", "llama-1b", "--no-causal"], "--causal is for attention alone: leave it out"),
         (["--phase", "train"], "--phase is for a --model: leave it out"),

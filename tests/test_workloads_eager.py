@@ -92,7 +92,11 @@ def test_a_configuration_is_checked(change: dict[str, Any], message: str) -> Non
     assert str(error.value).startswith(message)
 
 
-def test_sequence_parallelism_is_for_llama_like_layers() -> None:
-    with pytest.raises(WorkloadError, match=r"sequence_parallel: opt-1\.3b has other layers"):
-        build("opt-1.3b", tp=2, sequence_parallel=True, seq_len=128)
-    assert build("llama3-8b", tp=2, sequence_parallel=True, seq_len=128)
+def test_sequence_parallelism_follows_from_the_nodes_of_any_layer() -> None:
+    layer = kernels(build("opt-1.3b", tp=2, sequence_parallel=True, batch=1, seq_len=512))[:14]
+    assert [kernel.name for kernel in layer] == [
+        "layernorm_attn", "all_gather_attn", "qkv_gemm", "attention", "o_gemm", "reduce_scatter_attn", "add_attn",
+        "layernorm_ff", "all_gather_ff", "up_gemm", "activation", "down_gemm", "reduce_scatter_ff", "add_ff",
+    ]  # fmt: skip
+    rows = {kernel.name: kernel.work.rows for kernel in layer if isinstance(kernel.work, ElementwiseWork)}
+    assert rows == {"layernorm_attn": 256, "add_attn": 256, "layernorm_ff": 256, "activation": 512, "add_ff": 256}

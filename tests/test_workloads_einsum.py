@@ -77,24 +77,6 @@ def test_what_is_summed_over_decides_the_reduction() -> None:
     assert down.reduction(None) is None
 
 
-@pytest.mark.parametrize(
-    ("pattern", "parallel", "how", "owed"),
-    [
-        ("bsHh,mHh->bsm", "H", {}, ["all_reduce"]),
-        ("bsHh,mHh->bsm", "H", {"sequence_parallel": True}, ["reduce_scatter", "all_gather"]),
-        ("bsm,mHh->bsHh", "H", {}, []),
-        ("bsm,mHh->bsHh", None, {"consumed_sharded": False}, []),
-        ("bsm,vm->bsv", "v", {"consumed_sharded": False}, ["all_gather"]),
-        ("bskm,emf->bskf", "e", {}, ["all_to_all", "all_to_all"]),
-        ("bsm,em->bse", "e", {}, []),
-    ],
-)
-def test_collectives_follow_from_the_sharded_axis_and_the_consumer(
-    pattern: str, parallel: str | None, how: dict[str, bool], owed: list[str]
-) -> None:
-    assert [one.value for one in parse(pattern).collectives(parallel, **how)] == owed
-
-
 def test_experts_are_looked_up_not_summed_over() -> None:
     up = parse("bskm,emf->bskf")
     # 2 x 2048 tokens x 8 of 128 experts x 2048 x 768; the weight has all of them

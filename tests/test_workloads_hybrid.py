@@ -95,11 +95,11 @@ def test_energy_adds_up_and_a_long_context_costs_little() -> None:
     [
         (
             {"hybrid_override_pattern": "MM*"},
-            "c.json: hybrid_override_pattern = 'MM*': give one letter of",
+            "c.json: hybrid_override_pattern = 'MM*': give one for each of the 4 layers",
         ),
-        ({"hybrid_override_pattern": "MMX-"}, "c.json: hybrid_override_pattern = 'MMX-': give one letter of 'M*-'"),
+        ({"hybrid_override_pattern": "MMX-"}, "c.json: layer 2 is 'X' by "),
         ({"n_groups": 3}, "c.json: mamba_num_heads = 16 is not a multiple of n_groups = 3"),
-        ({"mlp_hidden_act": "silu"}, "c.json: mlp_hidden_act = 'silu': only 'relu2' is known"),
+        ({"mlp_hidden_act": "silu"}, "c.json: mlp_hidden_act = 'silu': for model_type 'nemotron_h' only relu2"),
     ],
 )
 def test_a_configuration_is_checked(change: dict[str, Any], message: str) -> None:

@@ -227,7 +227,7 @@ def test_a_model_file_is_read_strictly(change: tuple[str, str], message: str) ->
     [
         (
             'node = "conv"\nname = "c"',
-            "node = 'conv': known are gemm, attention, pointwise, experts, latent_attention, state_space",
+            "node = 'conv': known are gemm, attention, pointwise, experts, latent_attention, indexer, state_space",
         ),
         ('node = "gemm"', "name = None: give a text"),
         ('node = "gemm"\nname = "g"', "ops is missing: give a list of { label, pattern, parallel }"),

@@ -10,10 +10,11 @@ import pytest
 
 from sim import simulate
 from workloads import Layout, Options, WorkloadError, build_program, load_model
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import Exchange
 from workloads.model_file import parse_model
-from workloads.ops import Exchange, Node, Pointwise, attention, fuse, op, qkv_gemm
+from workloads.ops import Node, Pointwise, attention, fuse, op, qkv_gemm
 from workloads.program import Kernel
-from workloads.shard import shard
 from workloads.work import CollectiveWork, Elementwise, GemmWork
 
 PRODUCTS = {

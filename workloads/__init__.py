@@ -4,7 +4,8 @@ from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.ragged import Group, build_ragged
-from workloads.families.training import build_training, training_need
+from workloads.families.training import build_training
+from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
 from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 from inputs.files import read_text
 from workloads.errors import WorkloadError
-from workloads.family import parse_family
+from workloads.family_file import parse_family
 from workloads.huggingface import parse_config
 from workloads.model import ModelSpec
 from workloads.model_file import parse_model

@@ -112,6 +112,8 @@ def _check_classes(data: Mapping[str, Any], kind: str, family: Family, where: st
     classes = data.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise WorkloadError(f"{where}: architectures = {shown(classes)}: give a list of class names")
+    if not family.architectures:
+        return  # a family that names no class is for any
     known = ", ".join(sorted(family.architectures))
     for name in classes:
         if name not in family.architectures:

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Literal
 
 from workloads.errors import WorkloadError
-from workloads.work import CollectiveOp
 
 # Axes as the field writes them (after EnergyLens' interface): upper case counts heads.
 AXES = {
@@ -93,33 +92,13 @@ class Einsum:
         """What a rank that holds one slice of ``parallel`` owes the others before everyone has the output.
 
         A contracted axis leaves partial sums (all-reduce); an output axis leaves slices, which the next
-        operation may take as they are (None here; :meth:`collectives` says what is owed if it cannot).
+        operation may take as they are (None here; :mod:`workloads.layer_passes.shard` says what is owed if it cannot).
         """
         if parallel is None:
             return None
         if parallel not in self.axes:
             raise WorkloadError(f"'{self.pattern}': parallel axis '{parallel}' is not in the pattern ({self.axes})")
         return "all_reduce" if parallel in self.contracted else None
-
-    def collectives(
-        self, parallel: str | None, *, consumed_sharded: bool = True, sequence_parallel: bool = False
-    ) -> tuple[CollectiveOp, ...]:
-        """Collectives that sharding ``parallel`` costs, in order.
-
-        Partial sums: an all-reduce, or a reduce-scatter and an all-gather when what follows works on slices of
-        the tokens. Slices of the output: an all-gather unless the next operation is sharded the same way.
-        Experts held by different ranks: tokens travel there and back, two all-to-alls.
-
-        >>> [c.value for c in parse("bsf,mf->bsm").collectives("f", sequence_parallel=True)]
-        ['reduce_scatter', 'all_gather']
-        """
-        if parallel is not None and parallel in self.selected:
-            return (CollectiveOp.ALL_TO_ALL, CollectiveOp.ALL_TO_ALL)
-        if self.reduction(parallel) is not None:
-            if sequence_parallel:
-                return (CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_GATHER)
-            return (CollectiveOp.ALL_REDUCE,)
-        return () if parallel is None or consumed_sharded else (CollectiveOp.ALL_GATHER,)
 
     @property
     def batched(self) -> str:

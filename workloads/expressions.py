@@ -19,7 +19,22 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
     ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
-_CALLS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "len": len, "int": int, "sum": sum, "str": str}
+
+
+def _count(within: Any, one: Any) -> int:
+    """How often ``one`` stands in a text or list."""
+    return list(within).count(one)
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "min": min,
+    "max": max,
+    "len": len,
+    "int": int,
+    "sum": sum,
+    "str": str,
+    "count": _count,
+}
 _LONGEST = 400
 
 

@@ -1,130 +1,26 @@
-"""Families as data: a TOML names the keys of a ``config.json``, and what sizes and layers follow from them.
-
-The format is described, with a complete example, in docs/families.md. Files lie in ``workloads/data/families``, or as
-``family.toml`` beside the configuration.
-"""
+"""Families as data: the model of a configuration, from the tables that say what follows from its keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
-from inputs.texts import parse_toml, shown
+from inputs.texts import shown
 from workloads.config_keys import Family, check_against, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import evaluate, names
-from workloads.fields import name_of, positive, refuse_unknown
+from workloads.family_file import MORE, OF_VISION, SIZED, SIZES, FamilyFile, expressions_of, family_files
+from workloads.fields import name_of, positive
+from workloads.layer_passes.lower import lower
+from workloads.layer_passes.shard import shard
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.model import ModelSpec, Vision, check_axes
 from workloads.node_tables import nodes_of
 from workloads.ops import Block
 from workloads.positions import max_positions
-from workloads.shard import shard
 
 Reader = Callable[..., ModelSpec]
-_SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
-_MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups")
-_TABLES = ("defaults", "sizes", "axes", "latent", "state_space", "layer", "only", "language", "vision", "encoder")
-_FIELDS = (
-    "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
-    "extra_parameters", "extra_active", "causal", "learned_positions", "positions", "kind",
-)  # fmt: skip
-_NESTED = ("sizes", "axes", "latent", "state_space")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyFile:
-    """One family: its tables as they were read, checked for what they may hold, and the keys that they read."""
-
-    where: str
-    table: Mapping[str, Any]
-    keys: Family
-
-    @property
-    def model_types(self) -> tuple[str, ...]:
-        """The ``model_type`` values that it is for."""
-        return tuple(self.table["model_types"])
-
-
-def parse_family(text: str, *, where: str) -> FamilyFile:
-    """A family from TOML text; a table that is not known, or an expression that is none, is refused by name."""
-    table = parse_toml(text, where, WorkloadError)
-    refuse_unknown(table, (*_FIELDS, *_TABLES), where)
-    types = table.get("model_types")
-    if not isinstance(types, list) or not types or not all(isinstance(one, str) for one in types):
-        raise WorkloadError(f"{where}: model_types = {shown(types)}: give a list of the model_type values it is for")
-    if "language" not in table:
-        if not isinstance(table.get("sizes"), dict):
-            raise WorkloadError(f"{where}: sizes is missing: give a [sizes] table")
-        refuse_unknown(table["sizes"], (*_SIZES, *_MORE), f"{where}: sizes")
-        if not isinstance(table.get("layer"), dict) or not table["layer"]:
-            raise WorkloadError(f"{where}: layer is missing: give [[layer.NAME]] tables, the nodes of a layer")
-    read = set().union(*(names(one) for one in _expressions(table, where)))
-    read = set(table.get("defaults", ())) | (set() if "language" in table else read)
-    nested = {part["key"] for part in (table.get("language"), table.get("vision")) if part and "key" in part}
-    known = read | nested | set(table.get("ignored", ())) | common_keys()
-    return FamilyFile(
-        where=where,
-        table=table,
-        keys=Family(
-            architectures=frozenset(table.get("architectures", ())) | {"LlamaForCausalLM"},
-            known=frozenset(known - set(table.get("only", {}))),
-            only={key: tuple(values) for key, values in table.get("only", {}).items()},
-            required=tuple(table.get("required", ())),
-        ),
-    )
-
-
-def _expressions(table: Mapping[str, Any], where: str) -> list[str]:
-    """All expressions of a family, in any of its tables."""
-    found: list[str] = []
-
-    def add(value: Any) -> None:
-        match value:
-            case str():
-                found.append(value)
-            case dict():
-                for one in value.values():
-                    add(one)
-            case list():
-                for one in value:
-                    add(one)
-
-    for part in (*_NESTED, "defaults"):
-        add(table.get(part, {}))
-    for part in ("tied_embeddings", "extra_parameters", "extra_active", "causal", "positions", "kind"):
-        add(table.get(part, ""))
-    for nodes in table.get("layer", {}).values():
-        for node in nodes if isinstance(nodes, list) else ():
-            for part in ("when", "window", "shared"):
-                add(node.get(part, "") if isinstance(node, dict) else "")
-    for part in ("patches", "tokens", "projector", "extra_parameters"):
-        add(table.get("vision", {}).get(part, ""))
-    for part in _NESTED:
-        add(table.get("encoder", {}).get(part, {}))
-    add(table.get("encoder", {}).get("extra_parameters", ""))
-    found = [one for one in found if one]
-    for one in found:
-        try:
-            names(one)
-        except WorkloadError as error:
-            raise WorkloadError(f"{where}: {error}") from None
-    return found
-
-
-@lru_cache(maxsize=1)
-def family_files() -> Mapping[str, FamilyFile]:
-    """Every family that comes with the package, by ``model_type``."""
-    folder = files("workloads") / "data" / "families"
-    found: dict[str, FamilyFile] = {}
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
-        if entry.name.endswith(".toml"):
-            family = parse_family(entry.read_text(encoding="utf-8"), where=entry.name)
-            found |= dict.fromkeys(family.model_types, family)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +87,11 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
     if "encoder" in table:
         given = values.within(model_width=model.d_model)
         encoder = _spec(table["encoder"], given, where, f"encoder of {model.id}", model.source)
-        model = replace(model, encoder=replace(encoder, causal=False))
+        front = tuple(
+            (given.size("front", deep), given.size("front", wide), given.size("front", rows))
+            for deep, wide, rows in table["encoder"].get("front", ())
+        )
+        model = replace(model, encoder=replace(encoder, causal=False, front=front))
     if "vision" in table:
         model = replace(model, vision=_vision(table["vision"], model, values, where, read))
     return replace(model, refused=table.get("refused", "") or model.refused)
@@ -199,8 +99,8 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
 
 def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, source: str) -> ModelSpec:
     """Sizes and layers of one stack of layers."""
-    sizes: dict[str, Any] = {key: values.size(key, table["sizes"].get(key), least=0 if key in _MORE else 1)
-             for key in (*_SIZES, *(key for key in _MORE if key in table["sizes"]))}  # fmt: skip
+    sizes: dict[str, Any] = {key: values.size(key, table["sizes"].get(key), least=0 if key in MORE else 1)
+             for key in (*SIZES, *(key for key in MORE if key in table["sizes"]))}  # fmt: skip
     if sizes["q_heads"] % sizes["kv_heads"]:
         raise WorkloadError(
             f"{where}: {sizes['q_heads']} query heads are not a multiple of {sizes['kv_heads']} key/value heads"
@@ -209,6 +109,15 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         raise WorkloadError(f"{where}: {sizes.get('top_k', 0)} of {sizes['experts']} experts a token: at most all")
     state: dict[str, Any] = {key: values.size(key, one, least=0) if key != "rule" else one
              for key, one in table.get("state_space", {}).items()}  # fmt: skip
+    if state and state["heads"] % state["groups"]:
+        raise WorkloadError(
+            f"{where}: {table['state_space']['heads']} = {state['heads']} is not a multiple of "
+            f"{table['state_space']['groups']} = {state['groups']}"
+        )
+    for key in table.get("per_layer", ()):
+        one = values.data.get(key)
+        if one is not None and (not isinstance(one, list | str) or len(one) != sizes["layers"]):
+            raise WorkloadError(f"{where}: {key} = {shown(one)}: give one for each of the {sizes['layers']} layers")
     latent = {key: values.size(key, one, least=0) for key, one in table.get("latent", {}).items()}
     kinds = table.get("layer", {})
     if not kinds or sizes["layers"] > 10_000:
@@ -218,7 +127,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
     for kind in dict.fromkeys(which):
         nodes = [_worked_out(node, values) for node in kinds[kind] if values.of(node.get("when", True))]
         block = Block(nodes=nodes_of(nodes, f"{where}: layer.{kind}"))
-        shard(block.nodes)  # refuses neighbours whose annotations do not fit
+        shard(lower(block.nodes))  # refuses neighbours whose annotations do not fit
         blocks[kind] = block
     letters = {kind: chr(ord("A") + number) for number, kind in enumerate(blocks)}
     positions = values.size("positions", table["positions"], least=0) if "positions" in table else None
@@ -233,7 +142,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         tied_embeddings=_truth(values, table, "tied_embeddings", default=False),
         causal=_truth(values, table, "causal", default=True),
         learned_positions=bool(table.get("learned_positions", False)),
-        max_positions=positions if positions is not None else max_positions(values.data, where),
+        max_positions=positions if positions is not None else max_positions(values.data, where, partial=True),
         pattern="".join(letters[kind] for kind in which) if len(blocks) > 1 else "",
         parts=tuple((letters[kind], f"{kind} layer", block) for kind, block in blocks.items()) if len(blocks) > 1
         else (),
@@ -264,8 +173,9 @@ def _kind(values: _Values, table: Mapping[str, Any], kinds: Mapping[str, Any]) -
 def _worked_out(node: Mapping[str, Any], values: _Values) -> dict[str, Any]:
     """A node without its condition, its window and switches worked out."""
     made = {key: value for key, value in node.items() if key != "when"}
-    if "window" in made:
-        made["window"] = values.size("window", made["window"] or 0, least=0)
+    for part in SIZED:
+        if part in made:
+            made[part] = values.size(part, made[part] or 0, least=0)
     if "shared" in made:
         made["shared"] = bool(values.of(made["shared"]))
     return made
@@ -299,16 +209,20 @@ def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: s
     if seen is not None and not isinstance(seen, dict):
         raise WorkloadError(f"{where}: {part['key']} = {shown(seen)}: give the image encoder's configuration")
     config = dict(part.get("defaults", {}) | (seen or {}))
-    kind = config.get("model_type") or part["tower"]
+    kind = config.get("model_type") or part.get("tower")
     types: Mapping[str, str] = part.get("types", {})
     kind = types.get(kind, kind) if isinstance(kind, str) else kind
-    tower = family_files().get(kind) if isinstance(kind, str) else None
+    tower = _own_tower(part, kind, where) if "layer" in part else _known_tower(kind)
     if tower is None or "tower" not in tower.table.get("source", ""):
         raise WorkloadError(f"{where}: {part['key']}.model_type = {shown(kind)}: is no image encoder that is known")
     given = {"language_width": model.d_model}
     inside = f"{where}: {part['key']}"
-    encoder = read(config | {"model_type": kind, "architectures": None}, where=inside)
     mine = _Values(data=config, defaults=tower.table.get("defaults", {}), given=given, where=inside)
+    if "layer" in part:
+        check_against(config, tower.model_types[0], tower.keys, inside)
+        encoder = replace(_spec(part, mine, inside, f"images of {model.id}", model.source), causal=False)
+    else:
+        encoder = read(config | {"model_type": tower.model_types[0], "architectures": None}, where=inside)
     both = _Values(data=values.data, defaults=values.defaults, given={}, where=where)
 
     def of(name: str, value: Any) -> int:
@@ -322,6 +236,24 @@ def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: s
         projector=tuple((of("projector", one), of("projector", other)) for one, other in part["projector"]),
         extra_parameters=of("extra_parameters", part.get("extra_parameters", 0)),
     )
+
+
+def _known_tower(kind: Any) -> FamilyFile | None:
+    """The family of an image encoder, by its own name or the public one of its ``model_type``."""
+    if not isinstance(kind, str):
+        return None
+    return family_files().get(kind) or family_files().get(f"_{kind.removesuffix('_model')}")
+
+
+def _own_tower(part: Mapping[str, Any], kind: Any, where: str) -> FamilyFile:
+    """The image encoder whose layers stand in the family itself; the image encoder's table has keys of its own."""
+    name = kind if isinstance(kind, str) else "images"
+    table = {key: value for key, value in part.items() if key not in ("key", "tower", "types", *OF_VISION[:3])}
+    whole = {"model_types": [name], "source": "image tower"} | table
+    read = set().union(*(names(one) for one in expressions_of({**whole, "vision": part}, where)))
+    known = read | set(part.get("defaults", ())) | set(part.get("ignored", ())) | common_keys()
+    keys = Family(architectures=frozenset(), known=frozenset(known), only={}, required=())
+    return FamilyFile(where=where, table=whole, keys=keys)
 
 
 def _in(both: _Values, key: str, mine: _Values) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 from inputs.texts import parse_json, shown
 from workloads.config_keys import check_keys, checked_types, families
 from workloads.errors import WorkloadError
-from workloads.family import FamilyFile, family_files, family_model
+from workloads.family import family_model
+from workloads.family_file import FamilyFile, family_files
 from workloads.fields import flag, name_of, positive
-from workloads.hybrid import HYBRID, hybrid_model
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.mixers import Latent
 from workloads.model import ModelSpec, with_block
@@ -23,7 +23,7 @@ from workloads.vision import VISION_LANGUAGE, vision_language_model
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"})
 EXPERTS = frozenset({"qwen2_moe", "qwen3_moe", "mixtral"})
 LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
-KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM | HYBRID | VISION_LANGUAGE
+KNOWN = DENSE | EXPERTS | LATENT | LAYER_NORM | VISION_LANGUAGE
 # Choices of experts that are priced: the best of all, or of the best groups.
 _ROUTES = ("greedy", "group_limited_greedy", "noaux_tc")
 
@@ -54,12 +54,7 @@ def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None =
     check_keys(data, kind, where)
     if kind in VISION_LANGUAGE:
         return vision_language_model(data, where=where, read=read_config)  # reads its scheme with its text
-    if kind in HYBRID:
-        model = hybrid_model(data, where=where)
-    elif kind in LAYER_NORM:
-        model = layer_norm_model(data, where=where)
-    else:
-        model = _gated_model(data, kind, where)
+    model = layer_norm_model(data, where=where) if kind in LAYER_NORM else _gated_model(data, kind, where)
     quantised = None if scheme is None else scheme.over(model.layers, tied=model.tied_embeddings)
     return replace(model, family=kind, precision=precision, quantised=quantised)
 
@@ -73,8 +68,8 @@ def supported_types() -> tuple[str, ...]:
 def how_checked(kind: str) -> tuple[str, str]:
     """How well what is read of a ``model_type`` was checked, and why it is not run (empty: it is).
 
-    >>> how_checked("whisper")[1]
-    'an encoder with cross attention is sized, not run'
+    >>> how_checked("whisper")
+    ('sizes by the published parameter count; runs unchecked: none was measured', '')
     """
     if kind in KNOWN:
         return checked_types().get(kind, "sizes by published counts; runs unchecked: none was measured"), ""
@@ -87,7 +82,7 @@ def _by_data(data: dict[str, Any], kind: str) -> bool:
     seen = data.get("vision_config")
     if kind in VISION_LANGUAGE:
         return isinstance(seen, dict) and seen.get("model_type") == "pixtral"
-    return kind not in KNOWN or (kind in HYBRID and "E" in str(data.get("hybrid_override_pattern")))
+    return kind not in KNOWN
 
 
 def _of_family(data: dict[str, Any], family: FamilyFile, where: str) -> ModelSpec:

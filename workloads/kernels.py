@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Op
+from workloads.ops import Attention, Group, Op
 from workloads.parallel import Layout
 from workloads.precision import Precision, Product
 from workloads.program import Kernel
@@ -27,7 +27,8 @@ from workloads.work import (
 class Shape:
     """A step of a model on one rank: ``batch`` sequences of ``new_tokens``, each attending to ``context``.
 
-    ``context_slice`` is the rank's place in a ring of tokens, ``precision`` that of the layers at hand.
+    ``context_slice`` is the rank's place in a ring of tokens, ``precision`` that of the layers at hand, ``source`` the
+    tokens of an encoder that a sequence attends to.
     """
 
     model: ModelSpec
@@ -36,6 +37,7 @@ class Shape:
     new_tokens: int
     context: int
     context_slice: int = 0
+    source: int = 0
     precision: Precision = field(default_factory=Precision)
 
     @property
@@ -64,9 +66,15 @@ class Shape:
             sizes["K"] = self.kv_heads
             sizes["H"] = self.q_heads
             sizes["r"] = self.q_heads // self.kv_heads
+        elif parallel == "s":  # rows of all sequences lie side by side
+            sizes |= {"b": 1, "s": math.ceil(self.tokens / self.layout.tp)}
         elif parallel is not None:
             sizes[parallel] = math.ceil(sizes[parallel] / self.layout.tp)
         return sizes
+
+    def over(self, group: Group) -> Shape:
+        """The same step where a node is split over ``group`` instead of the tensor group."""
+        return self if group == "tensor" else replace(self, layout=replace(self.layout, tp=self.layout.group))
 
 
 def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: bool = True) -> list[Kernel]:
@@ -79,8 +87,8 @@ def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: boo
     kernels = []
     narrow = next((op for op in ops if not shape.precision.of(op).activations.plain), None)
     if narrow is not None:
-        _, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
-        kernels.append(quantise_kernel(name, shape.tokens, depth, shape.precision.of(narrow)))
+        rows, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
+        kernels.append(quantise_kernel(name, rows, depth, shape.precision.of(narrow)))
     for group in groups:
         part = name if len(groups) == 1 else f"{group[0].label.lower()}_gemm"
         kernels.append(stored_kernel(part, group, shape, shape.precision.of(group[0])))
@@ -156,6 +164,8 @@ def product_kernel(name: str, m: int, n: int, k: int, *, count: int = 1, dtype: 
 
 def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     """The flash kernel of scores and values: FLOPs of both einsums (unmasked), bytes of Q, K, V and output."""
+    if node.cross:
+        shape = replace(shape, context=shape.source)
     sizes = shape.local_sizes("K")
     flops = node.scores.einsum.flops(sizes) + node.values.einsum.flops(sizes)
     queries = node.scores.einsum.input_elements(0, sizes)
@@ -163,8 +173,8 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
     kv = shape.precision.kv
-    window = node.window or shape.model.usual_window
-    kv_len, causal = shape.context, shape.model.causal and not decode
+    window = 0 if node.cross else node.window or shape.model.usual_window
+    kv_len, causal = shape.context, shape.model.causal and not decode and not node.cross
     if window and shape.context > window:
         kv_len, causal = seen_keys(shape.new_tokens, shape.context, window), False
         flops = flops * kv_len // shape.context

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from workloads.families.moe import expert_width
 from workloads.kernels import Shape
 from workloads.model import ModelSpec
-from workloads.ops import Experts
+from workloads.ops import Experts, Indexer
 from workloads.parallel import Layout
 from workloads.params import params, weight_shape, weighted_ops
 from workloads.precision import Precision, resolve
@@ -22,11 +21,12 @@ class MemoryNeed:
     kv_bytes: float
     activation_bytes: float
     gradient_bytes: float = 0.0
+    state_bytes: float = 0.0  # of the optimiser
 
     @property
     def bytes(self) -> float:
         """All of it."""
-        return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.gradient_bytes
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.gradient_bytes + self.state_bytes
 
     def __str__(self) -> str:
         """The sum written out, in GB (1e9 bytes).
@@ -36,6 +36,8 @@ class MemoryNeed:
         """
         weights, kv, activations = (b / 1e9 for b in (self.weight_bytes, self.kv_bytes, self.activation_bytes))
         second = f"gradients {self.gradient_bytes / 1e9:.1f}" if self.gradient_bytes else f"KV cache {kv:.1f}"
+        if self.state_bytes:
+            second += f" + optimizer {self.state_bytes / 1e9:.1f}"
         return f"weights {weights:.1f} + {second} + activations {activations:.1f} = {self.bytes / 1e9:.1f} GB a GPU"
 
 
@@ -51,6 +53,7 @@ def memory_need(
     dtype: DType = DType.BF16,
     precision: Precision | None = None,
     expert_replicas: int = 0,
+    source_len: int | None = None,
 ) -> MemoryNeed:
     """Bytes of the fullest rank: ``layers`` layers, ``context`` tokens a sequence, ``new_tokens`` of them at once.
 
@@ -65,7 +68,7 @@ def memory_need(
         _stage_need(
             model, layout, stage,
             batch=batch, context=context, new_tokens=new_tokens, layers=layers, lm_head=lm_head, precision=stored,
-            expert_replicas=expert_replicas,
+            expert_replicas=expert_replicas, source=model.encoder_tokens(source_len, context),
         )
         for stage in range(layout.pp)
     ]  # fmt: skip
@@ -84,6 +87,7 @@ def _stage_need(
     lm_head: bool,
     precision: Precision,
     expert_replicas: int,
+    source: int,
 ) -> MemoryNeed:
     mine = layout.stage_layers(layers, stage)
     weights = float(_layer_bytes(model, layout, mine, precision, expert_replicas))
@@ -96,12 +100,16 @@ def _stage_need(
         weights += copies * model.vocab * model.d_model / layout.tp * DType.BF16.bytes
     if model.vision and stage == 0:
         weights += params(model.vision.model) / layout.tp * precision.widest.bits / 8
+    if model.encoder:
+        weights += params(model.encoder) / layout.tp * precision.widest.bits / 8
     sequences = batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     ulysses = layout.cp_mode == "ulysses"
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp)) if ulysses else kv_heads / layout.cp
     cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
     kv = 1.0 * sequences * model.cached_tokens(mine, context) * cached * precision.kv.bytes
+    kv += sequences * model.crossing(mine) * source * cached * precision.kv.bytes
+    kv += sequences * _index_keys(model, mine, context) * DType.FP8.bytes
     if model.state_space:  # fp32 states, as long as the sequence is served
         kv += sequences * model.mixing(mine) * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
     tokens = sequences / layout.micro_batches * new_tokens / layout.cp
@@ -117,10 +125,20 @@ def _stage_need(
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
 
 
+def _index_keys(model: ModelSpec, layers: range, context: int) -> int:
+    """Elements of the keys that indexers cache, the same on every rank."""
+    return context * sum(
+        len(run) * node.head_dim
+        for _, block, run in model.layer_groups(layers)
+        for node in block.nodes
+        if isinstance(node, Indexer)
+    )
+
+
 def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
     """Bytes of the weights of one rank's share of ``layers`` layers (norms left out)."""
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
-    # An expert of all tokens is split over the ranks that hold the same tokens, see families.moe.
+    # An expert of all tokens is split over the ranks that hold the same tokens, see layer_passes.lower.
     ways = {"all_reduce": layout.ep, "all_to_all": 1, None: layout.tp}[layout.ep_mode]
     split = replace(shape, layout=replace(layout, tp=ways))
     total = 0
@@ -132,7 +150,7 @@ def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Pre
             for one in weighted_ops(node):
                 sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)
                 if isinstance(node, Experts) and one is not node.router:
-                    sizes["f"] = expert_width(shape)
+                    sizes["f"] = shape.local_sizes("f" if layout.ep == 1 else None)["f"]  # whole experts, or slices
                     sizes["e"] = (model.experts + expert_replicas) // layout.ep
                 count, rows, depth = weight_shape(one, sizes)
                 total += len(run) * count * stored.of(one).weights.bytes_of(rows, depth)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from workloads.errors import WorkloadError
 from workloads.mixers import Latent, StateSpaceSizes
-from workloads.ops import Block, axes_of, decoder_block, expert_feed, gated_feed
+from workloads.ops import Attention, Block, axes_of, decoder_block, expert_feed, gated_feed
 from workloads.precision import Precision
 
 OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
@@ -27,8 +27,9 @@ class ModelSpec:
     All layers attend over ``window`` tokens where ``window_everywhere``; else, with a ``window``, some that are not
     named do, and attention is known in contexts within it only. ``precision`` is that of the stored
     weights, ``quantised`` how those of a quantised checkpoint's products are stored instead. ``axes`` are sizes of axes
-    of the model's own, ``extra_parameters`` weights that no node has, ``encoder`` what its cross attention reads, and
-    ``refused`` why it is sized but not run.
+    of the model's own, ``extra_parameters`` weights that no node has, ``encoder`` what its cross attention reads,
+    ``front`` an encoder's products before its layers (depth, width, rows a token), and ``refused`` why it is sized but
+    not run. Encoders of ``learned_positions`` always read ``max_positions`` tokens.
     """
 
     id: str
@@ -67,6 +68,7 @@ class ModelSpec:
     axes: tuple[tuple[str, int], ...] = ()
     extra_parameters: int = 0
     encoder: ModelSpec | None = None
+    front: tuple[tuple[int, int, int], ...] = ()
     refused: str = ""
 
     def sizes(self) -> dict[str, int]:
@@ -114,6 +116,20 @@ class ModelSpec:
         """Tokens whose keys and values ``layers`` keep of a sequence of ``context``, all together."""
         runs = ((len(run), block.attention) for _, block, run in self.layer_groups(layers))
         return sum(count * kept_of(context, one.window or self.usual_window) for count, one in runs if one is not None)
+
+    def crossing(self, layers: range) -> int:
+        """How many of ``layers`` attend to the encoder's tokens, and so keep keys and values of these."""
+        return sum(
+            len(run) * sum(isinstance(node, Attention) and node.cross for node in block.nodes)
+            for _, block, run in self.layer_groups(layers)
+        )
+
+    def encoder_tokens(self, asked: int | None, seq_len: int) -> int:
+        """Tokens of a sequence that the encoder reads: all that it has places for, or as many as are ``asked`` for, or
+        as many as the decoder's."""
+        if self.encoder is None:
+            return 0
+        return self.encoder.max_positions if self.encoder.learned_positions else asked or seq_len
 
     @property
     def cached_elements_per_token(self) -> int:

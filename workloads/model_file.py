@@ -8,11 +8,12 @@ from inputs.texts import parse_toml, shown
 from workloads.einsum import OWN_AXES
 from workloads.errors import WorkloadError
 from workloads.fields import flag, positive, refuse_unknown
+from workloads.layer_passes.lower import lower
+from workloads.layer_passes.shard import shard
 from workloads.mixers import Latent
 from workloads.model import OPTIONAL_SIZES, ModelSpec, with_block
 from workloads.node_tables import nodes_of
 from workloads.ops import Block
-from workloads.shard import shard
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
 LIMITS = ("max_positions", "window")
@@ -32,7 +33,7 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
     tied, qk_norm = (flag(data, name, where) for name in flags)
     nodes = nodes_of(data.get("block", []), where)
     try:
-        shard(nodes)  # refuses neighbours whose annotations do not fit
+        shard(lower(nodes))  # refuses neighbours whose annotations do not fit
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
     return with_block(

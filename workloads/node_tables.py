@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from inputs.texts import shown
 from workloads.einsum import AXES, OWN_AXES
 from workloads.errors import WorkloadError
-from workloads.fields import refuse_unknown
-from workloads.ops import Attention, Gemm, Node, Op, Pointwise, StateSpace, expert_feed, latent_attention, op
+from workloads.fields import positive, refuse_unknown
+from workloads.ops import (
+    Attention,
+    Gemm,
+    Indexer,
+    Node,
+    Op,
+    Overlap,
+    Pointwise,
+    StateSpace,
+    expert_feed,
+    latent_attention,
+    op,
+)
 from workloads.work import Elementwise
 
-KINDS = ("gemm", "attention", "pointwise", "experts", "latent_attention", "state_space")
+INDEXER = ("heads", "head_dim", "top_keys")
+_OVERLAP = ("overlap_stage", "comm_ctas", "chunks")
+KINDS = ("gemm", "attention", "pointwise", "experts", "latent_attention", "indexer", "state_space")
 
 
 def nodes_of(entries: Any, where: str) -> tuple[Node, ...]:
@@ -28,14 +43,15 @@ def _node(entry: dict[str, Any], where: str) -> Node:
         raise WorkloadError(f"{where}: name = {shown(name)}: give a text")
     match kind:
         case "gemm":
-            refuse_unknown(entry, ("node", "name", "ops", "source"), where)
+            refuse_unknown(entry, ("node", "name", "ops", "source", *_OVERLAP), where)
             ops = entry.get("ops")
             if not isinstance(ops, list) or not ops:
                 raise WorkloadError(f"{where}: ops is missing: give a list of {{ label, pattern, parallel }}")
             source = entry.get("source")
             if source is not None and not isinstance(source, str):
                 raise WorkloadError(f"{where}: source = {shown(source)}: give the name of an earlier node")
-            return Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source)
+            gemm = Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source)
+            return replace(gemm, overlap=_overlap(entry, f"{where}: {name}"))
         case "attention":
             refuse_unknown(entry, ("node", "name", "scores", "values", "parallel", "window", "cross"), where)
             window = entry.get("window", 0)
@@ -64,12 +80,27 @@ def _node(entry: dict[str, Any], where: str) -> Node:
                 shared=_switch(entry, "shared", where), gated=_switch(entry, "gated", where, default=True)
             )
         case "latent_attention":
-            refuse_unknown(entry, ("node", "name", "q_latent"), where)
-            return latent_attention(_switch(entry, "q_latent", where, default=True))[0]
+            refuse_unknown(entry, ("node", "name", "q_latent", "top_keys"), where)
+            top_keys = entry.get("top_keys", 0) and positive(entry["top_keys"], "top_keys", where)
+            return latent_attention(_switch(entry, "q_latent", where, default=True), top_keys)[0]
+        case "indexer":
+            refuse_unknown(entry, ("node", "name", *INDEXER), where)
+            return Indexer(name=name, **{key: positive(entry.get(key), key, where) for key in INDEXER})
         case "state_space":
             refuse_unknown(entry, ("node", "name"), where)
             return StateSpace(name=name)
     raise WorkloadError(f"{where}: node = {shown(kind)}: known are {', '.join(KINDS)}")
+
+
+def _overlap(entry: dict[str, Any], where: str) -> Overlap | None:
+    """How a product and its collective are cut; one that is alone in its stage needs no ``overlap_stage``."""
+    given = {key: entry[key] for key in _OVERLAP if key in entry}
+    if not given:
+        return None
+    if "chunks" not in given:
+        raise WorkloadError(f"{where}: {', '.join(given)} without chunks: give the pieces along tokens")
+    sizes = {key: positive(value, key, where) for key, value in given.items()}
+    return Overlap(chunks=sizes["chunks"], comm_ctas=sizes.get("comm_ctas"), stage=sizes.get("overlap_stage"))
 
 
 def _switch(entry: dict[str, Any], name: str, where: str, *, default: bool = False) -> bool:

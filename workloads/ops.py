@@ -6,18 +6,30 @@ from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum, parse
-from workloads.work import CollectiveOp, Elementwise
+from workloads.work import Elementwise
 
 # Kernels of unfused attention: on the queries, then on the scores.
 EagerPass = Literal["scale_queries", "scale", "mask", "softmax", "softmax_fp32"]
 
 
+# The ranks that split a node: a layer's tensor group, or all that share its experts.
+Group = Literal["tensor", "experts"]
+# How attention meets the keys of other ranks: it has all of them, heads are exchanged for tokens, or keys go round.
+Keys = Literal["own", "heads", "ring"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Cut a producer/consumer pair into ``chunks`` along tokens and give communication ``sms`` SMs."""
+    """Cut a product, and the collective that feeds or follows it, into ``chunks`` along tokens.
+
+    ``comm_ctas`` are the blocks for communication, or ``sms`` its SMs; neither: the library's choice. Neighbours of one
+    ``stage`` are cut together: a chunk passes through all of them before the collective sends it on.
+    """
 
     chunks: int
     sms: int | None = None
+    comm_ctas: int | None = None
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +60,9 @@ class Gemm:
     ops: tuple[Op, ...]
     overlap: Overlap | None = None
     one_matrix: bool = False  # in the model itself, whatever the stack fuses
-    source: str | None = None  # the earlier node whose output it reads; None: the one before it
+    source: str | None = None  # the earlier node, or the encoder, that it reads; None: the one before it
+    group: Group = "tensor"
+    fused: bool = True  # one kernel for all ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +78,8 @@ class Attention:
     eager: tuple[EagerPass, ...] = ("scale", "mask", "softmax_fp32")
     window: int = 0  # the last so many tokens are attended to; 0: all
     cross: bool = False  # to an encoder's tokens
+    keys: Keys = "own"
+    copies: bool = False  # a new token's key and value are copied into the cache by kernels of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,21 @@ class LatentAttention:
     k_up: Op
     v_up: Op
     window: int = 0
+    top_keys: int = 0  # of all that are cached, so many are read; 0: all
+    copies: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Scores every key of the context with small heads of its own, and keeps the ``top_keys`` best ones for attention.
+
+    Its products are nodes before it. After DeepSeek-V3.2 (its report, section 2.1).
+    """
+
+    name: str
+    heads: int
+    head_dim: int
+    top_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +125,20 @@ class StateSpace:
 class Pointwise:
     """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's.
 
-    ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before.
+    ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before. ``passes``
+    is how often it moves each element, where a stack runs a part of it only.
     """
 
     name: str
     op: Elementwise
     axis: str = "f"
     parallel: str | None = None
+    group: Group = "tensor"
+    passes: int | None = None
 
 
 # Pointwise work whose width is an axis that the node names; others have the model's width, or that of a head.
 WIDE = (Elementwise.SILU_MUL, Elementwise.GELU, Elementwise.GELU_TANH, Elementwise.RELU)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A collective of the tensor group over arrays of ``axes``; put in by the shard pass, typed by nobody."""
-
-    name: str
-    op: CollectiveOp
-    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +155,8 @@ class Experts:
     name: str = "experts"
 
 
-Node = Gemm | Attention | LatentAttention | StateSpace | Pointwise | Experts | Exchange
+Node = Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | Experts
+ENCODER = "encoder"  # as a node's source: what the encoder beside the model yields
 
 
 def axes_of(node: Node) -> str:
@@ -144,12 +170,12 @@ def axes_of(node: Node) -> str:
             return "".join(op.einsum.axes for op in (*node.down, *node.q_up, node.k_up, node.v_up))
         case StateSpace():
             return "igt"
+        case Indexer():
+            return ""
         case Experts():
             return "efk" + "".join(axes_of(part) for part in node.shared)
         case Pointwise():
             return node.axis if node.op in WIDE else ""
-        case Exchange():
-            return "".join(node.axes)
     assert_never(node)
 
 
@@ -282,7 +308,7 @@ def _grouped_query_attention(qk_norm: bool) -> tuple[Node, ...]:
     )
 
 
-def latent_attention(q_latent: bool) -> tuple[Node, ...]:
+def latent_attention(q_latent: bool, top_keys: int = 0) -> tuple[LatentAttention, ...]:
     source = "q" if q_latent else "m"
     q_down = (op("bsm,mq->bsq", label="Q down"),) if q_latent else ()
     return (
@@ -295,5 +321,6 @@ def latent_attention(q_latent: bool) -> tuple[Node, ...]:
             ),
             k_up=op("bsc,cHn->bsHn", parallel="H", label="K up"),
             v_up=op("bsc,cHh->bsHh", parallel="H", label="V up"),
+            top_keys=top_keys,
         ),
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Op, Pointwise, StateSpace
+from workloads.ops import Attention, Experts, Gemm, Indexer, LatentAttention, Node, Op, Pointwise, StateSpace
 from workloads.precision import Precision, plain, resolve
 from workloads.work import DType, Elementwise
 
@@ -22,7 +22,7 @@ def weighted_ops(node: Node) -> tuple[Op, ...]:
             return (*node.down, *node.q_up, node.k_up, node.v_up)
         case Experts():
             return (node.router, *node.up, node.down, *(one for part in node.shared for one in weighted_ops(part)))
-        case Attention() | StateSpace() | Pointwise() | Exchange():
+        case Attention() | Indexer() | StateSpace() | Pointwise():
             return ()
     assert_never(node)
 

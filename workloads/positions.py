@@ -40,8 +40,9 @@ def beyond(model: ModelSpec, tokens: int) -> bool:
     return 0 < model.max_positions < tokens
 
 
-def max_positions(data: Mapping[str, Any], where: str) -> int:
-    """``max_position_embeddings``, stretched where ``rope_scaling`` says so; 0: the file does not say.
+def max_positions(data: Mapping[str, Any], where: str, *, partial: bool = False) -> int:
+    """``max_position_embeddings``, stretched where ``rope_scaling`` says so; 0: the file does not say. With ``partial``
+    heads may be turned in part.
 
     >>> yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     >>> max_positions({"max_position_embeddings": 32768, "rope_scaling": yarn}, "config.json")
@@ -56,7 +57,7 @@ def max_positions(data: Mapping[str, Any], where: str) -> int:
         if not isinstance(table, dict):
             raise WorkloadError(f"{where}: {key} = {shown(table)}: give a table, or null")
         turned = table.get("partial_rotary_factor", 1)
-        if turned != 1:
+        if turned != 1 and not partial:
             raise WorkloadError(f"{where}: {key}.partial_rotary_factor = {shown(turned)}: whole heads are priced only")
         factor = table.get("factor")
         stretches = table.get("rope_type", table.get("type")) in _STRETCHES

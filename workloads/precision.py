@@ -180,7 +180,7 @@ def part_of(op: Op) -> str:
         return ROUTER
     if "e" in axes:
         return f"expert {op.label}"
-    if op.parallel == "u":
+    if "u" in axes:
         return f"shared {op.label}"
     if any(axis in axes for axis in "igt"):
         return "mixer out" if op.label == "out" else "mixer in"

@@ -170,6 +170,7 @@ class AttentionWork:
 
     ``v_head_dim`` is the size of a value where that is not a key's. ``latent``: decode over one cached vector a
     token that is key and value of all heads (``head_dim`` long, its first ``v_head_dim`` are the value).
+    ``backward``: the kernel that makes the gradients of queries, keys and values.
     """
 
     batch: int
@@ -184,6 +185,7 @@ class AttentionWork:
     v_head_dim: int | None = None
     latent: bool = False
     engine: str | None = None
+    backward: bool = False
 
     @property
     def mean_head_dim(self) -> int:

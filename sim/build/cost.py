@@ -13,6 +13,7 @@ from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.exchange import RoutedExchange
 from hardware.laws.gemm import wave_part
+from hardware.laws.gradient import attention_gradient
 from hardware.laws.latent import latent_base_terms
 from hardware.laws.price import (
     collective_terms,
@@ -100,6 +101,8 @@ class Pricer:
         in_graph = self.in_graph and not self.eager
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
+        if kernel.pace != 1.0:
+            terms = replace(terms, scale=terms.scale * kernel.pace, extrapolated=True)
         facts = self.profile.scheduling
         if side and in_graph:
             # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
@@ -196,6 +199,8 @@ class Pricer:
                 )
             case GemmWork():
                 return gemm_terms(profile, gpu, gemm_sizes(work))
+            case AttentionWork() if work.backward:
+                return attention_gradient(self.terms(replace(work, backward=False)))
             case AttentionWork() if work.latent:
                 return latent_base_terms(profile.decode, profile.prefill, latent_sizes(work), gpu)
             case AttentionWork() if work.decode:

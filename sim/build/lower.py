@@ -53,6 +53,7 @@ class _Tables:
             flops=kernel.flops,
             bytes_moved=kernel.bytes_moved,
             priority=kernel.priority,
+            pace=kernel.pace,
         )
         index = self.class_of.get((bare, place))
         if index is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import workloads
+from sim.scenario.operators import setting
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
 from sim.scenario.video import video_run
@@ -34,9 +35,14 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
         overlap=scenario.overlap,
         overlap_chunks=scenario.overlap_chunks,
         comm_ctas=scenario.comm_ctas,
+        overlap_ops=tuple((name, setting(text)) for name, text in scenario.overlap_ops or ()),
         sm_margin=scenario.sm_margin,
         all_reduce=workloads.AllReduce(scenario.all_reduce),
         images=scenario.images,
+        source_len=scenario.source_len,
+        optimizer=scenario.optimizer,
+        sharding=scenario.sharding,
+        accumulate=scenario.accumulate,
         sms_per_cta=sms_per_cta,
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}

@@ -66,7 +66,13 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
         text = f"{text} [default: {default}]".strip()
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-    if name in ("sm_partitions", "sm_partition", "modes", "dtypes"):  # lists with commas, read by the field
+    if name in (
+        "overlap_ops",
+        "sm_partitions",
+        "sm_partition",
+        "modes",
+        "dtypes",
+    ):  # lists with commas, read by the field
         return click.option(flag, name, default=None, help=text)
     if name in ("dtype", "kv_dtype"):
         return click.option(flag, name, default=None, type=TypeName(choices), help=text)

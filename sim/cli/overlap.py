@@ -75,6 +75,9 @@ class Transforms(click.ParamType):  # type: ignore[type-arg]  # generic since cl
 @click.option("--plot", type=OUTPUT, help="write the Pareto front (.png or .svg)")
 @click.option("--html", type=OUTPUT, help="write a self-contained page whose points open traces")
 @click.option("--traces", type=FOLDER, help="folder for the timelines of the front")
+@click.option(
+    "--per-operator/--no-per-operator", default=True, help="also search a setting for each operator [default: yes]"
+)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(
@@ -84,6 +87,7 @@ def command(
     plot: Path | None,
     html: Path | None,
     traces: Path | None,
+    per_operator: bool,
     as_json: bool,
     quiet: bool,
     **flags: Any,
@@ -97,6 +101,7 @@ def command(
     from rich.progress import Progress
 
     from sim.cli.console import wide_console
+    from sim.explore.by_operator import per_operator as by_operator
     from sim.explore.overlap import AXES, COMM_SMS, advice, default_of, read_grid, scenarios, study, table
     from sim.explore.overlap_page import write_page, write_plot
     from sim.output.files import check_picture_ending, write_atomically
@@ -117,6 +122,10 @@ def command(
         task = progress.add_task("simulating", total=len(wanted))
         points, left_out = study(wanted, traces=traces, step=lambda: progress.advance(task))
         default = default_of(points)
+        each = None
+        if per_operator:
+            searching = progress.add_task("operator by operator", total=None)
+            each = by_operator(points, step=lambda: progress.advance(searching))
         if html is not None:
             drawing = progress.add_task("timelines of the page", total=len(points))
             write_page(points, html, default=default, step=lambda: progress.advance(drawing))
@@ -131,11 +140,14 @@ def command(
             for refused in left_out
         ]
         document = {"advice": advice(points, default), "points": rows, "left_out": skipped}
+        document["per_operator"] = None if each is None else each.document() | {"words": each.words()}
         click.echo(json.dumps(document, allow_nan=False))
         return
     console = wide_console()
     _print(points, left_out, console)
     console.print(advice(points, default))
+    if each is not None:
+        console.print(f"By operator: {each.words()}")
 
 
 def _print(points: Sequence[OverlapPoint], left_out: Sequence[RefusedSchedule], console: Any) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 import workloads
-from hardware.errors import HardwareError
 from sim.errors import ScenarioError
+from sim.explore.operators import REFUSALS, words
 from sim.explore.pareto import front
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
@@ -31,8 +31,7 @@ AXES: dict[str, Sequence[Any]] = {
 # An axis that is no field of a scenario: SMs of a partition for communication, the others to compute; 0: no partitions.
 COMM_SMS = "comm_sms"
 # Fields that say how a schedule overlaps; schedules that agree in all others do the same work in the same layout.
-HOW = frozenset({"overlap", "overlap_chunks", "comm_ctas", "sm_margin", "sm_partitions", "sm_partition"})
-REFUSALS = (ScenarioError, workloads.WorkloadError, HardwareError)
+HOW = frozenset({"overlap", "overlap_chunks", "overlap_ops", "comm_ctas", "sm_margin", "sm_partitions", "sm_partition"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class OverlapPoint:
     @property
     def sequential(self) -> bool:
         """True when nothing runs beside anything."""
-        return self.scenario.overlap == "chunks" and self.scenario.overlap_chunks == 1
+        return _in_sequence(self.scenario)
 
     @property
     def label(self) -> str:
@@ -84,6 +83,8 @@ class RefusedSchedule:
 def transform(scenario: Scenario) -> str:
     """The transform of a scenario in words."""
     margin = " with SM margin" if scenario.sm_margin else ""
+    if scenario.overlap_ops:
+        return "per operator"
     match scenario.overlap:
         case "chunks" if scenario.overlap_chunks == 1:
             return "sequential"
@@ -100,7 +101,9 @@ def transform(scenario: Scenario) -> str:
 
 
 def blocks(scenario: Scenario) -> str:
-    """The blocks for communication in words."""
+    """The blocks for communication in words; of single operators, with their chunks."""
+    if scenario.overlap_ops:
+        return words(scenario)
     if scenario.comm_ctas:
         return f"{scenario.comm_ctas} CTAs"
     return "copy engines" if scenario.overlap == "ring_exchange" else "the library's CTAs"
@@ -168,14 +171,17 @@ def _split(fields: dict[str, Any]) -> Scenario:
     """The scenario of ``fields``, SMs split as :data:`COMM_SMS` says; in sequence all is one stream, and unsplit."""
     sms = fields.pop(COMM_SMS, 0)
     scenario = Scenario.parse(fields, where="overlap study")
-    sequential = scenario.overlap == "chunks" and scenario.overlap_chunks == 1
-    if sms == 0 or sequential:
+    if sms == 0 or _in_sequence(scenario):
         return scenario
     all_sms = machine_of(scenario).gpu.sms
     if not isinstance(sms, int) or not 0 < sms < all_sms:
         raise ScenarioError(f"overlap study: {COMM_SMS} = {sms!r}: the GPU has {all_sms} SMs, give 0 to {all_sms - 1}")
     parts = {"compute": all_sms - sms, "comm": sms}
     return Scenario.parse({**fields, "sm_partitions": parts}, where="overlap study")
+
+
+def _in_sequence(scenario: Scenario) -> bool:
+    return scenario.overlap == "chunks" and scenario.overlap_chunks == 1 and not scenario.overlap_ops
 
 
 def study(
@@ -201,13 +207,13 @@ def study(
     best = set(front([(run.latency_s / run.tokens, run.energy_j / run.tokens) for run in runs]))
     runs = [simulate(run.scenario) if i in best else run for i, run in enumerate(runs)]
     points = [
-        _point(run, on_front=i in best, trace=_write_trace(run, traces) if traces is not None and i in best else None)
+        point_of(run, on_front=i in best, trace=_write_trace(run, traces) if traces is not None and i in best else None)
         for i, run in enumerate(runs)
     ]
     return points, left_out
 
 
-def _point(run: Timeline, *, on_front: bool, trace: Path | None) -> OverlapPoint:
+def point_of(run: Timeline, *, on_front: bool, trace: Path | None) -> OverlapPoint:
     return OverlapPoint(
         scenario=run.scenario,
         tokens=run.tokens,
@@ -247,11 +253,11 @@ def advice(points: Sequence[OverlapPoint], default: OverlapPoint | None = None) 
     if pair is not None:
         overlapped, sequential = pair
         text += (
-            f"; the best overlap {_saves(overlapped, sequential)} over the best schedule in sequence "
+            f"; the best overlap {saves(overlapped, sequential)} over the best schedule in sequence "
             f"({overlapped.label}, against {blocks(sequential.scenario)})"
         )
         if default is not None and default is not sequential:
-            text += f", {_saves(overlapped, default)} over the default ({blocks(default.scenario)} in sequence)"
+            text += f", {saves(overlapped, default)} over the default ({blocks(default.scenario)} in sequence)"
     return text + "."
 
 
@@ -259,7 +265,7 @@ def headline_pair(points: Sequence[OverlapPoint]) -> tuple[OverlapPoint, Overlap
     """Of the work in which overlap saves most energy: its best overlapped and its best sequential schedule."""
     groups: dict[tuple[Any, ...], list[OverlapPoint]] = {}
     for point in points:
-        groups.setdefault(_work(point), []).append(point)
+        groups.setdefault(work_of(point), []).append(point)
     pairs = [
         tuple(min((p for p in group if p.sequential is how), key=lambda p: p.energy_j) for how in (False, True))
         for group in groups.values()
@@ -282,12 +288,12 @@ def default_of(points: Sequence[OverlapPoint]) -> OverlapPoint | None:
         if point.scenario == scenario:
             return point
     try:
-        return _point(simulate(scenario), on_front=False, trace=None)
+        return point_of(simulate(scenario), on_front=False, trace=None)
     except REFUSALS:
         return None
 
 
-def _saves(one: OverlapPoint, other: OverlapPoint) -> str:
+def saves(one: OverlapPoint, other: OverlapPoint) -> str:
     """Shares that ``one`` saves over ``other``, in words; one verb where both go the same way."""
     energy, latency = 1.0 - one.energy_j / other.energy_j, 1.0 - one.latency_s / other.latency_s
     verbs = ["saves" if share > 0 else "costs" for share in (energy, latency)]
@@ -295,7 +301,7 @@ def _saves(one: OverlapPoint, other: OverlapPoint) -> str:
     return f"{verbs[0]} {abs(100 * energy):.1f} % energy and {again}{abs(100 * latency):.1f} % time"
 
 
-def _work(point: OverlapPoint) -> tuple[Any, ...]:
+def work_of(point: OverlapPoint) -> tuple[Any, ...]:
     return tuple(sorted((k, str(v)) for k, v in point.scenario.model_dump().items() if k not in HOW))
 
 

@@ -81,7 +81,14 @@ def model_points(
     def outcome(layout: RingLayout, seq_len: int) -> Outcome:
         mode = "ring" if layout == "contiguous" else layout
         run = simulate(
-            model=model, phase=phase, gpu=gpu, cp=world, cp_mode=mode, seq_len=seq_len, ignore_memory=ignore_memory
+            model=model,
+            phase=phase,
+            gpu=gpu,
+            cp=world,
+            cp_mode=mode,
+            seq_len=seq_len,
+            ignore_memory=ignore_memory,
+            optimizer="none" if phase == "train" else "adamw",  # the same for every layout
         )
         return run.latency_s, run.energy_j, tuple(run.power_w_per_gpu), run.standing
 

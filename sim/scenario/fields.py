@@ -17,6 +17,7 @@ class ScenarioFields(TypedDict, total=False):
     batch: int
     seq_len: int
     output_len: int | None
+    source_len: int | None
     images: int
     video: str | None
     steps: int | None
@@ -48,9 +49,13 @@ class ScenarioFields(TypedDict, total=False):
     overlap: Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
     overlap_chunks: int
     comm_ctas: int | None
+    overlap_ops: Mapping[str, str | int | Mapping[str, int]] | str | None
     sm_margin: bool
     sm_partitions: Mapping[str, int] | str | None
     sm_partition: Mapping[int, str] | str | None
+    optimizer: Literal["adamw", "none"]
+    sharding: Literal["ddp", "zero1", "zero2", "zero3"]
+    accumulate: int
     launch: Literal["graph", "eager"]
     power_cap_w: float | None
     uncapped: bool

@@ -142,6 +142,7 @@ def _serving(resolved: Resolved) -> workloads.MemoryNeed:
         lm_head=scenario.lm_head,
         precision=resolved.precision,
         expert_replicas=scenario.expert_replicas or 0,
+        source_len=scenario.source_len,
     )
 
 
@@ -154,4 +155,7 @@ def _training(resolved: Resolved) -> workloads.MemoryNeed:
         seq_len=scenario.seq_len,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
+        options=workloads.Options(
+            optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
+        ),
     )

@@ -14,6 +14,7 @@ from hardware.errors import HardwareError
 from inputs.files import read_text
 from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
+from sim.scenario.operators import check_operators, operators
 from sim.scenario.partition import check_names, pairs
 from workloads.catalog import model_id
 from workloads.errors import WorkloadError
@@ -110,6 +111,9 @@ class Scenario(FieldTable):
     batch: Positive = Field(1, description="sequences")
     seq_len: Positive = Field(2048, description="input tokens (prefill, generate, train) or cached tokens (decode)")
     output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
+    source_len: Positive | None = Field(
+        None, description="tokens that an encoder reads, a sequence [default: its own positions, else seq_len]"
+    )
     images: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="images a sequence, encoded before a prefill; their tokens count in seq_len"
     )
@@ -181,12 +185,22 @@ class Scenario(FieldTable):
     comm_ctas: Annotated[int, Field(ge=0, le=128)] | None = Field(
         None, description="blocks for communication; 0: copy engines [default: the library's choice; ring_exchange: 0]"
     )
+    overlap_ops: Annotated[tuple[tuple[str, str], ...], BeforeValidator(operators)] | None = Field(
+        None, description="chunks x blocks of single operators: o_gemm=4x8,down_gemm=2x16 [default: one for all]"
+    )
     sm_margin: bool = Field(False, description="matrix products leave the SMs of comm_ctas blocks free")
     sm_partitions: Annotated[tuple[tuple[str, Positive], ...], BeforeValidator(pairs)] | None = Field(
         None, description="SMs of each GPU split into named partitions: compute=116,comm=16 [default: one of all SMs]"
     )
     sm_partition: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], str], ...], BeforeValidator(pairs)] | None = Field(
         None, description="partition of each stream: 0=compute,1=comm [default: the first of the first, and so on]"
+    )
+    optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
+    sharding: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
+        "ddp", description="what replicas share out: nothing, or optimiser state, gradients, weights (phase train only)"
+    )
+    accumulate: Annotated[int, Field(gt=0, le=4096)] = Field(
+        1, description="parts of the batch whose gradients are added up (phase train only)"
     )
     launch: Literal["graph", "eager"] = "graph"
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
@@ -217,6 +231,7 @@ class Scenario(FieldTable):
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
         check_names(self.sm_partitions, self.sm_partition)
+        check_operators(self.overlap_ops, tp=self.tp, others=self.overlap != "chunks" or self.overlap_chunks > 1)
         if self.phase == "denoise":
             return _check_denoise(self)
         if self.stack in VIDEO_STACKS[1:]:
@@ -224,6 +239,9 @@ class Scenario(FieldTable):
         for name in VIDEO_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'denoise', not '{self.phase}'")
+        for name in () if self.phase == "train" else TRAINING_FIELDS:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
@@ -262,13 +280,14 @@ class Scenario(FieldTable):
 
 
 VIDEO_STACKS = ("reference-torch", *(name for name, stack in STACKS.items() if stack.of_diffusion))
+TRAINING_FIELDS = ("optimizer", "sharding", "accumulate")
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
-    "output_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode", "sequence_parallel",
-    "pp", "micro_batches", "dp",
+    "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode",
+    "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
-    "comm_ctas", "sm_margin",
+    "overlap_ops", "comm_ctas", "sm_margin", *TRAINING_FIELDS,
 )  # fmt: skip
 
 

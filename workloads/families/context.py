@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Literal, assert_never
+from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.families.engine import engine_attention, engine_of
 from workloads.families.ring import Ring, RingLayout, ring_kernels
-from workloads.kernels import Shape, attention_kernel, elementwise_kernel, exchange_kernel, permute_kernel
+from workloads.kernels import Shape, attention_kernel, elementwise_kernel
 from workloads.ops import Attention
 from workloads.parallel import Layout
 from workloads.program import Kernel
@@ -19,25 +20,33 @@ Pass = Literal["prefill", "decode"]
 
 
 def attention_kernels(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
-    """The attention node of ``shape``'s rank, with the exchanges that its layout needs.
+    """The attention node of ``shape``'s rank, over its own keys, over whole sequences of some heads, or round by round.
 
     Their ``after`` counts from the first of them; -1 is the kernel before it.
     """
-    if shape.layout.cp == 1:
-        return _local(node, shape, phase, stack)
-    window = node.window or shape.model.usual_window
-    if window and shape.context > window and shape.layout.cp_mode != "ulysses":
-        raise WorkloadError(
-            f"cp_mode = '{shape.layout.cp_mode}': attention over a window of {window} tokens: use cp_mode = 'ulysses'"
-        )
-    match shape.layout.cp_mode:
-        case "ulysses":
-            return _ulysses(node, shape, phase, stack)
-        case "ring":
-            return _ring(shape, "contiguous")
-        case "striped" | "zigzag":
-            return _ring(shape, shape.layout.cp_mode)
-    assert_never(shape.layout.cp_mode)
+    if node.keys == "heads":
+        shape = inside_heads(shape, phase)
+    if node.keys == "ring":
+        return _ring(node, shape)
+    return _local(node, shape, phase, stack)
+
+
+def inside_heads(shape: Shape, phase: Pass) -> Shape:
+    """A context group's step between its exchanges of tokens for heads: whole sequences, heads split as if tp were
+    tp x cp, key/value heads on every rank that shares them (DeepSpeed Ulysses, arXiv 2309.14509)."""
+    cp = shape.layout.cp
+    whole = (
+        replace(shape, new_tokens=shape.new_tokens * cp)
+        if phase == "prefill"
+        else replace(shape, batch=shape.batch * cp)
+    )
+    return replace(whole, layout=Layout(tp=shape.layout.tp * cp))
+
+
+def own_elements(axes: tuple[str, ...], inside: Shape) -> int:
+    """Elements of arrays of heads on one rank between the exchanges."""
+    sizes = inside.local_sizes("H")
+    return sum(math.prod(sizes[axis] for axis in one) for one in axes)
 
 
 def own_shape(shape: Shape, phase: Pass) -> Shape:
@@ -59,7 +68,7 @@ def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Ker
         return engine_attention(node, shape, engine)
     heads = shape.kv_heads * shape.model.head_dim
     kernels: list[Kernel] = []
-    if phase == "decode" and stack.kv_copies:
+    if phase == "decode" and node.copies and not node.cross:
         cached = shape.tokens * heads * (DType.BF16.bytes + shape.precision.kv.bytes)
         kernels += [
             elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached) for name in ("copy_k", "copy_v")
@@ -68,34 +77,14 @@ def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Ker
     return kernels
 
 
-def _ulysses(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
-    """All-to-all from rows to heads, attention over whole sequences, all-to-all back; a copy sorts each by rank.
-
-    Inside, heads are split over tp x cp ranks as if tp were that large; key/value heads are sent to every rank
-    that shares them (DeepSpeed Ulysses, arXiv 2309.14509, and its use with grouped queries).
-    """
-    layout, model = shape.layout, shape.model
-    cp, ranks = layout.cp, layout.context_ranks
-    whole = (
-        replace(shape, new_tokens=shape.new_tokens * cp)
-        if phase == "prefill"
-        else replace(shape, batch=shape.batch * cp)
-    )
-    inside = replace(whole, layout=Layout(tp=layout.tp * cp))
-    out_width = shape.q_heads * model.head_dim
-    sent_width = cp * (inside.q_heads + 2 * inside.kv_heads) * model.head_dim
-    return [
-        permute_kernel("permute_qkv", shape.tokens, sent_width),
-        exchange_kernel("all_to_all_qkv", ranks, shape.tokens * sent_width),
-        *_local(node, inside, phase, stack),
-        exchange_kernel("all_to_all_out", ranks, shape.tokens * out_width),
-        permute_kernel("permute_out", shape.tokens, out_width),
-    ]
-
-
-def _ring(shape: Shape, layout: RingLayout) -> list[Kernel]:
+def _ring(node: Attention, shape: Shape) -> list[Kernel]:
     """Blocks of keys and values pass from rank to rank; the first leaves when the kernel before attention ends."""
-    model = shape.model
+    model, mode = shape.model, shape.layout.cp_mode
+    assert mode != "ulysses"
+    layout: RingLayout = "contiguous" if mode == "ring" else mode
+    window = node.window or model.usual_window
+    if window and shape.context > window:
+        raise WorkloadError(f"cp_mode = '{mode}': attention over a window of {window} tokens: use cp_mode = 'ulysses'")
     ring = Ring(
         layout=layout,
         ranks=shape.layout.context_ranks,

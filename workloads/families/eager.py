@@ -6,6 +6,7 @@ operations there are, and which views must be copied before a product can read t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from workloads.kernels import Shape, elementwise_kernel, product_kernel
@@ -95,6 +96,8 @@ def _attention(node: Attention, shape: Shape, dtype: DType) -> list[Kernel]:
     Heads lie beside one another in a token, so a batch of products reads copies sorted by head; grouped keys and
     values are repeated for every query head. A single sequence needs no copies but those.
     """
+    if node.cross:
+        shape = replace(shape, context=shape.source)
     heads, size, element = shape.q_heads, shape.model.head_dim, dtype.bytes
     products, context = shape.batch * heads, shape.batch * shape.context
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from workloads.engine import Pass, ServingEngine, load_engine
-from workloads.errors import WorkloadError
-from workloads.families.moe import expert_width, shared_kernels
+from workloads.families.moe import grouped_sizes
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
-from workloads.ops import Attention, Experts, Gemm, Op, Pointwise
+from workloads.layer_passes.tree import Combine, ExpertAct, Grouped, Router, Rows, Sample
+from workloads.ops import Attention, Gemm, Op, Pointwise
 from workloads.program import Kernel
 from workloads.routing import SMALL_TILES, ExpertLoad
 from workloads.work import (
@@ -75,13 +76,6 @@ def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: ServingEngine
     return kernel
 
 
-def all_reduce(name: str, shape: Shape, engine: ServingEngine, rows: int) -> Kernel:
-    """The sum of ``rows`` over the ranks of a layer: small ones by the engine's own kernel."""
-    buffer = rows * shape.model.d_model * DType.BF16.bytes
-    work = CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=shape.layout.ranks, buffer_bytes=buffer)
-    return own_where_small(Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer)), engine)
-
-
 def own_where_small(kernel: Kernel, engine: ServingEngine) -> Kernel:
     """A collective as the engine runs it: all-reduces of small buffers by its own kernel."""
     work = kernel.work
@@ -98,38 +92,57 @@ def engine_attention(node: Attention, shape: Shape, engine: ServingEngine) -> li
     return [replace(kernel, work=replace(kernel.work, engine=engine.id))]
 
 
-def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: ServingEngine) -> list[Kernel]:
-    """Router, choice, sorting, the two products over sorted rows with the activation between, and the sum."""
+def engine_part(
+    node: Router | Rows | Grouped | ExpertAct | Combine | Sample,
+    shape: Shape,
+    load: ExpertLoad | None,
+    engine: ServingEngine,
+) -> list[Kernel]:
+    """Router, choice, sorting, the two products over sorted rows with the activation between, and the sum; and what
+    draws a token from the logits and prepares the next step."""
     model, layout, tokens = shape.model, shape.layout, shape.tokens
-    dtype = shape.precision.product.multiplies
-    if layout.ep_mode == "all_to_all":
-        raise WorkloadError(
-            f"ep_mode = 'all_to_all': stack '{engine.id}' is known with experts on the ranks of one tensor group: "
-            "use ep_mode = 'all_reduce' with tp equal to ep"
-        )
-    around, inner, width, chosen = engine.experts, expert_width(shape), model.d_model, tokens * model.top_k
-    shared = shared_kernels(node, shape)
-    kernels = [gemm_kernel("router_gemm", (node.router,), shape, DType.BF16), *shared[:-1]]
-    gate = tokens * (around.gate_bytes[0] * model.experts + around.gate_bytes[1] * model.top_k)
-    kernels.append(_own("gate", engine, EngineOp.GATE, tokens, model.experts, gate))
-    if chosen > around.unsorted_share * model.experts:
-        kernels.append(_own("sort_rows", engine, EngineOp.SORT, tokens, 1, 0))
-    if layout.ep > 1:
-        kernels.append(_own("map_experts", engine, EngineOp.MAP, tokens, 1, 0))
-    for name, n, k, rows in (("gate_up_experts", 2 * inner, width, tokens), ("down_experts", width, inner, chosen)):
-        if dtype is DType.FP8:
-            kernels.append(pass_kernel(f"quantise_{name}", engine, engine.quantise, rows, k))
-        kernels.append(_routed(name, engine, shape, load, inner, n, k, dtype))
-        if name == "gate_up_experts":
+    around, width, chosen = engine.experts, model.d_model, tokens * model.top_k
+    match node:
+        case Router():
+            return [gemm_kernel(node.name, (node.op,), shape, DType.BF16)]
+        case Rows(name="gather"):
+            gate = tokens * (around.gate_bytes[0] * model.experts + around.gate_bytes[1] * model.top_k)
+            kernels = [_own("gate", engine, EngineOp.GATE, tokens, model.experts, gate)]
+            if chosen > around.unsorted_share * model.experts:
+                kernels.append(_own("sort_rows", engine, EngineOp.SORT, tokens, 1, 0))
+            if layout.ep > 1:
+                kernels.append(_own("map_experts", engine, EngineOp.MAP, tokens, 1, 0))
+            return kernels
+        case Rows():
+            return []
+        case Grouped():
+            assert load is not None
+            return _grouped(node, shape, load, engine)
+        case ExpertAct():
+            inner = shape.local_sizes(node.down.parallel)["f"]
             moved = around.act_bytes * chosen * inner
-            kernels.append(_own("silu_mul", engine, EngineOp.EXPERT_ACT, chosen, inner, moved))
-    moved = DType.BF16.bytes * (model.top_k + 1) * tokens * width
-    kernels.append(_own("expert_sum", engine, EngineOp.EXPERT_SUM, tokens, width, moved))
-    copied = around.copy_bytes * tokens * width
-    kernels += [elementwise_kernel("copy_experts", Elementwise.COPY, tokens, width, copied), *shared[-1:]]
-    if layout.group > 1:
-        kernels.append(all_reduce("all_reduce_ff", shape, engine, tokens))
-    return kernels
+            return [_own("silu_mul", engine, EngineOp.EXPERT_ACT, chosen, inner, moved)]
+        case Combine():
+            moved = DType.BF16.bytes * (model.top_k + 1) * tokens * width
+            copied = around.copy_bytes * tokens * width
+            return [
+                _own("expert_sum", engine, EngineOp.EXPERT_SUM, tokens, width, moved),
+                elementwise_kernel("copy_experts", Elementwise.COPY, tokens, width, copied),
+            ]
+        case Sample():
+            return _sample(shape, engine)
+    assert_never(node)
+
+
+def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: ServingEngine) -> list[Kernel]:
+    dtype = shape.precision.product.multiplies
+    n, k = grouped_sizes(node.ops, shape)
+    first = len(node.ops) == 2
+    name = "gate_up_experts" if first else "down_experts"
+    rows = shape.tokens if first else shape.tokens * shape.model.top_k
+    inner = shape.local_sizes(node.ops[0].parallel)["f"]
+    quantised = [pass_kernel(f"quantise_{name}", engine, engine.quantise, rows, k)] if dtype is DType.FP8 else []
+    return [*quantised, _routed(name, engine, shape, load, inner, n, k, dtype)]
 
 
 def _routed(
@@ -152,21 +165,19 @@ def _routed(
     return Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
 
 
-def engine_head(head: Kernel, shape: Shape, engine: ServingEngine) -> tuple[Kernel, ...]:
-    """After the head: logits of all ranks together, a token a sequence, and what prepares the next step."""
+def _sample(shape: Shape, engine: ServingEngine) -> list[Kernel]:
+    """A token a sequence from the logits of all ranks together, and what prepares the next step."""
     rows, vocabulary = shape.batch, shape.model.vocab
-    kernels = [head]
+    kernels = []
     if shape.layout.tp > 1:
-        buffer = rows * vocabulary * DType.BF16.bytes
-        work = CollectiveWork(op=CollectiveOp.ALL_GATHER, ranks=shape.layout.tensor_ranks, buffer_bytes=buffer)
-        kernels += [
-            Kernel(name="all_gather_logits", work=work, flops=0.0, bytes_moved=float(buffer)),
-            elementwise_kernel("copy_logits", Elementwise.COPY, rows, vocabulary, 2 * buffer),
-        ]
+        copied = 2 * rows * vocabulary * DType.BF16.bytes
+        kernels.append(elementwise_kernel("copy_logits", Elementwise.COPY, rows, vocabulary, copied))
     moved = engine.sample_bytes * rows * vocabulary
-    kernels.append(_own("sample", engine, EngineOp.SAMPLE_GREEDY, rows, vocabulary, moved))
-    kernels.append(_own("next_step", engine, EngineOp.SMALL, engine.small_kernels, 1, 0))
-    return tuple(kernels)
+    return [
+        *kernels,
+        _own("sample", engine, EngineOp.SAMPLE_GREEDY, rows, vocabulary, moved),
+        _own("next_step", engine, EngineOp.SMALL, engine.small_kernels, 1, 0),
+    ]
 
 
 def engine_of(stack_engine: str | None) -> ServingEngine | None:

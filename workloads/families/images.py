@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workloads.errors import WorkloadError
-from workloads.families.nodes import node_kernels
+from workloads.families.nodes import kernels_of, node_kernels, placed_nodes
 from workloads.families.options import Options
 from workloads.kernels import Shape, product_kernel, stored_kernel
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.streams import streamed
+from workloads.layer_passes.tree import Split
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
 from workloads.precision import Product
 from workloads.program import Kernel, Segment
-from workloads.shard import shard
 from workloads.stack import Stack
 from workloads.work import Elementwise
 
@@ -30,11 +32,8 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
     precision = shape.precision.of_images
     images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
     product = precision.product
-    layer = [
-        k
-        for node in shard(vision.model.block.nodes)
-        for k in node_kernels(node, images, "prefill", None, stack, options)
-    ]
+    nodes = stacked(placed_nodes(vision.model.block, Split.of(shape.layout)), stack)
+    layer = streamed(nodes, kernels_of(images, "prefill", None, stack, options))
     read = replace(images, new_tokens=vision.tokens)
     if vision.projector:
         rows = read.tokens

@@ -1,4 +1,4 @@
-"""Whole collectives beside compute that does not need them: two micro-batches in turn, or independent kernels."""
+"""Whole collectives beside compute that does not need them: two micro-batches in turn."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workloads.errors import WorkloadError
-from workloads.families.pairs import COMM_PRIORITY, COMM_STREAM, Schedule, leave_sms, product_piece
+from workloads.layer_passes.schedule import COMM_PRIORITY, COMM_STREAM
 from workloads.program import Kernel
-from workloads.work import CollectiveOp, CollectiveWork, GemmWork
+from workloads.work import CollectiveWork
 
 
 def two_batches(layer: Sequence[Kernel]) -> list[Kernel]:
@@ -45,43 +45,6 @@ def two_batches(layer: Sequence[Kernel]) -> list[Kernel]:
     return made
 
 
-def cut_sums(layer: Sequence[Kernel], schedule: Schedule) -> list[Kernel]:
-    """``layer`` with each all-reduce right behind a product cut in pieces: one is summed while the next is computed.
-
-    Pieces are chunks of the tokens, or groups of the one product's tiles (``tile_signal``).
-    """
-    made: list[Kernel] = []
-    pending: tuple[int, ...] = ()
-    pairs = iter(zip(layer, [*layer[1:], None], strict=True))
-    for kernel, following in pairs:
-        if not isinstance(kernel.work, GemmWork) or following is None or not _is_sum(following):
-            made.append(replace(kernel, after=pending))
-            pending = ()
-            continue
-        next(pairs)  # the sum
-        for index in range(schedule.pieces):
-            made.append(replace(product_piece(kernel, schedule, index), after=pending if index == 0 else ()))
-            made.append(replace(_sum_piece(following, schedule), after=(len(made) - 1,)))
-        pending = (len(made) - 1,)
-    return made
-
-
-def _is_sum(kernel: Kernel) -> bool:
-    return isinstance(kernel.work, CollectiveWork) and kernel.work.op is CollectiveOp.ALL_REDUCE
-
-
-def _sum_piece(kernel: Kernel, schedule: Schedule) -> Kernel:
-    assert isinstance(kernel.work, CollectiveWork)
-    buffer = kernel.work.buffer_bytes // schedule.pieces
-    return replace(
-        kernel,
-        work=replace(kernel.work, buffer_bytes=buffer, ctas=schedule.ctas),
-        bytes_moved=float(buffer),
-        stream=COMM_STREAM,
-        priority=COMM_PRIORITY,
-    )
-
-
 def _stages(layer: Sequence[Kernel]) -> Iterator[list[Kernel]]:
     """Runs of compute, each with the collective that follows it."""
     stage: list[Kernel] = []
@@ -94,26 +57,3 @@ def _stages(layer: Sequence[Kernel]) -> Iterator[list[Kernel]]:
             stage = []
     if stage:
         yield stage
-
-
-def beside(layer: Sequence[Kernel], partners: dict[str, tuple[str, ...]], *, margin_ctas: int = 0) -> list[Kernel]:
-    """``layer`` with each collective named in ``partners`` on its own stream, beside the kernels named with it.
-
-    The partners move to where the collective starts, and leave it the SMs of ``margin_ctas`` blocks; what stood
-    behind it waits for it.
-    """
-    by_name = {kernel.name: kernel for kernel in layer}
-    moved = {name for names in partners.values() for name in names}
-    made: list[Kernel] = []
-    pending: tuple[int, ...] = ()
-    for kernel in layer:
-        if kernel.name in moved:
-            continue
-        if kernel.name in partners:
-            made.append(replace(kernel, stream=COMM_STREAM, priority=COMM_PRIORITY, after=(len(made) - 1,)))
-            pending = (len(made) - 1,)
-            made += [leave_sms(by_name[name], margin_ctas) for name in partners[kernel.name] if name in by_name]
-        else:
-            made.append(replace(kernel, after=pending))
-            pending = ()
-    return made

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from workloads.errors import WorkloadError
-from workloads.kernels import Shape, elementwise_kernel, product_kernel, weighted_kernels
-from workloads.ops import LatentAttention, Op
+from workloads.kernels import Shape, elementwise_kernel, product_kernel, seen_keys, weighted_kernels
+from workloads.ops import Indexer, LatentAttention, Op
 from workloads.program import Kernel
-from workloads.stack import Stack
 from workloads.work import AttentionWork, DType, Elementwise
 
 
-def latent_kernels(
-    node: LatentAttention, shape: Shape, phase: Literal["prefill", "decode"], stack: Stack
-) -> list[Kernel]:
+def latent_kernels(node: LatentAttention, shape: Shape, phase: Literal["prefill", "decode"]) -> list[Kernel]:
     """Kernels of one rank up to the attention's output, values of all its heads side by side.
 
     The latents and the rotary key are made, and in decode read, by every rank; only heads are split. In decode
     queries are carried into the latent space (``k_up``) and outputs back (``v_up``), a product for each head, so
     that attention reads ``kv_rank + rope_dim`` cached elements a token and layer and nothing else. Those products
-    are in 16 bit in engines too, whatever the weights are stored in.
+    are in 16 bit in engines too, whatever the weights are stored in. Where tokens read some of the keys only, each its
+    own, a prefill is absorbed too: every token is a sequence of one.
     """
+    if node.top_keys and shape.context > node.top_keys:
+        shape = _sparse(shape, node.top_keys, phase)
+        absorbed = True
+    else:
+        absorbed = phase == "decode"
     model, latent = shape.model, shape.model.latent
     if latent is None:
         raise WorkloadError(f"{model.id}: latent attention without a [latent] table of sizes")
@@ -38,9 +42,9 @@ def latent_kernels(
         *weighted_kernels("q_up_gemm", node.q_up, shape),
         elementwise_kernel("rope", Elementwise.ROPE, tokens, rotary * latent.rope_dim, moved, blocks=tokens * rotary),
     ]
-    if phase == "decode":
+    if absorbed:
         cached = tokens * latent.cached_dim * (element + shape.precision.kv.bytes)
-        if stack.kv_copies:
+        if node.copies and phase == "decode":
             kernels.append(elementwise_kernel("copy_latent", Elementwise.COPY, tokens, latent.cached_dim, cached))
         kernels += [
             _product_per_head("absorb_k_gemm", node.k_up, shape),
@@ -55,6 +59,44 @@ def latent_kernels(
         _rebuilt_attention(node.name, shape, key_dim),
     ]
     return kernels
+
+
+def _sparse(shape: Shape, top_keys: int, phase: Literal["prefill", "decode"]) -> Shape:
+    """Each token with the keys that it reads, a prompt's first ones with fewer."""
+    if phase == "decode":
+        return replace(shape, context=top_keys)
+    read = seen_keys(shape.new_tokens, shape.context, top_keys)
+    return replace(shape, batch=shape.tokens, new_tokens=1, context=read)
+
+
+def indexer_kernels(node: Indexer, shape: Shape, phase: Literal["prefill", "decode"]) -> list[Kernel]:
+    """Scores of all keys, summed over the indexer's heads on the chip, and the choice of the best.
+
+    As one flash kernel whose scores and values have half a head each: the FLOPs of scores over whole heads, and every
+    index key read once. Keys are cached in FP8; their products are priced in 16 bit, which are known.
+    """
+    half = node.head_dim // 2
+    work = AttentionWork(
+        batch=shape.batch,
+        q_len=shape.new_tokens,
+        kv_len=shape.context,
+        q_heads=node.heads,
+        kv_heads=1,
+        head_dim=half,
+        causal=phase == "prefill",
+        kv_dtype=DType.FP8 if phase == "decode" else DType.BF16,
+    )
+    flops = 2.0 * shape.tokens * node.heads * shape.context * node.head_dim
+    keys = shape.batch * shape.context * node.head_dim * work.kv_dtype.bytes
+    queries = shape.tokens * node.heads * node.head_dim * DType.BF16.bytes
+    # Scores in 32 bit, written and read; numbers of the chosen ones.
+    scored = round(shape.tokens * shape.context * work.visible_share)
+    chosen = shape.tokens * min(node.top_keys, shape.context)
+    moved = DType.FP32.bytes * (2 * scored + chosen)
+    return [
+        Kernel(name=f"{node.name}_scores", work=work, flops=flops, bytes_moved=float(keys + queries)),
+        elementwise_kernel(f"{node.name}_top_k", Elementwise.COPY, shape.tokens, shape.context, moved),
+    ]
 
 
 def _product_per_head(name: str, one: Op, shape: Shape) -> Kernel:

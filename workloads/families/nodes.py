@@ -1,19 +1,48 @@
-"""Nodes of a block as the kernels of one rank."""
+"""Placed nodes of a layer as the kernels of one rank: the last of the passes, and all of them one after the other."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, assert_never
 
-from workloads.families.context import attention_kernels
+from workloads.families.context import attention_kernels, inside_heads, own_elements
 from workloads.families.eager import eager_kernels
-from workloads.families.engine import engine_of, own_where_small, pointwise_kernels, product_kernels, routed_experts
-from workloads.families.latent import latent_kernels
-from workloads.families.moe import expert_kernels
+from workloads.families.engine import engine_of, engine_part, own_where_small, pointwise_kernels, product_kernels
+from workloads.families.latent import indexer_kernels, latent_kernels
+from workloads.families.moe import expert_kernels, travel_kernel
 from workloads.families.options import Options
 from workloads.families.state_space import state_space_kernels
-from workloads.kernels import Shape, elementwise_kernel, exchange_kernel, gemm_kernel, weighted_kernels
-from workloads.ops import Attention, Exchange, Experts, Gemm, LatentAttention, Node, Pointwise, StateSpace
+from workloads.kernels import (
+    Shape,
+    elementwise_kernel,
+    exchange_kernel,
+    gemm_kernel,
+    permute_kernel,
+    quantise_kernel,
+    stored_kernel,
+    weighted_kernels,
+)
+from workloads.layer_passes.lower import lower
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import (
+    Combine,
+    Exchange,
+    ExpertAct,
+    Grouped,
+    Head,
+    Join,
+    LastTokens,
+    Permute,
+    Placed,
+    Router,
+    Rows,
+    Sample,
+    Split,
+)
+from workloads.ops import WIDE, Attention, Block, Experts, Gemm, Indexer, LatentAttention, Pointwise, StateSpace
+from workloads.precision import Product
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
 from workloads.stack import Stack
@@ -22,55 +51,102 @@ from workloads.work import DType, Elementwise
 PhaseName = Literal["prefill", "decode"]
 
 
+def placed_nodes(block: Block, split: Split) -> tuple[Placed, ...]:
+    """The nodes of a layer, spelled out and with their collectives."""
+    return shard(lower(block.nodes, split), split)
+
+
+def kernels_of(
+    shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
+) -> Callable[[Placed], list[Kernel]]:
+    """:func:`node_kernels` of one step of one rank."""
+    return lambda node: node_kernels(node, shape, phase, load, stack, options)
+
+
 def node_kernels(
-    node: Node, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
+    node: Placed, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
     """What one node runs; ``load`` is that of the rank's experts where it has some."""
     engine = engine_of(stack.engine)
-    if isinstance(node, Attention) and node.scores.parallel is None:
-        shape = shape.heads_whole()
+    match node:
+        case Attention() if node.scores.parallel is None:
+            shape = shape.heads_whole()
+        case Gemm(source="encoder") if phase == "decode":
+            return []  # cached since the prefill
+        case Gemm(source="encoder"):
+            shape = replace(shape, new_tokens=shape.source)
+        case Gemm() | Pointwise():
+            shape = shape.over(node.group)
     match node:
         case Pointwise() if engine is not None:
             experts = any(isinstance(one, Experts) for one in shape.model.block.nodes)
-            return pointwise_kernels(node, shape, engine, experts=experts) or _pointwise_kernels(node, shape, stack)
+            return pointwise_kernels(node, shape, engine, experts=experts) or _pointwise_kernels(node, shape)
         case Gemm() if engine is not None and not node.ops[0].einsum.of_activations:
             return product_kernels(node, shape, engine)
-        case Experts() if engine is not None:
+        case Router() | Rows() | Grouped() | ExpertAct() | Combine() if engine is not None:
             assert load is not None
-            return routed_experts(node, shape, load, engine)
+            return engine_part(node, shape, load, engine)
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():
-            return _gemm_kernels(node, shape, stack)
+            return _gemm_kernels(node, shape)
         case Pointwise():
-            return _pointwise_kernels(node, shape, stack)
+            return _pointwise_kernels(node, shape)
         case Attention():
             return attention_kernels(node, shape, phase, stack)
         case LatentAttention():
-            return latent_kernels(node, shape, phase, stack)
+            return latent_kernels(node, shape, phase)
+        case Indexer():
+            return indexer_kernels(node, shape, phase)
         case StateSpace():
             return state_space_kernels(node, shape, phase)
-        case Experts():
+        case Router() | Rows() | Grouped() | ExpertAct() | Combine() | Join():
             assert load is not None
-            return expert_kernels(node, shape, load, slots=(shape.model.experts + options.routing.slots_added))
+            return expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
+        case LastTokens():
+            return []
+        case Head():
+            return _head_kernels(node, shape, stack)
+        case Sample():
+            assert engine is not None
+            return engine_part(node, shape, load, engine)
+        case Permute():
+            elements = own_elements(node.axes, inside_heads(shape, phase))
+            return [permute_kernel(node.name, shape.tokens, elements // shape.tokens)]
+        case Exchange(travel="away" | "home"):
+            assert load is not None
+            return [travel_kernel(node, shape, load)]
         case Exchange():
-            if shape.layout.tp == 1:
-                return []
-            exchanged = _exchange_kernel(node, shape)
-            return [exchanged if engine is None else own_where_small(exchanged, engine)]
+            exchanged = _exchange_kernels(node, shape, phase)
+            return exchanged if engine is None else [own_where_small(one, engine) for one in exchanged]
     assert_never(node)
 
 
-def _exchange_kernel(node: Exchange, shape: Shape) -> Kernel:
-    """A collective of the tensor group over whole 16-bit arrays."""
+def _exchange_kernels(node: Exchange, shape: Shape, phase: PhaseName) -> list[Kernel]:
+    """A collective over whole 16-bit arrays, if there is anyone to meet; heads for tokens over a rank's own arrays."""
+    if node.group == "context":
+        elements = own_elements(node.axes, inside_heads(shape, phase))
+        return [exchange_kernel(node.name, shape.layout.context_ranks, elements, node.op)]
+    ranks = shape.layout.ranks if node.group == "experts" else shape.layout.tensor_ranks
+    if len(ranks) == 1:
+        return []
     sizes = shape.local_sizes(None)
     elements = sum(math.prod(sizes[axis] for axis in one) for one in node.axes)
-    return exchange_kernel(node.name, shape.layout.tensor_ranks, elements, node.op)
+    return [exchange_kernel(node.name, ranks, elements, node.op)]
 
 
-def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack) -> list[Kernel]:
+def _head_kernels(node: Head, shape: Shape, stack: Stack) -> list[Kernel]:
+    """The vocabulary padded up to the ranks. A head that no scheme quantises is a 16-bit product, in fp32 runs too."""
+    product = shape.precision.head or Product.of(DType.BF16)
+    head = stored_kernel(node.name, (node.op,), shape, product)
+    if product.activations.plain or stack.engine is not None:
+        return [head]
+    return [quantise_kernel(node.name, shape.tokens, shape.model.d_model, product), head]
+
+
+def _gemm_kernels(node: Gemm, shape: Shape) -> list[Kernel]:
     if not node.ops[0].einsum.of_activations:
-        return weighted_kernels(node.name, node.ops, shape, fused=stack.fused_weights or node.one_matrix)
+        return weighted_kernels(node.name, node.ops, shape, fused=node.fused)
     kernels = []
     for one in node.ops:  # activations are 16 bits wide, whatever weights are
         name = node.name if len(node.ops) == 1 else f"{one.label.lower()}_gemm"
@@ -78,44 +154,25 @@ def _gemm_kernels(node: Gemm, shape: Shape, stack: Stack) -> list[Kernel]:
     return kernels
 
 
-def _pointwise_kernels(node: Pointwise, shape: Shape, stack: Stack) -> list[Kernel]:
+# How often a pointwise kernel moves each element; a norm with a sum reads x and the residual and writes both.
+_PASSES = {Elementwise.ADD_RMSNORM: 4, Elementwise.SILU_MUL: 3, Elementwise.ADD: 3}
+
+
+def _pointwise_kernels(node: Pointwise, shape: Shape) -> list[Kernel]:
     model, element = shape.model, DType.BF16.bytes
     sizes = shape.local_sizes(node.parallel)
     tokens = sizes["b"] * sizes["s"]
     heads = sizes["H"] + sizes["K"]
+    passes = node.passes or _PASSES.get(node.op, 2)
+    rows, blocks = tokens, None
     match node.op:
-        case Elementwise.ADD_RMSNORM:
-            width = model.d_model
-            if stack.fused_add_norm:
-                # reads x and the residual, writes both
-                return [elementwise_kernel(node.name, node.op, tokens, width, 4 * tokens * width * element)]
-            return [
-                elementwise_kernel(f"{node.name}.add", node.op, tokens, width, 3 * tokens * width * element),
-                elementwise_kernel(f"{node.name}.norm", node.op, tokens, width, 2 * tokens * width * element),
-            ]
-        case Elementwise.ROPE:
-            moved = 2 * tokens * heads * model.head_dim * element  # in place: read and write
-            return [
-                elementwise_kernel(node.name, node.op, tokens, heads * model.head_dim, moved, blocks=tokens * heads)
-            ]
+        case Elementwise.ROPE:  # in place
+            width, blocks = heads * model.head_dim, tokens * heads
         case Elementwise.RMSNORM:
-            if not stack.qk_norm:
-                return []
-            moved = 2 * tokens * heads * model.head_dim * element  # in place
-            return [elementwise_kernel(node.name, node.op, tokens * heads, model.head_dim, moved)]
-        case Elementwise.SILU_MUL:
+            rows, width = tokens * heads, model.head_dim
+        case op if op in WIDE:
             width = sizes[node.axis]
-            if stack.fused_gate:
-                return [elementwise_kernel(node.name, node.op, tokens, width, 3 * tokens * width * element)]
-            # silu reads and writes one array and costs what any activation does
-            return [
-                elementwise_kernel(f"{node.name}.silu", Elementwise.GELU, tokens, width, 2 * tokens * width * element),
-                elementwise_kernel(f"{node.name}.mul", node.op, tokens, width, 3 * tokens * width * element),
-            ]
-        case Elementwise.GELU | Elementwise.GELU_TANH | Elementwise.RELU:
-            width = sizes[node.axis]
-            return [elementwise_kernel(node.name, node.op, tokens, width, 2 * tokens * width * element)]
         case _:
             width = model.d_model
-            passes = 3 if node.op is Elementwise.ADD else 2
-            return [elementwise_kernel(node.name, node.op, tokens, width, passes * tokens * width * element)]
+    moved = passes * rows * width * element
+    return [elementwise_kernel(node.name, node.op, rows, width, moved, blocks=blocks)]

@@ -7,13 +7,15 @@ from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
-from workloads.ops import Experts, Pointwise
+from workloads.ops import Experts, Gemm, Overlap
 from workloads.parallel import Layout, check_layout
 from workloads.precision import Precision, resolve
 from workloads.routing import Choice, Routing
 from workloads.stack import load_stack
-from workloads.work import AllReduce, DType, Elementwise
+from workloads.work import AllReduce, DType
 
+Optimizer = Literal["adamw", "none"]
+Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 OverlapKind = Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
 
 
@@ -30,10 +32,15 @@ class Options:
     tokens_per_ep_rank: tuple[int, ...] | None = None
     overlap: OverlapKind = "chunks"
     overlap_chunks: int = 1
+    overlap_ops: tuple[tuple[str, Overlap], ...] = ()  # nodes by name, each with a setting of its own
     comm_ctas: int | None = None
     sms_per_cta: float = 1.0  # what a block of a collective holds: the machine knows
     sm_margin: bool = False
     all_reduce: AllReduce = AllReduce.LIBRARY
+    source_len: int | None = None  # tokens that an encoder reads, a sequence
+    optimizer: Optimizer = "adamw"
+    sharding: Sharding = "ddp"
+    accumulate: int = 1  # parts of a training batch whose gradients are added up
     images: int = 0  # encoded before a prefill, a sequence; their tokens are among its tokens
 
 
@@ -55,6 +62,7 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
             f"overlap_chunks = {options.overlap_chunks} needs tp of at least 2: only its collectives can be cut"
         )
     positive("overlap_chunks", options.overlap_chunks)
+    _check_overlap_ops(model, layout, options)
     _check_overlap(model, layout, options)
     _check_routing(model, layout, options)
     rows = options.tokens_per_ep_rank
@@ -70,6 +78,7 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(
             f"dtype = '{precision.product.activations}': sequence_parallel layers have 16-bit kernels only: use bf16"
         )
+    _check_encoder(model, layout, options)
     if options.images:
         _check_images(model, layout, options)
     if options.dtype is DType.FP32 and not load_stack(options.stack).eager:
@@ -78,10 +87,6 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
         raise WorkloadError(
             f"dtype = '{precision.product.activations}': stack 'eager-torch' is known with bf16 and fp32 only"
         )
-    if layout.sequence_parallel and not any(
-        isinstance(node, Pointwise) and node.op is Elementwise.ADD_RMSNORM for node in model.block.nodes
-    ):
-        raise WorkloadError(f"sequence_parallel: {model.id} has other layers than the Llama-like ones it is known for")
     if layout.cp > 1 and load_stack(options.stack).eager:
         raise WorkloadError(f"cp = {layout.cp}: stack 'eager-torch' attends on one rank: use cp = 1")
     if layout.sequence_parallel and options.stack != "reference-torch":
@@ -120,6 +125,25 @@ def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Option
     if options.overlap_chunks > 1 or options.overlap != "chunks":
         raise WorkloadError(
             f"stack = '{engine}': its collectives are whole: leave overlap out, or use 'reference-torch'"
+        )
+
+
+def _check_encoder(model: ModelSpec, layout: Layout, options: Options) -> None:
+    """An encoder runs whole on every tensor group, before the first stage."""
+    if options.source_len is not None:
+        if model.encoder is None:
+            raise WorkloadError(f"source_len = {options.source_len}: {model.id} has no encoder to read a source")
+        positive("source_len", options.source_len)
+        fixed = model.encoder.max_positions if model.encoder.learned_positions else options.source_len
+        if options.source_len != fixed:
+            raise WorkloadError(f"source_len = {options.source_len}: the encoder of {model.id} always reads {fixed}")
+    if model.encoder is None:
+        return
+    if layout.pp > 1 or layout.cp > 1:
+        raise WorkloadError(f"{model.id}: its encoder runs on every tensor group: leave pp and cp out")
+    if load_stack(options.stack).engine is not None:
+        raise WorkloadError(
+            f"stack = '{options.stack}': its kernels for cross attention ({model.id}) are not known: use 'paged-kv'"
         )
 
 
@@ -165,6 +189,21 @@ def _check_overlap(model: ModelSpec, layout: Layout, options: Options) -> None:
         )
     if options.comm_ctas == 0 and kind != "ring_exchange":
         raise WorkloadError("comm_ctas = 0 (copy engines) is for overlap = 'ring_exchange': sums need SMs")
+
+
+def _check_overlap_ops(model: ModelSpec, layout: Layout, options: Options) -> None:
+    """Settings of operators that are there, and of nothing else that cuts the same operators."""
+    if not options.overlap_ops:
+        return
+    if layout.tp == 1:
+        raise WorkloadError("overlap_ops needs tp of at least 2: only its collectives can be cut")
+    if options.overlap != "chunks" or options.overlap_chunks > 1:
+        raise WorkloadError("overlap_ops gives each operator its own chunks: leave overlap and overlap_chunks out")
+    blocks = [block for _, block, _ in model.layer_groups(range(model.layers))]
+    known = dict.fromkeys(node.name for block in blocks for node in block.nodes if isinstance(node, Gemm))
+    for name, _ in options.overlap_ops:
+        if name not in known:
+            raise WorkloadError(f"overlap_ops: {model.id} has no product '{name}': its layers have {', '.join(known)}")
 
 
 def _check_routing(model: ModelSpec, layout: Layout, options: Options) -> None:

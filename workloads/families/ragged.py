@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels
 from workloads.families.latent import latent_kernels
-from workloads.families.nodes import PhaseName, node_kernels
+from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
 from workloads.families.transformer import head_kernels, loads_of
 from workloads.kernels import Shape
+from workloads.layer_passes.overlap import Beside, Stage
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.tree import Split
 from workloads.model import ModelSpec
 from workloads.ops import Attention, LatentAttention
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad
-from workloads.shard import shard
 from workloads.stack import Stack, load_stack
 
 
@@ -58,7 +60,7 @@ def build_ragged(
     options = options or Options()
     stack = load_stack(options.stack)
     check_options(model, layout, options)
-    if model.state_space or not model.causal:
+    if model.state_space or not model.causal or model.encoder is not None:
         raise WorkloadError(f"{model.id}: serving is known for decoders whose every layer is alike, not for this model")
     if layout.pp * layout.dp * layout.cp > 1 or layout.sequence_parallel:
         raise WorkloadError("a server's step runs on a tensor- or expert-parallel group: leave pp, dp, cp at 1")
@@ -103,7 +105,8 @@ def _rank(
     for name, block, precision, run in runs:
         kernels: list[Kernel] = []
         stored = replace(whole, precision=precision)
-        for node in shard(block.nodes):
+        for node in stacked(placed_nodes(block, Split.of(whole.layout)), stack):
+            assert not isinstance(node, Stage | Beside)  # nothing overlaps in a server's step
             match node:
                 case Attention() | LatentAttention():
                     for group in groups:
@@ -113,7 +116,7 @@ def _rank(
         if kernels:
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
     if options.lm_head and scored:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored), stack)))
+        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored), stack, options)))
     return RankProgram(phases=(Phase(name="step", segments=tuple(segments)),))
 
 
@@ -121,4 +124,4 @@ def _attention(node: Attention | LatentAttention, whole: Shape, group: Group, st
     shape = replace(whole, batch=group.sequences, new_tokens=group.new_tokens, context=group.context)
     if isinstance(node, Attention):
         return attention_kernels(node, shape, group.phase, stack)
-    return latent_kernels(node, shape, group.phase, stack)
+    return latent_kernels(node, shape, group.phase)

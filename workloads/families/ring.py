@@ -17,6 +17,7 @@ from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, E
 
 RingLayout = Literal["contiguous", "striped", "zigzag"]
 LAYOUTS: tuple[RingLayout, ...] = ("contiguous", "striped", "zigzag")
+ATTENTION_GRADIENT = 2.5  # FLOPs over those of the forward pass, see hardware.laws.gradient
 COMM_STREAM = 1
 
 
@@ -126,8 +127,7 @@ def ring_kernels(ring: Ring, place: int, *, first: tuple[int, ...] = ()) -> list
         work = round_of(ring.layout, rank=place, owner=(place - turn) % count, block=ring.block, causal=ring.causal)
         if not work.pairs:
             continue
-        names = ("attention_q_grad", "attention_kv_grad") if ring.backward else ("attention",)
-        kernels += [_attention(name, ring, work, before) for name in names]
+        kernels.append(_attention(ring, work, before))
         if ring.merges and attended >= 0:
             kernels.append(_merge(ring, work.queries))
         attended = done = len(kernels) - 1
@@ -176,11 +176,11 @@ def check_parts(layout: RingLayout, *, ranks: int, seq_len: int) -> None:
         )
 
 
-def _attention(name: str, ring: Ring, work: Round, after: tuple[int, ...]) -> Kernel:
+def _attention(ring: Ring, work: Round, after: tuple[int, ...]) -> Kernel:
     heads, size = ring.q_heads, ring.head_dim
     moved = DType.BF16.bytes * ring.batch * size * 2 * (heads * work.queries + ring.kv_heads * work.keys)
-    return Kernel(
-        name=name,
+    forward = Kernel(
+        name="attention",
         work=AttentionWork(
             batch=ring.batch,
             q_len=work.queries,
@@ -194,6 +194,15 @@ def _attention(name: str, ring: Ring, work: Round, after: tuple[int, ...]) -> Ke
         bytes_moved=float(moved),
         after=after,
     )
+    return attention_gradient(forward) if ring.backward else forward
+
+
+def attention_gradient(kernel: Kernel) -> Kernel:
+    """What makes the gradients of a forward attention's inputs: five products for its two."""
+    assert isinstance(kernel.work, AttentionWork)
+    flops = ATTENTION_GRADIENT * kernel.flops
+    work = replace(kernel.work, backward=True)
+    return replace(kernel, name=f"{kernel.name}_grad", work=work, flops=flops)
 
 
 def _merge(ring: Ring, queries: int) -> Kernel:

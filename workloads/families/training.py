@@ -1,25 +1,27 @@
-"""A training step without its optimiser: the forward pass, the loss, and the pass of gradients behind them.
+"""A training step: the forward pass, the loss, the pass of gradients behind them, their sums, and the optimiser.
 
-Every matrix product of the forward pass becomes two (gradient of its input, gradient of its weights), attention two
-of the forward kernel's work, as in arXiv 2311.09431's counting; pointwise kernels and exchanges pass once more.
-Nothing is computed twice to save memory. Ranks that hold the same weights sum their gradients: those of the
-feed-forward products beside what follows, those of the attention products at the layer's end.
+Every matrix product of the forward pass becomes two (gradient of its input, gradient of its weights), attention 2.5 of
+the forward kernel's FLOPs; pointwise kernels and exchanges pass once more. Nothing is computed twice to save memory.
+Ranks that hold the same weights sum their gradients: those of the feed-forward products beside what follows, those of
+the attention products at the layer's end. ZeRO-1 and 2 (arXiv 1910.02054) scatter these sums and gather the weights
+that each rank has stepped, ZeRO-3 gathers each layer's weights before it, in the forward pass and again in the
+backward, beside the layer before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
 
 from workloads.errors import WorkloadError
+from workloads.families.gradients import gradients
 from workloads.families.options import Options, precision_in
 from workloads.families.ring import COMM_STREAM, Ring, ring_kernels
+from workloads.families.training_memory import STATE_BYTES
 from workloads.families.transformer import build_program
 from workloads.kernels import elementwise_kernel, product_kernel
-from workloads.memory import MemoryNeed, memory_need
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Gemm, Pointwise
+from workloads.ops import Attention, Experts, Gemm, Pointwise
 from workloads.parallel import Layout
 from workloads.placement import groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
@@ -32,81 +34,79 @@ from workloads.work import (
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
-    RoutedGemmWork,
 )
 
-SUM_STREAM = COMM_STREAM + 1
+SUM_STREAM, GATHER_STREAM = COMM_STREAM + 1, COMM_STREAM + 2
+# AdamW reads weight, moments and gradient, writes weight, moments and the 16-bit copy.
+STEP_BYTES = 2 * STATE_BYTES + 2 * DType.BF16.bytes
+# Time of a training framework's kernels (eager, of 2023: FlashAttention of before Hopper, elementwise passes one by
+# one) over that of the kernels that the laws know: fitted on the eight rows of 760M and 1B models of LLM-foundry's
+# public table that tests/test_training.py names. Its rows of 3B, 7B and 13B gave nothing.
+PRODUCT_PACE = 1.44
+ATTENTION_PACE = 4.3
+POINTWISE_PACE = 2.4
+_TRANSFERS = ("send", "receive")
 
 
 def build_training(
     model: ModelSpec, layout: Layout, *, batch: int, seq_len: int, options: Options | None = None
 ) -> Program:
-    """One step over ``batch`` sequences of ``seq_len`` tokens: phases ``forward`` and ``backward``.
+    """One step over ``batch`` sequences of ``seq_len`` tokens: phases ``forward``, ``backward`` and ``optimizer``.
 
     >>> from workloads import load_model
     >>> program = build_training(load_model("llama3-8b"), Layout(), batch=1, seq_len=4096)
     >>> [phase.name for phase in program.ranks[0].phases]
-    ['forward', 'backward']
+    ['forward', 'backward', 'optimizer']
     """
     options = options or Options()
-    check_training(model, layout, options)
+    check_training(model, layout, batch, options)
+    part = batch // options.accumulate
+    # Transfers between stages in turn with compute, so that the pass of gradients is the forward one from its end.
+    inside = replace(layout, pp_schedule="1f1b")
     forward = build_program(
-        model, layout, phase="prefill", batch=batch, seq_len=seq_len, options=replace(options, lm_head=False)
+        model, inside, phase="prefill", batch=part, seq_len=seq_len, options=replace(options, lm_head=False)
     )
-    ranks: dict[tuple[int, tuple[tuple[int, ...], ...]], RankProgram] = {}
+    ranks: dict[tuple[object, ...], RankProgram] = {}
     programs = []
     for number, rank in enumerate(forward.ranks):
-        trained = _Rank(model=model, layout=layout, number=number, batch=batch, seq_len=seq_len, options=options)
-        key = (id(rank), (trained.context_ranks, trained.tensor_ranks, trained.alike))
+        trained = _Rank(model=model, layout=layout, number=number, batch=part, seq_len=seq_len, options=options)
+        key = (id(rank), trained.context_ranks, trained.tensor_ranks, trained.alike, trained.experts_alike)
         if key not in ranks:
             ranks[key] = trained.program(rank)
         programs.append(ranks[key])
     return Program(ranks=tuple(programs))
 
 
-def check_training(model: ModelSpec, layout: Layout, options: Options) -> None:
+def check_training(model: ModelSpec, layout: Layout, batch: int, options: Options) -> None:
     """Refuse what no gradient is known for."""
-    known = all(isinstance(node, Gemm | Pointwise | Attention) for _, b, _ in model.layer_groups(range(model.layers))
-                for node in b.nodes)  # fmt: skip
-    if not (known and model.causal) or model.vision or options.images:
-        raise WorkloadError(f"phase = 'train': {model.id} is no dense decoder: give one, like llama-7b")
-    if layout.pp > 1 or layout.ep > 1 or layout.sequence_parallel:
-        raise WorkloadError("phase = 'train' is known with tp, cp and dp: leave pp, ep and sequence_parallel out")
+    known = all(isinstance(node, Gemm | Pointwise | Attention | Experts)
+                for _, b, _ in model.layer_groups(range(model.layers)) for node in b.nodes)  # fmt: skip
+    if not (known and model.causal) or model.vision or model.encoder or options.images:
+        raise WorkloadError(
+            f"phase = 'train': {model.id} has other layers than attention, feed-forwards and experts: no gradient of "
+            "them is known"
+        )
+    if layout.sequence_parallel:
+        raise WorkloadError("phase = 'train' is known with tp, ep, cp, pp and dp: leave sequence_parallel out")
+    if layout.pp > 1 and layout.cp > 1:
+        raise WorkloadError("phase = 'train': pp with cp is not known: use one of them")
+    if layout.ep_mode == "all_reduce" and layout.tp != layout.ep:
+        raise WorkloadError(f"phase = 'train': ep_mode = 'all_reduce' with ep = {layout.ep}: use tp = {layout.ep} too")
     if not precision_in(model, options).uniform:
         raise WorkloadError(
             f"phase = 'train': {model.id} is quantised: gradients of bf16 weights are known: give those"
         )
     if options.dtype is not DType.BF16 or options.stack != "reference-torch":
         raise WorkloadError("phase = 'train': kernels of gradients are bf16 ones of stack 'reference-torch': use these")
-    if options.overlap != "chunks" or options.overlap_chunks > 1:
+    if options.overlap != "chunks" or options.overlap_chunks > 1 or options.overlap_ops:
         raise WorkloadError("phase = 'train': no overlap of tensor-parallel sums is known: leave overlap out")
-
-
-def training_need(
-    model: ModelSpec, layout: Layout, *, batch: int, seq_len: int, layers: int, lm_head: bool
-) -> MemoryNeed:
-    """Bytes of a rank: weights and 16-bit gradients; of every layer what its gradients read, kept from the forward.
-
-    Per token: both norms' inputs and outputs, Q, K, V, attention's output, gate, up and their product; logits once.
-    """
-    lone = memory_need(
-        model, layout, batch=batch, context=seq_len, new_tokens=seq_len, layers=layers, lm_head=lm_head,
-        dtype=DType.BF16,
-    )  # fmt: skip
-    heads = (2 * model.q_heads + 2 * model.kv_heads) * model.head_dim
-    kept = layers * (4 * model.d_model + (heads + 3 * model.d_ff) / layout.tp) + lm_head * model.vocab / layout.tp
-    tokens = batch * seq_len / (layout.dp * layout.cp)
-    return MemoryNeed(
-        weight_bytes=lone.weight_bytes,
-        kv_bytes=0.0,
-        activation_bytes=tokens * kept * DType.BF16.bytes,
-        gradient_bytes=lone.weight_bytes,
-    )
+    if batch % options.accumulate:
+        raise WorkloadError(f"accumulate = {options.accumulate} does not divide batch = {batch}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """One rank's place and share of a step."""
+    """One rank's place and share of a step; ``batch`` is one of the parts whose gradients are added up."""
 
     model: ModelSpec
     layout: Layout
@@ -125,52 +125,118 @@ class _Rank:
 
     @property
     def alike(self) -> tuple[int, ...]:
-        """Ranks that hold the same weights."""
-        layout = self.layout
-        return tuple(range(self.number % layout.tp, layout.tp * layout.cp * layout.dp, layout.tp))
+        """Ranks that hold the same weights, but for experts."""
+        return self._alike(self.layout.tp)
+
+    @property
+    def experts_alike(self) -> tuple[int, ...]:
+        """Ranks that hold the same experts."""
+        return self._alike(self.layout.group)
+
+    def _alike(self, ways: int) -> tuple[int, ...]:
+        layout, own = self.layout, place_of(self.layout, self.number)
+        places = ((rank, place_of(layout, rank)) for rank in range(layout.world))
+        return tuple(r for r, one in places if one.stage == own.stage and one.member % ways == own.member % ways)
 
     @property
     def sequences(self) -> int:
-        return self.batch // self.layout.dp
+        return self.batch // (self.layout.dp * self.layout.micro_batches)
+
+    @property
+    def gathers(self) -> bool:
+        return self.options.sharding == "zero3" and len(self.alike) > 1
 
     def program(self, forward: RankProgram) -> RankProgram:
-        """Both passes."""
+        """All passes of all parts, then the optimiser."""
         (phase,) = forward.phases
-        layers = phase.segments
-        back = tuple(
-            replace(segment, name=f"{segment.name} backward", kernels=self._backward(segment.kernels))
-            for segment in reversed(layers)
-        )
-        ahead, behind = self._head() if self.options.lm_head else ((), ())
-        return RankProgram(
-            phases=(
-                Phase(name="forward", segments=(*layers, *ahead)),
-                Phase(name="backward", segments=(*behind, *back)),
-            )
-        )
+        phases: list[Phase] = []
+        stepped: list[Segment] = []
+        for part in range(self.options.accumulate):
+            last = part == self.options.accumulate - 1
+            ahead, back, stepped = self._passes(phase.segments, last=last)
+            phases += [Phase(name="forward", segments=tuple(ahead)), Phase(name="backward", segments=tuple(back))]
+        if self.options.optimizer != "none":
+            phases.append(Phase(name="optimizer", segments=tuple(stepped)))
+        return RankProgram(phases=tuple(_paced(one) for one in phases))
 
-    def _backward(self, forward: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """A layer from its end; a ring's rounds are laid out anew."""
+    def _passes(self, layers: Sequence[Segment], *, last: bool) -> tuple[list[Segment], list[Segment], list[Segment]]:
+        """Forward, backward and the optimiser's step; only the last part's gradients are summed over ranks (in ZeRO-3
+        every part's, which is then let go)."""
+        sums = last or self.options.sharding == "zero3"
+        head = self._head(sums=sums) if self.options.lm_head and self._last_stage else None
+        ahead: list[Segment] = []
+        back: list[list[Segment]] = []
+        optimizer: list[Segment] = []
+        seen: set[int] = set()
+        for segment, following in zip(layers, [*layers[1:], None], strict=True):
+            if segment.name.startswith(_TRANSFERS):
+                ahead.append(segment)
+                back.append([_turned(segment)])
+                continue
+            kernels, weights, experts = self._backward(segment.kernels, sums=sums)
+            bare = replace(segment, mark=None, waits=())
+            ahead += self._gathered(bare, weights)
+            turned = replace(bare, name=f"{segment.name} backward", kernels=kernels)
+            back.append(self._gathered(turned, weights))
+            if segment.first not in seen:  # micro-batches share their weights
+                seen.add(segment.first)
+                name = segment.name.split(" ", 2)[-1] if segment.name.startswith("micro-batch") else segment.name
+                optimizer.append(replace(bare, name=name, kernels=tuple(self._step(weights, experts))))
+            if head is not None and (following is None or following.name.startswith(_TRANSFERS)):
+                ahead.append(head[0])
+                back.append([head[1]])
+        if head is not None:
+            optimizer.append(Segment(name="lm_head", kernels=tuple(self._step(self._head_weights, 0))))
+        return ahead, [one for part in reversed(back) for one in part], optimizer
+
+    @property
+    def _last_stage(self) -> bool:
+        return place_of(self.layout, self.number).stage == self.layout.pp - 1
+
+    def _gathered(self, segment: Segment, weights: int) -> list[Segment]:
+        """A pass over layers whose weights are gathered one layer ahead, beside the layer before."""
+        if not self.gathers:
+            return [segment]
+        gather = replace(self._exchange("all_gather_weights", CollectiveOp.ALL_GATHER, self.alike, weights),
+                         stream=GATHER_STREAM)  # fmt: skip
+        size = len(segment.kernels) + 1
+        computed = max(i for i, one in enumerate(segment.kernels) if one.stream == 0) + 1 - size
+        shifted = [replace(one, after=tuple(i + (i >= 0) for i in one.after)) for one in segment.kernels]
+        shifted[0] = replace(shifted[0], after=(*shifted[0].after, -size))
+        ahead = Segment(name=f"gather {segment.name}", kernels=(replace(gather, stream=0),), first=segment.first)
+        return [ahead, replace(segment, kernels=(replace(gather, after=(computed,)), *shifted))]
+
+    def _backward(self, forward: tuple[Kernel, ...], *, sums: bool) -> tuple[tuple[Kernel, ...], int, int]:
+        """A layer from its end, and its weights, experts' apart; a ring's rounds are laid out anew."""
         ring = self._ring()
         rounds = {"send_kv", "attention", "merge_out"} if ring else set()
         kernels: list[Kernel] = []
-        weights = 0
+        waiting = weights = experts = 0
         home: tuple[int, ...] = ()  # the transfer that brings gradients of keys and values home
-        for one in reversed(forward):
+        for at in range(len(forward) - 1, -1, -1):
+            one = forward[at]
+            if sums and at and _is_norm(one):  # a half of the layer is behind: its sum runs beside the other half
+                kernels += self._sum(waiting, self.alike, (len(kernels) - 1,))
+                waiting = 0
             if one.name not in rounds:
-                made = list(_gradients(one))
+                made = list(gradients(one))
                 kernels += [replace(k, after=home) for k in made] if home else made
                 home = ()
                 if isinstance(one.work, GemmWork):
+                    waiting += one.work.n * one.work.k
                     weights += one.work.n * one.work.k
+                elif isinstance(one.work, GroupedGemmWork):
+                    held = one.work.experts * one.work.n * one.work.k
+                    experts += held
+                    if sums:
+                        kernels += self._sum(held, self.experts_alike, (len(kernels) - 1,))
             elif ring is not None:
                 rounds_back = ring_kernels(ring, place_of(self.layout, self.number).context, first=(-1,))
                 kernels = in_turn(kernels, rounds_back)
                 ring, home = None, (len(kernels) - 1,)
-            if one.name == "gate_up_gemm":
-                kernels += self._sum(weights, (len(kernels) - 1,))
-                weights = 0
-        return (*kernels, *self._sum(weights, (len(kernels) - 1,)))
+        if sums:
+            kernels += self._sum(waiting, self.alike, (len(kernels) - 1,))
+        return tuple(kernels), weights, experts
 
     def _ring(self) -> Ring | None:
         layout = self.layout
@@ -188,49 +254,83 @@ class _Rank:
             backward=True,
         )
 
-    def _head(self) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+    @property
+    def _head_weights(self) -> int:
+        return -(-self.model.vocab // self.layout.tp) * self.model.d_model
+
+    def _head(self, *, sums: bool) -> tuple[Segment, Segment]:
         """Every token is scored; the loss reads the logits twice and turns them into gradients."""
         rows, width = self.sequences * self.seq_len // self.layout.cp, self.model.d_model
         vocab = -(-self.model.vocab // self.layout.tp)
         head = product_kernel("lm_head", rows, vocab, width)
         loss = elementwise_kernel("loss", Elementwise.COPY, rows, vocab, 3 * rows * vocab * DType.BF16.bytes)
-        kernels = [*_gradients(head)]
+        kernels = [*gradients(head)]
         if self.tensor_ranks:
-            kernels.append(self._exchange("all_reduce_head", self.tensor_ranks, rows * width))
-        kernels += self._sum(vocab * width, (len(kernels) - 1,))
+            kernels.append(self._exchange("all_reduce_head", CollectiveOp.ALL_REDUCE, self.tensor_ranks, rows * width))
+        if sums:
+            kernels += self._sum(vocab * width, self.alike, (len(kernels) - 1,))
         return (
-            (Segment(name="lm_head", kernels=(head, loss)),),
-            (Segment(name="lm_head backward", kernels=tuple(kernels)),),
+            Segment(name="lm_head", kernels=(head, loss)),
+            Segment(name="lm_head backward", kernels=tuple(kernels)),
         )
 
-    def _sum(self, weights: int, after: tuple[int, ...]) -> Iterator[Kernel]:
-        if len(self.alike) > 1:
-            one = self._exchange("all_reduce_weight_grad", self.alike, weights)
+    def _sum(self, weights: int, ranks: tuple[int, ...], after: tuple[int, ...]) -> Iterator[Kernel]:
+        if len(ranks) > 1 and weights:
+            whole = self.options.sharding == "ddp"
+            op = CollectiveOp.ALL_REDUCE if whole else CollectiveOp.REDUCE_SCATTER
+            one = self._exchange(f"{op.value}_weight_grad", op, ranks, weights)
             yield replace(one, stream=SUM_STREAM, after=after)
 
-    def _exchange(self, name: str, ranks: tuple[int, ...], elements: int) -> Kernel:
+    def _step(self, weights: int, experts: int) -> Iterator[Kernel]:
+        """The optimiser over this rank's share of a layer, and the gathering of what others have stepped."""
+        shared = self.options.sharding != "ddp"
+        for name, count, ranks in (("", weights, self.alike), ("_experts", experts, self.experts_alike)):
+            if not count:
+                continue
+            own = -(-count // len(ranks)) if shared else count
+            width = self.model.d_model
+            moved = own * STEP_BYTES
+            yield elementwise_kernel(f"adamw{name}", Elementwise.COPY, -(-own // width), width, moved)
+            if self.options.sharding in ("zero1", "zero2") and len(ranks) > 1:
+                yield self._exchange(f"all_gather_weights{name}", CollectiveOp.ALL_GATHER, ranks, count)
+
+    def _exchange(self, name: str, op: CollectiveOp, ranks: tuple[int, ...], elements: int) -> Kernel:
         buffer = elements * DType.BF16.bytes
         work = CollectiveWork(
-            op=CollectiveOp.ALL_REDUCE, ranks=ranks, buffer_bytes=buffer, ctas=self.options.comm_ctas,
-            algorithm=self.options.all_reduce,
+            op=op, ranks=ranks, buffer_bytes=buffer, ctas=self.options.comm_ctas, algorithm=self.options.all_reduce,
         )  # fmt: skip
         return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer))
 
 
-def _gradients(kernel: Kernel) -> Iterator[Kernel]:
-    """What runs in the pass of gradients in place of a forward ``kernel`` of one stream."""
-    work = kernel.work
-    match work:
-        case GemmWork():
-            yield replace(kernel, name=f"{kernel.name}_grad", work=replace(work, n=work.k, k=work.n))
-            weight = replace(work, m=work.n, n=work.k, k=work.m)
-            yield replace(kernel, name=f"{kernel.name}_weight_grad", work=weight)
+def _is_norm(kernel: Kernel) -> bool:
+    norms = (Elementwise.ADD_RMSNORM, Elementwise.LAYERNORM)
+    return isinstance(kernel.work, ElementwiseWork) and kernel.work.op in norms
+
+
+def _paced(phase: Phase) -> Phase:
+    """``phase`` at the pace of a training framework's kernels."""
+    segments = (
+        replace(one, kernels=tuple(replace(kernel, pace=_pace(kernel)) for kernel in one.kernels))
+        for one in phase.segments
+    )
+    return replace(phase, segments=tuple(segments))
+
+
+def _pace(kernel: Kernel) -> float:
+    match kernel.work:
+        case GemmWork() | GroupedGemmWork():
+            return PRODUCT_PACE
         case AttentionWork():
-            yield replace(kernel, name=f"{kernel.name}_q_grad")
-            yield replace(kernel, name=f"{kernel.name}_kv_grad")
-        case ElementwiseWork() | CollectiveWork():
-            yield replace(kernel, name=f"{kernel.name}_grad")
-        case GroupedGemmWork() | RoutedGemmWork():
-            raise AssertionError("experts are refused")
-        case _:
-            assert_never(work)
+            return ATTENTION_PACE
+        case ElementwiseWork():
+            return POINTWISE_PACE
+    return 1.0
+
+
+def _turned(segment: Segment) -> Segment:
+    """A transfer of activations as that of their gradients, the other way."""
+    kernels = []
+    for one in segment.kernels:
+        assert isinstance(one.work, CollectiveWork)
+        kernels.append(replace(one, name=f"{one.name}_grad", work=replace(one.work, ranks=one.work.ranks[::-1])))
+    return replace(segment, name=f"{segment.name} gradients", kernels=tuple(kernels), mark=None, waits=())

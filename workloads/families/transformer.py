@@ -7,29 +7,28 @@ from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.families.context import last_slice, own_shape
-from workloads.families.engine import engine_head, engine_of
+from workloads.families.encoder import encoder_segments
 from workloads.families.images import image_segments
-from workloads.families.interleave import beside, cut_sums, two_batches
-from workloads.families.moe import SHARED_BESIDE
-from workloads.families.nodes import PhaseName, node_kernels
+from workloads.families.interleave import two_batches
+from workloads.families.nodes import PhaseName, kernels_of, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, choice_of, positive, precision_in
-from workloads.families.overlap import overlapped_layer
-from workloads.families.pairs import Schedule, leave_sms
 from workloads.families.pipeline import StagePass, stage_segments
-from workloads.kernels import Shape, quantise_kernel, stored_kernel
+from workloads.kernels import Shape
+from workloads.layer_passes.lower import lower_head
+from workloads.layer_passes.overlap import beside_shared, has_experts, overlap
+from workloads.layer_passes.schedule import Schedule, leave_sms
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.stack import stacked
+from workloads.layer_passes.streams import streamed
+from workloads.layer_passes.tree import Split
 from workloads.model import ModelSpec
-from workloads.ops import Block, Experts, Gemm, op
+from workloads.ops import Block, Gemm, Overlap
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.positions import check_reach
-from workloads.precision import Product
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad, expert_loads
-from workloads.shard import shard
 from workloads.stack import Stack, load_stack
-from workloads.work import CollectiveOp, CollectiveWork, DType
-
-LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 
 
 def build_program(
@@ -86,6 +85,8 @@ def _program(
     layers = model.layers if options.layers is None else options.layers
     precision = precision_in(model, options)
     shapes = []
+    steps = list(steps)
+    prompt = steps[0][3]
     for label, phase, batch, seq_len in steps:
         positive("batch", batch)
         positive("seq_len", seq_len)
@@ -98,7 +99,13 @@ def _program(
         check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(
-            model=model, layout=layout, batch=share, new_tokens=new_tokens, context=seq_len, precision=precision
+            model=model,
+            layout=layout,
+            batch=share,
+            new_tokens=new_tokens,
+            context=seq_len,
+            precision=precision,
+            source=model.encoder_tokens(options.source_len, prompt),
         )
         own = own_shape(shape, phase)
         if options.overlap == "two_batch" and own.batch % 2:
@@ -153,6 +160,8 @@ def _role_program(
         if compute is None:
             load = loads_of(shape, options)[role.member]
             compute = _segments(shape, phase, mine, load, stack, options, head=head)
+            if model.encoder is not None and phase == "prefill" and role.stage == 0:
+                compute = (*encoder_segments(shape, stack, options), *compute)
             if options.images and phase == "prefill" and role.stage == 0:
                 compute = (*image_segments(shape, stack, options), *compute)
             known[phase, shape.context] = compute
@@ -199,73 +208,65 @@ def _segments(
             kernels = _layer_kernels(block, replace(shape, precision=precision), phase, load, stack, options)
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
     if head:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(shape, stack)))
+        segments.append(Segment(name="lm_head", kernels=head_kernels(shape, stack, options)))
     return tuple(segments)
 
 
 def _layer_kernels(
     block: Block, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> list[Kernel]:
+    """The passes, one after the other."""
     if options.sm_margin and options.overlap != "bulk":
         kernels = _layer_kernels(block, shape, phase, load, stack, replace(options, sm_margin=False))
         return [leave_sms(kernel, options.comm_ctas or 0) for kernel in kernels]
     if options.overlap == "two_batch":
         half = replace(shape, batch=shape.batch // 2)
         return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
-    if shape.layout.sequence_parallel:
-        return overlapped_layer(shape, _schedule(shape, options))
-    kernels = in_turn(*(node_kernels(node, shape, phase, load, stack, options) for node in shard(block.nodes)))
-    if options.overlap == "bulk" and any(isinstance(node, Experts) for node in block.nodes):
-        return beside(kernels, SHARED_BESIDE, margin_ctas=(options.comm_ctas or 0) if options.sm_margin else 0)
-    schedule = _schedule(shape, options)
-    cuts = options.overlap in ("chunks", "tile_signal") and options.overlap_chunks > 1
-    return cut_sums(kernels, schedule) if cuts else kernels
+    nodes = placed_nodes(with_settings(block, dict(options.overlap_ops)), Split.of(shape.layout))
+    margin = 0
+    if options.overlap == "bulk" and has_experts(nodes):
+        steps = beside_shared(nodes)
+        margin = (options.comm_ctas or 0) if options.sm_margin else 0
+    else:
+        steps = overlap(nodes, lambda node: schedule_of(node, shape.layout, options))
+    return streamed(stacked(steps, stack), kernels_of(shape, phase, load, stack, options), margin_ctas=margin)
 
 
-def _schedule(shape: Shape, options: Options) -> Schedule:
-    """How pairs of product and collective run: the step's own wish, else what the model's ops ask for."""
+def with_settings(block: Block, settings: dict[str, Overlap]) -> Block:
+    """``block`` with the overlap that a step has for its operators instead of the model's own."""
+    if not settings:
+        return block
+    nodes = (
+        replace(one, overlap=settings.get(one.name, one.overlap)) if isinstance(one, Gemm) else one
+        for one in block.nodes
+    )
+    return Block(nodes=tuple(nodes))
+
+
+def schedule_of(node: Gemm, layout: Layout, options: Options) -> Schedule | None:
+    """How a product and its collective run: as the step has it for this operator or for all, else as the node asks.
+
+    A node asks in blocks or in SMs; a block of the library holds ``options.sms_per_cta`` of them.
+    """
     match options.overlap:
         case "ring_exchange":
-            return Schedule(kind="ring_exchange", pieces=shape.layout.tp, ctas=options.comm_ctas)
+            return Schedule(kind="ring_exchange", pieces=layout.tp, ctas=options.comm_ctas)
         case "tile_signal":
             return Schedule(kind="tile_signal", pieces=options.overlap_chunks, ctas=options.comm_ctas)
-        case _:
-            chunks, ctas = _overlap(shape.model, options)
-            return Schedule(pieces=chunks, ctas=ctas)
+    asked = node.overlap
+    if options.overlap_chunks > 1 or asked is None:
+        return Schedule(pieces=options.overlap_chunks, ctas=options.comm_ctas) if options.overlap_chunks > 1 else None
+    ctas = asked.comm_ctas or options.comm_ctas
+    if ctas is None and asked.sms is not None:
+        ctas = max(1, int(asked.sms / options.sms_per_cta))
+    return Schedule(pieces=asked.chunks, ctas=ctas)
 
 
-def head_kernels(shape: Shape, stack: Stack) -> tuple[Kernel, ...]:
-    """Only the last token of each sequence is scored; the vocabulary is padded up to the ranks.
+def head_kernels(shape: Shape, stack: Stack, options: Options) -> tuple[Kernel, ...]:
+    """Only the last token of each sequence is scored.
 
     A serving engine draws a token from its logits, and prepares the next step.
-
-    Under sequence parallelism these tokens lie on the last rank: a broadcast brings them to the others.
     """
     last = replace(shape, new_tokens=1)
-    # A head that no scheme quantises is a 16-bit product, in fp32 runs too.
-    product = shape.precision.head or Product.of(DType.BF16)
-    head = stored_kernel("lm_head", (LM_HEAD,), last, product)
-    engine = engine_of(stack.engine)
-    if engine is not None:
-        return engine_head(head, last, engine)
-    if not product.activations.plain:
-        return (quantise_kernel("lm_head", last.tokens, shape.model.d_model, product), head)
-    if not shape.layout.sequence_parallel:
-        return (head,)
-    buffer = shape.batch * shape.model.d_model * DType.BF16.bytes
-    work = CollectiveWork(op=CollectiveOp.BROADCAST, ranks=shape.layout.ranks, buffer_bytes=buffer)
-    return (Kernel(name="broadcast_last", work=work, flops=0.0, bytes_moved=float(buffer)), head)
-
-
-def _overlap(model: ModelSpec, options: Options) -> tuple[int, int | None]:
-    """Chunks and blocks for communication: the step's own, else what the model's ops ask for.
-
-    An op asks in SMs; a block of the library holds ``options.sms_per_cta`` of them.
-    """
-    asked = [node.overlap for node in model.block.nodes if isinstance(node, Gemm) and node.overlap is not None]
-    if options.overlap_chunks > 1 or not asked:
-        return options.overlap_chunks, options.comm_ctas
-    if len(set(asked)) > 1:
-        raise WorkloadError(f"{model.id}: ops ask for different overlaps: give all of them the same chunks and sms")
-    sms = asked[0].sms
-    return asked[0].chunks, options.comm_ctas or (None if sms is None else max(1, int(sms / options.sms_per_cta)))
+    nodes = shard(lower_head(samples=stack.engine is not None), Split.of(shape.layout), returns=False)
+    return tuple(kernel for node in nodes for kernel in node_kernels(node, last, "decode", None, stack, options))

@@ -13,7 +13,8 @@ _PYTHON = '''"""Latency and energy of LLM inference over layouts: wattline's own
 
 Inputs are plain numbers of one pass: FLOPs of matrix products and weight bytes (all micro-batches), attention (FLOPs in
 prefill, KV bytes in decode), all FLOPs and all HBM bytes, elementwise bytes that ranks repeat and share, bytes that
-all-reduces reduce, kernels and layers of a rank.
+all-reduces reduce, kernels and layers of a rank. What another card, clock or type makes of them (1: 16 bit on an H100
+at its highest clock): time of a FLOP, of a byte, of attention, of a byte between GPUs, joules of a FLOP, watts.
 """
 
 PREFILL = {prefill}
@@ -21,16 +22,18 @@ DECODE = {decode}
 
 
 def predict(c, *, tp, pp, micro_batches, gpus, gemm_flops, weight_bytes, attention, flops, hbm_bytes,
-            repeated_bytes, shared_bytes, link_bytes, kernels, layers):
+            repeated_bytes, shared_bytes, link_bytes, kernels, layers, per_flop=1.0, per_byte=1.0,
+            per_attention=1.0, per_link_byte=1.0, per_joule=1.0, per_watt=1.0):
     """Latency (s) and energy (J, all GPUs) of one pass with coefficients ``c``."""
     p, m, r = pp, micro_batches, {roof}
-    roof = ((c["t_flop"] * gemm_flops) ** r + (c["t_byte"] * weight_bytes) ** r) ** (1 / r)
-    shared = roof + c["t_attn"] * attention + c["t_elem"] * shared_bytes
-    repeated = c["t_elem"] * repeated_bytes + c["t_kernel"] * kernels
-    together = (tp > 1) * (c["t_sync"] * layers * m + c["t_link"] * link_bytes * (tp - 1) / tp)
+    roof = ((c["t_flop"] * per_flop * gemm_flops) ** r + (c["t_byte"] * per_byte * weight_bytes) ** r) ** (1 / r)
+    shared = roof + c["t_attn"] * per_attention * attention + c["t_elem"] * per_byte * shared_bytes
+    repeated = c["t_elem"] * per_byte * repeated_bytes + c["t_kernel"] * kernels
+    together = (tp > 1) * (c["t_sync"] * layers * m + c["t_link"] * per_link_byte * link_bytes * (tp - 1) / tp)
     stage = (shared / tp + repeated + together) * (1 + c["x_pipe"] * (p - 1)) / (m * p)
-    energy = c["e_flop"] * flops + c["e_byte"] * hbm_bytes
-    return stage * (m + p - 1), energy + gpus * stage * (m * c["p_busy"] + (p - 1) * c["p_idle"])
+    energy = c["e_flop"] * per_joule * flops + c["e_byte"] * hbm_bytes
+    watts = gpus * per_watt * (m * c["p_busy"] + (p - 1) * c["p_idle"])
+    return stage * (m + p - 1), energy + stage * watts
 '''
 
 
@@ -54,6 +57,7 @@ def to_latex(forms: dict[str, Fitted]) -> str:
             r"% F_g: FLOPs of products, W: weight bytes, A: attention,",
             r"% F: all FLOPs, H: HBM bytes, B_r, B_s: elementwise bytes that ranks repeat, share, R: reduced bytes,",
             r"% K: kernels, L: layers, m: micro-batches, p: stages, t: tensor degree, G: GPUs.",
+            r"% For 16-bit products on an H100; other cards, clocks and types scale the terms (docs/closed_form.md).",
             r"\begin{align}",
             rf"\sigma &= \frac{{1 + {_symbol('x_pipe')}(p-1)}}{{mp}}\Bigl[\tfrac1t\bigl(\sqrt[{ROOF:g}]{{"
             rf"({_symbol('t_flop')}F_g)^{ROOF:g} + ({_symbol('t_byte')}W)^{ROOF:g}}} + {_symbol('t_attn')}A"

@@ -10,7 +10,8 @@ Every term is work that can be counted times one coefficient with a unit::
 G: FLOPs of matrix products, W: weight bytes, A: attention (FLOPs in prefill, KV bytes in decode), F: all FLOPs, H: all
 HBM bytes, B: bytes of elementwise kernels, R: bytes that all-reduces reduce, K kernels, L layers, m micro-batches, p
 pipeline stages (:class:`~sim.explore.closed_form.sizes.PassSizes`). Eight coefficients for time and four for energy, in
-prefill and decode apart.
+prefill and decode apart. On other cards, at other clocks and with other types each term is multiplied by what
+datasheets say of them (``per_flop`` and its like); the coefficients stay those of a 16-bit product on an H100.
 """
 
 from __future__ import annotations
@@ -70,10 +71,14 @@ def predict(values: Floats | Sequence[float], work: dict[str, Floats]) -> tuple[
     """Latency (s) and energy (J, all GPUs) of passes whose sizes are ``work``, coefficients in order of PARAMETERS."""
     t_flop, t_byte, t_attn, t_elem, t_kernel, t_sync, t_link, x_pipe, e_flop, e_byte, p_busy, p_idle = values
     tp, p, m, layers = work["tp"], work["pp"], work["micro_batches"], work["layers"]
-    roof = ((t_flop * work["gemm_flops"]) ** ROOF + (t_byte * work["weight_bytes"]) ** ROOF) ** (1.0 / ROOF)
-    shared = roof + t_attn * work["attention"] + t_elem * work["shared_bytes"]
+    flops, bytes_ = t_flop * work["gemm_flops"] * work["per_flop"], t_byte * work["weight_bytes"] * work["per_byte"]
+    t_elem = t_elem * work["per_byte"]
+    roof = (flops**ROOF + bytes_**ROOF) ** (1.0 / ROOF)
+    shared = roof + t_attn * work["per_attention"] * work["attention"] + t_elem * work["shared_bytes"]
     repeated = t_elem * work["repeated_bytes"] + t_kernel * work["kernels"]
-    together = (tp > 1) * (t_sync * layers * m + t_link * work["link_bytes"] * (tp - 1) / tp)
+    linked = t_link * work["per_link_byte"] * work["link_bytes"]
+    together = (tp > 1) * (t_sync * layers * m + linked * (tp - 1) / tp)
     stage = (shared / tp + repeated + together) * (1.0 + x_pipe * (p - 1)) / (m * p)
-    energy = e_flop * work["flops"] + e_byte * work["hbm_bytes"]
-    return stage * (m + p - 1), energy + work["gpus"] * stage * (m * p_busy + (p - 1) * p_idle)
+    energy = e_flop * work["per_joule"] * work["flops"] + e_byte * work["hbm_bytes"]
+    watts = work["gpus"] * work["per_watt"] * (m * p_busy + (p - 1) * p_idle)
+    return stage * (m + p - 1), energy + stage * watts

@@ -91,6 +91,7 @@ def judge(
             "closed form": rivals.closed_form(fitted),
             f"commonest layout of {len(works) // 2} scenarios": rivals.commonest(seen),
             "fewest GPUs that fit": rivals.fewest_gpus,
+            "fewest GPUs, on the machine that is best most often": rivals.fewest_on_best(seen),
             "quickest layout": rivals.latency_optimal,
             f"bilinear in tokens, {count} samples": rivals.bilinear(train),
             f"random forest, {count} samples": rivals.forest(train),

@@ -49,6 +49,18 @@ def fewest_gpus(test: Sequence[Sample]) -> Floats:
     return np.array([s.sizes["decode"].gpus + s.layout[1] / 1e3 for s in test])
 
 
+def fewest_on_best(train: Sequence[Sample]) -> Scores:
+    """The same rule, on the card, clock and type that are best most often in the training scenarios."""
+    best = Counter(min(group, key=energy).machine for group in by_work(train).values())
+    order = [machine for machine, _ in best.most_common()]
+
+    def score(test: Sequence[Sample]) -> Floats:
+        rank = [order.index(s.machine) if s.machine in order else len(order) for s in test]
+        return fewest_gpus(test) + np.array(rank) / 1e6
+
+    return score
+
+
 def latency_optimal(test: Sequence[Sample]) -> Floats:
     """The layout that is quickest in truth, not in a prediction."""
     return np.array([s.whole(s.latency_s) for s in test])
@@ -100,6 +112,8 @@ def _inputs(samples: Sequence[Sample]) -> Floats:
     def row(sample: Sample) -> list[float]:
         model = workloads.load_model(sample.scenario.model)
         sizes = (workloads.params(model), workloads.params(model, active=True))
-        return [*sizes, *sample.layout, sample.scenario.batch, sample.scenario.seq_len, sample.steps + 1]
+        of = sample.sizes["decode"]
+        machine = (of.per_flop, of.per_byte, of.per_joule, of.per_watt)
+        return [*sizes, *machine, of.tp, of.pp, sample.scenario.batch, sample.scenario.seq_len, sample.steps + 1]
 
     return np.log([row(sample) for sample in samples])

@@ -38,10 +38,16 @@ class Sample:
         return (s.model, s.batch, s.seq_len, self.steps + 1)
 
     @property
-    def layout(self) -> tuple[int, int]:
-        """Tensor (or expert) and pipeline degree."""
+    def layout(self) -> tuple[int, int, str, float, str]:
+        """What one chooses: tensor (or expert) and pipeline degree, card, clock (MHz, 0: free) and type."""
         sizes = self.sizes["decode"]
-        return (sizes.tp, sizes.pp)
+        return (sizes.tp, sizes.pp, *self.machine)
+
+    @property
+    def machine(self) -> tuple[str, float, str]:
+        """Card, clock and type."""
+        s = self.scenario
+        return (s.gpu, s.sm_clock_mhz or 0.0, s.weight_dtype or s.dtype)
 
     @property
     def steps(self) -> int:

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import workloads
+from hardware.catalog import load_gpu
 from sim.scenario.layout import layout_of
+from sim.scenario.machine import machine_of
+from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
+from workloads.precision import Precision
+from workloads.work import DType
+
+REFERENCE = "h100-sxm-80gb"
 
 BYTES = 2  # bf16: weights, activations, KV cache
 TILE = 128  # rows of a tile of the grouped products of experts
@@ -28,6 +35,11 @@ class PassSizes:
     that elementwise kernels move, every rank of a tensor group repeats ``repeated_bytes`` (residual and norms) and
     the group shares ``shared_bytes`` (heads, feed-forward, rows of experts). ``link_bytes`` are what the two
     all-reduces of a layer reduce.
+
+    ``per_...`` say what the machine and the operands' types make of the same work, over a 16-bit product on an H100 at
+    its highest clock, from datasheets alone: time of a FLOP, of a byte, of attention's 16-bit FLOP or byte, of a byte
+    between GPUs; joules of a FLOP (bits,
+    and voltage squared); watts (the cards' limits).
     """
 
     gpus: int
@@ -44,6 +56,12 @@ class PassSizes:
     repeated_bytes: float
     shared_bytes: float
     link_bytes: float
+    per_flop: float = 1.0
+    per_byte: float = 1.0
+    per_attention: float = 1.0
+    per_link_byte: float = 1.0
+    per_joule: float = 1.0
+    per_watt: float = 1.0
 
     @classmethod
     def of(cls, scenario: Scenario, phase: Phase) -> PassSizes:
@@ -54,7 +72,9 @@ class PassSizes:
         (15.0, 524288000.0)
         """
         model = workloads.load_model(scenario.model)
-        layout = layout_of(scenario)
+        layout, precision = layout_of(scenario), precision_of(scenario, model)
+        attending, mixing = model.attending(range(model.layers)), model.mixing(range(model.layers))
+        narrow = precision.product.weights.bits / DType.BF16.bits
         new_tokens = scenario.seq_len if phase == "prefill" else 1
         tokens = scenario.batch * new_tokens
         head = model.vocab * model.d_model
@@ -74,13 +94,19 @@ class PassSizes:
             rows_of_weights += weights * padding
         if phase == "prefill":
             # Causal: half of the square; two products of two FLOPs an element.
-            attention = 2.0 * scenario.batch * scenario.seq_len**2 * model.q_heads * model.head_dim * model.layers
+            attention = 2.0 * scenario.batch * scenario.seq_len**2 * model.q_heads * model.head_dim * attending
         else:
             attention = float(
-                scenario.batch * scenario.seq_len * model.cached_elements_per_token * model.layers * BYTES
+                scenario.batch * scenario.seq_len * model.cached_elements_per_token * attending * precision.kv.bytes
             )
+            if model.state_space is not None:  # 32-bit states are read and written
+                attention += 2.0 * DType.FP32.bytes * scenario.batch * mixing * model.state_space.cached_elements
         gemm_flops = 2.0 * (rows_of_weights * layout.micro_batches + head * scenario.batch)
-        weight_bytes = (read + head) * BYTES * layout.micro_batches
+        weight_bytes = (read * narrow + head) * BYTES * layout.micro_batches
+        if model.vision is not None and phase == "prefill" and scenario.images:
+            tower = workloads.params(model.vision.model)
+            gemm_flops += 2.0 * tower * model.vision.patches * scenario.images * scenario.batch
+            weight_bytes += float(tower * BYTES)
         rows = float(tokens * model.layers * BYTES)
         feed = model.d_ff * max(1, model.top_k) + model.shared_d_ff
         heads = (model.q_heads + model.kv_heads) * model.head_dim
@@ -108,4 +134,25 @@ class PassSizes:
             # gathered, and added up again.
             shared_bytes=rows * (2 * heads + 3 * feed + 4 * model.top_k * model.d_model),
             link_bytes=2 * rows * model.d_model,
+            **_of_machine(scenario, precision, phase),
         )
+
+
+def _of_machine(scenario: Scenario, precision: Precision, phase: Phase) -> dict[str, float]:
+    """What the machine makes of the same work, from datasheets."""
+    gpu, reference = machine_of(scenario).gpu, load_gpu(REFERENCE)
+    clock_hz = min(scenario.sm_clock_mhz * 1e6 if scenario.sm_clock_mhz else gpu.max_clock_hz, gpu.max_clock_hz)
+    multiplies = precision.product.multiplies
+    slower = gpu.max_clock_hz / clock_hz
+    peak = gpu.tensor_flops_per_s[multiplies.value]
+    per_byte = reference.hbm_bytes_per_s / gpu.hbm_bytes_per_s
+    wide = reference.tensor_flops_per_s["bf16"] / gpu.tensor_flops_per_s["bf16"] * slower
+    return {
+        "per_flop": reference.tensor_flops_per_s["bf16"] / peak * slower,
+        "per_byte": per_byte,
+        "per_attention": wide if phase == "prefill" else per_byte,
+        "per_link_byte": reference.link_bytes_per_s / gpu.link_bytes_per_s if gpu.link_bytes_per_s else 1.0,
+        # Below its highest clock a chip's voltage falls to about seven tenths (measured curves: hardware/data).
+        "per_joule": multiplies.bits / DType.BF16.bits * (0.7 + 0.3 / slower) ** 2,
+        "per_watt": gpu.tdp_w / reference.tdp_w * (0.7 + 0.3 / slower) ** 2,
+    }

@@ -1,0 +1,50 @@
+"""The pass of gradients behind a layer's forward kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import assert_never
+
+from workloads.families.ring import attention_gradient
+from workloads.program import Kernel
+from workloads.work import (
+    AttentionWork,
+    CollectiveOp,
+    CollectiveWork,
+    ElementwiseWork,
+    GemmWork,
+    GroupedGemmWork,
+    RoutedGemmWork,
+)
+
+# What a collective of the forward pass becomes: slices that were gathered are summed, sums were of copies.
+_BACK = {
+    CollectiveOp.ALL_GATHER: CollectiveOp.REDUCE_SCATTER,
+    CollectiveOp.REDUCE_SCATTER: CollectiveOp.ALL_GATHER,
+}
+
+
+def gradients(kernel: Kernel) -> Iterator[Kernel]:
+    """What runs in the pass of gradients in place of a forward ``kernel`` of one stream."""
+    work = kernel.work
+    match work:
+        case GemmWork():
+            yield replace(kernel, name=f"{kernel.name}_grad", work=replace(work, n=work.k, k=work.n))
+            weight = replace(work, m=work.n, n=work.k, k=work.m)
+            yield replace(kernel, name=f"{kernel.name}_weight_grad", work=weight)
+        case GroupedGemmWork():  # of the weights: as many FLOPs, each expert's rows summed over
+            yield replace(kernel, name=f"{kernel.name}_grad", work=replace(work, n=work.k, k=work.n))
+            yield replace(kernel, name=f"{kernel.name}_weight_grad")
+        case AttentionWork():
+            yield attention_gradient(kernel)
+        case CollectiveWork():
+            back = replace(work, op=_BACK.get(work.op, work.op))
+            back = replace(back, sent_bytes=work.received_bytes, received_bytes=work.sent_bytes)
+            yield replace(kernel, name=f"{kernel.name}_grad", work=back)
+        case ElementwiseWork():
+            yield replace(kernel, name=f"{kernel.name}_grad")
+        case RoutedGemmWork():
+            raise AssertionError("engines do not train")
+        case _:
+            assert_never(work)

@@ -1,0 +1,59 @@
+"""What a rank holds of a node's output, and which annotations of one node contradict each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.errors import WorkloadError
+from workloads.ops import Group, Op
+
+# Heads are written by query or by key/value head: both are split alike.
+ALIKE = {"K": "H"}
+RESIDUAL = "bsm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a rank holds of one node's output: its arrays, which axes are split, whether the sums are partial."""
+
+    name: str
+    arrays: tuple[str, ...] = (RESIDUAL,)
+    split: frozenset[str] = frozenset()
+    partial: bool = False
+    of_heads: bool = False
+    group: Group = "tensor"
+
+    def found_split(self, axes: str) -> frozenset[str]:
+        """The split axes that an input of ``axes`` has."""
+        return self.split & {ALIKE.get(axis, axis) for axis in axes}
+
+
+def split_of(ops: tuple[Op, ...]) -> frozenset[str]:
+    """Axes of the outputs that are left in slices."""
+    left = {one.parallel for one in ops if one.parallel is not None and one.parallel in one.einsum.output}
+    return frozenset(ALIKE.get(axis, axis) for axis in left)
+
+
+def check_alike(name: str, ops: tuple[Op, ...]) -> None:
+    """Arrays of the same axes from one product are read together, so that they must be split alike."""
+    for one in ops[1:]:
+        for other in ops:
+            if one.einsum.output == other.einsum.output and one.parallel != other.parallel:
+                raise WorkloadError(
+                    f"{name}: {other.label} is split along {said(other.parallel)} and {one.label} along "
+                    f"{said(one.parallel)}, both yield '{one.einsum.output}': give both the same parallel"
+                )
+    for one in ops:
+        if one.einsum.reduction(one.parallel) != ops[0].einsum.reduction(ops[0].parallel):
+            raise WorkloadError(
+                f"{name}: {one.label} and {ops[0].label} share one kernel, and only one of them leaves partial sums: "
+                "give both the same parallel"
+            )
+
+
+def said(parallel: str | None) -> str:
+    return "nothing" if parallel is None else f"'{parallel}'"
+
+
+def word_of(name: str) -> str:
+    return name.split("_")[0]

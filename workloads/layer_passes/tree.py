@@ -1,0 +1,144 @@
+"""What the passes put into a layer beside the nodes that a model names: parts of experts and head, and collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
+from workloads.parallel import Layout
+from workloads.work import CollectiveOp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What groups of ranks hold in slices, beside what ``parallel`` of a node says.
+
+    ``rows``: the residual stream, each rank of a tensor group some of the tokens (sequence parallelism). ``experts``:
+    ranks hold whole experts, and all of them the same tokens, or each its own. ``context``: the tokens of a sequence,
+    whose keys attention reads as heads for tokens (Ulysses) or one rank after another (ring).
+    """
+
+    rows: bool = False
+    experts: Literal["same_tokens", "own_tokens"] | None = None
+    context: Literal["heads", "ring"] | None = None
+
+    @classmethod
+    def of(cls, layout: Layout) -> Split:
+        """What ``layout`` splits."""
+        experts: dict[str | None, Literal["same_tokens", "own_tokens"]]
+        experts = {"all_reduce": "same_tokens", "all_to_all": "own_tokens"}
+        context: Literal["heads", "ring"] = "heads" if layout.cp_mode == "ulysses" else "ring"
+        return cls(
+            rows=layout.sequence_parallel,
+            experts=experts.get(layout.ep_mode),
+            context=context if layout.cp > 1 else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """Scores of all experts, and the choice of some."""
+
+    name: str
+    op: Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Tokens as rows of experts: quantised once, then sorted by rank, by expert, or by where they came from.
+
+    ``parallel`` is what they are split along: ``e`` where each rank takes the rows of its experts.
+    """
+
+    name: Literal["quantise_rows", "gather_dispatch", "gather", "gather_return"]
+    op: Op  # the product that reads them
+    parallel: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """Products of rows with the weights of their experts, in one kernel."""
+
+    name: str
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertAct:
+    """The activation between an expert's products."""
+
+    name: str
+    down: Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combine:
+    """A token's chosen experts summed; ``partial``: those of one rank only, added to the others' in an all-reduce."""
+
+    name: str = "combine"
+    parallel: str | None = None
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """The output of an earlier node added."""
+
+    name: str
+    source: str
+    parallel: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastTokens:
+    """The last token of each sequence, which is scored."""
+
+    name: str = "last"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The product with the vocabulary."""
+
+    name: str
+    op: Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Draws a token from the logits of the whole vocabulary."""
+
+    name: str = "sample"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective over arrays of ``axes``; put in by the shard pass, typed by nobody.
+
+    ``rows``: it gathers or scatters slices of the tokens, so that it can be cut along them. ``travel``: rows go to
+    the ranks of their experts, or come home. ``op`` reads them. ``ctas`` are its blocks where an operator says so.
+    """
+
+    name: str
+    op: CollectiveOp
+    axes: tuple[str, ...]
+    group: Group | Literal["context"] = "tensor"
+    rows: bool = False
+    travel: Literal["away", "home"] | None = None
+    reader: Op | None = None
+    ctas: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permute:
+    """A copy that sorts arrays of ``axes`` by rank, before or after an exchange of heads for tokens."""
+
+    name: str
+    axes: tuple[str, ...]
+
+
+Placed = (
+    Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | Router | Rows | Grouped | ExpertAct
+    | Combine | Join | LastTokens | Head | Sample | Exchange | Permute
+)  # fmt: skip
