@@ -17,7 +17,7 @@ from workloads.model_file import parse_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = (
-    "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs",
+    "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs", "ui",
     "replay", "engines",
 )  # fmt: skip
 STUDIES = ("fusion", "spread", "optima", "split", "uncertainty")

@@ -30,6 +30,7 @@ COMMANDS = {
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",
     "ring": "Ring attention: contiguous, striped and zigzag layouts compared.",
     "dit": "Video diffusion: speed, energy, memory, with and without reused steps; choice of a proxy.",
+    "ui": "A local page: change scenarios and see latency, joules, memory and timelines at once.",
     "memory": "What a scenario needs of GPU memory; the largest batch and the smallest layout that fit.",
     "gpus": "List the GPU catalog.",
     "models": "List the model catalog.",

@@ -13,6 +13,7 @@ from pathlib import Path
 from sim.explore.overlap import OverlapPoint, advice, blocks, transform
 from sim.output.files import write_atomically
 from sim.run.runner import simulate
+from sim.scenario.spec import Scenario
 
 # Layers in the timelines that a page carries: enough to see one hand over to the next, small enough for any grid.
 PAGE_LAYERS = 2
@@ -33,7 +34,8 @@ def write_page(
     """The page: advice (``default`` as there), picture, table; points open timelines that the page carries."""
     timelines = []
     for point in points:
-        timelines.append(base64.b64encode(_timeline(point)).decode())
+        with tempfile.TemporaryDirectory() as folder:
+            timelines.append(base64.b64encode(first_layers_trace(point.scenario, Path(folder))).decode())
         step()
     picture = _plot(points, "svg").decode()
     rows = "".join(
@@ -57,13 +59,11 @@ def write_page(
     write_atomically(path, page.encode())
 
 
-def _timeline(point: OverlapPoint) -> bytes:
-    """A compressed Chrome trace of the schedule's first layers."""
-    scenario = point.scenario
+def first_layers_trace(scenario: Scenario, folder: Path) -> bytes:
+    """A compressed Chrome trace of the scenario's first layers, every kernel as events; made in ``folder``."""
     layers = min(scenario.layers or PAGE_LAYERS, PAGE_LAYERS)
-    with tempfile.TemporaryDirectory() as folder:
-        run = simulate(scenario.model_copy(update={"layers": layers, "ignore_memory": True}))
-        return run.to_chrome(Path(folder) / "timeline.json.gz").read_bytes()
+    run = simulate(scenario.model_copy(update={"layers": layers, "ignore_memory": True}))
+    return run.to_chrome(folder / "timeline.json.gz").read_bytes()
 
 
 def _plot(points: Sequence[OverlapPoint], kind: str) -> bytes:
