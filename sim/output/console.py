@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from inputs.texts import cut
 
+TRAILING = re.compile(r"[ \t]+(?=\n|$)")
 LINE_LIMIT = 300  # characters of an error message
 
 
@@ -21,6 +23,15 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "markup": False, "emoji": False})
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does; what is not seen on a terminal ends no line in blanks."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as drawn:
+            super().print(*objects, **options)
+        self.file.write(TRAILING.sub("", drawn.get()))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """``text`` as rich draws it."""
