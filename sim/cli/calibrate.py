@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from sim.cli.help import complete_gpu
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
 
 
@@ -18,7 +19,11 @@ from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
     type=INPUT,
     help="fit these records or folders; measure nothing",
 )
-@click.option("--gpu", help="GPU id (wattline gpus) or .toml file [default: the GPU of this machine]")
+@click.option(
+    "--gpu",
+    help="GPU id (wattline gpus) or .toml file [default: the GPU of this machine]",
+    shell_complete=complete_gpu,
+)
 @click.option(
     "--records",
     type=FOLDER,

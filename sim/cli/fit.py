@@ -16,7 +16,7 @@ from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 @click.command("fit", cls=PathCommand)
 @click.argument("file", type=INPUT)
 @click.option("--samples", type=click.IntRange(1), default=50, show_default=True, help="layouts that a fit may see")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="of the draw of samples")
 @click.option("--splits", type=click.IntRange(1), default=10, show_default=True, help="halves to cross-validate on")
 @click.option("--rows", type=OUTPUT, help="keep the runs here (.parquet or .csv) and resume from it")
 @click.option("--more", type=INPUT, help="grid file of further samples: a random forest with 500")

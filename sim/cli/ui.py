@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from sim.cli.help import Helped
 
-@click.command("ui")
+
+@click.command("ui", cls=Helped)
 @click.argument("link", required=False, default="", metavar="[LINK]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="port of 127.0.0.1 [default: a free one]")
 @click.option("--open/--no-open", "opens", default=True, show_default=True, help="open the page in the browser")
