@@ -121,6 +121,8 @@ def test_pictures_and_a_page_that_needs_no_network(
     text = page.read_text(encoding="utf-8")
     assert "wattline simulate --model llama3-8b --phase decode" in text and "plotly_click" in text
     assert not re.search(r"<(script|link)[^>]+(src|href)=", text)
+    drawn = re.findall(r'"line":\{"color":"(#\w{6})"\},"marker":\{"color":"(#\w{6})"', text)
+    assert len(drawn) == 2 and len({hue for pair in drawn for hue in pair}) == 1  # a series' front and its others
 
 
 @pytest.mark.parametrize(
