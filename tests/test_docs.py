@@ -131,6 +131,17 @@ def test_python_of_a_page_runs(block: docs.Block, inputs: Path, monkeypatch: pyt
     exec(compile(block.text, f"{block.page}:{block.line}", "exec"), {"__name__": "__main__"})
 
 
+def test_the_readme_reaches_its_questions_in_600_words() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = text[: text.index("## Questions")]
+    assert all(f"\n## {heading}\n" in first for heading in ("Install", "Five minutes"))
+    prose = re.sub(r"^```.*?^```|<!--.*?-->", " ", first, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)  # where links lead is not read
+    assert len(re.findall(r"\w[\w'.,%-]*", prose)) <= 600
+    errors = [line for line in first.splitlines() if line.startswith("| ") and line.count("%") == 2]
+    assert len(errors) == 3 and all(line in text[text.index("## What the numbers rest on") :] for line in errors)
+
+
 def test_no_block_is_left_out_silently() -> None:
     """Each is run, parsed, of a language that other tests read, or says why it is not run."""
     for page in docs.PAGES:
