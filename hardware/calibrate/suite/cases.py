@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hardware.calibrate.suite.case import Case
+from hardware.calibrate.suite.cases_diffusers import build_diffusers
 from hardware.calibrate.suite.cases_sampling import sampling_case
 from hardware.calibrate.suite.cases_vllm import build_vllm
 from hardware.calibrate.suite.routing import EXPERTS, TOP_K, route
@@ -61,6 +62,8 @@ def build(bench: Bench, row: Row) -> Case:
             return _small(bench, row["work"], row["m"])
         case str(kind) if kind.startswith("vllm_"):
             return build_vllm(bench, row)
+        case str(kind) if kind.startswith("diffusers_"):
+            return build_diffusers(bench, row)
         case other:
             raise HardwareError(f"the suite has no kernel kind '{other}'")
 

@@ -36,6 +36,7 @@ from hardware.calibrate.suite.plan import (
     together,
 )
 from hardware.calibrate.suite.plans_clocks import clocks
+from hardware.calibrate.suite.plans_diffusers import diffusers
 from hardware.calibrate.suite.plans_validate import chunks, eight, validate1, validate2, validate4
 from hardware.calibrate.suite.plans_vllm import vllm
 from hardware.errors import HardwareError
@@ -307,6 +308,7 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "eight": (8, eight),
     "chunks": (2, chunks),
     "vllm": (1, vllm),
+    "diffusers": (1, diffusers),
 }
 
 

@@ -33,6 +33,7 @@ from hardware.calibrate.suite.plan import estimated_s
 from hardware.calibrate.suite.progress import Reporter, reporter
 from hardware.calibrate.suite.shapes import SHAPES, Shape
 from hardware.calibrate.suite.steps import measure_generate, measure_step
+from hardware.calibrate.suite.steps_diffusers import measure_diffusers
 from hardware.calibrate.suite.steps_overlap import measure_dit, measure_ring
 from hardware.calibrate.suite.timing import Bench
 from hardware.calibrate.suite.transient import measure_transient
@@ -102,6 +103,8 @@ def measure(bench: Bench, row: Row) -> dict[str, Any]:
             return measure_generate(bench, row)
         case "dit_step":
             return measure_dit(bench, row)
+        case "diffusers_step" | "diffusers_decode":
+            return measure_diffusers(bench, row)
         case "ring_attention":
             return measure_ring(bench, row)
         case "vllm_all_reduce":
