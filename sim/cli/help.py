@@ -82,7 +82,7 @@ class Helped(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options by what they are about."""
-        panels: dict[str, list[tuple[str, str]]] = {"Options": []} | {panel: [] for panel in PANELS}
+        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in ("Options", *PANELS)}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None and parameter.name is not None:
