@@ -14,7 +14,7 @@ import click
 from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 
 if TYPE_CHECKING:
-    from sim.explore.grid import Grid
+    from sim.explore.grid import ScenarioGrid
 
 
 @click.command("fit", cls=PathCommand)
@@ -115,7 +115,7 @@ def command(
     _print(result)
 
 
-def _count(grids: Mapping[Path, Grid]) -> int:
+def _count(grids: Mapping[Path, ScenarioGrid]) -> int:
     return sum(len(grid.cases) for grid in grids.values())
 
 
@@ -130,9 +130,9 @@ def _print(result: dict[str, Any]) -> None:
         form.add_column(name, justify="left" if name in ("coefficient", "meaning", "unit") else "right")
     for name, prefill in result["parameters"]["prefill"].items():
         cells = []
-        for one in (prefill, result["parameters"]["decode"][name]):
-            error = one["standard_error"]
-            cells += [f"{one['value']:.3g}", "-" if error is None else f"{error:.1g}"]
+        for parameters in (prefill, result["parameters"]["decode"][name]):
+            error = parameters["standard_error"]
+            cells += [f"{parameters['value']:.3g}", "-" if error is None else f"{error:.1g}"]
         form.add_row(name, prefill["meaning"], prefill["unit"], *cells)
     console.print(form)
     title = f"Choice of layout on scenarios not sampled ({result['scenarios']} in all, 95 % intervals)"

@@ -15,7 +15,7 @@ from sim.cli.options import split_named
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
 
 if TYPE_CHECKING:
-    from sim.explore.overlap import LeftOut, OverlapPoint
+    from sim.explore.overlap import OverlapPoint, RefusedSchedule
 
 TRANSFORMS = ("chunks", "ring_exchange", "tile_signal", "two_batch", "bulk")
 
@@ -129,7 +129,10 @@ def command(
         write_plot(points, plot)
     if as_json:
         rows = json.loads(table(points).to_json(orient="records"))
-        skipped = [{"scenario": one.scenario.model_dump(exclude_none=True), "reason": one.reason} for one in left_out]
+        skipped = [
+            {"scenario": refused.scenario.model_dump(exclude_none=True), "reason": refused.reason}
+            for refused in left_out
+        ]
         document = {"advice": advice(points, default), "points": rows, "left_out": skipped}
         click.echo(json.dumps(document, allow_nan=False))
         return
@@ -138,7 +141,7 @@ def command(
     console.print(advice(points, default))
 
 
-def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console: Any) -> None:
+def _print(points: Sequence[OverlapPoint], left_out: Sequence[RefusedSchedule], console: Any) -> None:
     from rich.table import Table
 
     from sim.cli.console import print_reasons
@@ -167,6 +170,6 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console:
         )
     console.print(shown)
     print_reasons(points, console)
-    for reason in dict.fromkeys(one.reason for one in left_out):
-        count = sum(one.reason == reason for one in left_out)
+    for reason in dict.fromkeys(refused.reason for refused in left_out):
+        count = sum(refused.reason == reason for refused in left_out)
         console.print(f"{count} schedule{'s' if count > 1 else ''} left out: {reason}")

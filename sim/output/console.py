@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from inputs.texts import cut
+from inputs.texts import truncated
 
 TRAILING = re.compile(r"[ \t]+(?=\n|$)")
 UNBOUNDED = 100_000  # columns that no table needs
@@ -76,4 +76,4 @@ def one_line(text: str) -> str:
     >>> one_line("a\nb")
     'a\\nb'
     """
-    return cut(visible(text).replace("\n", "\\n"), LINE_LIMIT)
+    return truncated(visible(text).replace("\n", "\\n"), LINE_LIMIT)
