@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 $(BIN)/wattline: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[report,ui]"
 	touch $@
 
 $(VENV)/.dev: $(BIN)/wattline
@@ -17,7 +17,7 @@ $(VENV)/.dev: $(BIN)/wattline
 demo: $(BIN)/wattline
 	mkdir -p demo
 	$(BIN)/wattline simulate --model llama3-70b --gpu h100-sxm-80gb --tp 4 --phase prefill --batch 2 \
-	  --seq-len 4096 --trace demo/llama3-70b-tp4.json.gz
+	  --seq-len 4096 --trace demo/llama3-70b-tp4.json.gz --report demo/llama3-70b-tp4.html
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2

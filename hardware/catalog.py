@@ -91,7 +91,8 @@ def gpu_id(name: str) -> str:
         return whole[0]
     if len(starts) > 1:
         raise HardwareError(f"gpu = '{name}' fits several GPUs: {', '.join(whole or starts)}: name one")
-    near = starts or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    inside = [gpu for gpu in known if len(wanted) > 1 and wanted in gpu]
+    near = starts or inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else "see 'wattline gpus'"
     raise HardwareError(f"unknown gpu '{name}': {hint}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sim.neighbours import check_neighbours
+
 if TYPE_CHECKING:
     from inputs.errors import WattlineError
     from sim.explore.frame import sweep
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from sim.run.runner import simulate
     from sim.scenario.spec import Scenario
     from sim.serving.server import serve
+
+check_neighbours()
 
 __all__ = ["Scenario", "Timeline", "WattlineError", "serve", "simulate", "sweep"]
 

@@ -30,7 +30,7 @@ FILES = {
 DENSE = ["simulate", "--model", "llama3-8b", "--layers", "2"]
 BAD = [
     (["simulte"], "unknown command 'simulte': did you mean 'simulate'?"),
-    (["simulate"], "scenario: model is missing: give a value"),
+    (["simulate"], "scenario: model is missing: give one, such as llama3-8b ('wattline models' lists them)"),
     (["simulate", "--bathc", "3"], "No such option '--bathc'. Did you mean '--batch'?"),
     (["simulate", "--model", "llama9"], "unknown model 'llama9': did you mean 'llama-7b'?"),
     (
@@ -47,7 +47,10 @@ BAD = [
     (["simulate", "none.toml"], "cannot read scenario 'none.toml': No such file or directory"),
     ([*DENSE, "--batch", "0"], "scenario: batch = 0: input should be greater than 0"),
     ([*DENSE, "--batch", "-3"], "scenario: batch = -3: input should be greater than 0"),
-    ([*DENSE, "--batch", "x"], "Invalid value for '--batch': 'x' is not a valid integer."),
+    (
+        [*DENSE, "--batch", "x"],
+        "Invalid value for '--batch': 'x' is not a valid integer: give digits alone, such as 4096",
+    ),
     (
         [*DENSE, "--seq-len", "999999999999"],
         "scenario: seq_len = 999999999999: input should be less than or equal to 100000000",
@@ -108,7 +111,7 @@ BAD = [
         [*DENSE, "--gpu", "gpu.toml"],
         "gpu.toml: sms = 132 has no source: give { value, source, confidence }",
     ),
-    (["validate"], "Missing argument 'FILES...'."),
+    (["validate"], "Missing argument 'FILES...': for example, wattline validate records.jsonl --by world,phase"),
     (["validate", "none.jsonl"], "cannot read records 'none.jsonl': No such file or directory"),
     (["validate", "nokind.jsonl"], "nokind.jsonl, line 1: a record is an object with a text field 'kind'"),
     (

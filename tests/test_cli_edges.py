@@ -49,7 +49,10 @@ BAD = [
         ["simulate", "text.toml"],
         "text.toml: batch = 'many': input should be a valid integer, unable to parse string as an integer",
     ),
-    (["simulate", "nomodel.toml"], "nomodel.toml: model is missing: give a value"),
+    (
+        ["simulate", "nomodel.toml"],
+        "nomodel.toml: model is missing: give one, such as llama3-8b ('wattline models' lists them)",
+    ),
     (["simulate", "."], "cannot read scenario '.': Is a directory"),
     ([*LAYER, "--seq-len", "0"], "scenario: seq_len = 0: input should be greater than 0"),
     ([*LAYER, "--layers", "0"], "scenario: layers = 0: input should be greater than 0"),
@@ -229,7 +232,8 @@ def test_the_process_itself_keeps_the_contract(tmp_path: Path) -> None:
     assert (good.returncode, good.stderr, good.stdout.count("\n")) == (0, "", 1)
     assert json.loads(good.stdout)["scenario"]["seq_len"] == 128
     bad = subprocess.run([*command, "simulate"], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "wattline: scenario: model is missing: give a value\n")
+    told = "wattline: scenario: model is missing: give one, such as llama3-8b ('wattline models' lists them)\n"
+    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", told)
 
 
 def test_ways_of_an_all_reduce_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

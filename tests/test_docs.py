@@ -17,7 +17,7 @@ from workloads.model_file import parse_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = (
-    "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs",
+    "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs", "ui",
     "replay", "engines",
 )  # fmt: skip
 STUDIES = ("fusion", "spread", "optima", "split", "uncertainty")
@@ -129,6 +129,17 @@ def test_commands_without_their_output_run(page: str, inputs: Path, monkeypatch:
 def test_python_of_a_page_runs(block: docs.Block, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(inputs)
     exec(compile(block.text, f"{block.page}:{block.line}", "exec"), {"__name__": "__main__"})
+
+
+def test_the_readme_reaches_its_questions_in_600_words() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = text[: text.index("## Questions")]
+    assert all(f"\n## {heading}\n" in first for heading in ("Install", "Five minutes"))
+    prose = re.sub(r"^```.*?^```|<!--.*?-->", " ", first, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)  # where links lead is not read
+    assert len(re.findall(r"\w[\w'.,%-]*", prose)) <= 600
+    errors = [line for line in first.splitlines() if line.startswith("| ") and line.count("%") == 2]
+    assert len(errors) == 3 and all(line in text[text.index("## What the numbers rest on") :] for line in errors)
 
 
 def test_no_block_is_left_out_silently() -> None:

@@ -14,9 +14,10 @@ import pandas as pd
 import pytest
 
 from sim.cli import main
-from sim.explore.choice import Objective, command_of, scenario_of
+from sim.explore.choice import Objective, command_of, objectives_of, scenario_of
 from sim.explore.grid import parse_grid
 from sim.explore.pareto import front
+from sim.explore.picture import write_page
 from sim.explore.sweep import sweep
 from sim.explore.table import read_table
 from sim.explore.tornado import Effect, effects
@@ -121,6 +122,18 @@ def test_pictures_and_a_page_that_needs_no_network(
     text = page.read_text(encoding="utf-8")
     assert "wattline simulate --model llama3-8b --phase decode" in text and "plotly_click" in text
     assert not re.search(r"<(script|link)[^>]+(src|href)=", text)
+
+
+def test_a_series_keeps_one_hue_on_its_front_and_off_it(clocks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    table = read_table(clocks)
+    table = table[table["error"].isna()]
+    halves = pd.Series([place % 2 == 0 for place in range(len(table))], index=table.index)
+    write_page(table, halves, objectives_of("latency,energy", table), ("phase",), tmp_path / "front.html")
+    text = (tmp_path / "front.html").read_text(encoding="utf-8")
+    drawn = re.findall(r'"line":\{"color":"(#\w{6})"\},"marker":\{"color":"(#\w{6})"', text)
+    assert all(line == marker for line, marker in drawn)
+    assert len(drawn) == 2 * table["phase"].nunique() and len(set(drawn)) == table["phase"].nunique()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,19 @@ from sim.cli import main
 from sim.errors import ScenarioError
 from sim.explore.by_operator import per_operator
 from sim.explore.operators import choices_of
-from sim.explore.overlap import OverlapPoint, advice, read_grid, scenarios, study, transform
+from sim.explore.overlap import (
+    OverlapPoint,
+    advice,
+    default_of,
+    headline_pair,
+    read_grid,
+    scenarios,
+    study,
+    transform,
+)
+from sim.explore.overlap_page import write_page
 from sim.scenario.spec import Scenario
+from tests.browser_kit import DESKTOP, PHONE, chromium, opened
 from workloads import Layout, WorkloadError, build_program, load_model
 from workloads.model_file import parse_model
 
@@ -127,12 +138,37 @@ def test_a_grid_file_and_everything_written(
         - page.count("http://creativecommons.org")
         == 1
     )  # nothing is fetched: the viewer opens on a click
+    assert "<title>Overlap study: llama3-70b on 2 x h100-sxm-80gb, prefill of 1,024 tokens</title>" in page
     carried = re.findall(r"id='t(\d+)' data-name='([^']+)'>([^<]+)</script>", page)
     assert len(carried) == len(points)
     for number, name, data in carried:
         assert f'xlink:href="#t{number}"' in page and f"href='#t{number}'" in page
         trace = json.loads(gzip.decompress(base64.b64decode(data)))
         assert len(trace["traceEvents"]) > 50 and name.startswith("TP2, batch 2, ")
+
+
+def test_the_page_sorts_and_fits_a_phone(tmp_path: Path) -> None:
+    base = {"model": "llama3-70b", "layers": 1, "seq_len": 1024, "tp": 2}
+    points, _ = study(scenarios(base, {"comm_ctas": [4, 16], "overlap_chunks": [1, 2]}), events=False)
+    write_page(points, tmp_path / "page.html", default=default_of(points))
+    best, sequential = headline_pair(points) or (points[0], points[0])
+    energy, time = best.energy_j / sequential.energy_j - 1.0, best.latency_s / sequential.latency_s - 1.0
+    with chromium() as browser:
+        for width in (DESKTOP, PHONE):
+            with opened(browser, tmp_path / "page.html", width=width) as page:
+                assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+                tiles = page.locator(".tile b").all_text_contents()
+                assert tiles[0] == f"{best.latency_s * 1e3:.4g} ms, {best.energy_j:.4g} J"
+                assert tiles[2] == f"energy {energy:+.1%}, time {time:+.1%}".replace("%", " %")
+                assert page.locator("svg:visible").count() == 1
+                page.click("th button:text-is('ms')")
+                quick = page.locator("tbody tr td:nth-child(2)").all_text_contents()
+                assert quick == sorted(quick, key=float) and len(quick) == len(points)
+                page.click("th button:text-is('ms')")
+                assert page.locator("tbody tr td:nth-child(2)").all_text_contents() == quick[::-1]
+                page.click("th button:text-is('schedule')")
+                order = page.locator("tbody tr td:first-child").all_text_contents()
+                assert order == [point.label for point in points]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from sim.explore.plan.launch import manifest, script, sglang, trtllm, vllm, writ
 from sim.explore.plan.question import Deployment, Question
 from sim.explore.plan.queue import arrivals, bulk_queue
 from sim.explore.plan.search import plan
+from sim.explore.workers import Pool
 from sim.serving import serve
 
 ASKED: dict[str, Any] = {"model": "llama3-8b", "gpus": 2, "input_len": 512, "output_len": 64, "slo_tpot_s": 0.02}
@@ -115,6 +116,17 @@ def test_prices_rank_by_cost() -> None:
 def test_what_cannot_be_planned_is_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises((SimError, ScenarioError), match=message):
         plan(Question.of(**ASKED | change))
+
+
+def test_the_server_confirms_the_first_three_of_a_70b_on_16_gpus() -> None:
+    """docs/plan.md's question, with fewer requests than its table."""
+    targets = {"slo_ttft_s": 1.0, "slo_tpot_s": 0.05}
+    asked = Question.of(model="llama3-70b", gpus=16, input_len=2048, output_len=256, **targets)
+    best = plan(asked, pool=Pool(jobs=1))[:3]
+    assert [(one.mode, one.group) for one in best] == [("disaggregated", 4), ("aggregated", 4), ("aggregated", 8)]
+    for one in best:
+        served = serve(one.server.model_copy(update={"requests": 200})).summary
+        assert served["slo_share"] >= 0.99, one.label
 
 
 # -- files -----------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -11,6 +13,7 @@ import pytest
 
 import sim
 from sim import Scenario, WattlineError, serve, simulate, sweep
+from sim.result.report import energy_rows, figures
 from sim.scenario.fields import ScenarioFields
 
 LAYER = {"model": "llama3-8b", "layers": 1, "seq_len": 128}
@@ -50,9 +53,16 @@ def test_every_refusal_has_one_base() -> None:
 
 def test_a_run_in_a_notebook(tmp_path: Path) -> None:
     run = simulate(**LAYER, tp=2)  # type: ignore[arg-type]
-    assert run._repr_html_().startswith("<pre>llama3-8b prefill") and "&lt;" not in run._repr_html_()
+    shown = run._repr_html_()
+    assert shown.startswith("<div><p><b>llama3-8b</b> prefill, batch 1") and "&lt;" not in shown
+    text = repr(run)
+    for cell in re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", shown):  # what the text says, in cells
+        assert all(word in text for word in unescape(cell).split()), cell
+    assert shown.count("<tr>") == shown.count("</tr>") == len(figures(run)) + 1 + len(energy_rows(run))
     assert run.summary()["latency_s"] == run.latency_s == run.ttft_s and run.tpot_s is None
     figure = run.plot(tmp_path / "power.png")
+    ends_ms = {round(float(patch.get_data().edges[-1]), 9) for axis in figure.axes for patch in axis.patches}
+    assert ends_ms == {round(run.latency_s * 1e3, 9)}
     assert len(figure.axes) == 2 and (tmp_path / "power.png").stat().st_size > 5_000
     decode = simulate(**LAYER, phase="decode")  # type: ignore[arg-type]
     assert (decode.ttft_s, decode.tpot_s) == (None, decode.latency_s)

@@ -1,4 +1,5 @@
 """What work is: einsum models, layouts, and the kernels that every rank runs."""
+# wattline's own: sim/neighbours.py looks for this line, which another distribution's package of this name has not.
 
 from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError

@@ -22,6 +22,8 @@ from workloads.quantization import quantised_beside
 
 # A part of an id that says which size of a family it is ("-8b", "-8x7b", "-large"), unlike "-a3b", the active share.
 SIZE = re.compile(r"-(\d+x)?\d+(\.\d+)?[bm](-|$)|-(tiny|small|base|medium|large|huge|xl)(-|$)")
+# As hubs name a model: its owner, a slash, its name.
+HUB = re.compile(r"[\w.-]+/(?![\w.-]*\.(toml|json)$)[\w.-]+")
 
 
 @lru_cache(maxsize=1)
@@ -103,9 +105,18 @@ def model_id(name: str) -> str:
     raise WorkloadError(f"unknown model '{name}': {hint}")
 
 
+def _from_hub(name: str) -> str:
+    """What to do about a model of a hub: wattline never downloads."""
+    near = difflib.get_close_matches(name.lower(), list_models(), n=1, cutoff=0.6)
+    like = f", or take the nearest one here, '{near[0]}'" if near else ""
+    return f"download its config.json and give that file{like}"
+
+
 def _load_file(path: Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
+    if HUB.fullmatch(str(path)) and not path.exists():
+        raise WorkloadError(f"unknown model '{path}': no file, and the catalog has it not: {_from_hub(path.name)}")
     beside = path.parent / "family.toml"
     text = read_text(path, "model", WorkloadError)
     if path.suffix == ".json" and beside.is_file():

@@ -110,7 +110,7 @@ def load_stack(name: str) -> Stack:
     True
     """
     if name not in STACKS:
-        near = difflib.get_close_matches(name, STACKS, n=1)
+        near = difflib.get_close_matches(name.lower(), STACKS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(STACKS)}"
         raise WorkloadError(f"unknown stack '{name}': {hint}")
     return STACKS[name]

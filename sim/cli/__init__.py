@@ -30,10 +30,34 @@ COMMANDS = {
     "measure": "Run a scenario on this machine's GPUs and compare with the prediction.",
     "ring": "Ring attention: contiguous, striped and zigzag layouts compared.",
     "dit": "Video diffusion: speed, energy, memory, with and without reused steps; choice of a proxy.",
+    "ui": "A local page: change scenarios and see latency, joules, memory and timelines at once.",
     "memory": "What a scenario needs of GPU memory; the largest batch and the smallest layout that fit.",
     "gpus": "List the GPU catalog.",
     "models": "List the model catalog.",
 }
+
+
+# Words that other tools have as commands.
+HINTS = {
+    "help": "give --help after a command, as in 'wattline simulate --help'",
+    "version": "give 'wattline --version'",
+    "run": "did you mean 'simulate'?",
+    "predict": "did you mean 'simulate'?",
+    "bench": "did you mean 'simulate'?",
+    "benchmark": "did you mean 'simulate'?",
+    "list": "did you mean 'models' or 'gpus'?",
+    "server": "did you mean 'serve'?",
+    "web": "did you mean 'ui'?",
+}
+EPILOG = (
+    ("wattline simulate llama3-8b --batch 2 --seq-len 4096", "one run"),
+    ("wattline ui", "the same on a page"),
+    ("wattline COMMAND --help", "options and examples of a command"),
+    (
+        'eval "$(_WATTLINE_COMPLETE=bash_source wattline)"',
+        "completion of commands, models and GPUs (zsh_source, fish_source)",
+    ),
+)
 
 
 class _Lazy(click.Group):
@@ -51,6 +75,20 @@ class _Lazy(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        with formatter.section("To begin"):
+            for line, what in EPILOG:
+                formatter.write(f"  {line}\n      {what}\n")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; options of a command that stand before it are told apart from unknown ones."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"unknown option '{error.option_name}': a command comes first, as in 'wattline simulate llama3-8b'", ctx
+            ) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run; what click would end in its own way (a closed pipe in silence, an early end as Ctrl-C) is reported."""
@@ -71,6 +109,7 @@ class _Lazy(click.Group):
         if args and args[0] not in COMMANDS:
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(COMMANDS)}"
+            hint = HINTS.get(args[0], hint)
             raise click.UsageError(f"unknown command '{args[0]}': {hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from sim.cli.choosing import by_of, choosing_options, print_rows, rows_json
+from sim.cli.help import Helped
 
 
-@click.command("best")
+@click.command("best", cls=Helped)
 @choosing_options
 @click.option("--objective", default="energy", show_default=True, help="what is to be best")
 @click.option(

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import click
 
+from sim.cli.help import complete_gpu
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
+
+# Records that a core fits and predicts a second: the 1,627 shipped ones in 229 s.
+ROWS_PER_S = 7.0
+
+
+def told(seconds: float) -> str:
+    """A wait in words, as far as somebody who waits cares.
+
+    >>> told(4.2), told(170)
+    ('4 s', '3 minutes')
+    """
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as rows:
+        return sum(1 for _ in rows)
 
 
 @click.command("calibrate", cls=PathCommand)
@@ -18,7 +38,11 @@ from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
     type=INPUT,
     help="fit these records or folders; measure nothing",
 )
-@click.option("--gpu", help="GPU id (wattline gpus) or .toml file [default: the GPU of this machine]")
+@click.option(
+    "--gpu",
+    help="GPU id (wattline gpus) or .toml file [default: the GPU of this machine]",
+    shell_complete=complete_gpu,
+)
 @click.option(
     "--records",
     type=FOLDER,
@@ -79,7 +103,11 @@ def command(
     if not sources:
         spec, sources = measure_here(given, records, world=world, budget_s=budget_s)
     assert spec is not None
+    begun, rows_given = monotonic(), sum(map(_lines, record_files(sources)))
+    say = partial(click.echo, err=True)
+    say(f"fitting {rows_given:,} records on one core: {told(rows_given / ROWS_PER_S)}")
     profile = fit_records(sources, spec)
+    say(f"fitted in {told(monotonic() - begun)}; now predicting them")
     path = out or Path(f"{spec.id}.json")
     write_atomically(path, dump_profile(profile).encode())
     rows = validate(record_files(sources), profile=path)

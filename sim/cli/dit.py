@@ -9,14 +9,21 @@ from typing import Any
 
 import click
 
+from sim.cli.help import HelpGroup, complete_gpu
 from sim.cli.paths import INPUT
 
 GUIDANCES = ("none", "batch", "sequential", "parallel")
 
 
-@click.group("dit", invoke_without_command=True)
+@click.group("dit", cls=HelpGroup, invoke_without_command=True)
 @click.option("--model", default="wan2.1-14b", show_default=True, help="diffusion transformer: id or .toml file")
-@click.option("--gpu", default="h100-sxm-80gb", show_default=True, help="GPU id (wattline gpus) or .toml file")
+@click.option(
+    "--gpu",
+    default="h100-sxm-80gb",
+    show_default=True,
+    help="GPU id (wattline gpus) or .toml file",
+    shell_complete=complete_gpu,
+)
 @click.option("--video", default="1280x720x81", show_default=True, help="WIDTHxHEIGHTxFRAMES, or WIDTHxHEIGHT")
 @click.option("--steps", type=click.IntRange(1, 10_000), default=50, show_default=True, help="denoising steps")
 @click.option("--batch", type=click.IntRange(1, 1024), default=1, show_default=True, help="videos at once")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 
+if TYPE_CHECKING:
+    from sim.explore.grid import ScenarioGrid
+
 
 @click.command("fit", cls=PathCommand)
 @click.argument("file", type=INPUT)
 @click.option("--samples", type=click.IntRange(1), default=50, show_default=True, help="layouts that a fit may see")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="of the draw of samples")
 @click.option("--splits", type=click.IntRange(1), default=10, show_default=True, help="halves to cross-validate on")
 @click.option("--rows", type=OUTPUT, help="keep the runs here (.parquet or .csv) and resume from it")
 @click.option("--more", type=INPUT, help="grid file of further samples: a random forest with 500")
@@ -63,8 +67,10 @@ def command(
     grids = {path: load_grid(path) for path in (file, more) if path is not None}
     keep_inputs([case.fields for grid in grids.values() for case in grid.cases])
     pool = Pool() if jobs is None else Pool(jobs=jobs)
+    if not (quiet or as_json):
+        click.echo(f"simulating {_count(grids):,} scenarios, then {splits} splits to judge the fit on", err=True)
     with tempfile.TemporaryDirectory() as folder, progress_bar(quiet) as progress:
-        task = progress.add_task("simulating", total=None, failed=0)
+        task = progress.add_task("simulating", total=_count(grids), failed=0)
         rows = rows or Path(folder) / "rows.parquet"
         kept = {file: rows} | ({more: rows.with_stem(f"{rows.stem}_more")} if more else {})
         found, *others = (
@@ -107,6 +113,10 @@ def command(
         click.echo(json.dumps(result, allow_nan=False))
         return
     _print(result)
+
+
+def _count(grids: Mapping[Path, ScenarioGrid]) -> int:
+    return sum(len(grid.cases) for grid in grids.values())
 
 
 def _print(result: dict[str, Any]) -> None:

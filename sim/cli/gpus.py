@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from sim.cli.help import Helped
 
-@click.command("gpus")
+
+@click.command("gpus", cls=Helped)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def command(as_json: bool) -> None:
     """List the GPU catalog, with what its predictions rest on."""

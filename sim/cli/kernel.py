@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.help import HelpGroup, complete_gpu
 from sim.cli.options import TypeName
 
 if TYPE_CHECKING:
@@ -22,14 +23,20 @@ PER_ELEMENT = {
 }  # fmt: skip
 
 
-@click.group("kernel")
+@click.group("kernel", cls=HelpGroup)
 def command() -> None:
     """Tiles, waves, utilisation, latency, power and energy of one kernel, and its cheapest clock."""
 
 
 def _common(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--gpu", default="h100-sxm-80gb", show_default=True),
+        click.option(
+            "--gpu",
+            default="h100-sxm-80gb",
+            show_default=True,
+            help="GPU id (wattline gpus) or .toml file",
+            shell_complete=complete_gpu,
+        ),
         click.option("--sm-clock", "sm_clock_mhz", type=float, help="locked SM clock, MHz"),
         click.option("--power-cap-w", type=float, help="power limit [default: TDP]"),
         click.option("--sweep", is_flag=True, help="print every clock in 90 MHz steps"),
@@ -40,10 +47,16 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @command.command("gemm")
-@click.option("--m", type=click.IntRange(1), required=True)
-@click.option("--n", type=click.IntRange(1), required=True)
-@click.option("--k", type=click.IntRange(1), required=True)
-@click.option("--dtype", type=TypeName(["bf16", "fp16", "fp8_e4m3", "int8", "fp32"]), default="bf16", show_default=True)
+@click.option("--m", type=click.IntRange(1), required=True, help="rows of the product")
+@click.option("--n", type=click.IntRange(1), required=True, help="columns of the product")
+@click.option("--k", type=click.IntRange(1), required=True, help="length of the sums")
+@click.option(
+    "--dtype",
+    type=TypeName(["bf16", "fp16", "fp8_e4m3", "int8", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="type of the operands",
+)
 @click.option(
     "--weight-dtype", help="how weights are stored: int4_g128, fp8_e4m3_block128, nvfp4, ... [default: dtype]"
 )
@@ -60,11 +73,11 @@ def gemm(m: int, n: int, k: int, dtype: str, weight_dtype: str | None, **common:
 
 
 @command.command("grouped")
-@click.option("--tokens", type=click.IntRange(1), required=True)
-@click.option("--experts", type=click.IntRange(1), required=True)
+@click.option("--tokens", type=click.IntRange(1), required=True, help="rows before they are routed")
+@click.option("--experts", type=click.IntRange(1), required=True, help="experts to choose from")
 @click.option("--top-k", type=click.IntRange(1), required=True, help="experts that each token chooses")
-@click.option("--n", type=click.IntRange(1), required=True)
-@click.option("--k", type=click.IntRange(1), required=True)
+@click.option("--n", type=click.IntRange(1), required=True, help="columns of the product")
+@click.option("--k", type=click.IntRange(1), required=True, help="length of the sums")
 @click.option("--routing", default="uniform", show_default=True, help="as in simulate: zipf:S, gini:G, ...")
 @_common
 def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str, **common: Any) -> None:
@@ -84,13 +97,13 @@ def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str,
 
 
 @command.command("attention")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="sequences")
 @click.option("--seq-len", type=click.IntRange(1), required=True, help="keys: prompt length, or cached tokens")
 @click.option("--decode", is_flag=True, help="one query token a sequence instead of seq-len")
-@click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--causal/--no-causal", default=True, show_default=True)
+@click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True, help="query heads")
+@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True, help="heads of keys and values")
+@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True, help="elements of a head")
+@click.option("--causal/--no-causal", default=True, show_default=True, help="mask what comes later")
 @_common
 def attention(
     batch: int, seq_len: int, decode: bool, q_heads: int, kv_heads: int, head_dim: int, causal: bool, **common: Any
@@ -113,9 +126,9 @@ def attention(
 
 
 @command.command("elementwise")
-@click.option("--op", type=click.Choice(sorted(PER_ELEMENT)), required=True)
-@click.option("--rows", type=click.IntRange(1), required=True)
-@click.option("--width", type=click.IntRange(1), required=True)
+@click.option("--op", type=click.Choice(sorted(PER_ELEMENT)), required=True, help="what it does")
+@click.option("--rows", type=click.IntRange(1), required=True, help="rows")
+@click.option("--width", type=click.IntRange(1), required=True, help="elements of a row")
 @_common
 def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
     """A memory-bound kernel over rows x width 16-bit elements."""
@@ -130,9 +143,10 @@ def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
     "--op",
     type=click.Choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv_ring", "broadcast"]),
     required=True,
+    help="operation, as libraries name it",
 )
 @click.option("--bytes", "size", type=click.IntRange(1), required=True, help="full buffer, as in the records")
-@click.option("--world", type=click.IntRange(2), required=True)
+@click.option("--world", type=click.IntRange(2), required=True, help="ranks")
 @click.option("--ctas", type=click.IntRange(1), help="blocks [default: the library's choice]")
 @click.option(
     "--algorithm",
@@ -166,7 +180,13 @@ def _exchange(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--tokens", type=click.IntRange(1), required=True, help="tokens of each rank"),
             click.option("--hidden", type=click.IntRange(1), required=True, help="elements of a token"),
             click.option("--top-k", type=click.IntRange(1, 1024), required=True, help="experts of a token"),
-            click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8_e4m3"]), default="bf16", show_default=True),
+            click.option(
+                "--dtype",
+                type=click.Choice(["bf16", "fp16", "fp8_e4m3"]),
+                default="bf16",
+                show_default=True,
+                help="type that tokens are sent in",
+            ),
             click.option(
                 "--ep-kernels",
                 type=click.Choice(["low_latency", "normal"]),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.help import complete_model
 from sim.cli.options import named_scenario, scenario_options
 from sim.cli.paths import INPUT, PathCommand
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("memory", cls=PathCommand)
-@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]")
+@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]", shell_complete=complete_model)
 @scenario_options
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def command(file: Path | None, as_json: bool, **fields: Any) -> None:

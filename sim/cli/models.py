@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.help import Helped, complete_model
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 COLUMNS = ("model", "parameters", "active", "layers", "width", "heads", "KV heads", "ff", "experts", "vocabulary")
 
 
-@click.command("models")
-@click.argument("name", required=False, metavar="[MODEL]")
+@click.command("models", cls=Helped)
+@click.argument("name", required=False, metavar="[MODEL]", shell_complete=complete_model)
 @click.option("--all", "every", is_flag=True, help="every type of configuration that is read, and how well checked")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 def command(name: str | None, every: bool, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import click
 from pydantic.fields import FieldInfo
 
+from sim.cli.help import COMPLETE
 from sim.scenario.spec import FieldTable, Scenario
 from workloads.storage import ALIASES
 
@@ -49,12 +50,17 @@ def named_scenario(named: Path | None, fields: dict[str, Any]) -> Scenario:
     A ``config.json`` or an id of the catalog is a model. A model's own TOML file cannot be told from a
     scenario's by its name, and goes to ``--model``.
     """
-    scenario_file = named is not None and named.suffix in (".toml", ".json") and named.name != "config.json"
-    if named is None or scenario_file or named.is_dir():
-        return scenario_of(named, fields)
+    return scenario_of(*split_named(named, fields))
+
+
+def split_named(named: Path | None, fields: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+    """An argument that is a file, by itself, or one that is a model, among the ``fields``; see above."""
+    described = named is not None and named.suffix in (".toml", ".json") and named.name != "config.json"
+    if named is None or described or named.is_dir():
+        return named, fields
     if fields.get("model") is not None:
         raise click.UsageError(f"'{named}' and --model {fields['model']}: give one model")
-    return scenario_of(None, {**fields, "model": str(named)})
+    return None, {**fields, "model": str(named)}
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
@@ -77,8 +83,9 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
     if name in ("dtype", "kv_dtype"):
         return click.option(flag, name, default=None, type=TypeName(choices), help=text)
     if name == "tokens_per_ep_rank":
-        return click.option(flag, name, default=None, help="comma-separated", callback=_integers)
-    return click.option(flag, name, default=None, type=click.Choice(choices) if choices else kind, help=text)
+        return click.option(flag, name, default=None, help=text, callback=_integers)
+    of = click.Choice(choices) if choices else kind
+    return click.option(flag, name, default=None, type=of, help=text, shell_complete=COMPLETE.get(name))
 
 
 class TypeName(click.Choice[str]):

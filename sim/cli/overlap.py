@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.help import complete_gpu, complete_model
+from sim.cli.options import split_named
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
 
 if TYPE_CHECKING:
@@ -54,9 +56,9 @@ class Transforms(click.ParamType):  # type: ignore[type-arg]  # generic since cl
 
 
 @click.command("overlap", cls=PathCommand)
-@click.argument("file", required=False, type=INPUT)
-@click.option("--model")
-@click.option("--gpu", help="[default: h100-sxm-80gb]")
+@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]", shell_complete=complete_model)
+@click.option("--model", help="model id (wattline models), .toml file or config.json", shell_complete=complete_model)
+@click.option("--gpu", help="GPU id or .toml file [default: h100-sxm-80gb]", shell_complete=complete_gpu)
 @click.option("--seq-len", type=click.IntRange(1), help="[default: 4096]")
 @click.option("--layers", type=click.IntRange(1), help="layers to run [default: all]")
 @click.option("--overlap", "overlap", type=Transforms(), help=f"transforms: {', '.join(TRANSFORMS)}, or all")
@@ -94,8 +96,8 @@ def command(
 ) -> None:
     """Ways to run communication beside compute: energy and latency of every schedule of a grid.
 
-    The grid is given by flags, by a FILE with tables [base] (a scenario) and [grid] (lists of its fields), or both
-    (flags win).
+    The grid is given by flags, by a FILE with tables [base] (a scenario) and [grid] (lists of its fields), as a MODEL,
+    or several (flags win).
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -109,6 +111,7 @@ def command(
 
     if plot is not None:
         check_picture_ending(plot)
+    file, flags = split_named(file, flags)
     base, grid = read_grid(file) if file is not None else ({}, {})
     keep_inputs([base, grid])
     base = {"seq_len": 4096} | base

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from sim.cli.help import Helped
+
 INPUT = click.Path(path_type=Path)
 
 
@@ -23,7 +25,7 @@ OUTPUT = Written()
 FOLDER = Written(folder=True)
 
 
-class PathCommand(click.Command):
+class PathCommand(Helped):
     """A command that refuses outputs which cannot be written, or are its own inputs, before it runs."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.options import given, table_options
+from sim.cli.help import complete_model
+from sim.cli.options import given, split_named, table_options
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
 from sim.explore.plan.question import Question
 
@@ -20,7 +21,7 @@ Confirmed = dict[int, dict[str, Any]]
 
 
 @click.command("plan", cls=PathCommand)
-@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]")
+@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]", shell_complete=complete_model)
 @table_options(Question)
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="deployments to print")
 @click.option("--confirm", type=click.IntRange(0), default=0, help="serve so many of the best, request by request")
@@ -58,14 +59,14 @@ def command(
 
     if plot is not None:
         check_picture_ending(plot)
-    if file is not None and file.suffix in (".toml", ".json") and file.name != "config.json":
-        question = Question.load(file, **given(fields))
-    else:
-        question = Question.of(**({"model": str(file)} if file is not None else {}) | given(fields))
+    file, fields = split_named(file, fields)
+    question = Question.load(file, **given(fields)) if file is not None else Question.of(**given(fields))
     keep_inputs(question.model_dump())
     pool = Pool() if jobs is None else Pool(jobs=jobs)
-    silent = quiet or as_json
-    found = plan(question, pool=pool, say=lambda text: None if silent else click.echo(f"left out: {text}", err=True))
+    left_out: list[str] = []  # told beside an answer; where there is none, the refusal says them itself
+    found = plan(question, pool=pool, say=left_out.append)
+    if not (quiet or as_json):
+        click.echo("".join(f"left out: {text}\n" for text in left_out), err=True, nl=False)
     served: Confirmed = {place: serve(one.server).summary for place, one in enumerate(found[:confirm])}
     if csv is not None:
         import pandas as pd

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from sim.cli.help import complete_gpu
 from sim.cli.paths import INPUT, OUTPUT, PathCommand
 
 
@@ -32,7 +33,7 @@ def _factors(_: click.Context, parameter: click.Parameter, values: tuple[str, ..
 @click.option("--window", help="milliseconds after the first GPU work, as START:END; either may be left out")
 @click.option("--rules", type=INPUT, help="own kernel classes (.toml), asked before the built-in")
 @click.option("--trace-gpu", help="GPU that the trace is of (wattline gpus) [default: the one that it names]")
-@click.option("--gpu", help="on this GPU instead")
+@click.option("--gpu", help="on this GPU instead", shell_complete=complete_gpu)
 @click.option("--sm-clock", "sm_clock_mhz", type=float, help="SM clock locked, MHz")
 @click.option("--power-cap", "power_cap_w", type=float, help="power cap a GPU, W")
 @click.option("--regime", type=click.Choice(["steady", "cold"]), help="repeated until the cap has settled, or one shot")

@@ -9,21 +9,32 @@ from typing import Literal
 
 import click
 
+from sim.cli.help import complete_gpu, complete_model
 from sim.cli.paths import INPUT, PathCommand
 
 
 @click.command("ring", cls=PathCommand)
-@click.option("--gpu", default="h100-sxm-80gb", show_default=True, help="GPU id (wattline gpus) or .toml file")
+@click.option(
+    "--gpu",
+    default="h100-sxm-80gb",
+    show_default=True,
+    help="GPU id (wattline gpus) or .toml file",
+    shell_complete=complete_gpu,
+)
 @click.option("--world", type=click.IntRange(2, 1024), default=4, show_default=True, help="ranks of the ring")
 @click.option(
     "--seq-lens", default="16384,65536,262144", show_default=True, help="tokens of all ranks, comma-separated"
 )
-@click.option("--model", help="a whole model around the ring (wattline models) [default: attention alone]")
+@click.option(
+    "--model",
+    help="a whole model around the ring (wattline models) [default: attention alone]",
+    shell_complete=complete_model,
+)
 @click.option("--phase", type=click.Choice(["prefill", "train"]), help="step of --model [default: prefill]")
 @click.option("--ignore-memory", is_flag=True, help="simulate even a --model that does not fit in GPU memory")
-@click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--q-heads", type=click.IntRange(1), default=32, show_default=True, help="query heads")
+@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True, help="heads of keys and values")
+@click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True, help="elements of a head")
 @click.option("--causal/--no-causal", default=True, help="mask what comes later [default: causal]")
 @click.option("--backward", is_flag=True, help="the pass of gradients instead of the forward one")
 @click.option("--published", type=INPUT, help="compare with speed-ups of arXiv 2311.09431 (.csv) instead")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.options import given, table_options
+from sim.cli.help import complete_model
+from sim.cli.options import given, split_named, table_options
 from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 from sim.serving.spec import ServeSpec
 
@@ -34,7 +35,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 
 
 @click.command("serve", cls=PathCommand)
-@click.argument("file", required=False, type=INPUT)
+@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]", shell_complete=complete_model)
 @table_options(ServeSpec)
 @click.option("--out", type=OUTPUT, help="write one row a request (.csv or .parquet)")
 @click.option("--power", type=OUTPUT, help="write power, batch and queue over time (.csv, .parquet)")
@@ -75,7 +76,7 @@ def command(
     quiet: bool,
     **fields: Any,
 ) -> None:
-    """Serve requests on a simulated server, given as flags, as a FILE (.toml, .json), or both (flags win)."""
+    """Serve requests on a simulated server, as flags, as a FILE (.toml, .json), as a MODEL, or several (flags win)."""
     from sim.cli.console import wide_console
     from sim.output.files import check_table_ending, write_table
     from sim.pages.page import check_report
@@ -95,6 +96,7 @@ def command(
         raise click.UsageError("--kernels shows kernels in a trace: give --timeline FILE too")
     if (plan or compare) and (kill or router_down or timeline or out or power or report):
         raise click.UsageError("--plan and --compare make tables only: leave files, --kill and --router-down out")
+    file, fields = split_named(file, fields)
     spec = ServeSpec.load(file, **given(fields)) if file is not None else ServeSpec.of(**given(fields))
     keep_inputs(spec.model_dump())
     if plan or compare:

@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
+from sim.cli.help import complete_model
 from sim.cli.options import named_scenario, scenario_options
 from sim.cli.outputs import HOW_TO_OPEN, Outputs, output_options
 from sim.cli.paths import INPUT, PathCommand, keep_inputs
 
 
 @click.command("simulate", cls=PathCommand)
-@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]")
+@click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]", shell_complete=complete_model)
 @scenario_options
 @output_options
 @click.option("--uncertainty", is_flag=True, help="90 % intervals of latency and energy (some 30 more runs)")

@@ -15,7 +15,13 @@ from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 @click.command("sweep", cls=PathCommand)
 @click.argument("file", type=INPUT)
 @click.option("--out", required=True, type=OUTPUT, help="table to write (.parquet or .csv)")
-@click.option("--backend", type=click.Choice(["processes", "dask", "ray"]), default="processes", show_default=True)
+@click.option(
+    "--backend",
+    type=click.Choice(["processes", "dask", "ray"]),
+    default="processes",
+    show_default=True,
+    help="what runs the rows",
+)
 @click.option("--address", help="scheduler of the cluster, such as tcp://10.0.0.1:8786")
 @click.option("--jobs", type=click.IntRange(1), help="processes on this machine [default: its cores]")
 @click.option("--fresh", is_flag=True, help="run again what FILE's table already has")

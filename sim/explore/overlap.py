@@ -185,9 +185,13 @@ def _in_sequence(scenario: Scenario) -> bool:
 
 
 def study(
-    grid: Sequence[Scenario], *, traces: Path | None = None, step: Callable[[], None] = lambda: None
+    grid: Sequence[Scenario],
+    *,
+    traces: Path | None = None,
+    step: Callable[[], None] = lambda: None,
+    events: bool = True,
 ) -> tuple[list[OverlapPoint], list[RefusedSchedule]]:
-    """Simulate the grid, its Pareto front with every kernel as events, whose timelines go into ``traces``.
+    """Simulate the grid, its Pareto front with every kernel as ``events``, whose timelines go into ``traces``.
 
     Schedules that cannot run (chunks that do not divide the tokens, models that do not fit) are left out by name;
     where none can, the first refusal is raised.
@@ -205,7 +209,8 @@ def study(
     if not runs and refusal is not None:
         raise refusal
     best = set(front([(run.latency_s / run.tokens, run.energy_j / run.tokens) for run in runs]))
-    runs = [simulate(run.scenario) if i in best else run for i, run in enumerate(runs)]
+    if events:
+        runs = [simulate(run.scenario) if i in best else run for i, run in enumerate(runs)]
     points = [
         point_of(run, on_front=i in best, trace=_write_trace(run, traces) if traces is not None and i in best else None)
         for i, run in enumerate(runs)

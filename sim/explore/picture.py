@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # An axis that spans more than this factor is logarithmic.
 WIDE = 20.0
+# One a group, told apart by the colour-blind.
+HUES = ("#3f7fe0", "#e07b2a", "#2f9f72", "#d1467a", "#8b6cd9", "#b08b1e", "#1ba3b8", "#a0605a")
 # Where a click puts the command of a point.
 _CLICK = """
 const box = document.createElement('pre');
@@ -79,7 +81,7 @@ def write_page(
     x, y = _two(objectives)
     fields = varied(table)
     figure = go.Figure()
-    for key, rows in groups(table, by):
+    for number, (key, rows) in enumerate(groups(table, by)):
         best = rows[on_front[rows.index]].sort_values(x.column)
         for part, mode, size in ((rows[~on_front[rows.index]], "markers", 6), (best, "lines+markers", 10)):
             if part.empty:
@@ -88,7 +90,8 @@ def write_page(
                 x=(part[x.column] * x.scale).tolist(),
                 y=(part[y.column] * y.scale).tolist(),
                 mode=mode,
-                marker_size=size,
+                marker={"size": size, "color": HUES[number % len(HUES)]},  # a group's front and its others alike
+                line_color=HUES[number % len(HUES)],
                 opacity=1.0 if part is best else 0.5,
                 name=f"{label(key)}{', ' if key else ''}{'front' if part is best else 'others'}",
                 customdata=[command_of(scenario_of(row)) for _, row in part.iterrows()],

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from inputs.texts import truncated
 
+TRAILING = re.compile(r"[ \t]+(?=\n|$)")
+UNBOUNDED = 100_000  # columns that no table needs
 LINE_LIMIT = 300  # characters of an error message
 
 
@@ -22,9 +27,36 @@ class PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "markup": False, "emoji": False})
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does; tables that the width would cut are written row by row, and only terminals get blanks at ends
+        of lines.
+        """
+        objects = tuple(stacked(one) if isinstance(one, Table) and self._cut(one) else one for one in objects)
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as drawn:
+            super().print(*objects, **options)
+        self.file.write(TRAILING.sub("", drawn.get()))
+
+    def _cut(self, table: Table) -> bool:
+        """Whether some word of ``table`` would not fit."""
+        return Measurement.get(self, self.options.update(width=UNBOUNDED), table).minimum > self.width
+
     def render_str(self, text: str, **options: Any) -> Text:
         """``text`` as rich draws it."""
         return super().render_str(visible(text), **options)
+
+
+def stacked(table: Table) -> Group:
+    """Each row of ``table`` as lines of a heading and its value, the first cell above them."""
+    lines: list[Any] = [Text(str(table.title), style="italic")] if table.title else []
+    columns = [(str(column.header), list(column.cells)) for column in table.columns]
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        (_, first), *others = zip((heading for heading, _ in columns), cells, strict=True)
+        lines.append(Text(visible(str(first)), style="bold"))
+        lines += [Text(visible(f"  {heading}: {cell}".replace("\n", " "))) for heading, cell in others if str(cell)]
+    return Group(*lines)
 
 
 def visible(text: str) -> str:

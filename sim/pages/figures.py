@@ -150,8 +150,20 @@ _REDS = ("#d1467a", "#e58aa9", "#8f2d53", "#f0b3c8", "#6b1f3d") * 2
 
 def roofline(run: Timeline, sums: Sequence[KernelSum]) -> go.Figure:
     """Achieved FLOP/s of a GPU over FLOPs per HBM byte, under the roofs of the datasheet and of this run's clock."""
+    figure = go.Figure(roofline_traces(run, sums))
+    figure.update_xaxes(type="log", dtick=1, title=ROOFLINE_TITLES[0])
+    figure.update_yaxes(type="log", dtick=1, title=ROOFLINE_TITLES[1])
+    figure.update_layout(height=460)
+    return figure
+
+
+ROOFLINE_TITLES = ("FLOPs per byte of HBM traffic", "TFLOP/s of one GPU")
+
+
+def roofline_traces(run: Timeline, sums: Sequence[KernelSum], *, numbered: bool = True) -> list[dict[str, Any]]:
+    """Roofs and markers of :func:`roofline` as plotly's plain data; ``numbered`` ones as in the table of kernels."""
     gpu, clock_hz = run.machine.gpu, float(np.mean(run.sm_clock_hz_per_gpu))
-    figure = go.Figure()
+    traces: list[dict[str, Any]] = []
     rows = [row for row in sums if row.intensity == row.intensity]
     reach = [row.intensity for row in rows] or [1.0]
     ends = (min(reach) / 3, max(reach) * 3)
@@ -165,41 +177,44 @@ def roofline(run: Timeline, sums: Sequence[KernelSum]) -> go.Figure:
             peak = gpu.tensor_flops_per_cycle_per_sm(dtype) * gpu.sms * hz
             bandwidth = gpu.hbm_bytes_per_s if dash == "dot" else run.machine.profile.hbm_bytes_per_s(gpu)
             x = np.sort(np.append(np.geomspace(*ends, 60), np.clip(peak / bandwidth, *ends)))
-            figure.add_scatter(
-                x=short(x),
-                y=short(np.minimum(peak, x * bandwidth) * 1e-12),
-                name=label,
-                mode="lines",
-                line={"width": 1.4, "color": MUTED, "dash": dash},
-                hovertemplate="%{y:.4~g} TFLOP/s",
+            traces.append(
+                {
+                    "type": "scatter",
+                    "x": short(x),
+                    "y": short(np.minimum(peak, x * bandwidth) * 1e-12),
+                    "name": label,
+                    "mode": "lines",
+                    "line": {"width": 1.4, "color": MUTED, "dash": dash},
+                    "hovertemplate": "%{y:.4~g} TFLOP/s",
+                }
             )
     total_s = sum(row.time_s for row in sums)
     for family in dict.fromkeys(row.family for row in rows):
         mine = [(number, row) for number, row in enumerate(sums, start=1) if row in rows and row.family == family]
-        figure.add_scatter(
-            x=[row.intensity for _, row in mine],
-            y=[row.flops / row.time_s * 1e-12 for _, row in mine],
-            name=family,
-            mode="markers+text",
-            marker={
-                "size": [8 + 30 * (row.time_s / total_s) ** 0.5 for _, row in mine],
-                "color": _colour(family),
-                "opacity": 0.85,
-            },
-            text=[str(number) if row.time_s >= NUMBERED * total_s else "" for number, row in mine],
-            textfont={"size": 11, "color": "#ffffff"},
-            cliponaxis=False,
-            customdata=[
-                [escape(row.name), row.phase, row.time_s / row.launches * 1e6, row.energy_j / row.launches]
-                for _, row in mine
-            ],
-            hovertemplate="<b>%{customdata[0]}</b> (%{customdata[1]})<br>%{y:.4~g} TFLOP/s at %{x:.4~g} FLOP/byte<br>"
-            "mean %{customdata[2]:.4~g} us, %{customdata[3]:.3~g} J<extra></extra>",
+        traces.append(
+            {
+                "type": "scatter",
+                "x": [row.intensity for _, row in mine],
+                "y": [row.flops / row.time_s * 1e-12 for _, row in mine],
+                "name": family,
+                "mode": "markers+text" if numbered else "markers",
+                "marker": {
+                    "size": [8 + 30 * (row.time_s / total_s) ** 0.5 for _, row in mine],
+                    "color": _colour(family),
+                    "opacity": 0.85,
+                },
+                "text": [str(number) if row.time_s >= NUMBERED * total_s else "" for number, row in mine],
+                "textfont": {"size": 11, "color": "#ffffff"},
+                "cliponaxis": False,
+                "customdata": [
+                    [escape(row.name), row.phase, row.time_s / row.launches * 1e6, row.energy_j / row.launches]
+                    for _, row in mine
+                ],
+                "hovertemplate": "<b>%{customdata[0]}</b> (%{customdata[1]})<br>%{y:.4~g} TFLOP/s at %{x:.4~g} "
+                "FLOP/byte<br>mean %{customdata[2]:.4~g} us, %{customdata[3]:.3~g} J<extra></extra>",
+            }
         )
-    figure.update_xaxes(type="log", dtick=1, title="FLOPs per byte of HBM traffic")
-    figure.update_yaxes(type="log", dtick=1, title="TFLOP/s of one GPU")
-    figure.update_layout(height=460)
-    return figure
+    return traces
 
 
 def smoothed(run: Timeline) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.output.files import check_picture_ending, write_atomically
 from sim.result.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def power_figure(run: Run, path: Path | None) -> Any:
@@ -16,12 +19,17 @@ def power_figure(run: Run, path: Path | None) -> Any:
         check_picture_ending(path)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.5, 4.5), layout="constrained")
+    class Shown(Figure):  # without pyplot no notebook knows how to show a figure
+        def _repr_png_(self) -> bytes:
+            return _drawn(self, "png")
+
+    figure = Shown(figsize=(8.5, 4.5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     steps = run.power
     for gpu, rows in steps.groupby("gpu"):
-        above.step(rows["start_s"] * 1e3, rows["power_w"], where="post", linewidth=0.8, label=f"GPU {gpu}")
-        below.step(rows["start_s"] * 1e3, rows["sm_clock_hz"] / 1e6, where="post", linewidth=0.8)
+        edges_s = [*rows["start_s"], run.latency_s]  # the last step lasts to the end
+        for axis, values in ((above, rows["power_w"]), (below, rows["sm_clock_hz"] / 1e6)):
+            axis.stairs(values, [edge * 1e3 for edge in edges_s], baseline=None, linewidth=0.8, label=f"GPU {gpu}")
     above.set(ylabel="W", title=f"{run.scenario.model}, {run.gpus} x {run.machine.gpu.id}")
     below.set(xlabel="ms", ylabel="SM MHz")
     if run.gpus > 1:
@@ -29,7 +37,11 @@ def power_figure(run: Run, path: Path | None) -> Any:
     for axis in (above, below):
         axis.grid(alpha=0.3)
     if path is not None:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=path.suffix[1:], dpi=130)
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, _drawn(figure, path.suffix[1:]))
     return figure
+
+
+def _drawn(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, dpi=130)
+    return buffer.getvalue()

@@ -120,54 +120,84 @@ def headline(run: Run) -> str:
     return f"{scenario.phase}, {sizes}, {types}, {run.gpus} x {run.machine.gpu.id}"
 
 
-def print_summary(run: Run, console: Console) -> None:
-    """Headline table and energy by kernel class, with units."""
+def title(run: Run) -> tuple[str, str]:
+    """The model, and what was run of it on what."""
+    model = model_of(run.scenario).id
+    return model if model == run.scenario.model else f"{model} ({run.scenario.model})", headline(run)
+
+
+def figures(run: Run) -> list[tuple[str, str]]:
+    """Headline figures, each with its name and units."""
     scenario, data = run.scenario, summary(run)
-    name = data["model"] if data["model"] == scenario.model else f"{data['model']} ({scenario.model})"
-    console.print(Text.assemble((visible(name), "bold"), visible(f" {headline(run)}")))
-    head = Table(show_header=False, box=None, padding=(0, 2))
-    head.add_row("latency", duration(run.latency_s))
+    rows = [("latency", duration(run.latency_s))]
     if scenario.phase == "generate":
-        head.add_row("time to first token", duration(data["ttft_s"]))
-        head.add_row("time per output token", duration(data["tpot_s"]))
-        head.add_row("energy to first token", f"{data['energy_to_first_token_j']:.4g} J")
         wh = f"  ({data['energy_wh_per_request']:.4g} Wh)"
-        head.add_row("energy per request", f"{data['energy_j_per_request']:.4g} J{wh}")
-    head.add_row("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)")
-    head.add_row("tokens per second", _per_second(data))
-    head.add_row("MFU, MBU", _used(data))
+        rows += [
+            ("time to first token", duration(data["ttft_s"])),
+            ("time per output token", duration(data["tpot_s"])),
+            ("energy to first token", f"{data['energy_to_first_token_j']:.4g} J"),
+            ("energy per request", f"{data['energy_j_per_request']:.4g} J{wh}"),
+        ]
+    rows += [
+        ("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)"),
+        ("tokens per second", _per_second(data)),
+        ("MFU, MBU", _used(data)),
+    ]
     if "steps" in data:
         steps = f"{data['steps']}, {data['computed_steps']} computed" if scenario.reuse else f"{data['steps']}"
-        head.add_row("denoising steps", f"{steps}; {guidance_of(scenario.guidance)}")
-        head.add_row("memory a GPU", f"{data['memory_bytes_per_gpu'] / 1e9:.1f} GB")
+        rows.append(("denoising steps", f"{steps}; {guidance_of(scenario.guidance)}"))
+        rows.append(("memory a GPU", f"{data['memory_bytes_per_gpu'] / 1e9:.1f} GB"))
     if (used := memory(run)) is not None:
-        head.add_row("memory", _held(used))
-    head.add_row("mean power per GPU", extent(run.power_w_per_gpu, 1.0, "W"))
-    head.add_row("mean SM clock", extent(run.sm_clock_hz_per_gpu, 1e6, "MHz"))
-    head.add_row("exposed communication", _exposed(run))
+        rows.append(("memory", _held(used)))
+    rows += [
+        ("mean power per GPU", extent(run.power_w_per_gpu, 1.0, "W")),
+        ("mean SM clock", extent(run.sm_clock_hz_per_gpu, 1e6, "MHz")),
+        ("exposed communication", _exposed(run)),
+    ]
     if scenario.pp > 1:
-        head.add_row(
-            "pipeline bubbles", f"{duration(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
-        )
+        share = f"{duration(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
+        rows.append(("pipeline bubbles", share))
     if "expert_balance" in data:
-        head.add_row("busiest rank's expert rows", _balance(data["expert_balance"]))
-    head.add_row("kernels", f"{run.outcome.kernels:,}")
-    head.add_row("simulated", simulated(run))
-    head.add_row("as SimPy events", by_events(run))
+        rows.append(("busiest rank's expert rows", _balance(data["expert_balance"])))
+    rows += [
+        ("kernels", f"{run.outcome.kernels:,}"),
+        ("simulated", simulated(run)),
+        ("as SimPy events", by_events(run)),
+    ]
     if run.outcome.context_buckets:
         off = f"off by {100 * run.outcome.context_bucket_error:.2g} % at most"
-        head.add_row(
-            "decode steps", f"on {run.outcome.context_buckets} contexts for {run.scenario.output_len} tokens: {off}"
-        )
-    head.add_row("these numbers are", status_text(run))
-    console.print(head)
-    table = Table(title="Where the joules go", title_justify="left")
-    for column in ("kernel class", "energy J", "share", "GPU time"):
-        table.add_column(column, justify="left" if column == "kernel class" else "right")
+        contexts = f"on {run.outcome.context_buckets} contexts for {scenario.output_len} tokens"
+        rows.append(("decode steps", f"{contexts}: {off}"))
+    return [*rows, ("these numbers are", status_text(run))]
+
+
+ENERGY_TITLE = "Where the joules go"
+ENERGY_COLUMNS = ("kernel class", "energy J", "share", "GPU time")
+
+
+def energy_rows(run: Run) -> list[tuple[str, str, str, str]]:
+    """Kernel classes under :data:`ENERGY_COLUMNS`, the most joules first."""
     families = run.sums_by("family")
     whole_j = sum(energy_j for energy_j, _ in families.values())
-    for name, (energy_j, duration_s) in sorted(families.items(), key=lambda item: item[1][0], reverse=True):
-        table.add_row(name, f"{energy_j:.4g}", f"{100 * energy_j / whole_j:.1f} %", duration(duration_s))
+    return [
+        (name, f"{energy_j:.4g}", f"{100 * energy_j / whole_j:.1f} %", duration(duration_s))
+        for name, (energy_j, duration_s) in sorted(families.items(), key=lambda item: item[1][0], reverse=True)
+    ]
+
+
+def print_summary(run: Run, console: Console) -> None:
+    """Headline table and energy by kernel class, with units."""
+    name, what = title(run)
+    console.print(Text.assemble((visible(name), "bold"), visible(f" {what}")))
+    head = Table(show_header=False, box=None, padding=(0, 2))
+    for row in figures(run):
+        head.add_row(*row)
+    console.print(head)
+    table = Table(title=ENERGY_TITLE, title_justify="left")
+    for column in ENERGY_COLUMNS:
+        table.add_column(column, justify="left" if column == ENERGY_COLUMNS[0] else "right")
+    for cells in energy_rows(run):
+        table.add_row(*cells)
     console.print(table)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sim.result.notebook import html_of
 from sim.result.rates import times
 from sim.result.report import summary, summary_text
 from sim.result.run import Run
@@ -47,8 +47,8 @@ class Timeline(Run):
         return power_figure(self, None if path is None else Path(path))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the table, as text of one width."""
-        return f"<pre>{html.escape(summary_text(self))}</pre>"
+        """What a notebook shows: the figures of :meth:`__repr__` as tables."""
+        return html_of(self)
 
     def __repr__(self) -> str:
         """An aligned table with units."""

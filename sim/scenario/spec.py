@@ -107,7 +107,9 @@ class Scenario(FieldTable):
     gpu: GpuName = Field("h100-sxm-80gb", description="GPU id (wattline gpus), its unique beginning, or .toml file")
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
-    phase: Literal["prefill", "decode", "generate", "denoise", "train"] = "prefill"
+    phase: Literal["prefill", "decode", "generate", "denoise", "train"] = Field(
+        "prefill", description="a prompt, one step of decoding, both, denoising steps (video, images), a training step"
+    )
     batch: Positive = Field(1, description="sequences")
     seq_len: Positive = Field(2048, description="input tokens (prefill, generate, train) or cached tokens (decode)")
     output_len: Positive | None = Field(None, description="tokens to generate (phase generate only)")
@@ -130,7 +132,7 @@ class Scenario(FieldTable):
         "metric:FILE.csv,COLUMN,THRESHOLD",
     )
     layers: Positive | None = Field(None, description="layers to run; default all of the model")
-    lm_head: bool = True
+    lm_head: bool = Field(True, description="the product that gives logits, after the last layer")
     dtype: RunType = Field(
         "bf16", description="type of what is not quantised; below 16 bit, what products of weights read and hold"
     )
@@ -145,8 +147,12 @@ class Scenario(FieldTable):
     stack: str = Field("reference-torch", description="what a serving stack makes of the model")
     tp: Degree = Field(1, description="tensor-parallel degree")
     ep: Degree = Field(1, description="expert-parallel degree")
-    ep_mode: Literal["all_reduce", "all_to_all"] | None = None
-    sequence_parallel: bool = False
+    ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
+        None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
+    )
+    sequence_parallel: bool = Field(
+        False, description="norms on a slice of the tokens: all-reduces become reduce-scatters and all-gathers"
+    )
     cp: Degree = Field(1, description="context-parallel degree: ranks that share the tokens of a sequence")
     cp_mode: Literal["ulysses", "ring", "striped", "zigzag"] = Field(
         "ulysses", description="how attention meets tokens on other ranks: by an all-to-all, or round a ring"
@@ -165,7 +171,9 @@ class Scenario(FieldTable):
         description="all-reduce algorithm; library: as NCCL chooses, nvls: added in the switch, auto: by size, as "
         "serving engines choose",
     )
-    expert_skew: Annotated[float, Field(ge=0, le=10)] = 0.0
+    expert_skew: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.0, description="Zipf exponent of how tokens choose experts; 0: all alike"
+    )
     routing: str | None = Field(
         None,
         description="how tokens choose experts: uniform, zipf:S, gini:G, busiest:SHARE,EXPERTS_FOR_90_PERCENT, or a "
@@ -175,7 +183,9 @@ class Scenario(FieldTable):
     expert_replicas: Annotated[int, Field(ge=0, le=4096)] | None = Field(
         None, description="copies of the busiest experts, all placed by expected load (0: placed, none copied)"
     )
-    tokens_per_ep_rank: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    tokens_per_ep_rank: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="rows of each rank's experts, comma-separated, instead of a draw"
+    )
     overlap: Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"] = Field(
         "chunks", description="how communication runs beside compute"
     )
@@ -202,7 +212,9 @@ class Scenario(FieldTable):
     accumulate: Annotated[int, Field(gt=0, le=4096)] = Field(
         1, description="parts of the batch whose gradients are added up (phase train only)"
     )
-    launch: Literal["graph", "eager"] = "graph"
+    launch: Literal["graph", "eager"] = Field(
+        "graph", description="kernels from a captured CUDA graph, or one by one from a host"
+    )
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit of each GPU; default its TDP; 'inf' is spelled uncapped = true"
     )
@@ -216,7 +228,9 @@ class Scenario(FieldTable):
     chip_power_factor: Annotated[float, Field(ge=0.7, le=1.3)] | None = Field(
         None, description="power above idle of these chips over the profile's (wattline calibrate) [default: 1]"
     )
-    regime: Literal["steady", "cold"] = "steady"
+    regime: Literal["steady", "cold"] = Field(
+        "steady", description="repeated until the power cap has settled, or one shot from a cool, idle GPU"
+    )
     detail: Literal["auto", "full", "folded", "segment"] = Field(
         "auto", description="what is simulated: every rank and layer, equal ranks once, equal layers once too"
     )
@@ -327,7 +341,8 @@ def _first_problem(error: ValidationError) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
-        return f"{field} is missing: give a value"
+        example = ", such as llama3-8b ('wattline models' lists them)" if field == "model" else ""
+        return f"{field} is missing: give {'one' if example else 'a value'}{example}"
     if not field:
         return message
     return f"{field} = {shown(problem['input'])}: {message[0].lower()}{message[1:]}"

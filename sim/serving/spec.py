@@ -47,7 +47,9 @@ class ServeSpec(FieldTable):
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     tp: Degree = Field(1, description="tensor-parallel degree of a replica")
     ep: Degree = Field(1, description="expert-parallel degree of a replica")
-    ep_mode: Literal["all_reduce", "all_to_all"] | None = None
+    ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
+        None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
+    )
     replicas: Degree = Field(1, description="replicas that serve whole requests (decode, where others prefill)")
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
@@ -116,7 +118,7 @@ class ServeSpec(FieldTable):
     )
     time_scale: Annotated[float, Field(gt=0, le=1e6)] = Field(1.0, description="arrival times multiplied by")
     length_scale: Annotated[float, Field(gt=0, le=1e3)] = Field(1.0, description="token counts multiplied by")
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="of the draws of arrivals and lengths")
 
     max_num_seqs: Positive = Field(256, description="sequences in a batch at most")
     max_num_batched_tokens: Positive = Field(8192, description="tokens in a step at most")

@@ -50,9 +50,13 @@ class Question(FieldTable):
     power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
     max_num_seqs: Positive = Field(512, description="sequences of a replica at most")
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="host time before each step")
-    price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    price_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    carbon_g_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        None, description="price of a GPU for an hour (objective cost needs it)"
+    )
+    price_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = Field(None, description="price of electricity")
+    carbon_g_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        None, description="grams of CO2e a kWh of the grid"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Question:
