@@ -68,7 +68,8 @@ def small(words: Sequence[str]) -> list[str]:
         given += ["--model", "llama3-8b"] if word == "..." else [word]
     if "--help" in given or "select-proxy" in given:
         return given
-    if words[1] == "simulate" and "--gpu" in given and "--model" not in given:  # a GPU of the reader's, for any model
+    named = "--model" in given or (len(given) > 1 and not given[1].startswith("-"))
+    if words[1] == "simulate" and "--gpu" in given and not named:  # a GPU of the reader's, for any model
         given += ["--model", "llama3-8b"]
     extra = list(SMALL.get(words[1], ()))
     if "--pp" in given or "--window" in given or "nemotron" in " ".join(given):
@@ -91,11 +92,14 @@ def parse(words: Sequence[str]) -> bool:
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
                     command.make_context(name, rest)
-            except click.MissingParameter:
-                return False
-            except click.BadOptionUsage as error:
-                assert error.message.endswith("requires an argument."), words
-                return False
+            except click.UsageError as error:
+                match error.__cause__ or error:
+                    case click.MissingParameter():
+                        return False
+                    case click.BadOptionUsage() as told:
+                        assert told.message.endswith("requires an argument."), words
+                        return False
+                raise
             except click.exceptions.Exit as stop:  # after --help
                 assert stop.exit_code == 0
         case ["python", "-m", module, *rest]:

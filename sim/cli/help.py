@@ -111,7 +111,7 @@ class Helped(click.Command):
         except click.UsageError as error:
             if (text := _remedied(self, ctx, error)) is None:
                 raise
-            raise click.UsageError(text, ctx) from None
+            raise click.UsageError(text, ctx) from error
 
 
 class HelpGroup(Helped, click.Group):
