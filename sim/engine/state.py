@@ -82,7 +82,7 @@ class Entry(Blocks):
         if queue and queue[-1].key > key:
             queue.append(self)
         else:
-            list.append(queue, self)
+            list.append(queue, self)  # type: ignore[arg-type]  # SimPy's queue is a list
         if not pool.asked:
             pool._trigger_put(None)
 
@@ -91,7 +91,7 @@ class Entry(Blocks):
         self._ok = True
         self._value = value
         env = self.env
-        heappush(env._queue, (env._now, NORMAL, next(env._eid), self))
+        heappush(env._queue, (env._now, NORMAL, next(env._eid), self))  # type: ignore[misc]  # an Event as any
         return self
 
     def thin(self, rounds: int) -> float:
