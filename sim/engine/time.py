@@ -8,7 +8,7 @@ from typing import Protocol
 from simpy.core import Environment
 
 
-class Work(Protocol):
+class Unfinished(Protocol):
     """Something that is done once nothing is left of it."""
 
     left: int
@@ -31,7 +31,7 @@ class WholeTime(Environment):
         """The present."""
         return self._now
 
-    def run_out(self, work: Work) -> bool:
+    def run_out(self, work: Unfinished) -> bool:
         """Process events until nothing is left of ``work``; False where events run out before.
 
         SimPy's ``step`` in a loop, without a call an event.

@@ -29,17 +29,17 @@ SLOW_LAYERS, MOST_LAYERS = 2, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class StepsBeside:
     """While both run: each side's time over that alone at the fast limit, watts and SM clock (Hz) of a GPU."""
 
     slower: tuple[float, float]
     power_w: float
     clock_hz: float
 
-    def toward(self, other: Beside, share: float) -> Beside:
+    def toward(self, other: StepsBeside, share: float) -> StepsBeside:
         """The point ``share`` of the way to ``other``."""
         a, b = self.slower, other.slower
-        return Beside(
+        return StepsBeside(
             slower=(a[0] + share * (b[0] - a[0]), a[1] + share * (b[1] - a[1])),
             power_w=self.power_w + share * (other.power_w - self.power_w),
             clock_hz=self.clock_hz + share * (other.clock_hz - self.clock_hz),
@@ -47,7 +47,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class StepPairSizes:
     """Tokens of prompts and the context that they see, sequences that decode and their mean context."""
 
     prompt_tokens: int
@@ -56,7 +56,7 @@ class Sizes:
     context: int
 
     @classmethod
-    def of(cls, prompts: Batch, decoding: Batch) -> Sizes:
+    def of(cls, prompts: Batch, decoding: Batch) -> StepPairSizes:
         """Those of two batches."""
         tokens = prompts.prompt_tokens
         seen = sum(chunk.context * chunk.tokens for chunk in prompts.chunks) / tokens
@@ -82,17 +82,17 @@ class BesidePrices:
 
     alone: tuple[StepPrices, StepPrices]
     partitions: Partitions
-    _known: dict[tuple[Sizes, int], Beside] = field(default_factory=dict)
+    _known: dict[tuple[StepPairSizes, int], StepsBeside] = field(default_factory=dict)
     _layers: dict[tuple[int, Group], tuple[tuple[tuple[Kernel, ...], ...], float]] = field(default_factory=dict)
 
-    def at(self, prompts: Batch, decoding: Batch, target_w: float) -> Beside:
+    def at(self, prompts: Batch, decoding: Batch, target_w: float) -> StepsBeside:
         """The two steps beside each other with each GPU held at or below ``target_w``."""
-        sizes = Sizes.of(prompts, decoding)
+        sizes = StepPairSizes.of(prompts, decoding)
         at, share = self.alone[0].targets(target_w)
         found = self._at(sizes, at)
         return found.toward(self._at(sizes, at - 1), share) if share else found
 
-    def _at(self, sizes: Sizes, target: int) -> Beside:
+    def _at(self, sizes: StepPairSizes, target: int) -> StepsBeside:
         known = self._known.get((sizes, target))
         if known is None:
             known = self._known[sizes, target] = self._run(sizes, self.alone[0].target_w(target))
@@ -110,7 +110,7 @@ class BesidePrices:
             known = self._layers[side, group] = (layers, run.end_ps * 1e-12 / SLOW_LAYERS)
         return known
 
-    def _run(self, sizes: Sizes, target_w: float) -> Beside:
+    def _run(self, sizes: StepPairSizes, target_w: float) -> StepsBeside:
         sides = [self._layer(side, group) for side, group in enumerate(sizes.groups)]
         slowest_s = max(seconds for _, seconds in sides)
         counts = [min(MOST_LAYERS, math.ceil(SLOW_LAYERS * slowest_s / seconds)) for _, seconds in sides]
@@ -133,7 +133,7 @@ class BesidePrices:
         world = self.alone[0].scenario.world
         joules = math.fsum(played.energy_until_j(gpu, until_ps) for gpu in range(world))
         cycles = _cycles_until(played, until_ps)
-        return Beside(slower=(slower[0], slower[1]), power_w=joules / both_s / world, clock_hz=cycles / both_s)
+        return StepsBeside(slower=(slower[0], slower[1]), power_w=joules / both_s / world, clock_hz=cycles / both_s)
 
     def _played(self, streams: Sequence[tuple[int, tuple[tuple[Kernel, ...], ...], int]], target_w: float) -> Played:
         """Layers on each side's stream, so many each, all ranks by events."""

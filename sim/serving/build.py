@@ -17,13 +17,13 @@ from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.memory import kv_blocks, memory_of
-from sim.serving.power import Governor
+from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.records import Log, Served
 from sim.serving.replica import PhaseCaps, Replica
 from sim.serving.requests import Request
 from sim.serving.scheduler import Scheduler
-from sim.serving.shared import SharedGpus, Side
+from sim.serving.shared import ReplicaSide, SharedGpus
 from sim.serving.spec import ServeSpec
 from workloads.families.engine import engine_of
 
@@ -90,7 +90,7 @@ def replicas_of(
             env=env,
             prices=prices,
             scheduler=Scheduler(limits=limits, pool=BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
-            governor=Governor(machine=target, gpus=group.world),
+            governor=ReplicaGovernor(machine=target, gpus=group.world),
             log=log,
             served=served,
             host=host_of(spec),
@@ -104,7 +104,7 @@ def replicas_of(
 
 def sides_of(
     spec: ServeSpec, traffic: Sequence[Request], *, env: simpy.Environment, log: Log, served: dict[int, Served]
-) -> tuple[list[Side], list[Side], list[SharedGpus]]:
+) -> tuple[list[ReplicaSide], list[ReplicaSide], list[SharedGpus]]:
     """The replicas of ``spec`` whose GPUs are split: sides for prompts, sides that decode, and what each two share."""
     group = spec.group()
     target = machine_of(group)
@@ -121,14 +121,14 @@ def sides_of(
     both = Partitions(sms=sizes, streams=tuple(enumerate(PHASES)), gpu_sms=target.gpu.sms)
     prices = BesidePrices(alone=(first, second), partitions=both)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
-    fronts: list[Side] = []
-    backs: list[Side] = []
+    fronts: list[ReplicaSide] = []
+    backs: list[ReplicaSide] = []
     gpus: list[SharedGpus] = []
     for number in range(spec.replicas):
         pool = BlockPool(blocks=blocks, block_tokens=spec.block_tokens)
-        shared = SharedGpus(env=env, governor=Governor(machine=target, gpus=group.world), prices=prices)
+        shared = SharedGpus(env=env, governor=ReplicaGovernor(machine=target, gpus=group.world), prices=prices)
         front, back = (
-            Side(
+            ReplicaSide(
                 number=number + place * spec.replicas,
                 env=env,
                 prices=prices.alone[place],

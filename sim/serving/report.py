@@ -35,8 +35,8 @@ def print_summary(run: ServeResult, console: Console) -> None:
         sms = dict(spec.sm_partition)
         roles += f", prefill on {sms['prefill']} SMs beside decode on {sms['decode']}"
     types = precision_of(spec.group()).words()
-    told = f" in {types}, served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
-    console.print(Text.assemble((visible(spec.model), "bold"), visible(told)))
+    setup = f" in {types}, served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
+    console.print(Text.assemble((visible(spec.model), "bold"), visible(setup)))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("requests", f"{data['requests']:,} in {data['duration_s']:.4g} s")
     if data["requests_left_out"]:

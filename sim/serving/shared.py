@@ -16,8 +16,8 @@ import simpy
 
 from sim.serving.beside import BesidePrices
 from sim.serving.cost import Batch, Cost
-from sim.serving.inflight import Sequence, Step
-from sim.serving.power import Governor
+from sim.serving.inflight import PlannedStep, Sequence
+from sim.serving.power import ReplicaGovernor
 from sim.serving.replica import Replica
 
 # A step of which no more than this share is left has ended: what rounding leaves.
@@ -27,7 +27,7 @@ LEAST_S = 1e-9
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _StepUnderWay:
     """A step under way: the share that is left of it, its pace (s for all of it) and clock cycles so far."""
 
     batch: Batch
@@ -42,9 +42,9 @@ class SharedGpus:
     """The GPUs of one replica in two partitions: the first for prompts, the second for decoding."""
 
     env: simpy.Environment
-    governor: Governor
+    governor: ReplicaGovernor
     prices: BesidePrices
-    _works: list[_Work | None] = field(default_factory=lambda: [None, None])
+    _works: list[_StepUnderWay | None] = field(default_factory=lambda: [None, None])
     _spent_j: list[float] = field(default_factory=lambda: [0.0, 0.0])  # since a side last took account
     _powers_w: tuple[float, float] = (0.0, 0.0)  # of the sides, over all GPUs
     _clock_hz: float = 0.0
@@ -59,7 +59,7 @@ class SharedGpus:
         """Run a step of ``side``; nothing of it may be under way."""
         self.settle()
         begun_s = self.env.now
-        work = self._works[side] = _Work(batch, self.env.event())
+        work = self._works[side] = _StepUnderWay(batch, self.env.event())
         self._resolve()
         if not self._changed.triggered:
             self._changed.succeed()
@@ -102,7 +102,7 @@ class SharedGpus:
         if not ends:
             return math.inf
         until_s = min(*ends, self.governor.until_tick_s(sum(self._powers_w) / self.governor.gpus))
-        return max(until_s, LEAST_S)
+        return max(float(until_s), LEAST_S)
 
     def _resolve(self) -> None:
         """Paces and powers of what runs now."""
@@ -131,16 +131,16 @@ class SharedGpus:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Side(Replica):
+class ReplicaSide(Replica):
     """One side of shared GPUs: a replica whose steps run on its own SMs, beside those of the ``other`` side."""
 
     shared: SharedGpus
     side: int
     sms: int
-    other: Side | None = None
+    other: ReplicaSide | None = None
 
     def run(self) -> Generator[simpy.Event, Any, None]:
-        """Step after step; one that finds no memory waits for the other side."""
+        """PlannedStep after step; one that finds no memory waits for the other side."""
         while True:
             step = self._plan()
             if step is None:
@@ -153,7 +153,7 @@ class Side(Replica):
             assert self.other is not None
             self.other.wake()  # memory has changed
 
-    def _plan(self) -> Step | None:
+    def _plan(self) -> PlannedStep | None:
         if not self.scheduler.busy:
             self._open_inbox()
         if not self.scheduler.busy:
@@ -172,7 +172,7 @@ class Side(Replica):
             self.log.idle_j += energy_j
             self._note(self.env.now - self._since_s, 0, Batch(), energy_j, self.governor.clock_hz)
 
-    def _one(self, step: Step) -> Generator[simpy.Event, Any, None]:
+    def _one(self, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
         for sequence, _ in step.pieces:
             record = self.served[sequence.request.number]
             record.started_s = self.env.now if record.started_s < 0 else record.started_s

@@ -16,7 +16,18 @@ MIB = 1 << 20
 HOST: list[PlannedRow] = [{"kind": "host"}, {"kind": "idle"}]
 
 # Fields whose absence means something: a record that has one is no answer to a row without it.
-_LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident", "fast_accumulation")
+_LAYOUT = (
+    "launch",
+    "sequence_parallel",
+    "cp",
+    "pp",
+    "kv_len",
+    "ctas",
+    "values",
+    "resident",
+    "fast_accumulation",
+    "backend",
+)
 
 _DEFAULTS: dict[str, Any] = {"ep_mode": None, "expert_skew": 0.0, "ctas": None, "comm_ctas": None}
 _ABSENT = object()
@@ -51,7 +62,7 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return _CAPPED_S if row["m"] >= 48 else _FREE_S
         case "attention":
             return _CAPPED_S if row["phase"] == "prefill" else _FREE_S
-        case "vllm_scaled_gemm" | "vllm_experts" | "vllm_attention":
+        case "vllm_scaled_gemm" | "vllm_experts" | "vllm_attention" | "diffusers_attention" | "diffusers_linear":
             return _CAPPED_S
         case "grouped_gemm":
             return _CAPPED_S if row["tokens"] >= 128 else _FREE_S
@@ -61,7 +72,7 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return 5.0
         case "model_step" | "dit_step" | "ring_attention":
             return 4.5
-        case "generate":
+        case "generate" | "diffusers_step" | "diffusers_decode":
             return 8.0
         case _:
             return _FREE_S

@@ -36,6 +36,7 @@ from hardware.calibrate.suite.plan import (
     together,
 )
 from hardware.calibrate.suite.plans_clocks import clocks
+from hardware.calibrate.suite.plans_diffusers import diffusers
 from hardware.calibrate.suite.plans_validate import chunks, eight, validate1, validate2, validate4
 from hardware.calibrate.suite.plans_vllm import vllm
 from hardware.errors import HardwareError
@@ -52,7 +53,7 @@ BURSTS = ((0.004, 0.06), (0.004, 0.008), (0.004, 0.002), (0.02, 0.02), (0.04, 0.
 
 def smoke(world: int) -> list[PlannedRow]:
     """One row of every kind: does everything run on this machine?"""
-    one = [
+    one_token = [
         *HOST,
         gemm(1, 6144, 4096),
         gemm(64, 4096, 4096, "fp8_e4m3"),
@@ -77,7 +78,7 @@ def smoke(world: int) -> list[PlannedRow]:
         dit("wan2.1-1.3b", 2, 4096, 1),
     ]
     if world == 1:
-        return one
+        return one_token
     many: list[PlannedRow] = [
         {"kind": "host"},
         {"kind": "idle"},
@@ -307,6 +308,7 @@ PLANS: dict[str, tuple[int, PlanMaker]] = {
     "eight": (8, eight),
     "chunks": (2, chunks),
     "vllm": (1, vllm),
+    "diffusers": (1, diffusers),
 }
 
 

@@ -20,7 +20,7 @@ MANY_ROUNDS = 100_000
 
 
 @dataclass(slots=True)
-class Turns:
+class TileRounds:
     """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last (``lasts``)."""
 
     ready: float
@@ -30,10 +30,10 @@ class Turns:
     lasts: float = 1.0
 
 
-def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
+def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
     """Hand ``tiles`` to whichever of ``parts`` is ready first; a last round of few takes ``thin`` of one at least.
 
-    >>> parts = [Turns(ready=2.0, slots=100.0), Turns(ready=2.4, slots=32.0)]
+    >>> parts = [TileRounds(ready=2.0, slots=100.0), TileRounds(ready=2.4, slots=32.0)]
     >>> fetch(parts, 164)
     >>> [(part.ready, part.fetched, part.last) for part in parts]
     [(4.0, 132.0, 32.0), (3.4, 32.0, 32.0)]
@@ -59,7 +59,7 @@ def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
         heapreplace(ready, (part.ready, ready[0][1]))
 
 
-class Part(Protocol):
+class BlockRequest(Protocol):
     """A request for SMs whose blocks are the whole kernel, or those that started at one time; see ``Blocks``."""
 
     grid: Grid
@@ -91,16 +91,16 @@ class Split:
         self.rounds, self.own, self.fetched, self.full, self.thin = rounds, own, fetched, full, thin
         self.fill = fill
         self.parts = 1
-        self.begun: list[Part] = []
+        self.begun: list[BlockRequest] = []
         self.energy_j = 0.0
         self.start_ps = -1
 
-    def join(self, part: Part, now_ps: int) -> None:
+    def join(self, part: BlockRequest, now_ps: int) -> None:
         """Blocks of the kernel start: from now on they do their share of its tiles."""
         self.begun.append(part)
         share_out(self, part.grid.sms_per_block, now_ps)
 
-    def ended(self, part: Part) -> bool:
+    def ended(self, part: BlockRequest) -> bool:
         """Take in a part that has ended; True of the last one."""
         self.parts -= 1
         self.begun.remove(part)
@@ -108,7 +108,7 @@ class Split:
         return not self.parts
 
 
-def split_of(blocks: Part) -> Split:
+def split_of(blocks: BlockRequest) -> Split:
     """A kernel that begins on part of its SMs.
 
     Where memory sets the pace, tiles of a last, thin round take the time of their arithmetic alone (28 us after 86 in a
@@ -174,7 +174,7 @@ def deal(
 ) -> tuple[PartState, ...]:
     """The parts of a kernel with its tiles dealt anew; see :class:`Split` for what they are of."""
     pool = fetched
-    turns: list[Turns] = []
+    turns: list[TileRounds] = []
     begun_parts: list[PartState] = []
     for part in map(PartState._make, parts):
         gone = max(0.0, part.rounds - part.left * rounds)
@@ -190,7 +190,7 @@ def deal(
                 lasts=1.0,
             )
         pool -= part.fetched
-        turns.append(Turns(ready=part.rounds - gone, slots=part.slots))
+        turns.append(TileRounds(ready=part.rounds - gone, slots=part.slots))
         begun_parts.append(part)
     fetch(turns, pool, thin)
     dealt = []
@@ -230,7 +230,7 @@ def begin_late(progress: Progress, share: float, now_ps: int) -> None:
     progress.due_ps = -1  # its end is another now
 
 
-def last_round(blocks: Part, split: Split | None) -> tuple[float, float]:
+def last_round(blocks: BlockRequest, split: Split | None) -> tuple[float, float]:
     """What the last round of a kernel, or of a part of one, is of the kernel's time, and the SMs that it needs."""
     grid = blocks.grid
     if split is not None:

@@ -1,0 +1,145 @@
+"""Denoising steps and VAE decoders of the real ``diffusers`` modules with random weights, launched by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+from hardware.calibrate.suite.profiled import profile_steps
+from hardware.calibrate.suite.timing import Bench, steady, together
+from hardware.errors import HardwareError
+
+Row = Mapping[str, Any]
+Step = Callable[[], object]
+_STEP_WINDOW_S = 1.05
+
+
+def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
+    """Latency, power and energy of a ``diffusers_step`` or ``diffusers_decode`` row in the steady state."""
+    torch = bench.torch
+    with torch.no_grad(), _attention_backend(bench, row.get("backend")):
+        step = _step(bench, row) if row["kind"] == "diffusers_step" else _decode(bench, row)
+        step()
+        bench.synchronize()
+        measured = together(bench, steady(bench, lambda: _ignore(step()), 1, window_s=_STEP_WINDOW_S))
+        if bench.traces is not None and row.get("traced", True):
+            name = f"{row['model']}-{row['kind'].removeprefix('diffusers_')}-{row['video']}-{row['layers']}"
+            profile_steps(bench, lambda: _ignore(step()), bench.traces / f"{name}.json.gz")
+    return measured
+
+
+def _attention_backend(bench: Bench, name: str | None) -> AbstractContextManager[object]:
+    """PyTorch's own choice of attention, or FlashAttention 2 (``flash``)."""
+    if name is None or bench.dry:
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return cast(AbstractContextManager[object], sdpa_kernel({"flash": SDPBackend.FLASH_ATTENTION}[name]))
+
+
+def _step(bench: Bench, row: Row) -> Step:
+    """One forward pass of the first ``layers`` (Wan2.1), or as many double and single ones."""
+    torch, device = bench.torch, bench.device
+    width, height, frames = (int(size) for size in row["video"].split("x"))
+    batch, layers = row["batch"], row["layers"]
+
+    def ready(model: Any) -> Any:
+        """Weights in bf16 but for those that diffusers keeps in 32 bit when it loads a model."""
+        wide = getattr(model, "_keep_in_fp32_modules", None) or ()
+        for name, parameter in model.named_parameters():
+            if not any(part in name for part in wide):
+                parameter.data = parameter.data.to(torch.bfloat16)
+        return model.eval()
+
+    words = bench.randn(batch, row["text_tokens"], 4096)
+    time = torch.full((batch,), 500.0, device=device)
+    match row["model"]:
+        case "wan2.1-14b" | "wan2.1-1.3b":
+            from diffusers import WanTransformer3DModel
+
+            sizes = {} if row["model"] == "wan2.1-14b" else {"num_attention_heads": 12, "ffn_dim": 8960}
+            with torch.device(device):
+                model = ready(WanTransformer3DModel(num_layers=layers, **sizes))
+            latents = bench.randn(batch, 16, 1 + (frames - 1) // 4, height // 8, width // 8)
+            return lambda: model(hidden_states=latents, timestep=time, encoder_hidden_states=words, return_dict=False)
+        case "flux.1-dev":
+            from diffusers import FluxTransformer2DModel
+
+            with torch.device(device):
+                flux = ready(
+                    FluxTransformer2DModel(num_layers=layers, num_single_layers=2 * layers, guidance_embeds=True)
+                )
+            tokens = (height // 16) * (width // 16)
+            packed, pooled = bench.randn(batch, tokens, 64), bench.randn(batch, 768)
+            places = torch.zeros(tokens, 3, device=device)
+            text_places = torch.zeros(row["text_tokens"], 3, device=device)
+            return lambda: flux(
+                hidden_states=packed,
+                encoder_hidden_states=words,
+                pooled_projections=pooled,
+                timestep=time.to(torch.bfloat16) / 1000,
+                img_ids=places,
+                txt_ids=text_places,
+                guidance=torch.full((batch,), 3.5, device=device),
+                return_dict=False,
+            )
+        case "hunyuan-video":
+            from diffusers import HunyuanVideoTransformer3DModel
+
+            with torch.device(device):
+                hunyuan = ready(HunyuanVideoTransformer3DModel(num_layers=layers, num_single_layers=2 * layers))
+            latents = bench.randn(batch, 16, 1 + (frames - 1) // 4, height // 8, width // 8)
+            mask = torch.ones(batch, row["text_tokens"], device=device, dtype=torch.bool)
+            pooled = bench.randn(batch, 768)
+            return lambda: hunyuan(
+                hidden_states=latents,
+                timestep=time,
+                encoder_hidden_states=words,
+                encoder_attention_mask=mask,
+                pooled_projections=pooled,
+                guidance=torch.full((batch,), 6000.0, device=device),
+                return_dict=False,
+            )
+        case other:
+            raise HardwareError(f"the suite has no model of diffusers '{other}'")
+
+
+def _decode(bench: Bench, row: Row) -> Step:
+    """One video or image through the VAE's decoder."""
+    torch, device = bench.torch, bench.device
+    width, height, frames = (int(size) for size in row["video"].split("x"))
+    dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
+    with torch.device(device):
+        match row["model"]:
+            case "wan2.1-14b":
+                from diffusers import AutoencoderKLWan
+
+                vae = AutoencoderKLWan()
+            case "flux.1-dev":
+                from diffusers import AutoencoderKL
+
+                vae = AutoencoderKL(
+                    down_block_types=("DownEncoderBlock2D",) * 4,
+                    up_block_types=("UpDecoderBlock2D",) * 4,
+                    block_out_channels=(128, 256, 512, 512),
+                    layers_per_block=2,
+                    latent_channels=16,
+                    use_quant_conv=False,
+                    use_post_quant_conv=False,
+                )
+            case "hunyuan-video":
+                from diffusers import AutoencoderKLHunyuanVideo
+
+                vae = AutoencoderKLHunyuanVideo()
+                vae.enable_tiling()
+            case other:
+                raise HardwareError(f"the suite has no decoder of diffusers '{other}'")
+    vae = vae.to(dtype).eval()
+    sizes = [1 + (frames - 1) // 4] if row["model"] != "flux.1-dev" else []
+    latents = torch.randn(row["batch"], 16, *sizes, height // 8, width // 8, device=device, dtype=dtype)
+    return lambda: vae.decode(latents, return_dict=False)
+
+
+def _ignore(_: object) -> None:
+    return None
