@@ -72,6 +72,16 @@ def test_kernels_of_two_partitions_do_not_wait_for_each_other() -> None:
     assert [end for *_, end in spans(both, run(both))] == [20.0, 30.0]
 
 
+@pytest.mark.parametrize("sms", [32, 64, 128, 132])
+def test_one_stream_on_part_of_the_sms_is_summed_as_events_run_it(sms: int) -> None:
+    runs = [
+        simulate(model="llama3-8b", seq_len=512, layers=2, sm_partitions={"own": sms}, sm_clock_mhz=1200, detail=detail)
+        for detail in ("full", "segment")
+    ]
+    assert runs[0].latency_s == pytest.approx(runs[1].latency_s, rel=1e-9)
+    assert runs[0].energy_j == pytest.approx(runs[1].energy_j, rel=1e-9)
+
+
 def test_a_scenario_names_partitions_and_the_streams_that_they_serve() -> None:
     plain = simulate(**OVERLAP)
     split = simulate(**OVERLAP, sm_partitions={"compute": 116, "comm": 16})

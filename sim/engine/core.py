@@ -53,6 +53,7 @@ class Core:
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._moves = [(c.terms.hbm_bytes > 0.0, c.terms.link_bytes > 0.0) for c in graph.classes]
         self._grids = [models[0].grid(class_id) for class_id in range(len(graph.classes))]
+        self._everyone = list(range(graph.gpus))
         self._alike = False
         self._updated_ps = -1
         self._updates = 0
@@ -71,13 +72,12 @@ class Core:
         """The kernel is at the head of its queue and its predecessors are done: it asks for SMs or a copy engine."""
         graph = self.graph
         collective = graph.op_collective[op]
-        if collective < 0:
-            flow = Flow(-1, 1)
-        else:
-            known = self._flows.get(collective)
-            if known is None:
-                known = self._flows[collective] = Flow(collective, len(graph.collective_members[collective]))
-            flow = known
+        flow = self._flows.get(collective)  # that of no collective is never there
+        if flow is None:
+            if collective < 0:
+                flow = Flow(-1, 1)
+            else:
+                flow = self._flows[collective] = Flow(collective, len(graph.collective_members[collective]))
         class_id = graph.op_class[op]
         gpu = self.gpus[graph.op_gpu[op]]
         key = (graph.classes[class_id].priority, now_ps, op)
@@ -140,7 +140,7 @@ class Core:
         else:
             self._updated_ps, self._updates = now_ps, 0
         dirty = self._dirty
-        group = sorted(dirty if len(dirty) == len(self.gpus) else tied_together(self.gpus, dirty))
+        group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
         dirty.clear()
         self._solve(group, now_ps)
         for index in group:
@@ -176,7 +176,7 @@ class Core:
             if gpu.integrated_ps != now_ps:
                 self._integrate(gpu, now_ps)
             running = gpu.running
-            if len(running) > 1:
+            if len(running) > 1 and (len(running) > 2 or running[0].class_id >= running[1].class_id):
                 running.sort(key=_canonical)
             key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
             if key != last_key or not self._alike:
@@ -192,18 +192,20 @@ class Core:
                 recorder.step_gpu.append(gpu.index)
                 recorder.step_time_ps.append(now_ps)
                 recorder.step_state.append(state.index)
-            for entry, rate in zip(gpu.running, state.rates, strict=True):
+            for entry, rate in zip(gpu.running, state.rates):  # noqa: B905 - as many; the keyword costs time here
                 flow = entry.flow
                 if paces and flow in paces:
                     rate = paces[flow]
                 if (flow.rate != rate or flow.due_ps < 0) and not flow.missing:
+                    left = flow.left
                     if flow.rate:
-                        flow.left = max(0.0, flow.left - flow.rate * (now_ps - flow.updated_ps))
+                        left -= flow.rate * (now_ps - flow.updated_ps)
+                        flow.left = left = left if left > 0.0 else 0.0
                     else:
                         self.inflight += 1
                     flow.updated_ps = now_ps
                     flow.rate = rate
-                    due = now_ps + max(1, math.ceil(flow.left / rate - 1e-6))
+                    due = now_ps + (math.ceil(left / rate - 1e-6) or 1)
                     if due != flow.due_ps:
                         flow.due_ps = due
                         if due in arms:
@@ -228,7 +230,7 @@ class Core:
             assert state is not None
             gpu.integrated_ps = now_ps
             gpu.energy_j += state.power_w * seconds
-            for entry, power_w in zip(running, state.kernel_power_w, strict=True):
+            for entry, power_w in zip(running, state.kernel_power_w):  # noqa: B905 - as above
                 entry.energy_j += power_w * seconds
             if not running:
                 self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
@@ -239,6 +241,8 @@ class Core:
         recorder, finished, dirty = self.recorder, self._finished, self._dirty
         if flow.collective >= 0:
             del self._flows[flow.collective]
+        if not dirty:
+            self.touch(flow.entries[0].gpu.index)
         for entry in flow.entries:
             gpu = entry.gpu
             if gpu.integrated_ps != now_ps:
@@ -247,10 +251,7 @@ class Core:
             for transfer in entry.transfers:
                 transfer.end()
             Return(entry.resource, entry)
-            if dirty:
-                dirty.add(gpu.index)
-            else:
-                self.touch(gpu.index)
+            dirty.add(gpu.index)
             split = entry.split
             if split is not None:
                 last = split.ended(entry)

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
-from simpy.core import EmptySchedule
 from simpy.events import NORMAL, Event, Timeout
 
 from sim.engine.core import Core
@@ -32,10 +31,10 @@ class Due(Moment):
 
 
 class Lead(Moment):
-    """The time that a kernel gives others before it asks."""
+    """The time that kernels give others before they ask: those that wait until one moment."""
 
-    def __init__(self, env: WholeTime, op: int, delay: int, callback: Callable[[Any], None]) -> None:
-        self.op = op
+    def __init__(self, env: WholeTime, delay: int, callback: Callable[[Any], None]) -> None:
+        self.ops: list[int] = []
         super().__init__(env, [callback], NORMAL, delay)
 
 
@@ -73,6 +72,7 @@ class Engine:
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
         self._ready: set[int] = set()  # kernels whose turn has come before their predecessors have ended
+        self._leads: dict[int, Lead] = {}
         self._governor = governor
         self._update_pending = False
         self._last_ps = 0
@@ -97,11 +97,8 @@ class Engine:
         collecting = gc.isenabled()
         gc.disable()  # nothing the loop makes is cyclic; collecting would cost 7 %
         try:
-            step = env.step
-            while core.left:
-                step()
-        except EmptySchedule:
-            core.update(self._last_ps)  # names what is stuck
+            if not env.run_out(core):
+                core.update(self._last_ps)  # names what is stuck
         finally:
             if collecting:
                 gc.enable()
@@ -137,10 +134,19 @@ class Engine:
         core = self.core
         lead = core.lead_ps[core.graph.op_class[op]]
         if lead:
-            core.scheduled += 1
-            Lead(self.env, op, lead, self._on_lead)
+            self._hold(op, lead)
         else:
             core.submit(op, self.env._now)
+
+    def _hold(self, op: int, lead_ps: int) -> None:
+        """Have a kernel ask ``lead_ps`` from now."""
+        env = self.env
+        due_ps = env._now + lead_ps
+        lead = self._leads.get(due_ps)
+        if lead is None:
+            lead = self._leads[due_ps] = Lead(env, lead_ps, self._on_lead)
+        lead.ops.append(op)
+        self.core.scheduled += 1
 
     # -- what the core asks for ---------------------------------------------------------------------------
 
@@ -172,8 +178,11 @@ class Engine:
         self.core.due(event.flows, self.env._now)
 
     def _on_lead(self, event: Lead) -> None:
-        self.core.scheduled -= 1
-        self.core.submit(event.op, self.env._now)
+        core, now_ps = self.core, self.env._now
+        del self._leads[now_ps]
+        for op in event.ops:
+            core.scheduled -= 1
+            core.submit(op, now_ps)
 
     def _on_update(self, _: Event) -> None:
         self._update_pending = False

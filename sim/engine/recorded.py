@@ -204,6 +204,9 @@ class RecordedCore(Core):
         assert isinstance(driver, Engine)
         self.driver, self.env = driver, driver.env
         self._finished = driver.finished
+        for gpu in self.gpus:
+            for pool in gpu.pools:
+                pool.rushed = True
 
     def submit(self, op: int, now_ps: int) -> None:
         """The kernel's time has come: it runs, or asks for SMs first."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from simpy.events import Event, Timeout
 
-from sim.engine.driver import Engine, Lead
+from sim.engine.driver import Engine
 from sim.engine.record import Recorder
 from sim.engine.recorded import HostCall, RecordedCore
 from sim.engine.resources.stream import Stream
@@ -85,8 +85,7 @@ class RecordedEngine(Engine):
         shift_ps = self._shift_ps[graph.op_gpu[op]]
         begin_ps = max(record.launch_ps[op] + shift_ps[record.epoch[op]], released_ps + record.pause_ps[op])
         if begin_ps > env.now:
-            self.core.scheduled += 1
-            Lead(env, op, begin_ps - env.now, self._on_lead)
+            self._hold(op, begin_ps - env.now)
         else:
             self.core.submit(op, env.now)
 

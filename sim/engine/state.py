@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from heapq import heappush
+from typing import Any, Protocol, Self
+
+from simpy.events import NORMAL
 
 from sim.engine.fluid import FluidModel
 from sim.engine.resources.arbitration import Arbitrated
@@ -33,15 +36,14 @@ class Driver(Protocol):
 class Flow:
     """A running kernel: one progress shared by every rank that takes part."""
 
-    __slots__ = ("collective", "due_ps", "entries", "left", "missing", "rate", "updated_ps")
+    left = 1.0
+    rate = 0.0
+    updated_ps = 0
+    due_ps = -1
 
     def __init__(self, collective: int, missing: int) -> None:
         self.collective = collective
         self.entries: list[Entry] = []
-        self.left = 1.0
-        self.rate = 0.0
-        self.updated_ps = 0
-        self.due_ps = -1
         self.missing = missing
 
 
@@ -76,9 +78,21 @@ class Entry(Blocks):
         self.class_id = class_id
         self.gpu = gpu
         self.flow = self.progress = flow
-        pool.put_queue.append(self)
+        queue = pool.put_queue
+        if queue and queue[-1].key > key:
+            queue.append(self)
+        else:
+            list.append(queue, self)  # type: ignore[arg-type]  # SimPy's queue is a list
         if not pool.asked:
             pool._trigger_put(None)
+
+    def succeed(self, value: Any = None) -> Self:
+        """What SimPy does."""
+        self._ok = True
+        self._value = value
+        env = self.env
+        heappush(env._queue, (env._now, NORMAL, next(env._eid), self))  # type: ignore[misc]  # an Event as any
+        return self
 
     def thin(self, rounds: int) -> float:
         """What the arithmetic of a round takes of it."""

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from heapq import heappop
+from typing import Protocol
+
 from simpy.core import Environment
+
+
+class Unfinished(Protocol):
+    """Something that is done once nothing is left of it."""
+
+    left: int
 
 
 class WholeTime(Environment):
@@ -21,3 +30,21 @@ class WholeTime(Environment):
     def now(self) -> int:
         """The present."""
         return self._now
+
+    def run_out(self, work: Unfinished) -> bool:
+        """Process events until nothing is left of ``work``; False where events run out before.
+
+        SimPy's ``step`` in a loop, without a call an event.
+        """
+        queue = self._queue
+        while work.left:
+            if not queue:
+                return False
+            self._now, _, _, event = heappop(queue)  # type: ignore[assignment]  # whole units
+            callbacks = event.callbacks
+            event.callbacks = None  # type: ignore[assignment]  # what SimPy sets once an event is processed
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value
+        return True

@@ -10,6 +10,8 @@ import simpy
 import workloads
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
+from sim.scenario.partition import Partitions
+from sim.serving.beside import PHASES, BesidePrices
 from sim.serving.clock import SloClock, clocks_mhz
 from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
@@ -21,6 +23,7 @@ from sim.serving.records import Log, Served
 from sim.serving.replica import PhaseCaps, Replica
 from sim.serving.requests import Request
 from sim.serving.scheduler import Scheduler
+from sim.serving.shared import ReplicaSide, SharedGpus
 from sim.serving.spec import ServeSpec
 from workloads.families.engine import engine_of
 
@@ -97,6 +100,65 @@ def replicas_of(
         )
         for number in range(spec.prefill_replicas if prefill else spec.replicas)
     ]
+
+
+def sides_of(
+    spec: ServeSpec, traffic: Sequence[Request], *, env: simpy.Environment, log: Log, served: dict[int, Served]
+) -> tuple[list[ReplicaSide], list[ReplicaSide], list[SharedGpus]]:
+    """The replicas of ``spec`` whose GPUs are split: sides for prompts, sides that decode, and what each two share."""
+    group = spec.group()
+    target = machine_of(group)
+    blocks = spec.kv_blocks or kv_blocks(spec, group, target)
+    check_room(spec, traffic, blocks)
+    sms = dict(spec.sm_partition or ())
+    sizes = tuple((name, sms[name]) for name in PHASES)
+    # A side's steps have one stream, which runs on its partition; side by side each has a stream of its own.
+    cuts = [Partitions(sms=sizes, streams=((0, name),), gpu_sms=target.gpu.sms) for name in PHASES]
+    first, second = (
+        StepPrices(scenario=group, machine=target, sampling=spec.sampling, attention=spec.attention, partitions=cut)
+        for cut in cuts
+    )
+    both = Partitions(sms=sizes, streams=tuple(enumerate(PHASES)), gpu_sms=target.gpu.sms)
+    prices = BesidePrices(alone=(first, second), partitions=both)
+    kv_bytes = memory_of(spec, group, context=1).kv_bytes
+    fronts: list[ReplicaSide] = []
+    backs: list[ReplicaSide] = []
+    gpus: list[SharedGpus] = []
+    for number in range(spec.replicas):
+        pool = BlockPool(blocks=blocks, block_tokens=spec.block_tokens)
+        shared = SharedGpus(env=env, governor=ReplicaGovernor(machine=target, gpus=group.world), prices=prices)
+        front, back = (
+            ReplicaSide(
+                number=number + place * spec.replicas,
+                env=env,
+                prices=prices.alone[place],
+                scheduler=Scheduler(
+                    limits=Limits(
+                        max_num_seqs=spec.max_num_seqs,
+                        max_num_batched_tokens=spec.max_num_batched_tokens,
+                        prefix_caching=spec.prefix_caching,
+                        preemption="recompute" if place == 0 else spec.preemption,
+                        prefill_only=place == 0,
+                    ),
+                    pool=pool,
+                ),
+                governor=shared.governor,
+                log=log,
+                served=served,
+                host=host_of(spec),
+                swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
+                shared=shared,
+                side=place,
+                sms=sizes[place][1],
+            )
+            for place in range(len(PHASES))
+        )
+        front.other, back.other = back, front
+        front.handover = back.goes_on
+        fronts.append(front)
+        backs.append(back)
+        gpus.append(shared)
+    return fronts, backs, gpus
 
 
 def host_of(spec: ServeSpec) -> HostTime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -72,6 +73,14 @@ class ReplicaGovernor:
             left -= share
             spent += NOTHING.toward(cost, share)
             self._pass(self._left_s, power_w)
+
+    def until_tick_s(self, power_w: float) -> float:
+        """How long work at ``power_w`` a GPU goes on before its target may move; infinite where no limiter minds it."""
+        return math.inf if self.is_steady(power_w) else self._left_s
+
+    def spend(self, seconds: float, power_w: float) -> None:
+        """The GPUs drew ``power_w`` each for ``seconds``."""
+        self._pass(seconds, power_w)
 
     def _pass(self, seconds: float, power_w: float) -> None:
         while seconds >= self._left_s:

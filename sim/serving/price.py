@@ -23,6 +23,7 @@ from sim.errors import FoldError, ScenarioError
 from sim.run.plan import PieceSequence, Plan, Work, classifier
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
+from sim.scenario.partition import Partitions
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
@@ -51,6 +52,7 @@ class StepPrices:
     machine: Machine
     sampling: Sampling | None = None  # how each rank draws tokens from the logits
     attention: Schedule = "balanced"
+    partitions: Partitions | None = None  # of each GPU's SMs, of which steps run on that of the first stream
     _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _heads: tuple[int, int, int] | None = None
@@ -60,21 +62,25 @@ class StepPrices:
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
-        at, share = self._targets(target_w)
+        at, share = self.targets(target_w)
         cost, _ = self._at(batch, at)
         return cost.toward(self._at(batch, at - 1)[0], share) if share else cost
 
     def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The sum of :meth:`step`, without its parts: quicker."""
-        at, share = self._targets(target_w)
+        at, share = self.targets(target_w)
         _, cost = self._at(batch, at)
         return cost.toward(self._at(batch, at - 1)[1], share) if share else cost
 
-    def _targets(self, target_w: float) -> tuple[int, float]:
+    def targets(self, target_w: float) -> tuple[int, float]:
         """The target that is run at or below ``target_w``, and how far it is to the next one."""
         wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
         at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
         return at, (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP if 0 < at < TARGET_STEPS else 0.0
+
+    def target_w(self, target: int) -> float:
+        """The power target (W) that is run in so many steps below the fast limit."""
+        return (1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w
 
     def _at(self, batch: Batch, target: int) -> tuple[StepCost, Cost]:
         """The cost, and its sum, at a target that is run: 1 - ``target`` steps of the fast limit."""
@@ -142,7 +148,7 @@ class StepPrices:
             kv_heads=kv_heads,
             token_bytes=token_bytes,
         )
-        time_s = layers * longest_tail_s(contexts, even_s=even.time_s / layers, sms=self.machine.gpu.sms)
+        time_s = layers * longest_tail_s(contexts, even_s=even.time_s / layers, sms=self.sms)
         clock_hz = self.machine.model.max_clock_hz
         energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.scenario.world
         return Cost(time_s=time_s, energy_j=energy_j, cycles=time_s * clock_hz)
@@ -208,8 +214,8 @@ class StepPrices:
         key = (part, rows, context, target)
         known = self._known.get(key)
         if known is None:
-            target_w = (1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w
-            known = self._known[key] = self._run(self._plan(self._part_program(part, rows, context)), target_w)
+            plan = self._plan(self._part_program(part, rows, context))
+            known = self._known[key] = self._run(plan, self.target_w(target))
         return known
 
     def _part_program(self, part: Part, rows: int, context: int) -> Program:
@@ -242,10 +248,26 @@ class StepPrices:
             model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
         )
 
+    @property
+    def sms(self) -> int:
+        """SMs of a GPU that steps run on."""
+        cut = self.partitions
+        return self.machine.gpu.sms if cut is None else cut.sms[cut.of_stream(0)][1]
+
+    def program(self, groups: Sequence[Group]) -> Program:
+        """The layers of a step that computes ``groups``, less its head."""
+        return self._program(groups, 0, None)
+
     def _plan(self, program: Program) -> Plan:
         eager = self.scenario.launch == "eager"
         issue_s = self.machine.profile.launch.host_issue_s if eager else None
-        work = Work(program=program, tokens=1, classify=classifier(self.machine, eager=eager), issue_s=issue_s)
+        work = Work(
+            program=program,
+            tokens=1,
+            classify=classifier(self.machine, eager=eager),
+            issue_s=issue_s,
+            partitions=self.partitions,
+        )
         return Plan(work=work, model=self.machine.model)
 
     def _run(self, plan: Plan, target_w: float) -> Cost:

@@ -31,6 +31,9 @@ def print_summary(run: ServeResult, console: Console) -> None:
     roles = f"{spec.replicas} x tp {spec.tp}"
     if spec.prefill_replicas:
         roles = f"{spec.prefill_replicas} for prompts + {spec.replicas} for decoding, tp {spec.tp} each"
+    if spec.sm_partition is not None:
+        sms = dict(spec.sm_partition)
+        roles += f", prefill on {sms['prefill']} SMs beside decode on {sms['decode']}"
     types = precision_of(spec.group()).words()
     setup = f" in {types}, served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
     console.print(Text.assemble((visible(spec.model), "bold"), visible(setup)))

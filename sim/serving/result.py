@@ -116,9 +116,7 @@ class ServeResult:
             "energy_j_per_output_token": self.energy_j / output,
             "energy_j_per_request": self.energy_j / len(table),
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
-            "gpu_hours": sum(stretch.end_s - stretch.start_s for stretch in log.stretches)
-            * spec.group().world
-            / 3600.0,
+            "gpu_hours": self._gpu_hours(),
             "replica_starts": log.starts,
             "hit_tokens": int(table["hit_tokens"].sum()),
             "preemptions": int(table["preemptions"].sum()),
@@ -127,6 +125,11 @@ class ServeResult:
             "most_blocks": max(stretch.blocks for stretch in log.stretches),
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
         }
+
+    def _gpu_hours(self) -> float:
+        """Hours of all GPUs that are on; a GPU in two partitions has two timelines."""
+        seconds = sum(one.end_s - one.start_s for one in self.log.stretches)
+        return seconds * self.spec.group().world / 3600.0 / self.spec.sides
 
     def _beyond(self, table: pd.DataFrame) -> int:
         """Requests that are longer than the model was made for, as far as it says."""

@@ -176,7 +176,7 @@ class Scheduler:
         sequence = self._waiting[0][1]
         if sequence.kept != "nowhere":
             need = self.pool.blocks_for(sequence.computed + 1)
-            if not self.pool.take(need):
+            if not self.pool.take(need - sequence.blocks):  # less what it holds already
                 return None
             heapq.heappop(self._waiting)
             self._swapped_tokens += sequence.computed if sequence.kept == "host" else 0

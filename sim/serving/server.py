@@ -12,7 +12,7 @@ import simpy
 
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
-from sim.serving.build import host_of, replicas_of
+from sim.serving.build import host_of, replicas_of, sides_of
 from sim.serving.cost import Cost
 from sim.serving.inflight import Sequence as InFlight
 from sim.serving.memory import transfer_cost
@@ -97,6 +97,8 @@ class _Server:
         self.machine = machine_of(spec.group())
         self._build()
         for at_s, number in kills:
+            if spec.sm_partition is not None:
+                raise ScenarioError(f"kills: replica {number}: not known beside sm_partition: leave one of them out")
             if not 0 <= number < len(self.front) + len(self.back):
                 raise ScenarioError(
                     f"kills: there is no replica {number}, the last is {len(self.front) + len(self.back) - 1}"
@@ -128,6 +130,14 @@ class _Server:
     def _build(self) -> None:
         spec = self.spec
         shared: dict[str, Any] = {"env": self.env, "log": self.log, "served": self.served}
+        if spec.sm_partition is not None:
+            fronts, backs, gpus = sides_of(spec, self.traffic, **shared)
+            self.front, self.back = [*fronts], [*backs]
+            for side in (*fronts, *backs):
+                side.done = self._done
+            for each in gpus:
+                self.env.process(each.run())
+            return
         others = replicas_of(spec, self.traffic, **shared)
         self.front, self.back = (others, []) if not spec.prefill_replicas else ([], others)
         if spec.prefill_replicas:

@@ -7,10 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
+from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import (
     CacheType,
@@ -53,6 +54,11 @@ class ServeSpec(FieldTable):
     replicas: Degree = Field(1, description="replicas that serve whole requests (decode, where others prefill)")
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
+    )
+    sm_partition: Annotated[tuple[tuple[str, Positive], ...], BeforeValidator(pairs)] | None = Field(
+        None,
+        description="SMs of each GPU for prompts and for decoding, side by side: prefill=64,decode=68 [default: each "
+        "step has all SMs]",
     )
     dtype: RunType = Field(
         "bf16", description="type of what is not quantised; below 16 bit, what products of weights read and hold"
@@ -151,6 +157,11 @@ class ServeSpec(FieldTable):
         return max(self.tp, self.ep) * (self.replicas + self.prefill_replicas)
 
     @property
+    def sides(self) -> int:
+        """Steps that a GPU can run at once."""
+        return 1 if self.sm_partition is None else len(self.sm_partition)
+
+    @property
     def own_stack(self) -> str:
         """The stack that serves."""
         return self.stack or ("paged-kv" if self.stack_reason else DEFAULT_STACK)
@@ -187,11 +198,28 @@ class ServeSpec(FieldTable):
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
         if self.autoscale is not None and self.prefill_replicas:
             raise ValueError(f"prefill_replicas = {self.prefill_replicas}: autoscale knows replicas of one kind only")
+        if self.sm_partition is not None:
+            self._check_sides(dict(self.sm_partition))
         if self.min_replicas > self.replicas:
             raise ValueError(f"min_replicas = {self.min_replicas} is more than replicas = {self.replicas}")
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self
+
+    def _check_sides(self, sms: dict[str, int]) -> None:
+        text = ",".join(f"{name}={count}" for name, count in self.sm_partition or ())
+        if sorted(sms) != ["decode", "prefill"] or len(self.sm_partition or ()) != 2:
+            raise ValueError(f"sm_partition = {text}: give prefill and decode their SMs, like prefill=64,decode=68")
+        others = {
+            "prefill_replicas": self.prefill_replicas,
+            "autoscale": self.autoscale,
+            "prefill_power_cap_w": self.prefill_power_cap_w,
+            "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
+            "launch": self.launch if self.launch != "graph" else None,
+        }
+        for name, value in others.items():
+            if value:
+                raise ValueError(f"{name} = {value} is not known beside sm_partition: leave one of them out")
 
     def group(self, *, prefill: bool = False, sm_clock_mhz: float | None = None) -> Scenario:
         """One replica's group of GPUs as a scenario; ``sm_clock_mhz`` locks the clock in place of the spec's own.

@@ -9,6 +9,7 @@ import numpy as np
 
 from sim.result.status import standing_served
 from sim.result.trace import FIRST_STREAM, release
+from sim.serving.beside import PHASES
 from sim.serving.kernels import kernels_of
 from sim.serving.records import Stretch
 from sim.serving.result import ServeResult
@@ -121,9 +122,7 @@ def to_trace(run: ServeResult) -> Trace:
         so_far_j = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.group().world
         ends_ps = _ps(mine["end_s"].tolist())
         counters.append(Counter(pid=replica, name="energy J per GPU", total=True, time_ps=ends_ps, value=so_far_j))
-    processes = {
-        replica: f"replica {replica} ({run.spec.group().world} x {run.machine.gpu.id})" for replica in replicas
-    }
+    processes = {replica: _process(run, replica) for replica in replicas}
     return Trace(
         processes=processes | {requests_pid: "requests"},
         lanes=lanes,
@@ -137,6 +136,16 @@ def to_trace(run: ServeResult) -> Trace:
             "wattline": _about(run),
         },
     )
+
+
+def _process(run: ServeResult, replica: int) -> str:
+    """The name of a replica, or of one side of it."""
+    spec, gpus = run.spec, f"{run.spec.group().world} x {run.machine.gpu.id}"
+    if spec.sm_partition is None:
+        return f"replica {replica} ({gpus})"
+    side, number = divmod(replica, spec.replicas)
+    name = PHASES[side]
+    return f"replica {number}, {name} ({dict(spec.sm_partition)[name]} SMs of {gpus})"
 
 
 def _about(run: ServeResult) -> dict[str, Any]:

@@ -29,12 +29,14 @@ Kinds = list[tuple[int, int]]  # (GPU, class) of kernels
 
 def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
     """True when each GPU has one stream, whose kernels wait for nothing but each other and their collectives."""
-    sms = float(model.gpu.sms)
+    sms, room = float(model.gpu.sms), float(model.gpu.sms)
+    if graph.partition_sms:  # a kernel that wants more starts on part of its SMs
+        room = min(graph.partition_sms[place] for place in graph.queue_partition)
     return (
         graph.queue_gpu == tuple(range(graph.gpus))
         and graph.issue_ps is None
         and not graph.predecessor_count
-        and all(not c.lead_s and wanted_sms(c.terms, sms) <= sms for c in graph.classes)
+        and all(not c.lead_s and wanted_sms(c.terms, sms) <= room for c in graph.classes)
     )
 
 

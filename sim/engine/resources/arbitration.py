@@ -13,6 +13,8 @@ yields one goes on at once, as with any event that SimPy has processed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
+from operator import attrgetter
 from typing import Any
 
 from simpy.core import Environment
@@ -35,7 +37,7 @@ class Moment(Event):
         self.callbacks = callbacks
         self._ok = True
         self._value = None
-        env.schedule(self, priority, delay)
+        heappush(env._queue, (env._now + delay, priority, next(env._eid), self))  # what env.schedule does
 
 
 class Ask(Put["Arbitrated"]):
@@ -77,6 +79,7 @@ class Rounds:
     def __init__(self, env: Environment) -> None:
         self.env = env
         self._asked: list[Arbitrated] = []
+        self.tails: dict[int | float, Moment] = {}  # when last rounds of tiles begin, in all pools
 
     def ask(self, resource: Arbitrated) -> None:
         """Have ``resource.arbitrate()`` called once, at the end of this instant."""
@@ -115,5 +118,4 @@ class Arbitrated(BaseResource[Any, Any]):
 offer = BaseResource._trigger_put  # SimPy's loop over the waiting requests
 
 
-def _by_place(resource: Arbitrated) -> int:
-    return resource.place
+_by_place = attrgetter("place")

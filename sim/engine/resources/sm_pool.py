@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Self
 
 from simpy.core import Environment
@@ -110,6 +111,7 @@ class SmPool(Arbitrated):
         self.loose = False  # some of the free ones were left by the last round of a product in clusters
         self.users: list[Blocks] = []
         self.on_change: Callable[[], None] = _nothing  # after an arbitration that left somebody waiting, or grew one
+        self.rushed = False  # some requests start at once, on whatever is free
         self._late: list[Blocks] = []
         self._partial = False  # a kernel may run on fewer SMs than it asked for, and grow
 
@@ -128,8 +130,10 @@ class SmPool(Arbitrated):
         grid = event.grid
         if event.wanted > self.free:
             self._displace(event)
-        whole = event.wanted <= self.free and not self.scattered and not self.loose
-        give = event.wanted if whole else self._room(event)
+        if event.wanted <= self.free and not self.scattered and not self.loose:
+            give = event.wanted
+        else:
+            give = self._room(event)
         if give <= 0.0:
             if event.at_once:
                 self._start_on_nothing(event)
@@ -190,7 +194,7 @@ class SmPool(Arbitrated):
             queue = self.put_queue
             while queue and self._do_put(queue[0]):  # SimPy's loop where nothing behind a refused request is looked at
                 del queue[0]
-            for event in [request for request in queue if request.at_once]:
+            for event in [request for request in queue if request.at_once] if self.rushed else ():
                 self._do_put(event)
                 queue.remove(event)
             if self._late:
@@ -270,22 +274,19 @@ class SmPool(Arbitrated):
             due = now + max(1, math.ceil(left / progress.rate))
             if due < progress.due_ps and due != blocks.tail_due:
                 blocks.tail_due = due
-                Tail(self, blocks, due - now)
+                tails = self.rounds.tails
+                tail = tails.get(due)
+                if tail is None:
+                    tail = tails[due] = Moment(self._env, [], NORMAL, due - now)
+                tail.callbacks.append(partial(self._on_tail, blocks))
 
-    def on_tail(self, tail: Tail) -> None:
+    def _on_tail(self, blocks: Blocks, _: Moment) -> None:
         """A kernel's last round begins, unless its pace has changed since."""
-        blocks = tail.blocks
-        if blocks.tail_due == self._env.now and blocks in self.users:
+        now = self._env.now
+        self.rounds.tails.pop(now, None)
+        if blocks.tail_due == now and blocks in self.users:
             blocks.tail_due = -1
             Return(self, blocks, last_round(blocks, blocks.split)[1])
-
-
-class Tail(Moment):
-    """The moment at which the last round of ``blocks`` begins."""
-
-    def __init__(self, pool: SmPool, blocks: Blocks, delay: int | float) -> None:
-        self.blocks = blocks
-        super().__init__(pool._env, [pool.on_tail], NORMAL, delay)
 
 
 def _by_key(blocks: Blocks) -> tuple[float, ...]:

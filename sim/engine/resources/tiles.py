@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heapify, heapreplace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sim.engine.resources.grid import Grid, Progress
 
@@ -128,41 +129,82 @@ def split_of(blocks: BlockRequest) -> Split:
     )
 
 
+class PartState(NamedTuple):
+    """A part before or after tiles are dealt: its slots, what is left of it, and fields of :class:`Part`."""
+
+    slots: float
+    left: float
+    gone: float
+    rounds: float
+    fetched: float
+    billed: float
+    last: float
+    lasts: float
+    fill: float
+
+
 def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
     """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
 
     What a part has left is in units of the rounds that the whole kernel takes, all its blocks at once. Joules go by
     tiles: each part is billed for those it has still to do, evenly over the rounds that it still goes through.
     """
-    pool = split.fetched
-    turns: list[TileRounds] = []
+    before = []
     for part in split.begun:
         progress = part.progress
         assert progress is not None, "blocks with tiles of their own belong to a kernel whose progress is known"
-        progress.left = max(0.0, progress.left - progress.rate * (now_ps - progress.updated_ps))
-        progress.updated_ps = now_ps
-        slots, before = part.sms / sms_per_block, part.gone
-        part.gone = max(0.0, part.rounds - progress.left * split.rounds)
-        begun = math.floor(part.gone + 1e-6) + 1
-        part.billed += part.fill / split.fill * slots * (part.gone - before)
-        if not 0.0 < part.rounds <= begun:  # else it is in its last round, which no other part changes
-            part.fetched = slots * max(0, begun - split.own)
-            part.rounds = float(max(split.own, begun))
-            part.last, part.lasts = slots * (split.full if part.rounds == split.own else 1.0), 1.0
-        pool -= part.fetched
-        turns.append(TileRounds(ready=part.rounds - part.gone, slots=slots))
-    fetch(turns, pool, split.thin)
-    for turn, part in zip(turns, split.begun, strict=True):
-        if turn.fetched:
-            part.fetched += turn.fetched
-            part.rounds, part.last, part.lasts = part.gone + turn.ready, turn.last, turn.lasts
+        left = progress.left - progress.rate * (now_ps - progress.updated_ps)
+        slots, left = part.sms / sms_per_block, left if left > 0.0 else 0.0
+        before.append(
+            (slots, left, part.gone, part.rounds, part.fetched, part.billed, part.last, part.lasts, part.fill)
+        )
+    after = deal(tuple(before), split.rounds, split.own, split.fetched, split.full, split.thin, split.fill)
+    for part, dealt in zip(split.begun, after, strict=True):
+        _, left, part.gone, part.rounds, part.fetched, part.billed, part.last, part.lasts, part.fill = dealt
         progress = part.progress
         assert progress is not None
-        progress.left = turn.ready / split.rounds
-        if split.rounds > split.own:
-            tiles = turn.slots * split.own + part.fetched - part.billed
-            part.fill = split.fill * tiles / (turn.slots * (part.rounds - part.gone))
+        progress.left = left
+        progress.updated_ps = now_ps
         progress.due_ps = -1  # its end is another now
+
+
+@lru_cache(maxsize=4096)  # equal ranks and layers deal equal tiles
+def deal(
+    parts: tuple[tuple[float, ...], ...], rounds: int, own: int, fetched: float, full: float, thin: float, fill: float
+) -> tuple[PartState, ...]:
+    """The parts of a kernel with its tiles dealt anew; see :class:`Split` for what they are of."""
+    pool = fetched
+    turns: list[TileRounds] = []
+    begun_parts: list[PartState] = []
+    for part in map(PartState._make, parts):
+        gone = max(0.0, part.rounds - part.left * rounds)
+        begun = math.floor(gone + 1e-6) + 1
+        billed = part.billed + part.fill / fill * part.slots * (gone - part.gone)
+        part = part._replace(gone=gone, billed=billed)
+        if not 0.0 < part.rounds <= begun:  # else it is in its last round, which no other part changes
+            whole = float(max(own, begun))
+            part = part._replace(
+                fetched=part.slots * max(0, begun - own),
+                rounds=whole,
+                last=part.slots * (full if whole == own else 1.0),
+                lasts=1.0,
+            )
+        pool -= part.fetched
+        turns.append(TileRounds(ready=part.rounds - gone, slots=part.slots))
+        begun_parts.append(part)
+    fetch(turns, pool, thin)
+    dealt = []
+    for turn, part in zip(turns, begun_parts, strict=True):
+        if turn.fetched:
+            part = part._replace(
+                fetched=part.fetched + turn.fetched, rounds=part.gone + turn.ready, last=turn.last, lasts=turn.lasts
+            )
+        part = part._replace(left=turn.ready / rounds)
+        if rounds > own:
+            tiles = turn.slots * own + part.fetched - part.billed
+            part = part._replace(fill=fill * tiles / (turn.slots * (part.rounds - part.gone)))
+        dealt.append(part)
+    return tuple(dealt)
 
 
 def begin_late(progress: Progress, share: float, now_ps: int) -> None:
