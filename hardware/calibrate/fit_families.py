@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair, follow_the_clock, moved_bytes
+from hardware.calibrate.fit_gemm import STEEPEST_FALL
 from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
 from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from hardware.laws.attention import (
@@ -230,7 +231,7 @@ def fit_prefill(
     rows = on_chip_clocks(rows, duty, setting)
     return fit_family(
         rows, setting, PREFILL_START, FREE_PREFILL, lambda c, row: prefill_terms_of(c, row, gemm, setting),
-        prefill_features_of, lengths=PREFILL_LENGTHS,
+        prefill_features_of, lengths=PREFILL_LENGTHS, steepest_fall=STEEPEST_FALL,
     )  # fmt: skip
 
 
