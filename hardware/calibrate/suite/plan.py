@@ -16,7 +16,18 @@ MIB = 1 << 20
 HOST: list[PlannedRow] = [{"kind": "host"}, {"kind": "idle"}]
 
 # Fields whose absence means something: a record that has one is no answer to a row without it.
-_LAYOUT = ("launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident", "fast_accumulation")
+_LAYOUT = (
+    "launch",
+    "sequence_parallel",
+    "cp",
+    "pp",
+    "kv_len",
+    "ctas",
+    "values",
+    "resident",
+    "fast_accumulation",
+    "backend",
+)
 
 _DEFAULTS: dict[str, Any] = {"ep_mode": None, "expert_skew": 0.0, "ctas": None, "comm_ctas": None}
 _ABSENT = object()

@@ -27,6 +27,14 @@ STEPS = (
     ("hunyuan-video", "1280x720x129", (1,)),
     ("hunyuan-video", "848x480x61", (2,)),
 )
+# With FlashAttention 2 instead of PyTorch's own choice.
+FLASH_STEPS = (("wan2.1-14b", "832x480x81", 3), ("flux.1-dev", "1024x1024x1", 6), ("hunyuan-video", "848x480x61", 2))
+# So few tokens that the host sets the pace.
+HOST_STEPS = (
+    ("wan2.1-14b", "64x64x5", (1, 3)),
+    ("flux.1-dev", "64x64x1", (2, 6)),
+    ("hunyuan-video", "64x64x5", (1, 3)),
+)
 DECODERS = (
     ("flux.1-dev", "1024x1024x1", "bf16"),
     ("wan2.1-14b", "832x480x81", "f32"),
@@ -71,12 +79,8 @@ def diffusers(_: int) -> list[PlannedRow]:
         {**conv, "frames": f, "channels_in": c, "channels_out": c, "height": h, "width": w, "dtype": "f32"}
         for f, c, h, w in ((1, 384, 60, 104), (2, 384, 120, 208), (4, 192, 240, 416), (4, 96, 480, 832))
     ]
-    text = {"flux.1-dev": 512, "hunyuan-video": 256}
-    rows += [
-        {"kind": "diffusers_step", "world": 1, "model": model, "video": video, "layers": layers, "batch": 1,
-         "text_tokens": text.get(model, 512), "dtype": "bf16"}
-        for model, video, many in STEPS for layers in many
-    ]  # fmt: skip
+    rows += [step(model, video, layers) for model, video, many in (*STEPS, *HOST_STEPS) for layers in many]
+    rows += [{**step(model, video, layers), "backend": "flash"} for model, video, layers in FLASH_STEPS]
     rows += [
         {
             "kind": "diffusers_decode",
@@ -90,3 +94,9 @@ def diffusers(_: int) -> list[PlannedRow]:
         for model, video, dtype in DECODERS
     ]
     return rows
+
+
+def step(model: str, video: str, layers: int) -> PlannedRow:
+    """One forward pass of a transformer with ``layers``, or ``layers`` double and twice as many single ones."""
+    row: PlannedRow = {"kind": "diffusers_step", "world": 1, "model": model, "video": video, "layers": layers}
+    return row | {"batch": 1, "text_tokens": 256 if model == "hunyuan-video" else 512, "dtype": "bf16"}

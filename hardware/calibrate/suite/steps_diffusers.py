@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 from hardware.calibrate.suite.profiled import profile_steps
 from hardware.calibrate.suite.timing import Bench, steady, together
@@ -17,7 +18,7 @@ _STEP_WINDOW_S = 1.05
 def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
     """Latency, power and energy of a ``diffusers_step`` or ``diffusers_decode`` row in the steady state."""
     torch = bench.torch
-    with torch.no_grad():
+    with torch.no_grad(), _attention_backend(bench, row.get("backend")):
         step = _step(bench, row) if row["kind"] == "diffusers_step" else _decode(bench, row)
         step()
         bench.synchronize()
@@ -26,6 +27,15 @@ def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
             name = f"{row['model']}-{row['kind'].removeprefix('diffusers_')}-{row['video']}-{row['layers']}"
             profile_steps(bench, lambda: _ignore(step()), bench.traces / f"{name}.json.gz")
     return measured
+
+
+def _attention_backend(bench: Bench, name: str | None) -> AbstractContextManager[object]:
+    """PyTorch's own choice of attention, or FlashAttention 2 (``flash``)."""
+    if name is None or bench.dry:
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return cast(AbstractContextManager[object], sdpa_kernel({"flash": SDPBackend.FLASH_ATTENTION}[name]))
 
 
 def _step(bench: Bench, row: Row) -> Step:
