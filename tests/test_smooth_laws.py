@@ -196,12 +196,13 @@ def test_more_bytes_never_make_a_collective_cheaper(op: str, world: int, in_grap
     assert PROFILE is not None
     profile = PROFILE
     for ctas in (None, 1, 3, 6, 16, 32):
-        found = steps(
-            lambda size, ctas=ctas: price.collective_terms(
+
+        def terms(size: int, ctas: int | None = ctas) -> KernelTerms:
+            return price.collective_terms(
                 profile, H100, op=op, world=world, buffer_bytes=size, ctas=ctas, in_graph=in_graph
-            ),
-            [round(1024 * 1.1**step) for step in range(160)],
-        )
+            )
+
+        found = steps(terms, [round(1024 * 1.1**step) for step in range(160)])
         assert min(low for low, _ in found.values()) > -0.001, ctas
 
 

@@ -189,8 +189,8 @@ def _curves(table: CollectiveTable) -> _Curves:
     cost of its own bytes where it is slower than they are there.
     """
     rows: dict[int, list[tuple[float, float, float]]] = {}
-    for ctas, size, seconds, watts in sorted(table.rows):
-        rows.setdefault(ctas, []).append((math.log(size), seconds, watts))
+    for ctas, size, time_s, power_w in sorted(table.rows):
+        rows.setdefault(ctas, []).append((math.log(size), time_s, power_w))
     rows = {ctas: own for ctas, own in rows.items() if len(own) >= 2} or rows
     curves: dict[int, tuple[list[float], list[float], list[float]]] = {}
     for start in sorted({own[0][0] for own in rows.values()}):
