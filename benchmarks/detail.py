@@ -37,7 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], str, bool]] = {
     "30B-A3B EP4 decode, segment": (EXPERTS, "segment", False),
     "235B-A22B EP64 x DP8 decode, 512 GPUs, auto": (NODES, "auto", False),
     "70B TP8 generate 256 tokens, segment": (GENERATE, "segment", False),
-    "70B TP8 generate 256 tokens, auto (context knots)": (GENERATE, "auto", False),
+    "70B TP8 generate 256 tokens, auto (context buckets)": (GENERATE, "auto", False),
 }
 
 

@@ -36,10 +36,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 def measure(fields: dict[str, Any], repeat: int) -> dict[str, Any]:
     """One case, in this process."""
-    import workloads
     from sim import Scenario, simulate
     from sim.run.runner import plan_of
     from sim.scenario.machine import machine_of
+    from sim.scenario.resolved import resolve_scenario
     from sim.shortcuts.pieces import play
 
     scenario = Scenario.of(**fields, detail="full")
@@ -54,7 +54,7 @@ def measure(fields: dict[str, Any], repeat: int) -> dict[str, Any]:
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     del timeline
 
-    plan = plan_of(scenario, workloads.load_model(scenario.model), machine_of(scenario))
+    plan = plan_of(resolve_scenario(scenario), machine_of(scenario))
     begin = time.process_time()
     plan.work.full_graph()
     lower_s = time.process_time() - begin

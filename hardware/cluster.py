@@ -188,6 +188,7 @@ def parse_node(text: str, *, where: str) -> NodeSpec:
     )
 
 
+@lru_cache(maxsize=256)
 def cluster_for(gpu: GpuSpec, node: NodeSpec, world: int) -> Cluster:
     """The fewest nodes that hold ``world`` GPUs.
 

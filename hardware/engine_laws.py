@@ -25,7 +25,7 @@ class Learnt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class LeftOutErrors:
     """Errors on rows that were left out of the fit: how many, mean absolute shares of time and of energy."""
 
     rows: int
@@ -64,7 +64,7 @@ class EngineLaws:
     corrections: Mapping[str, Learnt]
     all_reduce: tuple[AllReduceRow, ...] = ()
     mean_power_factor: float = 1.0
-    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    left_out: Mapping[str, LeftOutErrors] = field(default_factory=dict)
     standard_errors: Mapping[str, float] = field(default_factory=dict)
 
     def learnt(self, family: str) -> Learnt:
@@ -73,7 +73,7 @@ class EngineLaws:
 
 
 ADAPTER = TypeAdapter(EngineLaws)
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "diffusers")
 
 
 @lru_cache(maxsize=32)

@@ -50,4 +50,13 @@ class GpuSpec:
 
     def tensor_flops_per_cycle_per_sm(self, dtype: str) -> float:
         """Dense multiply-add FLOPs one SM retires per clock cycle for ``dtype``."""
-        return self.tensor_flops_per_s[dtype] / (self.reference_clock_hz * self.sms)
+        return self.product_flops_per_s(dtype) / (self.reference_clock_hz * self.sms)
+
+    def multiplies(self, dtype: str) -> bool:
+        """Whether there is a rate for products of ``dtype``."""
+        return dtype in self.tensor_flops_per_s or (dtype == "bf16" and "fp16" in self.tensor_flops_per_s)
+
+    def product_flops_per_s(self, dtype: str) -> float:
+        """Peak rate for ``dtype``; a GPU without bf16 (V100) runs 16-bit work at its fp16 rate."""
+        rates = self.tensor_flops_per_s
+        return rates["fp16"] if dtype == "bf16" and "bf16" not in rates else rates[dtype]

@@ -25,7 +25,7 @@ def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise refusal(f"{where}: not valid TOML: {cut(str(error), 200)}") from None
+        raise refusal(f"{where}: not valid TOML: {truncated(str(error), 200)}") from None
     except RecursionError:
         raise refusal(f"{where}: not valid TOML: nested too deeply (at most {DEPTH_LIMIT})") from None
     except ValueError:
@@ -66,15 +66,15 @@ def shown(value: object) -> str:
     ("'gelu'", '[3]')
     """
     try:
-        return cut(repr(value), SHOWN)
+        return truncated(repr(value), SHOWN)
     except (ValueError, RecursionError):  # a number of thousands of digits, tables in tables
         return f"a {type(value).__name__} that is too large to print"
 
 
-def cut(text: str, limit: int) -> str:
+def truncated(text: str, limit: int) -> str:
     """``text``, its middle left out where it is longer than ``limit``.
 
-    >>> cut("a" * 100, 20)
+    >>> truncated("a" * 100, 20)
     'aaaaaaaaaaa...aaaaaa'
     """
     head, tail = limit * 3 // 5 - 1, limit * 3 // 10
@@ -108,7 +108,7 @@ def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False) ->
     while left:
         table, place, depth = left.pop()
         if depth > DEPTH_LIMIT:
-            raise refusal(f"{where}: {cut(place, SHOWN)}: nested too deeply (at most {DEPTH_LIMIT})")
+            raise refusal(f"{where}: {truncated(place, SHOWN)}: nested too deeply (at most {DEPTH_LIMIT})")
         for key, item in table.items() if isinstance(table, dict) else enumerate(table):
             inner = f"{place}.{key}" if place else str(key)
             if isinstance(item, dict | list):
@@ -122,4 +122,4 @@ def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False) ->
 
 
 def _named(place: str) -> str:
-    return f"{cut(place, SHOWN)} = " if place else ""
+    return f"{truncated(place, SHOWN)} = " if place else ""

@@ -22,7 +22,7 @@ class DeadlockError(SimError):
 
 
 class LivelockError(SimError):
-    """Time stands still: one instant was settled too often."""
+    """Time stands still: one instant was updated too often."""
 
 
 class FoldError(SimError):

@@ -11,23 +11,25 @@ from hardware.profile import load_profile
 from sim import Scenario, simulate
 from sim.studies.a100 import LARGE, STEP_HZ, best_clocks, by_job, left_out, main, mean_error
 from sim.studies.a100_hopper import scaled
-from sim.studies.a100_power import GPU, PARTS, Job, Run, estimate, fit_scales, read_runs, refit, shipped
+from sim.studies.a100_power import GPU, PARTS, Job, PublicMeasurement, estimate, fit_scales, read_runs, refit, shipped
 
 JOB = Job(model="gpt2", dtype="bf16", batch=8, seq_len=512)
 NAME = "gpt2model_gpt2_pbf16_b8_s512_modeprefill_attneager_freq870_iter9.csv"
 
 
 @pytest.fixture(scope="module")
-def sweep(shared: Path) -> list[Run]:
+def sweep(shared: Path) -> list[PublicMeasurement]:
     return read_runs(shared / "public" / "energaizer" / "dvfs.csv")
 
 
 @pytest.fixture(scope="module")
-def fixed(shared: Path) -> list[Run]:
+def fixed(shared: Path) -> list[PublicMeasurement]:
     return read_runs(shared / "public" / "energaizer" / "a100.csv")
 
 
-def test_power_of_models_left_out_meets_the_bars(sweep: list[Run], fixed: list[Run]) -> None:
+def test_power_of_models_left_out_meets_the_bars(
+    sweep: list[PublicMeasurement], fixed: list[PublicMeasurement]
+) -> None:
     scales = left_out(fixed)
     for runs, bar in ((sweep, 0.08), (fixed, 0.10)):
         assert mean_error(runs, lambda r: estimate(r.job, r.clock_hz).power_w(scales[r.job.model])) < bar
@@ -37,7 +39,7 @@ def test_power_of_models_left_out_meets_the_bars(sweep: list[Run], fixed: list[R
         assert abs(measured - predicted) <= STEP_HZ
 
 
-def test_two_constants_a_job_carry_its_clocks(sweep: list[Run]) -> None:
+def test_two_constants_a_job_carry_its_clocks(sweep: list[PublicMeasurement]) -> None:
     errors = [
         abs(watts / run.power_w - 1)
         for runs in by_job(sweep).values()
@@ -56,7 +58,7 @@ def test_runs_are_read_by_their_names(tmp_path: Path) -> None:
         "vitmodel_large_pfp32_b64_freq900_iter254.csv,21.6,125.0,900,67\n"
     )
     first, second = read_runs(path)
-    assert first == Run(job=JOB, clock_hz=870e6, time_s=0.02, power_w=150.0)
+    assert first == PublicMeasurement(job=JOB, clock_hz=870e6, time_s=0.02, power_w=150.0)
     assert second.job == Job(model="vit-large", dtype="fp32", batch=64, seq_len=197)
 
 
@@ -82,7 +84,7 @@ def test_factors_are_found_again() -> None:
         )
     ]  # fmt: skip
     runs = [
-        Run(job=job, clock_hz=clock, time_s=1.0, power_w=estimate(job, clock).power_w(truth))
+        PublicMeasurement(job=job, clock_hz=clock, time_s=1.0, power_w=estimate(job, clock).power_w(truth))
         for job in jobs
         for clock in (600e6, 900e6, 1300e6)
     ]

@@ -17,7 +17,7 @@ from sim.errors import ScenarioError
 from sim.explore.conditions import Condition
 from sim.output.spreadsheet import to_csv, without_quotes
 from sim.replay.inspect import inspect_trace
-from sim.serving.requests import read_requests, read_traffic
+from sim.serving.request_files import read_requests, read_traffic
 from traces.read.values import product
 
 SERVE = ["serve", "--model", "llama3-8b", "--trace"]

@@ -14,12 +14,12 @@ import pytest
 
 from hardware.calibrate.suite import run
 from hardware.calibrate.suite.cases import build
-from hardware.calibrate.suite.cases_pair import collective_of
 from hardware.calibrate.suite.comm import QuietComm, part_bytes
 from hardware.calibrate.suite.duty import measure_host, work_row
-from hardware.calibrate.suite.meter import DryMeter, Tick, slope_w
+from hardware.calibrate.suite.meter import CounterTick, DryMeter, slope_w
 from hardware.calibrate.suite.plan import done_already, estimated_s
 from hardware.calibrate.suite.plans import PLANS, least_world, planned
+from hardware.calibrate.suite.race import collective_of
 from hardware.calibrate.suite.routing import route
 from hardware.calibrate.suite.worker import append, block_counts, gpu_id_of
 from hardware.errors import HardwareError
@@ -142,7 +142,7 @@ def test_routing_counts_by_hand() -> None:
 
 
 def test_power_is_the_slope_between_ticks() -> None:
-    ticks = [Tick(at_s=0.1 * n + 0.03, energy_j=70.0 * n) for n in range(20)]
+    ticks = [CounterTick(at_s=0.1 * n + 0.03, energy_j=70.0 * n) for n in range(20)]
     assert slope_w(ticks, 0.5, 1.2) == pytest.approx(700.0)
     assert slope_w(ticks, 0.5, 0.6) is None
 

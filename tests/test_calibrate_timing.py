@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hardware.calibrate.suite import cases_pair, timing
+from hardware.calibrate.suite import race, timing
 from hardware.calibrate.suite.comm import QuietComm
-from hardware.calibrate.suite.meter import DryMeter, HostFacts, Tick, slope_w
+from hardware.calibrate.suite.meter import CounterTick, DryMeter, HostFacts, slope_w
 
 
 class FakeGpu:
@@ -62,7 +62,7 @@ class FakeMeter(DryMeter):
 
     def power_w(self, start_s: float, end_s: float) -> float | None:
         self.windows.append((start_s, end_s))
-        ticks = [Tick(at_s=0.1 * n, energy_j=0.1 * n * self._gpu.watts) for n in range(200)]
+        ticks = [CounterTick(at_s=0.1 * n, energy_j=0.1 * n * self._gpu.watts) for n in range(200)]
         return slope_w(ticks, start_s, end_s)
 
 
@@ -178,7 +178,7 @@ def test_lanes_do_not_hold_each_other_back(monkeypatch: pytest.MonkeyPatch, a_s:
     torch = FakeTorch()
     monkeypatch.setattr("time.monotonic", lambda: torch.now_s)
     monkeypatch.setattr("time.sleep", torch.sleep)
-    monkeypatch.setattr(cases_pair, "stamps_between", lambda *_: [(a_s, 1500.0)])
+    monkeypatch.setattr(race, "stamps_between", lambda *_: [(a_s, 1500.0)])
     kernels: Any = None
     bench = timing.Bench(
         torch=torch,
@@ -192,11 +192,11 @@ def test_lanes_do_not_hold_each_other_back(monkeypatch: pytest.MonkeyPatch, a_s:
     )
     slots = FakeRecord((2, 4, 2))
     lanes = [
-        cases_pair.Lane(stream=FakeStream(), replay=partial(torch.run, t), count=2, each_s=0.001, slots=slots)
+        race.StreamWork(stream=FakeStream(), replay=partial(torch.run, t), count=2, each_s=0.001, slots=slots)
         for t in (a_s, b_s)
     ]
     torch.streams += [lane.stream for lane in lanes]
-    seen = cases_pair.race(bench, lanes[0], lanes[1], seconds=0.5)
+    seen = race.race(bench, lanes[0], lanes[1], seconds=0.5)
     assert seen.a_s == pytest.approx(a_s / 2, rel=0.02)
     assert seen.b_s == pytest.approx(b_s / 2, rel=0.02)
     assert len(lanes[1].ends) == 250

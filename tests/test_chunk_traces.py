@@ -11,6 +11,7 @@ import pytest
 from hardware.catalog import load_gpu
 from hardware.laws.gemm_grid import LEAST_ROWS
 from hardware.laws.price import gemm_terms, launched_gemm
+from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import time_s
 from hardware.profile import profile_for
 from hardware.scheduling import scheduling
@@ -58,7 +59,7 @@ def test_launched_tiles_go_in_the_rounds_that_the_traces_show() -> None:
                 assert tile is not None
                 real = tiles_of(tile, m=rows, n=n) * (3 if "4x2_h" in kernels[0].name else 1)
                 real *= 2 if "splitK" in kernels[0].name and real <= 66 else 1
-                made = launched_gemm(PROFILE, GPU, _terms(rows, n, k), m=rows, n=n, k=k).blocks
+                made = launched_gemm(PROFILE, GPU, _terms(rows, n, k), GemmSizes(m=rows, n=n, k=k)).blocks
                 right.append(-(-made // GPU.sms) == -(-real // GPU.sms))
                 grids.append(min(made, GPU.sms))
                 assert kernels[0].blocks >= 120
@@ -68,20 +69,20 @@ def test_launched_tiles_go_in_the_rounds_that_the_traces_show() -> None:
 
 
 def _terms(m: int, n: int, k: int):  # type: ignore[no-untyped-def]
-    return gemm_terms(PROFILE, GPU, m=m, n=n, k=k, dtype="bf16")
+    return gemm_terms(PROFILE, GPU, GemmSizes(m=m, n=n, k=k, dtype="bf16"))
 
 
 @pytest.mark.parametrize("m", [128, 256, 1000, 4096])
 def test_other_tiles_take_the_time_and_joules_of_the_law_alone(m: int) -> None:
     before = _terms(m, 14336, 8192)
-    after = launched_gemm(PROFILE, GPU, before, m=m, n=14336, k=8192)
+    after = launched_gemm(PROFILE, GPU, before, GemmSizes(m=m, n=14336, k=8192))
     for clock_hz in (1.98e9, 1.2e9):
         alone = [time_s(t, sms=float(min(t.blocks, GPU.sms)), sm_clock_hz=clock_hz) for t in (before, after)]
         assert alone[1] == pytest.approx(alone[0], rel=1e-9)
     watts = [t.sm_power_w * min(t.blocks, GPU.sms) for t in (before, after)]
     assert watts[1] == pytest.approx(watts[0]) and after.core_energy_j == before.core_energy_j
     small = _terms(LEAST_ROWS - 1, 14336, 8192)
-    assert launched_gemm(PROFILE, GPU, small, m=LEAST_ROWS - 1, n=14336, k=8192) is small
+    assert launched_gemm(PROFILE, GPU, small, GemmSizes(m=LEAST_ROWS - 1, n=14336, k=8192)) is small
 
 
 def test_a_step_of_one_stream_knows_nothing_of_them() -> None:
@@ -142,10 +143,10 @@ def _since_the_last(kernels: list[Ran], what: str) -> list[float]:
         before = [k for k in kernels if k.end <= one.start]
         if any(k.start < one.start < k.end for k in kernels) or not before:
             continue
-        talks = [k.end for k in before if "nccl" in k.name]
+        collective_ends = [k.end for k in before if "nccl" in k.name]
         others = [k.end for k in before if "nccl" not in k.name]
-        if talks and others and max(talks) > max(others) + 5.0:
-            pauses.append(one.start - max(talks))
+        if collective_ends and others and max(collective_ends) > max(others) + 5.0:
+            pauses.append(one.start - max(collective_ends))
     return pauses
 
 

@@ -22,7 +22,7 @@ from sim.explore.closed_form.formula import NAMES, PARAMETERS, columns, predict
 from sim.explore.closed_form.judge import Score, interval, judge
 from sim.explore.closed_form.samples import PHASES, Sample, by_work, parts
 from sim.explore.closed_form.search import search
-from sim.explore.closed_form.sizes import Phase, Sizes
+from sim.explore.closed_form.sizes import PassSizes, Phase
 from sim.explore.grid import load_grid
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +45,9 @@ def made_up() -> list[Sample]:
 
 
 def _at_truth(fields: dict[str, Any]) -> Sample:
-    sizes: dict[Phase, Sizes] = {phase: Sizes.of(Scenario.of(**part), phase) for phase, part in parts(fields).items()}
+    sizes: dict[Phase, PassSizes] = {
+        phase: PassSizes.of(Scenario.of(**part), phase) for phase, part in parts(fields).items()
+    }
     costs = {phase: predict(TRUTH, columns([sizes[phase]])) for phase in PHASES}
     return Sample(
         scenario=Scenario.of(**fields),
@@ -59,7 +61,7 @@ def test_sizes_are_those_of_the_kernels_that_run() -> None:
     for phase, seq_len in (("prefill", 1024), ("decode", 2048)):
         for model in ("llama3-8b", "qwen3-30b-a3b"):
             scenario = Scenario.of(model=model, phase=phase, batch=8, seq_len=seq_len)
-            sizes = Sizes.of(scenario, phase)  # type: ignore[arg-type]
+            sizes = PassSizes.of(scenario, phase)  # type: ignore[arg-type]
             run = simulate(scenario)
             kernels = run.graph.kernels - 1  # the head
             assert sizes.kernels == kernels
@@ -70,7 +72,7 @@ def test_sizes_are_those_of_the_kernels_that_run() -> None:
 
 def test_a_decode_step_reads_the_cache_and_the_experts_that_its_tokens_choose() -> None:
     few, many = (
-        Sizes.of(Scenario.of(model="qwen3-30b-a3b", phase="decode", batch=batch, seq_len=1000), "decode")
+        PassSizes.of(Scenario.of(model="qwen3-30b-a3b", phase="decode", batch=batch, seq_len=1000), "decode")
         for batch in (1, 512)
     )
     model = workloads.load_model("qwen3-30b-a3b")

@@ -13,8 +13,9 @@ import pytest
 
 from hardware.laws.collective import UNFITTED, ring_traffic
 from hardware.profile import load_profile, profile_for
-from sim.validation import contention
-from sim.validation.contention import main, measured, on, together
+from sim.validation import lanes
+from sim.validation.contention import main, measured, on
+from sim.validation.lanes import together
 from sim.validation.predict import NotPredicted, predict
 from sim.validation.records import RecordError, read_records
 
@@ -43,7 +44,7 @@ def test_a_copy_barely_feels_two_blocks_that_it_slows_down_threefold() -> None:
 def test_a_collective_beside_a_gemm_of_persistent_blocks_gets_one_turn_a_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
     # Measured (pair.jsonl): 771.4 us a GEMM and 771.7 us a reduce-scatter that alone takes 138. What their ends are
     # apart repeats every third turn: means of many.
-    monkeypatch.setattr(contention, "REPETITIONS", 60)
+    monkeypatch.setattr(lanes, "REPETITIONS", 60)
     seen = together(GEMM, on(GPU, 2, sharing()))
     assert seen.a_together_s == pytest.approx(seen.b_together_s, rel=0.01)
 

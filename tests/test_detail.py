@@ -7,20 +7,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import workloads
 from sim import simulate
 from sim.build.program import build
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 from sim.errors import FoldError
 from sim.result.report import summary
 from sim.run.plan import classifier
 from sim.run.runner import MOST_EVENT_KERNELS
 from sim.run.runner import plan_of as plan_of_model
-from sim.run.steady import settled_clocks
-from sim.scenario.machine import machine_of
+from sim.run.steady import steady_clocks
+from sim.scenario.machine import machine_of, profile_of
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
+from sim.shortcuts.context_buckets import bucket_contexts
 from sim.shortcuts.fold import fold
-from sim.shortcuts.knots import context_knots
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork
 
@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def plan_of(scenario: Scenario) -> Any:
-    return plan_of_model(scenario, workloads.load_model(scenario.model), machine_of(scenario))
+    return plan_of_model(resolve_scenario(scenario), machine_of(scenario))
 
 
 @pytest.mark.parametrize("detail", ["folded", "segment"])
@@ -88,7 +88,7 @@ def test_every_layout_settles_at_the_same_power_target(name: str) -> None:
     scenario = Scenario.of(**CASES[name])
     plan, limits = plan_of(scenario), machine_of(scenario).limits
     found = {
-        settled_clocks(layout.sequence, limits, len(layout.folding.classes))[0]
+        steady_clocks(layout.sequence, limits, len(layout.folding.classes))[0]
         for layout in (plan.full, plan.folded, plan.segments)
     }
     assert len(found) == 1
@@ -98,10 +98,10 @@ def test_every_layout_settles_at_the_same_power_target(name: str) -> None:
 def test_the_settled_target_is_the_highest_that_the_slow_limit_allows() -> None:
     scenario = Scenario.of(**CASES["prefill at 400 W"])
     plan, limits = plan_of(scenario), machine_of(scenario).limits
-    target = settled_clocks(plan.segments.sequence, limits, 1)[0]
+    target = steady_clocks(plan.segments.sequence, limits, 1)[0]
 
     def mean_w(more_hz: float) -> float:
-        held = Held(target.clock_hz + more_hz, target.power_w)
+        held = HeldClock(target.clock_hz + more_hz, target.power_w)
         parts = [(step, step.piece.play((held,))) for step in plan.segments.sequence]
         joules = sum(step.repeat * played.energy_j[0] for step, played in parts)
         return joules / sum(step.repeat * played.records.end_ps * 1e-12 for step, played in parts)
@@ -161,15 +161,15 @@ def test_what_cannot_be_replayed_or_folded_is_refused_by_name() -> None:
         simulate(**CASES["uneven experts"], detail="folded")
 
 
-# -- context knots ---------------------------------------------------------------------------------------------
+# -- context buckets -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first, steps", [(1, 300), (100, 400), (4096, 1000)])
-def test_knots_are_near_every_step_and_right_on_average(first: int, steps: int) -> None:
-    contexts = context_knots(first, steps)
+def test_bucket_contexts_are_near_every_step_and_right_on_average(first: int, steps: int) -> None:
+    contexts = bucket_contexts(first, steps)
     exact = range(first, first + steps)
     assert len(contexts) == steps
-    assert all(abs(knot - own) <= own / 120 for knot, own in zip(contexts, exact, strict=True))
+    assert all(abs(context - own) <= own / 120 for context, own in zip(contexts, exact, strict=True))
     assert abs(sum(contexts) - sum(exact)) <= steps / 100 + 40  # a last group of even size is off by half a token
     assert len(set(contexts)) < steps
 
@@ -185,15 +185,15 @@ def test_knots_are_near_every_step_and_right_on_average(first: int, steps: int) 
 )  # fmt: skip
 def test_a_long_generation_is_within_its_stated_error(fields: dict[str, Any]) -> None:
     exact = simulate(**fields, phase="generate", detail="segment")
-    knots = simulate(**fields, phase="generate", shortcuts=True)
-    assert exact.outcome.knots == 0 < knots.outcome.knots < fields["output_len"]
-    bound = knots.outcome.knot_error
+    bucketed = simulate(**fields, phase="generate", shortcuts=True)
+    assert exact.outcome.context_buckets == 0 < bucketed.outcome.context_buckets < fields["output_len"]
+    bound = bucketed.outcome.context_bucket_error
     assert 0.0 < bound < 2e-3
-    assert knots.latency_s == pytest.approx(exact.latency_s, rel=bound)
-    assert knots.energy_j == pytest.approx(exact.energy_j, rel=bound)
-    assert knots.outcome.kernels == exact.outcome.kernels == len(knots.kernels)
-    assert summary(knots)["context_knot_error"] == bound
-    assert "tokens: off by" in repr(knots)
+    assert bucketed.latency_s == pytest.approx(exact.latency_s, rel=bound)
+    assert bucketed.energy_j == pytest.approx(exact.energy_j, rel=bound)
+    assert bucketed.outcome.kernels == exact.outcome.kernels == len(bucketed.kernels)
+    assert summary(bucketed)["context_bucket_error"] == bound
+    assert "tokens: off by" in repr(bucketed)
 
 
 # -- folding by hand: programs that no scenario makes ----------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_missing_member_is_named() -> None:
 
 def test_kernels_are_counted_without_laying_them_out() -> None:
     scenario = Scenario.of(**LLAMA)
-    made, _ = build(scenario, workloads.load_model(scenario.model))
+    made, _ = build(resolve_scenario(scenario), sms_per_cta=profile_of(scenario).sharing.sms_per_cta)
     run = simulate(scenario)
     assert (
         run.outcome.kernels

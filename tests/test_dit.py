@@ -17,7 +17,7 @@ from sim.scenario.video import video_summary
 from sim.validation.validate import validate
 from workloads.diffusion import load_dit, parse_video, video_tokens
 from workloads.errors import WorkloadError
-from workloads.families.dit import build_denoise
+from workloads.families.dit_layers import build_denoise
 from workloads.program import Program
 from workloads.reuse import computed_steps
 from workloads.work import AttentionWork

@@ -17,7 +17,7 @@ import pytest
 
 from sim import simulate
 from sim.cli import main
-from sim.explore.grid import Grid, parse_grid
+from sim.explore.grid import ScenarioGrid, parse_grid
 from sim.explore.sweep import run_batch, sweep
 from sim.explore.table import read_table
 from sim.explore.workers import Pool
@@ -26,15 +26,15 @@ SMALL = {"model": "llama3-8b", "layers": 1, "lm_head": False}
 ALONE = Pool(jobs=1)
 
 
-def grid_of(**axes: Any) -> Grid:
+def grid_of(**axes: Any) -> ScenarioGrid:
     return parse_grid({"base": SMALL, "grid": axes}, where="test")
 
 
-def seq_lens(count: int) -> Grid:
+def seq_lens(count: int) -> ScenarioGrid:
     return grid_of(seq_len={"from": 64, "to": 63 + count, "step": 1})
 
 
-def caps(count: int) -> Grid:
+def caps(count: int) -> ScenarioGrid:
     """Scenarios that are quick because they share their work: power limits that none of them reaches."""
     return grid_of(phase=["decode"], power_cap_w={"from": 600, "to": 600 + (count - 1) / 10, "step": 0.1})
 

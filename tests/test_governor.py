@@ -22,8 +22,9 @@ from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.governor import Limiter
 from sim.scenario.machine import Policy, machine
-from sim.validation.predict import NotPredicted, predict
-from sim.validation.predict_time import Launch, run_schedule, transient_run, work_of
+from sim.validation.inputs import NotPredicted
+from sim.validation.predict import predict
+from sim.validation.predict_time import TimedLaunch, run_schedule, transient_run, work_of
 from sim.validation.records import read_records
 from sim.validation.validate import measured_outputs
 from tests.engine_kit import COMPUTE, GPU, graph, with_terms
@@ -68,13 +69,13 @@ def heavy(_: float, target_w: float) -> float:
 
 
 @pytest.mark.parametrize(("before_w", "then_w"), [(100.0, 650.0), (900.0, 300.0), (680.0, 699.0)])
-def test_calm_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before_w: float, then_w: float):
+def test_steady_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before_w: float, then_w: float):
     one, other = Limiter(LIMITS, gpus=1), Limiter(LIMITS, gpus=1)
     for limiter in (one, other):
         limiter.begin(IDLE_W)
         for _ in range(5):
             limiter.step([before_w * LIMITS.tick_s])
-    assert one.calm(then_w)
+    assert one.is_steady(then_w)
     for _ in range(70):
         assert one.step([then_w * LIMITS.tick_s]) == [1000.0]
     other.rest(then_w, 70)
@@ -83,7 +84,7 @@ def test_calm_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before
     assert list(other.loops[0].seen_w) == list(one.loops[0].seen_w)
 
 
-def test_no_load_is_calm_that_a_limiter_would_act_on():
+def test_no_load_is_steady_that_a_limiter_would_act_on():
     rng = np.random.default_rng(1)
     for _ in range(300):
         loop = Limiter(LIMITS, gpus=1).loops[0]
@@ -92,7 +93,7 @@ def test_no_load_is_calm_that_a_limiter_would_act_on():
             for _ in range(int(rng.integers(1, 15))):
                 loop.step(float(watts))
         watts = float(rng.uniform(300.0, 720.0))
-        if loop.calm(watts):
+        if loop.is_steady(watts):
             for _ in range(400):
                 loop.step(watts)
                 assert (loop.target_w, loop.level) == (1000.0, 1.0)
@@ -172,7 +173,7 @@ def test_a_schedule_starts_on_time_and_its_energy_is_that_of_its_parts():
     target = machine("h100-sxm-80gb", policy=Policy(uncapped=True))
     kernel = Kernel(name="gemm", work=GemmWork(m=64, n=4096, k=4096), flops=0.0, bytes_moved=0.0)
     step = (Segment(name="burst", kernels=(kernel,), repeat=3),)
-    run = run_schedule(target, [Launch(name="burst", start_s=t, segments=step) for t in (0.01, 0.05)], gap_s=0.0)
+    run = run_schedule(target, [TimedLaunch(name="burst", start_s=t, segments=step) for t in (0.01, 0.05)], gap_s=0.0)
     assert run.start_s[[0, 3]] == pytest.approx([0.01, 0.05], abs=1e-12)
     each_s = run.end_s[0] - run.start_s[0]
     assert run.launch_s == pytest.approx([3 * each_s] * 2, rel=1e-6)

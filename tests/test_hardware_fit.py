@@ -23,7 +23,7 @@ from hardware.calibrate.fit_families import (
     on_chip_clocks,
 )
 from hardware.calibrate.fit_gemm import LENGTHS, base_terms, duty_anchors, features_of
-from hardware.calibrate.fit_kit import Setting, fit_coefficients, learn_corrections, settled_limit
+from hardware.calibrate.fit_kit import FitSetting, fit_coefficients, learn_corrections, settled_limit
 from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
@@ -35,7 +35,7 @@ from hardware.profile import load_profile
 GPU = load_gpu("h100-sxm-80gb")
 PROFILE = load_profile("h100-sxm-80gb")
 assert PROFILE is not None
-SETTING = Setting(gpu=GPU, curve=PROFILE.curve, limit_w=700.0)
+SETTING = FitSetting(gpu=GPU, curve=PROFILE.curve, limit_w=700.0)
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[2] / "shared")) / "measurements"
 measured = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no measurements at {SHARED}: set WATTLINE_SHARED")
 

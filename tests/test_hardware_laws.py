@@ -17,6 +17,7 @@ from hardware.catalog import list_gpus, load_gpu
 from hardware.gpu import GpuSpec
 from hardware.laws import price
 from hardware.laws.collective_time import bus_bytes
+from hardware.laws.sizes import CollectiveSizes, DecodeSizes, GemmSizes, GroupedSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s, waves
 from hardware.power import highest_clock, point_at, steady_point
 from hardware.profile import Corrections, profile_for
@@ -32,29 +33,26 @@ def terms_of(family: str, gpu: GpuSpec) -> KernelTerms:
     heads: dict[str, int] = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
     match family:
         case "gemm":
-            return price.gemm_terms(profile, gpu, m=2048, n=6144, k=4096, dtype="bf16")
+            return price.gemm_terms(profile, gpu, GemmSizes(m=2048, n=6144, k=4096, dtype="bf16"))
         case "thin gemm":
-            return price.gemm_terms(profile, gpu, m=1, n=4096, k=14336, dtype="fp16")
+            return price.gemm_terms(profile, gpu, GemmSizes(m=1, n=4096, k=14336, dtype="fp16"))
         case "prefill":
-            return price.attention_prefill_terms(profile, gpu, batch=2, q_len=2048, kv_len=2048, causal=True, **heads)
+            return price.prefill_terms(
+                profile, gpu, PrefillSizes(batch=2, q_len=2048, kv_len=2048, causal=True, **heads)
+            )
         case "decode":
-            return price.attention_decode_terms(profile, gpu, batch=16, kv_len=4096, kv_bytes=2, **heads)
+            return price.decode_terms(profile, gpu, DecodeSizes(batch=16, kv_len=4096, kv_bytes=2, **heads))
         case "grouped":
             return price.grouped_gemm_terms(
                 profile,
                 gpu,
-                experts=128,
-                rows=8192,
-                distinct=128,
-                tiles128=128,
-                tiles256=128,
-                rows_beyond128=0.0,
-                n=1536,
-                k=2048,
+                GroupedSizes(
+                    experts=128, rows=8192, distinct=128, tiles128=128, tiles256=128, rows_beyond128=0.0, n=1536, k=2048
+                ),
             )
         case "all_reduce" | "all_to_all":
             return price.collective_terms(
-                profile, gpu, op=family, world=4, buffer_bytes=2**25, ctas=None, in_graph=True
+                profile, gpu, CollectiveSizes(op=family, world=4, buffer_bytes=2**25, ctas=None, in_graph=True)
             )
         case _:
             return price.elementwise_terms(
@@ -166,7 +164,7 @@ def test_activations_of_a_gemm_stay_in_l2_while_all_of_it_fits() -> None:
     """A router of 4096 tokens (17.8 MB in all) reads its weights alone; one of 32,768 (137 MB) reads everything."""
 
     def hbm_bytes(m: int) -> float:
-        return price.gemm_terms(PROFILE, H100, m=m, n=128, k=2048, dtype="bf16").hbm_bytes
+        return price.gemm_terms(PROFILE, H100, GemmSizes(m=m, n=128, k=2048, dtype="bf16")).hbm_bytes
 
     assert hbm_bytes(4096) == 2 * 128 * 2048
     assert hbm_bytes(32768) == 2 * (128 * 2048 + 32768 * 2048 + 32768 * 128)
@@ -184,9 +182,19 @@ def test_grouped_products_change_kernel_at_128_rows_an_expert() -> None:
 
     def terms(rows: int, tiles128: int, tiles256: int, beyond: float) -> KernelTerms:
         return price.grouped_gemm_terms(
-            PROFILE, H100, experts=128, rows=rows, distinct=128, tiles128=tiles128, tiles256=tiles256,
-            rows_beyond128=beyond, n=1536, k=2048,
-        )  # fmt: skip
+            PROFILE,
+            H100,
+            GroupedSizes(
+                experts=128,
+                rows=rows,
+                distinct=128,
+                tiles128=tiles128,
+                tiles256=tiles256,
+                rows_beyond128=beyond,
+                n=1536,
+                k=2048,
+            ),
+        )
 
     few, many = terms(16000, 174, 128, 400.0), terms(24000, 256, 128, 7616.0)
     assert (few.blocks, many.blocks) == (2 * 174 * 12, 2 * 128 * 6)
@@ -195,14 +203,17 @@ def test_grouped_products_change_kernel_at_128_rows_an_expert() -> None:
     seconds = [time_s(t, sms=132, sm_clock_hz=clock) for t, clock in ((few, 1.755e9), (many, 1.575e9))]
     assert seconds == pytest.approx([383.2e-6, 398.5e-6], rel=0.03)
     alone = price.grouped_gemm_terms(
-        PROFILE, H100, experts=128, rows=24000, distinct=128, tiles128=256, tiles256=128, rows_beyond128=7616.0,
-        n=128, k=2048,
-    )  # fmt: skip
+        PROFILE,
+        H100,
+        GroupedSizes(
+            experts=128, rows=24000, distinct=128, tiles128=256, tiles256=128, rows_beyond128=7616.0, n=128, k=2048
+        ),
+    )
     assert alone.blocks == 2 * 256  # narrow outputs keep the small tiles
 
 
 def test_large_gemms_and_copies_reach_most_of_the_datasheet_and_never_more() -> None:
-    gemm = price.gemm_terms(PROFILE, H100, m=8192, n=8192, k=8192, dtype="bf16")
+    gemm = price.gemm_terms(PROFILE, H100, GemmSizes(m=8192, n=8192, k=8192, dtype="bf16"))
     rate = 2 * 8192**3 / time_s(gemm, sms=132, sm_clock_hz=H100.reference_clock_hz)
     assert 0.8 < rate / H100.tensor_flops_per_s["bf16"] < 1.0
     copy = price.elementwise_terms(PROFILE, H100, op="copy", rows=8192, bytes_moved=2**30, launched_blocks=131_072)
@@ -214,7 +225,9 @@ def test_large_gemms_and_copies_reach_most_of_the_datasheet_and_never_more() -> 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_collectives_stay_within_the_port(op: str, world: int) -> None:
-    terms = price.collective_terms(PROFILE, H100, op=op, world=world, buffer_bytes=2**28, ctas=None, in_graph=False)
+    terms = price.collective_terms(
+        PROFILE, H100, CollectiveSizes(op=op, world=world, buffer_bytes=2**28, ctas=None, in_graph=False)
+    )
     assert terms.link_bytes == bus_bytes(op, world, 2**28)
     rate = terms.link_bytes / time_s(terms, sms=132, sm_clock_hz=1.98e9)
     assert 0.3 * 450e9 < rate < 450e9
@@ -303,5 +316,7 @@ def test_blocks_of_exchanges_follow_those_of_the_all_gather(
     op: str, ctas: int, measured_us: float, tolerance: float
 ) -> None:
     gpu = load_gpu("h100-sxm-80gb")
-    terms = price.collective_terms(profile_for(gpu), gpu, op=op, world=2, buffer_bytes=2**28, ctas=ctas, in_graph=False)
+    terms = price.collective_terms(
+        profile_for(gpu), gpu, CollectiveSizes(op=op, world=2, buffer_bytes=2**28, ctas=ctas, in_graph=False)
+    )
     assert time_s(terms, sms=132, sm_clock_hz=1.98e9) * 1e6 == pytest.approx(measured_us, rel=tolerance)

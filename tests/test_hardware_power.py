@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hardware.catalog import load_gpu
 from hardware.laws.price import elementwise_terms, gemm_terms
+from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, PowerCurve, highest_clock, point_at, steady_point
 from hardware.profile import profile_for
@@ -106,7 +107,7 @@ def test_a_gap_lowers_power_and_adds_its_time() -> None:
 
 
 def test_copies_keep_the_maximum_clock_where_gemms_are_capped() -> None:
-    gemm = gemm_terms(PROFILE, GPU, m=8192, n=8192, k=8192, dtype="bf16")
+    gemm = gemm_terms(PROFILE, GPU, GemmSizes(m=8192, n=8192, k=8192, dtype="bf16"))
     copy = elementwise_terms(PROFILE, GPU, op="copy", rows=1, bytes_moved=2**28, launched_blocks=32768)
     clocks = [
         steady_point(

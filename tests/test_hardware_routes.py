@@ -8,7 +8,7 @@ from hardware.catalog import load_gpu
 from hardware.cluster import cluster_for, cluster_of, load_node
 from hardware.errors import HardwareError
 from hardware.laws.collective_time import bus_bytes
-from hardware.laws.exchange import Exchange, Kernels, exchange_bytes, exchange_s
+from hardware.laws.exchange import Kernels, RoutedExchange, exchange_bytes, exchange_s
 from hardware.laws.price import collective_terms
 from hardware.laws.routes import (
     Span,
@@ -21,6 +21,7 @@ from hardware.laws.routes import (
     ring_s,
     tree_s,
 )
+from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import profile_for
 
@@ -30,9 +31,10 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 TWO_NODES = Span(nodes=2, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
 
 
-def terms(op: str, world: int, size: int, **more: object) -> KernelTerms:
+def terms(op: str, world: int, size: int, *, in_switch: bool = False, **more: object) -> KernelTerms:
     given = {"ctas": None, "in_graph": True} | more
-    return collective_terms(PROFILE, H100, op=op, world=world, buffer_bytes=size, **given)  # type: ignore[arg-type]
+    sizes = CollectiveSizes(op=op, world=world, buffer_bytes=size, **given)  # type: ignore[arg-type]
+    return collective_terms(PROFILE, H100, sizes, in_switch=in_switch)
 
 
 def in_node(op: str, world: int, size: int, **more: object) -> KernelTerms:
@@ -223,7 +225,9 @@ def test_the_library_takes_the_quicker_way_and_a_named_one_is_kept() -> None:
 
 def exchange(op: str, world: int, tokens: int = 128, kernels: Kernels = "low_latency") -> float:
     """On H800s in nodes of eight: FP8 there, bf16 back, hidden 7,168, top 8."""
-    sizes = Exchange(tokens=tokens, top_k=8, hidden=7168, element_bytes=1 if op == "dispatch" else 2, kernels=kernels)
+    sizes = RoutedExchange(
+        tokens=tokens, top_k=8, hidden=7168, element_bytes=1 if op == "dispatch" else 2, kernels=kernels
+    )
     return exchange_s(op, sizes, cluster_of("h800", world).span(range(world)), 200e9)
 
 
@@ -239,7 +243,7 @@ def test_low_latency_kernels_take_what_deepep_publishes(world: int, dispatch_us:
 def test_normal_kernels_reach_the_published_rates() -> None:
     """DeepEP, 4,096 tokens a rank: 153 and 158 GB/s of NVLink on 8 GPUs, 51 and 50 GB/s by RDMA on 64."""
     for op, size, at_8, at_64 in (("dispatch", 1, 153e9, 51e9), ("combine", 2, 158e9, 50e9)):
-        one = Exchange(tokens=4096, top_k=8, hidden=7168, element_bytes=size, kernels="normal")
+        one = RoutedExchange(tokens=4096, top_k=8, hidden=7168, element_bytes=size, kernels="normal")
         spans = [cluster_of("h800", world).span(range(world)) for world in (8, 64)]
         on_links = exchange_bytes(one, spans[0])[0] / exchange_s(op, one, spans[0], 200e9)
         by_rdma = exchange_bytes(one, spans[1])[1] / exchange_s(op, one, spans[1], 200e9)

@@ -12,7 +12,8 @@ from hardware.calibrate.tables import read_table, room_for_products
 from hardware.calibrate.vf_table import read_curve
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
-from hardware.laws.price import attention_decode_terms, attention_prefill_terms, gemm_terms
+from hardware.laws.price import decode_terms, gemm_terms, prefill_terms
+from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes
 from hardware.laws.terms import time_s
 from hardware.profile import load_profile, profile_for
 
@@ -48,7 +49,7 @@ def test_the_shipped_curve_is_rebuilt_from_the_table(shared: Path) -> None:
 def test_products_take_the_time_of_the_tables(shared: Path) -> None:
     profile, errors = profile_for(A100), []
     for row in sample(shared, "gemm", "gemm_dtype == 'bfloat16'").itertuples():
-        terms = gemm_terms(profile, A100, m=row.m, n=row.n, k=row.k, dtype="bf16")
+        terms = gemm_terms(profile, A100, GemmSizes(m=row.m, n=row.n, k=row.k, dtype="bf16"))
         errors.append(time_s(terms, sms=A100.sms, sm_clock_hz=A100.max_clock_hz) / row.latency / 1e-3 - 1)
     assert pd.Series(errors).abs().mean() < 0.13
 
@@ -57,13 +58,13 @@ def test_attention_takes_the_time_of_the_tables(shared: Path) -> None:
     profile, errors = profile_for(A100), []
     for row in sample(shared, "context_attention", "isl >= 255 and kv_cache_dtype == 'bfloat16'").itertuples():
         heads = {"q_heads": row.num_heads, "kv_heads": row.num_key_value_heads, "head_dim": 128}
-        terms = attention_prefill_terms(
-            profile, A100, batch=row.batch_size, q_len=row.isl, kv_len=row.isl, causal=True, **heads
+        terms = prefill_terms(
+            profile, A100, PrefillSizes(batch=row.batch_size, q_len=row.isl, kv_len=row.isl, causal=True, **heads)
         )
         errors.append(time_s(terms, sms=A100.sms, sm_clock_hz=A100.max_clock_hz) / row.latency / 1e-3 - 1)
     for row in sample(shared, "generation_attention", "step >= 255 and kv_cache_dtype == 'bfloat16'").itertuples():
         heads = {"q_heads": row.num_heads, "kv_heads": row.num_key_value_heads, "head_dim": 128}
-        terms = attention_decode_terms(profile, A100, batch=row.batch_size, kv_len=row.step + 1, kv_bytes=2, **heads)
+        terms = decode_terms(profile, A100, DecodeSizes(batch=row.batch_size, kv_len=row.step + 1, kv_bytes=2, **heads))
         errors.append(time_s(terms, sms=A100.sms, sm_clock_hz=A100.max_clock_hz) / row.latency / 1e-3 - 1)
     assert pd.Series(errors).abs().mean() < 0.13
 

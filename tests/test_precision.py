@@ -20,6 +20,7 @@ from sim.result.report import headline, summary
 from sim.scenario.machine import machine
 from sim.scenario.memory import check_memory, memory_use
 from sim.scenario.precision import precision_of
+from sim.scenario.resolved import resolve_scenario
 from sim.serving import ServeSpec, serve
 from sim.serving.memory import kv_blocks, transfer_cost
 from tests.config_kit import LLAMA
@@ -184,7 +185,10 @@ def test_a_cache_of_eight_bits_is_read_written_and_held_as_such() -> None:
     latent = build("deepseek-v3", "decode", batch=4, precision=resolve(None, kv=DType.FP8), tp=8)
     work = next(k.work for k in kernels(latent) if isinstance(k.work, AttentionWork))
     assert work.kv_dtype is DType.FP8
-    need = [memory_use(Scenario.of(model="llama3-8b", phase="decode", kv_dtype=kv)).need for kv in (None, "fp8")]
+    need = [
+        memory_use(resolve_scenario(Scenario.of(model="llama3-8b", phase="decode", kv_dtype=kv))).need
+        for kv in (None, "fp8")
+    ]
     assert need[0].kv_bytes == 2 * need[1].kv_bytes
     assert need[0].weight_bytes == need[1].weight_bytes
 
@@ -294,7 +298,9 @@ def test_what_cannot_be_is_one_line(arguments: list[str], message: str, capsys: 
 
 
 def test_deepseek_r1_as_shipped_runs_and_serves_on_eight_h200() -> None:
-    need = memory_use(Scenario.of(model="deepseek-r1", gpu="h200-sxm-141gb", tp=8, phase="decode", batch=64)).need
+    need = memory_use(
+        resolve_scenario(Scenario.of(model="deepseek-r1", gpu="h200-sxm-141gb", tp=8, phase="decode", batch=64))
+    ).need
     assert need.weight_bytes == pytest.approx(85.1e9, rel=0.01)
     shipped, wide = (
         simulate(
@@ -310,21 +316,21 @@ def test_deepseek_r1_as_shipped_runs_and_serves_on_eight_h200() -> None:
     assert "no step with fp8_e4m3_block128 weights, fp8_e4m3_g128 activations was measured" in served["status_reasons"]
     sixteen = Scenario.of(model="deepseek-v3", gpu="h200-sxm-141gb", tp=8, phase="decode")
     with pytest.raises(MemoryShortError):
-        check_memory(sixteen, load_model("deepseek-v3"), load_gpu("h200-sxm-141gb"))
+        check_memory(resolve_scenario(sixteen), load_gpu("h200-sxm-141gb"))
 
 
 def test_70b_in_four_bits_fits_one_h100(tmp_path: Path) -> None:
     gpu = load_gpu("h100-sxm-80gb")
     for table, weights in ((AWQ, 39.77e9), (NVFP4, 42.71e9), (None, 141.1e9)):
         path = config(tmp_path, table, LLAMA_70B)
-        told = Scenario.of(model=path, phase="decode", batch=8, seq_len=2048)
-        assert memory_use(told).need.weight_bytes == pytest.approx(weights, rel=1e-3)
+        asked = Scenario.of(model=path, phase="decode", batch=8, seq_len=2048)
+        assert memory_use(resolve_scenario(asked)).need.weight_bytes == pytest.approx(weights, rel=1e-3)
         if table is None:
             with pytest.raises(MemoryShortError):
-                check_memory(told, load_model(path), gpu)
+                check_memory(resolve_scenario(asked), gpu)
         else:
-            check_memory(told, load_model(path), gpu)
-            assert simulate(told.model_copy(update={"layers": 2})).latency_s > 0.0
+            check_memory(resolve_scenario(asked), gpu)
+            assert simulate(asked.model_copy(update={"layers": 2})).latency_s > 0.0
 
 
 def test_a_cache_in_fp8_doubles_what_a_server_holds() -> None:

@@ -8,25 +8,27 @@ from pathlib import Path
 import pytest
 
 from hardware.calibrate.suite.plans import planned
-from sim.studies.predictions import Errors, foretell, judge, main, read, write
+from sim.studies.predictions import Errors, judge, main, predict_plan, read, write
 from sim.validation.records import read_records
 
 EIGHT = Path(__file__).parents[1] / "docs/predictions/eight.jsonl"
 
 
-def test_every_row_of_the_eight_gpu_plan_was_foretold_before_any_was_measured() -> None:
-    foretold = read(EIGHT)
-    assert [{k: v for k, v in row.inputs.items() if k != "gpu"} for row in foretold] == [
+def test_every_row_of_the_eight_gpu_plan_was_predicted_before_any_was_measured() -> None:
+    predicted = read(EIGHT)
+    assert [{k: v for k, v in row.inputs.items() if k != "gpu"} for row in predicted] == [
         {**row, "world": row.get("world", 8)} for row in planned("eight", world=8)
     ]
-    silent = {str(row.inputs["kind"]) for row in foretold if row.skipped}
+    silent = {str(row.inputs["kind"]) for row in predicted if row.skipped}
     assert silent == {"host", "idle"}
-    assert all(row.latency_s and row.latency_s > 0.0 for row in foretold if not row.skipped)
+    assert all(row.latency_s and row.latency_s > 0.0 for row in predicted if not row.skipped)
 
 
-def test_what_was_foretold_is_judged_by_rows_measured_since(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_predicted_is_judged_by_rows_measured_since(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert write("validate1", 1, "h100", tmp_path / "said.jsonl") == 14
-    said = [row for row in foretell("validate1", 1, "h100-sxm-80gb") if row.inputs["kind"] == "model_step"]
+    said = [row for row in predict_plan("validate1", 1, "h100-sxm-80gb") if row.inputs["kind"] == "model_step"]
     assert said[0].latency_s is not None and said[0].energy_j is not None
     measured = dict(said[0].inputs) | {"latency_s": said[0].latency_s / 1.1, "energy_j": said[0].energy_j * 2.0}
     rows = tmp_path / "rows.jsonl"

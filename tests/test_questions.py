@@ -9,10 +9,10 @@ import pytest
 from hardware.catalog import load_gpu
 from sim.errors import MemoryShortError
 from sim.scenario.memory import check_memory
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.studies.questions import fusion, optima, split, spread
 from sim.studies.questions.page import command
-from workloads import load_model
 
 H100 = "h100-sxm-80gb"
 
@@ -89,10 +89,10 @@ def test_layouts_that_lack_memory_for_the_cache_are_left_out_of_both_phases() ->
 def test_largest_batch_is_the_last_that_memory_holds() -> None:
     batch = split.largest_batch(H100, 4, 4096 + 256)
     fields = {"model": "llama3-70b", "gpu": H100, "tp": 4, "phase": "decode", "seq_len": 4096 + 256}
-    spec, model = load_gpu(H100), load_model("llama3-70b")
-    check_memory(Scenario.of(**fields, batch=batch), model, spec)
+    spec = load_gpu(H100)
+    check_memory(resolve_scenario(Scenario.of(**fields, batch=batch)), spec)
     with pytest.raises(MemoryShortError):
-        check_memory(Scenario.of(**fields, batch=batch + 1), model, spec)
+        check_memory(resolve_scenario(Scenario.of(**fields, batch=batch + 1)), spec)
     assert split.largest_batch(H100, 8, 4096 + 256) > 2 * batch  # weights take a smaller part
 
 

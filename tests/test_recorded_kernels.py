@@ -9,7 +9,7 @@ import pytest
 
 from hardware.scheduling import scheduling
 from sim.errors import DeadlockError
-from sim.replay.run import HostWait, Load, Times, replay
+from sim.replay.run import HostWait, ReplayRows, Times, replay
 from traces.capture import NONE
 from traces.dag import Dag
 from traces.records import Ints
@@ -34,13 +34,13 @@ def dag(*queues: list[int], edges: tuple[tuple[int, int], ...] = (), meets: tupl
     )
 
 
-def load(*dur_ns: int, blocks: tuple[int, ...] = (), talks: tuple[int, ...] = (), own: int = 0) -> Load:
-    """Rows that last so long, launched at zero, on a GPU of 132 SMs; ``talks`` are collectives."""
+def load(*dur_ns: int, blocks: tuple[int, ...] = (), is_collective: tuple[int, ...] = (), own: int = 0) -> ReplayRows:
+    """Rows that last so long, launched at zero, on a GPU of 132 SMs; ``is_collective`` are collectives."""
     count = len(dur_ns)
     grids = ints(*(blocks or [0] * count))
-    collective = np.isin(np.arange(count), talks)
+    collective = np.isin(np.arange(count), is_collective)
     zeros = np.zeros(count, dtype=np.int64)
-    return Load(
+    return ReplayRows(
         dur_ns=ints(*dur_ns),
         issue_ns=zeros,
         early=np.zeros(count, dtype=bool),
@@ -48,7 +48,7 @@ def load(*dur_ns: int, blocks: tuple[int, ...] = (), talks: tuple[int, ...] = ()
         tiles=grids,
         cluster=np.ones(count, dtype=np.int64),
         own=np.where(collective, 0, own),
-        talks=collective,
+        is_collective=collective,
         lead_ns=zeros,
         graph_lead_ns=zeros,
         clearing_ns=zeros,
@@ -72,14 +72,14 @@ def test_a_pause_counts_from_what_a_kernel_waits_for_and_runs_while_the_host_lau
 def test_a_collective_waits_for_sms_that_products_do_not() -> None:
     """All 132 SMs are held: a product begins beside it at once, on nothing, a collective when they are free."""
     beside = dag([0], [1], [2])
-    rows = replace(load(100, 50, 50, blocks=(132, 132, 8), talks=(2,)), issue_ns=ints(0, 5, 5))
+    rows = replace(load(100, 50, 50, blocks=(132, 132, 8), is_collective=(2,)), issue_ns=ints(0, 5, 5))
     assert spans(replay(beside, rows)) == [(0, 100), (5, 55), (100, 150)]
     assert spans(replay(beside, replace(rows, asks=False)))[2] == (5, 55)  # as recorded: it had SMs
 
 
-def product_beside(collective_ns: int) -> tuple[Dag, Load]:
+def product_beside(collective_ns: int) -> tuple[Dag, ReplayRows]:
     """A product of 512 tiles, 100 ns each, 2 ns behind a collective of 8 blocks."""
-    rows = load(collective_ns, 400, blocks=(8, 132), talks=(0,), own=FACTS.own_tiles)
+    rows = load(collective_ns, 400, blocks=(8, 132), is_collective=(0,), own=FACTS.own_tiles)
     return dag([0], [1]), replace(rows, tiles=ints(8, 512), cluster=ints(1, 2), issue_ns=ints(0, 2))
 
 
@@ -100,7 +100,9 @@ def test_a_kernel_of_unknown_rounds_lasts_as_recorded_and_says_in_how_many_round
 
 
 def test_ranks_meet_and_each_spins_on_its_sms() -> None:
-    both = replace(load(30, 30, 40, blocks=(8, 8, 132), talks=(0, 1)), rank=ints(0, 1, 0), issue_ns=ints(0, 100, 10))
+    both = replace(
+        load(30, 30, 40, blocks=(8, 8, 132), is_collective=(0, 1)), rank=ints(0, 1, 0), issue_ns=ints(0, 100, 10)
+    )
     found = replay(dag([0], [1], [2], meets=(0, 0, NONE)), both)
     assert spans(found) == [(0, 130), (100, 130), (10, 50)]
 

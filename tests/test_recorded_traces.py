@@ -9,7 +9,8 @@ from statistics import mean, median
 import pytest
 
 from hardware.catalog import load_gpu
-from hardware.laws.price import attention_prefill_terms, collective_terms, elementwise_terms, gemm_terms
+from hardware.laws.price import collective_terms, elementwise_terms, gemm_terms, prefill_terms
+from hardware.laws.sizes import CollectiveSizes, GemmSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import steady_point
 from hardware.profile import profile_for
@@ -65,7 +66,9 @@ def test_few_blocks_follow_the_clock_and_many_the_link(op: str, kernel: str, cta
     (step,) = recorded_rows(f"{H200}/validation/h200_two_gpus.jsonl", overlap_chunks=4, comm_ctas=ctas)
     assert loop["sm_clock_mhz"] == [1980, 1980]
     clock_hz = 1e6 * mean(step["sm_clock_mhz"])
-    terms = collective_terms(PROFILE, GPU, op=op, world=2, buffer_bytes=2**25, ctas=ctas, in_graph=True)
+    terms = collective_terms(
+        PROFILE, GPU, CollectiveSizes(op=op, world=2, buffer_bytes=2**25, ctas=ctas, in_graph=True)
+    )
     in_step_s = seconds_alone([chunked(4, ctas, rank) for rank in RANKS], kernel)
     assert len(in_step_s) >= 16
     slower = mean(in_step_s) / loop["latency_s"]
@@ -220,10 +223,10 @@ def test_a_settled_step_has_one_clock() -> None:
     rope = elementwise_terms(
         PROFILE, GPU, op="rope", rows=rows, bytes_moved=2 * rows * 72 * 128 * 2, launched_blocks=rows * 72
     )
-    attention = attention_prefill_terms(
-        PROFILE, GPU, batch=1, q_len=rows, kv_len=rows, q_heads=64, kv_heads=8, head_dim=128, causal=True
+    attention = prefill_terms(
+        PROFILE, GPU, PrefillSizes(batch=1, q_len=rows, kv_len=rows, q_heads=64, kv_heads=8, head_dim=128, causal=True)
     )
-    up = gemm_terms(PROFILE, GPU, m=rows, n=57344, k=8192, dtype="bf16")
+    up = gemm_terms(PROFILE, GPU, GemmSizes(m=rows, n=57344, k=8192, dtype="bf16"))
     products = [kernel for kernel in named(kernels, "nvjet") if kernel.us > 3000.0]
     assert len(products) == 2 * 8
     assert median(kernel.us for kernel in named(kernels, "_rope")) == pytest.approx(145, abs=1)

@@ -12,7 +12,7 @@ import pytest
 from sim.replay import study as replay_module
 from sim.replay.changes import Changes
 from sim.replay.load import load_of, shown_pause_ns
-from sim.replay.run import Load
+from sim.replay.run import ReplayRows
 from sim.replay.study import replay_capture, replay_trace
 from sim.result.trace import write_timeline
 from sim.run.runner import simulate
@@ -42,7 +42,7 @@ def test_one_race_lost_explains_the_file_that_is_worse(monkeypatch: pytest.Monke
     capture = read_trace(next(path for path in REAL if path.name in BARS))
     (measured,) = replay_capture(capture, classify(capture)).measured
 
-    def first(*args: Any, **given: Any) -> Load:
+    def first(*args: Any, **given: Any) -> ReplayRows:
         load = load_of(*args, **given)
         load.lead_ns[161] = -500  # the reduce-scatter that came before the product
         return load

@@ -13,7 +13,7 @@ from hardware.catalog import load_gpu
 from hardware.profile import profile_for
 from sim.cli import main
 from sim.replay.changes import Changes, ReplayError
-from sim.replay.setting import Outcome
+from sim.replay.setting import ReplayTimes
 from sim.replay.study import Replayed, replay_trace
 from sim.run.runner import simulate
 from tests.traces_kit import OURS, Event, kernel, launch, needs_real, write
@@ -39,7 +39,7 @@ def _call(name: str, ts: float, dur: float = 0.1) -> Event:
     return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 99, "tid": 1, "ts": ts, "dur": dur, "args": {}}
 
 
-def _span_us(result: Outcome) -> float:
+def _span_us(result: ReplayTimes) -> float:
     return result.ranks[0].span_us
 
 
@@ -133,7 +133,7 @@ def test_products_beside_more_blocks_take_more_rounds(tmp_path: Path) -> None:
     assert durations == [100_000, 200_000]
 
 
-def _dur_of(outcome: Outcome, name: str) -> int:
+def _dur_of(outcome: ReplayTimes, name: str) -> int:
     return int(outcome.capture.work.dur_ns[outcome.capture.work.name == outcome.capture.names.index(name)][0])
 
 

@@ -15,7 +15,7 @@ from sim.cli import main
 from sim.engine.course import Opening, course
 from sim.engine.resources.grid import Grid, room
 from sim.replay.changes import Changes, ReplayError
-from sim.replay.setting import Outcome
+from sim.replay.setting import ReplayTimes
 from sim.replay.study import Replayed, replay_trace
 from sim.result.trace import write_timeline
 from sim.run import plan
@@ -49,7 +49,7 @@ def _layer(tmp_path: Path) -> Path:
     return write(tmp_path / "layer.json", events, deviceProperties=H100)
 
 
-def _rows(outcome: Outcome, name: str) -> list[tuple[int, int]]:
+def _rows(outcome: ReplayTimes, name: str) -> list[tuple[int, int]]:
     """Starts and ends of the kernels of that name."""
     work = outcome.capture.work
     mine = np.flatnonzero(np.array([outcome.capture.names[one] == name for one in work.name.tolist()]))
@@ -240,7 +240,7 @@ def test_a_sequential_run_of_ours_replayed_in_chunks_meets_the_chunked_run(
 ) -> None:
     """Where collectives win every race for SMs: in a replay they do, in a simulation 120 of 139 (docs/replay.md)."""
     monkeypatch.setattr(cost, "COLLECTIVE_WINS", 1.0)
-    monkeypatch.setattr(plan, "_PRICES", {})  # of before
+    plan._prices.cache_clear()  # of before
     fields = OWN | {"regime": "cold"} | scenario
     path = write_timeline(simulate(**fields), tmp_path / "sequential.json.gz")
     blocks = {} if ctas is None else {"comm_ctas": ctas}

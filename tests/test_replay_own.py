@@ -13,7 +13,7 @@ from sim.cli import main
 from sim.replay.changes import Changes, ReplayError
 from sim.replay.report import as_document, notes_of
 from sim.replay.study import Replayed, replay_trace
-from sim.result.trace import Cut, write_timeline
+from sim.result.trace import TraceWindow, write_timeline
 from sim.run.runner import simulate
 from tests.traces_kit import kernel, launch, write
 
@@ -61,7 +61,7 @@ def test_a_file_a_rank_and_thinned_counters_replay_too(tmp_path: Path) -> None:
     run = simulate(**PREFILL)
     for path in (
         write_timeline(run, tmp_path / "ranks", layout="hta"),
-        write_timeline(run, tmp_path / "thin.json", cut=Cut(counter_ms=0.5)),
+        write_timeline(run, tmp_path / "thin.json", part=TraceWindow(counter_ms=0.5)),
     ):
         result = replay_trace([path])
         assert result.unchanged.ranks[0].span_us == pytest.approx(result.measured[0].span_us, rel=1e-3)

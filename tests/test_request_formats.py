@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import ScenarioError
-from sim.serving.requests import read_requests
+from sim.serving.request_files import read_requests
 
 BAILIAN = """\
 {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 52, "output_length": 13, "hash_ids": [1, 2]}

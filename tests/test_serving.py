@@ -24,7 +24,8 @@ from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.price import StepPrices
 from sim.serving.report import print_summary
-from sim.serving.requests import arrivals, read_requests
+from sim.serving.request_files import read_requests
+from sim.serving.requests import arrivals
 from sim.serving.trace import to_trace, write_served
 from tests.perfetto_kit import losses, perfetto, rows
 from traces.write.check import check_trace

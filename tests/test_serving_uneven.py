@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.laws.uneven import longest_tail_s
+from hardware.laws.uneven import UnevenContexts, longest_tail_s
 from sim.errors import ScenarioError
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
@@ -39,9 +40,16 @@ def errors(part: str) -> list[float]:
         assert even["spread"] == 0.0
         for row in uneven:
             tail_s = longest_tail_s(
-                even_s=even["latency_s"], batch=row["batch"], mean=row["sum_tokens"] / row["batch"],
-                longest=row["longest_tokens"], kv_heads=row["kv_heads"], token_bytes=512, sms=SMS,
-            )  # fmt: skip
+                UnevenContexts(
+                    batch=row["batch"],
+                    mean=row["sum_tokens"] / row["batch"],
+                    longest=row["longest_tokens"],
+                    kv_heads=row["kv_heads"],
+                    token_bytes=512,
+                ),
+                even_s=even["latency_s"],
+                sms=SMS,
+            )
             found.append((even["latency_s"] + tail_s) / row["latency_s"] - 1.0)
     return found
 
@@ -56,8 +64,9 @@ def test_the_law_meets_what_was_measured(part: str, count: int, mean: float, mos
 
 @pytest.mark.parametrize("batch", [1, 8, 32, 128, 512])
 def test_equal_contexts_wait_for_nobody_and_longer_ones_ever_longer(batch: int) -> None:
-    same = {"even_s": batch * 1e-6, "batch": batch, "mean": 1024, "kv_heads": 8, "token_bytes": 512, "sms": SMS}
-    tails_s = [longest_tail_s(longest=1024 * more, **same) for more in (1, 2, 4, 8) if more <= batch]
+    equal = UnevenContexts(batch=batch, mean=1024, longest=1024, kv_heads=8, token_bytes=512)
+    uneven = [replace(equal, longest=1024 * more) for more in (1, 2, 4, 8) if more <= batch]
+    tails_s = [longest_tail_s(contexts, even_s=batch * 1e-6, sms=SMS) for contexts in uneven]
     assert tails_s[0] == 0.0
     assert tails_s == sorted(tails_s)
     assert len(tails_s) == 1 or tails_s[-1] > 0

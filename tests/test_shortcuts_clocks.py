@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 from sim.errors import FoldError
 from sim.shortcuts.clocks import clock_of, grid_of, step_of, top_step
 from sim.shortcuts.pieces import Piece, Repeated, mean_w_at, play
@@ -40,7 +40,7 @@ def test_a_program_at_any_clocks_takes_the_time_and_joules_of_the_event_run(
     g = serial_graph(rounds, gpus)
     model = FluidModel(ODD, g.classes, [])
     steps = [int(share * top_step(ODD)) for share in shares[:gpus]]
-    held = [Held(clock_of(ODD, step), limit_w) for step in steps]
+    held = [HeldClock(clock_of(ODD, step), limit_w) for step in steps]
     ran = Piece(g, model).at_clocks(tuple(held))
     core = Core(g, [FluidModel(ODD, g.classes, [])] * gpus, held)
     records = Engine(core).run()
@@ -66,12 +66,12 @@ def test_mean_power_of_a_sequence_is_that_of_its_runs() -> None:
     head = graph((0, [COMPUTE, (REDUCE, 0)]), (1, [COMPUTE, (REDUCE, 0)]))
     pieces = [Piece(g, FluidModel(GPU, g.classes, [])) for g in (both, head)]
     sequence = [Repeated(number=i, piece=piece, repeat=3 - i) for i, piece in enumerate(pieces)]
-    held = tuple(Held(clock_of(GPU, step), 1e9) for step in (300, 512))
+    held = tuple(HeldClock(clock_of(GPU, step), 1e9) for step in (300, 512))
     parts = play(sequence, held)
     seconds = sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
     joules = [sum(part.repeat * part.played.energy_j[gpu] for part in parts) for gpu in (0, 1)]
     assert mean_w_at(sequence, held) == pytest.approx([j / seconds for j in joules], rel=1e-9)
-    between = (Held(1.2345e9, 1e9),) * 2  # two clocks of the grid
+    between = (HeldClock(1.2345e9, 1e9),) * 2  # two clocks of the grid
     assert pieces[0].at_clocks(between) is None and len(mean_w_at(sequence, between)) == 2
 
 
@@ -79,4 +79,4 @@ def test_a_cut_that_is_not_level_is_refused_as_by_a_run() -> None:
     g = graph((0, [COMPUTE]), (1, [COPY, COPY]))
     sequence = [Repeated(number=0, piece=Piece(g, FluidModel(GPU, g.classes, [])), repeat=2)]
     with pytest.raises(FoldError, match="at different times"):
-        mean_w_at(sequence, (Held(clock_of(GPU, 700), 1e9),) * 2)
+        mean_w_at(sequence, (HeldClock(clock_of(GPU, 700), 1e9),) * 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +12,10 @@ import pytest
 from hardware.catalog import load_gpu
 from hardware.laws import price
 from hardware.laws.correction import Correction
+from hardware.laws.grouped import large_share
+from hardware.laws.latent import latent_base_terms
 from hardware.laws.residency import hbm_share
+from hardware.laws.sizes import CollectiveSizes, DecodeSizes, GemmSizes, GroupedSizes, LatentSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms
 from hardware.power import point_at
 from hardware.profile import load_profile
@@ -51,10 +54,9 @@ def grouped(tokens: int, *, experts: int, top_k: int, n: int, k: int) -> KernelT
     return price.grouped_gemm_terms(
         PROFILE,
         H100,
-        experts=experts,
-        n=n,
-        k=k,
-        **{name: value for name, value in asdict(load).items() if name != "small_tiles"},
+        GroupedSizes(
+            experts=experts, n=n, k=k, **{name: value for name, value in asdict(load).items() if name != "small_tiles"}
+        ),
     )
 
 
@@ -86,7 +88,8 @@ def test_a_row_more_never_makes_a_product_cheaper(n: int, k: int, dtype: str) ->
     assert PROFILE is not None
     profile = PROFILE
     found = steps(
-        lambda m: price.gemm_terms(profile, H100, m=m, n=n, k=k, dtype=dtype), [*range(1, 400), *range(500, 620)]
+        lambda m: price.gemm_terms(profile, H100, GemmSizes(m=m, n=n, k=k, dtype=dtype)),
+        [*range(1, 400), *range(500, 620)],
     )
     del found[500]
     assert min(low for low, _ in found.values()) > -CHEAPER
@@ -112,8 +115,11 @@ def test_a_longer_latent_cache_never_jumps() -> None:
     profile = PROFILE
     for batch in (1, 16, 100):
         found = steps(
-            lambda kv, batch=batch: price.attention_latent_terms(
-                profile, H100, batch=batch, kv_len=kv, q_heads=128, cached_dim=576, v_dim=512
+            lambda kv, batch=batch: latent_base_terms(
+                profile.decode,
+                profile.prefill,
+                LatentSizes(batch=batch, kv_len=kv, q_heads=128, cached_dim=576, v_dim=512),
+                H100,
             ),
             range(1, 1500),
         )
@@ -126,9 +132,12 @@ def test_what_stays_in_l2_is_one_rule_without_steps() -> None:
 
     def few_rows(rows: int) -> KernelTerms:
         return price.grouped_gemm_terms(
-            PROFILE, H100, experts=128, rows=rows, distinct=128, tiles128=128.0, tiles256=128.0, rows_beyond128=0.0,
-            n=1536, k=2048,
-        )  # fmt: skip
+            PROFILE,
+            H100,
+            GroupedSizes(
+                experts=128, rows=rows, distinct=128, tiles128=128.0, tiles256=128.0, rows_beyond128=0.0, n=1536, k=2048
+            ),
+        )
 
     found = steps(few_rows, range(3000, 9000, 5))
     assert min(low for low, _ in found.values()) > -0.0005 and max(high for _, high in found.values()) < 0.001
@@ -198,9 +207,8 @@ def test_more_bytes_never_make_a_collective_cheaper(op: str, world: int, in_grap
     for ctas in (None, 1, 3, 6, 16, 32):
 
         def terms(size: int, ctas: int | None = ctas) -> KernelTerms:
-            return price.collective_terms(
-                profile, H100, op=op, world=world, buffer_bytes=size, ctas=ctas, in_graph=in_graph
-            )
+            sizes = CollectiveSizes(op=op, world=world, buffer_bytes=size, ctas=ctas, in_graph=in_graph)
+            return price.collective_terms(profile, H100, sizes)
 
         found = steps(terms, [round(1024 * 1.1**step) for step in range(160)])
         assert min(low for low, _ in found.values()) > -0.001, ctas
@@ -210,13 +218,9 @@ def test_more_bytes_never_make_a_collective_cheaper(op: str, world: int, in_grap
 def test_a_head_more_never_makes_prefill_cheaper(seq_len: int) -> None:
     """A fifth head of 512 tokens saved 0.57 %."""
     assert PROFILE is not None
+    one = PrefillSizes(batch=1, q_len=seq_len, kv_len=seq_len, q_heads=1, kv_heads=1, head_dim=128, causal=True)
     profile = PROFILE
-    found = steps(
-        lambda heads: price.attention_prefill_terms(
-            profile, H100, batch=1, q_len=seq_len, kv_len=seq_len, q_heads=heads, kv_heads=1, head_dim=128, causal=True
-        ),
-        range(1, 80),
-    )
+    found = steps(lambda heads: price.prefill_terms(profile, H100, replace(one, q_heads=heads)), range(1, 80))
     assert min(low for low, _ in found.values()) > -CHEAPER
 
 
@@ -229,8 +233,10 @@ def test_a_longer_cache_never_jumps(batch: int, q_heads: int, kv_heads: int) -> 
     assert PROFILE is not None
 
     def terms(kv_len: int) -> KernelTerms:
-        return price.attention_decode_terms(
-            PROFILE, H100, batch=batch, kv_len=kv_len, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, kv_bytes=2
+        return price.decode_terms(
+            PROFILE,
+            H100,
+            DecodeSizes(batch=batch, kv_len=kv_len, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, kv_bytes=2),
         )
 
     found = steps(terms, [*range(1, 1500), *range(4000, 4300), *range(6000, 6400)])
@@ -244,8 +250,10 @@ def test_a_sequence_more_never_makes_decode_cheaper(kv_len: int, q_heads: int, k
     assert PROFILE is not None
 
     def terms(batch: int) -> KernelTerms:
-        return price.attention_decode_terms(
-            PROFILE, H100, batch=batch, kv_len=kv_len, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, kv_bytes=2
+        return price.decode_terms(
+            PROFILE,
+            H100,
+            DecodeSizes(batch=batch, kv_len=kv_len, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, kv_bytes=2),
         )
 
     found = steps(terms, range(1, 300))
@@ -267,3 +275,22 @@ def test_a_mixture_prefill_grows_with_its_tokens(model: str, batch: int, edge: i
         changes = np.array(cost(big)) / np.array(cost(small)) - 1.0
         assert changes.min() > -CHEAPER, (small, big)
         assert changes.max() < 0.03, (small, big)
+
+
+def test_the_kernel_of_many_rows_takes_over_evenly() -> None:
+    shares = [
+        large_share(
+            GroupedSizes(
+                experts=128,
+                rows=128 * each,
+                distinct=128,
+                tiles128=256.0,
+                tiles256=128.0,
+                rows_beyond128=0.0,
+                n=2048,
+                k=64,
+            )
+        )
+        for each in (64, 129, 256)
+    ]
+    assert shares == [0.0, 0.5, 1.0]

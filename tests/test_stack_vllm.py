@@ -121,7 +121,7 @@ def test_a_gpu_without_rows_of_its_own_runs_the_libraries_kernels_instead() -> N
 def test_the_profile_that_calibrate_wrote_says_nothing_of_engines() -> None:
     text = (Path("hardware") / "data" / "profiles" / f"{H100}.json").read_text(encoding="utf-8")
     profile = load_profile(H100)
-    assert "engines" not in json.loads(text) and profile is not None and list(profile.engines) == ["vllm"]
+    assert "engines" not in json.loads(text) and profile is not None and list(profile.engines) == ["vllm", "diffusers"]
 
 
 def test_cutlass_products_cost_what_their_padded_rows_cost() -> None:
@@ -154,6 +154,17 @@ def test_whole_steps_of_a_real_server(
     run = simulate(model=model, gpu=gpu, stack="vllm", chip_temperature_c=celsius, **fields)
     assert run.latency_s == pytest.approx(seconds, rel=0.04)
     assert run.energy_j == pytest.approx(joules, rel=0.05)
+
+
+@pytest.mark.parametrize(("dtype", "latency", "energy"), [("fp8_e4m3", 0.05, 0.08), ("bf16", 0.08, 0.10)])
+def test_steps_that_came_after_the_fit(dtype: str, latency: float, energy: float) -> None:
+    """An H200 of another day, FP8 and experts: mean absolute errors within the bars of vLLM's stack."""
+    rows = validate((RECORDS / H200 / "vllm" / "steps.jsonl",))
+    asked = [row for row in rows if row.record.inputs["dtype"] == dtype]
+    assert len(asked) == 9
+    for output, bar in (("latency_s", latency), ("energy_j", energy)):
+        errors = [row.error(output) for row in asked]
+        assert sum(abs(error) for error in errors if error is not None) / len(errors) < bar
 
 
 def test_rows_of_the_measuring_script_become_steps_of_the_stack(tmp_path: Path) -> None:

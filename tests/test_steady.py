@@ -14,7 +14,7 @@ import pytest
 from hardware.clock import ClockLimits
 from sim import simulate
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 from sim.result.report import status_text
 from sim.result.timeline import Timeline
 
@@ -98,12 +98,12 @@ def test_a_stage_at_its_lowest_clock_is_said_and_not_refused() -> None:
 
 def test_limiters_at_rest_leave_the_settled_clock_alone() -> None:
     """Power whose 30 ms mean stays under the middle limit; hotter than that, the target falls."""
-    limiter = SteadyLimiter(LIMITS, [Held(1.5e9, 1000.0)], [690.0], 0.06)
+    limiter = SteadyLimiter(LIMITS, [HeldClock(1.5e9, 1000.0)], [690.0], 0.06)
     limiter.begin(100.0)
     for _ in range(4):
         for power_w in (790.0, 580.0):
             limiter.step([power_w * limiter.tick_ps * 1e-12] * 1)
-    assert limiter.targets() == [Held(1.5e9, 1000.0)]
+    assert limiter.targets() == [HeldClock(1.5e9, 1000.0)]
     for _ in range(20):
         limiter.step([900.0 * limiter.tick_ps * 1e-12])
     assert limiter.targets()[0].power_w < 700.0
@@ -111,7 +111,7 @@ def test_limiters_at_rest_leave_the_settled_clock_alone() -> None:
 
 def test_a_tick_at_the_end_of_a_repetition_is_not_lost() -> None:
     """However the last one falls, every repetition has as many ticks as the first."""
-    limiter = SteadyLimiter(LIMITS, [Held(1.5e9, 1000.0)], [690.0], 0.1)
+    limiter = SteadyLimiter(LIMITS, [HeldClock(1.5e9, 1000.0)], [690.0], 0.1)
     for length_s in (0.1, 0.1003, 0.0998):
         limiter.begin(100.0)
         ticks, tick_s = divmod(length_s, limiter.tick_ps * 1e-12)
@@ -124,7 +124,7 @@ def test_a_tick_at_the_end_of_a_repetition_is_not_lost() -> None:
 
 def test_hot_windows_of_long_repetitions_lower_the_middle_limit() -> None:
     """Windows at 735 W under a slow limit of 700: the level falls until 740 times it is no more than that."""
-    limiter = SteadyLimiter(LIMITS, [Held(1.5e9, 1000.0)], [690.0], 5.0)
+    limiter = SteadyLimiter(LIMITS, [HeldClock(1.5e9, 1000.0)], [690.0], 5.0)
     limiter.begin(100.0)
     for _ in range(600):
         limiter.step([min(735.0, limiter.loops[0].level * 740.0) * limiter.tick_ps * 1e-12])

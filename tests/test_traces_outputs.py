@@ -20,7 +20,7 @@ from sim.result.timeline import Timeline
 from sim.result.trace import to_trace
 from traces.errors import TraceError
 from traces.records import Counter, Trace
-from traces.write.cut import averaged, window
+from traces.write.window import averaged, window
 
 SMALL = {"model": "llama3-70b", "layers": 3, "tp": 2, "seq_len": 1024, "overlap_chunks": 2}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.result.trace import Cut, to_trace
+from sim.result.trace import TraceWindow, to_trace
 from tests.perfetto_kit import losses, perfetto, rows
 from tests.test_traces_chrome import US, counter, one_lane, two_gpus
 from traces.errors import TraceError
@@ -47,14 +47,14 @@ def found(path: Path, args: str) -> tuple[list[tuple[Any, ...]], ...]:
 @pytest.mark.parametrize(
     ("fields", "cut"),
     [
-        ({"model": "llama3-70b", "layers": 2, "tp": 2, "seq_len": 1024, "overlap_chunks": 2}, Cut()),
+        ({"model": "llama3-70b", "layers": 2, "tp": 2, "seq_len": 1024, "overlap_chunks": 2}, TraceWindow()),
         (
             {"model": "llama3-70b", "layers": 2, "tp": 2, "pp": 2, "batch": 2, "seq_len": 512},
-            Cut(window_ms=(0.5, 2.5), counter_ms=0.02),
+            TraceWindow(window_ms=(0.5, 2.5), counter_ms=0.02),
         ),
     ],
 )
-def test_the_engine_finds_the_same_as_in_chrome_json(fields: dict[str, Any], cut: Cut, tmp_path: Path) -> None:
+def test_the_engine_finds_the_same_as_in_chrome_json(fields: dict[str, Any], cut: TraceWindow, tmp_path: Path) -> None:
     trace = cut.of(to_trace(simulate(**fields)))
     ours = found(write_perfetto(trace, tmp_path / "t.pftrace"), "debug")
     theirs = found(write_chrome(trace, tmp_path / "t.json"), "args")

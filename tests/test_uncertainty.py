@@ -22,7 +22,7 @@ from sim.explore.workers import Pool
 from sim.run.runner import simulate
 from sim.scenario.machine import machine_with
 from sim.scenario.spec import Scenario
-from sim.studies.coverage import Held, coverage_table, main
+from sim.studies.coverage import IntervalCheck, coverage_table, main
 
 SMALL = {"model": "llama3-8b", "layers": 2, "seq_len": 512}
 
@@ -141,7 +141,7 @@ def test_a_sweep_adds_the_ends_as_columns_and_runs_again_what_lacks_them(tmp_pat
 
 def test_coverage_counts_what_lies_within() -> None:
     rows = [
-        Held(status="calibrated", gpus=1, phase="decode", latency=(hit, 0.04), energy=energy)
+        IntervalCheck(status="calibrated", gpus=1, phase="decode", latency=(hit, 0.04), energy=energy)
         for hit, energy in ((True, (True, 0.05)), (True, (False, 0.05)), (False, None))
     ]
     assert coverage_table(rows).splitlines()[2:] == [

@@ -12,6 +12,7 @@ from sim.errors import MemoryShortError
 from sim.result.rates import memory, rates, times, utilisation
 from sim.result.report import summary
 from sim.scenario.memory import memory_use
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 
 DECODE = {"model": "llama3-8b", "phase": "decode", "batch": 16, "seq_len": 2048}
@@ -54,7 +55,9 @@ def test_memory_is_weights_cache_and_room() -> None:
     assert used is not None and used.need.kv_bytes == 16 * 2048 * 131072
     assert used.need.bytes + used.room_bytes == used.gpu_bytes == 80e9
     most = used.largest_batch
-    fitting, beyond = (memory_use(Scenario.of(**DECODE | {"batch": batch})) for batch in (most, most + 1))
+    fitting, beyond = (
+        memory_use(resolve_scenario(Scenario.of(**DECODE | {"batch": batch}))) for batch in (most, most + 1)
+    )
     assert fitting.room_bytes >= 0 > beyond.room_bytes
 
 

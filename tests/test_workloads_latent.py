@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from hardware.catalog import load_gpu
-from hardware.laws.price import attention_latent_terms, gemm_terms
+from hardware.laws.latent import latent_base_terms
+from hardware.laws.price import gemm_terms
+from hardware.laws.sizes import GemmSizes, LatentSizes
 from hardware.laws.terms import time_s
 from hardware.profile import profile_for
 from tests.transformer_kit import build, layer
@@ -118,7 +120,8 @@ def test_memory_of_weights_and_cache() -> None:
 def test_products_by_head_read_an_input_each() -> None:
     gpu = load_gpu("h100-sxm-80gb")
     one, many = (
-        gemm_terms(profile_for(gpu), gpu, m=64, n=512 * 128 // c, k=128, dtype="bf16", count=c) for c in (1, 128)
+        gemm_terms(profile_for(gpu), gpu, GemmSizes(m=64, n=512 * 128 // c, k=128, dtype="bf16", count=c))
+        for c in (1, 128)
     )
     assert many.hbm_bytes - one.hbm_bytes == 127 * 64 * 128 * 2
     assert (many.blocks, many.core_energy_j) == (one.blocks, one.core_energy_j)
@@ -134,9 +137,9 @@ def test_products_by_head_read_an_input_each() -> None:
 )
 def test_latent_decode_reaches_what_flash_mla_publishes(batch: int, heads: int, published: float, unit: str) -> None:
     gpu = load_gpu("h100-sxm-80gb")
-    terms = attention_latent_terms(
-        profile_for(gpu), gpu, batch=batch, kv_len=8192, q_heads=heads, cached_dim=576, v_dim=512
-    )
+    profile = profile_for(gpu)
+    sizes = LatentSizes(batch=batch, kv_len=8192, q_heads=heads, cached_dim=576, v_dim=512)
+    terms = latent_base_terms(profile.decode, profile.prefill, sizes, gpu)
     rate = 2 * batch * heads * 8192 * (576 + 512) if unit == "flops" else batch * 8192 * 576 * 2
     # That card, an H800, shares the H100's 700 W; under them attention runs at 1577 MHz on the chip (duty.jsonl).
     seconds = time_s(terms, sms=132, sm_clock_hz=1.577e9)

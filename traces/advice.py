@@ -83,7 +83,7 @@ def advise(capture: Capture, classes: Classes, summary: Summary) -> list[Advice]
 
 def _worst(found: Iterator[Advice]) -> list[Advice]:
     """The one that would save most, over ranks."""
-    return sorted(found, key=lambda one: -(one.saves_us or 0.0))[:1]
+    return sorted(found, key=lambda advice: -(advice.saves_us or 0.0))[:1]
 
 
 def _us(capture: Capture, at_ns: int) -> float:
@@ -147,10 +147,10 @@ def _why_late(capture: Capture, classes: Classes, rank: int, ranks: Ints, lost_n
     of = {cls: classes.is_class(cls) for cls in labels}
     more = {}
     for cls in labels:
-        sums = {one: int(work.dur_ns[of[cls] & (work.rank == one)].sum()) for one in ranks.tolist()}
+        sums = {rank: int(work.dur_ns[of[cls] & (work.rank == rank)].sum()) for rank in ranks.tolist()}
         own = sums.pop(rank)
         more[cls] = own - float(np.median(list(sums.values())))
-    cls = max(more, key=lambda one: more[one])
+    cls = max(more, key=lambda name: more[name])
     if sum(more.values()) >= 0.5 * lost_ns:
         return (
             f"its {cls} kernels take {more[cls] / 1e3:,.0f} us longer than the other ranks'",
@@ -189,12 +189,12 @@ def _host_bound(capture: Capture, summary: Summary) -> Iterator[Advice]:
 def _small(capture: Capture, classes: Classes) -> Iterator[Advice]:
     """Kernels so short that launching them costs as much as they do."""
     work = capture.work
-    talks = classes.is_class(COMMUNICATION)
+    is_communication = classes.is_class(COMMUNICATION)
     for rank in capture.ranks:
         mine = work.rank == rank
         rows = np.flatnonzero(mine)
         rows = rows[np.lexsort((work.start_ns[rows], work.stream[rows]))]
-        small = (work.dur_ns[rows] < SMALL_NS) & (work.category[rows] == Category.KERNEL) & ~talks[rows]
+        small = (work.dur_ns[rows] < SMALL_NS) & (work.category[rows] == Category.KERNEL) & ~is_communication[rows]
         follows = np.append(work.stream[rows][1:] == work.stream[rows][:-1], False)
         pause = np.append(work.start_ns[rows][1:] - work.end_ns[rows][:-1], 0)
         pause = np.where(follows & (pause >= 0) & (pause <= PAUSE_LIMIT_NS), pause, 0)
@@ -223,11 +223,11 @@ def _small(capture: Capture, classes: Classes) -> Iterator[Advice]:
 def _exposed(capture: Capture, classes: Classes, waited: Ints) -> Iterator[Advice]:
     """Collectives beside which nothing runs, where a product before or after them could have."""
     work = capture.work
-    talks, products = classes.is_class(COMMUNICATION), classes.is_class("gemm")
+    is_communication, products = classes.is_class(COMMUNICATION), classes.is_class("gemm")
     for rank in capture.ranks:
         mine = work.rank == rank
-        rows = np.flatnonzero(mine & talks)
-        computes = mine & ~talks & (work.category == Category.KERNEL)
+        rows = np.flatnonzero(mine & is_communication)
+        computes = mine & ~is_communication & (work.category == Category.KERNEL)
         if not len(rows) or not (mine & products).any():
             continue
         begin, end = union(work.start_ns[computes], work.end_ns[computes])
@@ -267,13 +267,13 @@ def _alone_ns(start: Ints, end: Ints, busy_begin: Ints, busy_end: Ints) -> Ints:
 def shown(found: Sequence[Advice]) -> list[str]:
     """A line each."""
     lines = []
-    for one in found:
+    for advice in found:
         saves = ""
-        if one.saves_us is not None:
-            joules = "" if one.saves_j is None else f", {one.saves_j:.3g} J"
-            saves = f" (saves at most {one.saves_us:,.0f} us{joules})"
+        if advice.saves_us is not None:
+            joules = "" if advice.saves_j is None else f", {advice.saves_j:.3g} J"
+            saves = f" (saves at most {advice.saves_us:,.0f} us{joules})"
         lines.append(
-            f"{one.rule}: rank {one.rank}, {one.start_us / 1e3:,.3f} to {one.end_us / 1e3:,.3f} ms, '{one.kernel}': "
-            f"{one.seen}: {one.remedy}{saves}"
+            f"{advice.rule}: rank {advice.rank}, {advice.start_us / 1e3:,.3f} to {advice.end_us / 1e3:,.3f} ms, "
+            f"'{advice.kernel}': {advice.seen}: {advice.remedy}{saves}"
         )
     return lines

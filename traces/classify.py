@@ -82,9 +82,9 @@ def class_of(name: str, rules: Sequence[Rule] = ()) -> str:
         if rule.pattern.search(name):
             return rule.cls
     whole, own = _spellings(name), _spellings(_own_name(name))
-    talks = [rule for rule in built_in() if rule.cls == COMMUNICATION]
+    comm_rules = [rule for rule in built_in() if rule.cls == COMMUNICATION]
     rest = [rule for rule in built_in() if rule.cls != COMMUNICATION]
-    for asked, spellings in ((talks, whole), (rest, own), (rest, whole)):
+    for asked, spellings in ((comm_rules, whole), (rest, own), (rest, whole)):
         for rule in asked:
             if any(map(rule.pattern.search, spellings)):
                 return rule.cls

@@ -54,17 +54,17 @@ def host_edges(capture: Capture, classes: Classes) -> list[HostEdge]:
     - when it has none outstanding, the main stream waits for other compute streams (or copies, if there are none)
       and these wait for copies (or the main stream).
     """
-    return [edge for rank in capture.ranks for edge in _Rank.of(capture, classes, rank).edges()]
+    return [edge for rank in capture.ranks for edge in _HostRank.of(capture, classes, rank).edges()]
 
 
 @dataclass(slots=True)
-class _Rank:
+class _HostRank:
     """The calls of one rank and what its streams do."""
 
     events: list[_Event]
     recorded: dict[int, tuple[int, int, int]]  # by waiting call: stream, source stream, the record's call
     records: bool
-    talks: set[int]
+    comm_streams: set[int]
     copies: set[int]
     main: int
     others: set[int]
@@ -73,19 +73,21 @@ class _Rank:
     asking: int = NONE
 
     @classmethod
-    def of(cls, capture: Capture, classes: Classes, rank: int) -> _Rank:
+    def of(cls, capture: Capture, classes: Classes, rank: int) -> _HostRank:
         work = capture.work
         events, recorded = _events(capture, rank)
         mine = work.rank == rank
         kernels = mine & (work.category == Category.KERNEL)
-        talking = kernels & classes.is_class(COMMUNICATION)
+        is_communication = kernels & classes.is_class(COMMUNICATION)
         count = {s: int((kernels & (work.stream == s)).sum()) for s in np.unique(work.stream[mine]).tolist()}
         copies = {s for s, kernels_of_s in count.items() if not kernels_of_s}
-        talks = {s for s in count if s not in copies and 2 * int((talking & (work.stream == s)).sum()) > count[s]}
-        compute = {s: n for s, n in count.items() if s not in copies | talks}
+        comm_streams = {
+            s for s in count if s not in copies and 2 * int((is_communication & (work.stream == s)).sum()) > count[s]
+        }
+        compute = {s: n for s, n in count.items() if s not in copies | comm_streams}
         main = max(compute, key=lambda s: compute[s], default=NONE)
         records = any(event.kind == "record" for event in events)
-        return cls(events, recorded, records, talks, copies, main, set(compute) - {main})
+        return cls(events, recorded, records, comm_streams, copies, main, set(compute) - {main})
 
     def edges(self) -> list[HostEdge]:
         """Walk the calls in the host's order."""
@@ -115,7 +117,7 @@ class _Rank:
 
     def _launched(self, event: _Event, number: int) -> None:
         self.last[event.stream] = number, event.last
-        if event.stream in self.talks:
+        if event.stream in self.comm_streams:
             if self.asking != NONE:
                 self.asked[self.asking].append(event.last)
         elif event.stream not in self.copies:
@@ -124,7 +126,7 @@ class _Rank:
     def _cause(self, event: _Event) -> tuple[int, float] | None:
         """What an unnamed wait of ``event.stream`` is for."""
         stream = event.stream
-        if stream in self.talks:
+        if stream in self.comm_streams:
             return (self.last[self.asking][1], ASKED_FOR) if self.asking in self.last else None
         turn = self.asked[stream]
         if event.fresh and (row := self._latest(set(self.last) - {stream} - self.copies)) is not None:

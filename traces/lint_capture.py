@@ -29,8 +29,8 @@ def lint_capture(capture: Capture, classes: Classes) -> list[Finding]:
             name = capture.names[work.name[rows[0]]]
             found.append(Finding(rule=rule, count=len(rows), first=f"kernel '{name[:80]}'", remedy=remedy))
 
-    talks = kernels[classes.is_class(COMMUNICATION)[kernels]]
-    unseen = [row for row in talks.tolist() if not capture.names[work.name[row]].startswith("nccl")]
+    collectives = kernels[classes.is_class(COMMUNICATION)[kernels]]
+    unseen = [row for row in collectives.tolist() if not capture.names[work.name[row]].startswith("nccl")]
     note("hta-communication-unseen", unseen, "HTA takes only kernels named nccl... for communication")
     launched = kernels[work.launch[kernels] != NONE]
     seen = {i: HTA_LAUNCHES.match(name) is not None for i, name in enumerate(capture.names)}

@@ -88,8 +88,8 @@ def lint_file(path: Path) -> list[Finding]:
 
 
 def _look(event: LintEvent, seen: _Seen) -> None:
-    for one in (event.pid, event.tid):
-        if isinstance(one, int) and not 0 <= one < ID_LIMIT:
+    for number in (event.pid, event.tid):
+        if isinstance(number, int) and not 0 <= number < ID_LIMIT:
             seen.note("perfetto-large-id")
             break
     if event.ph == "X":

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 class Lane:
     """One row of the timeline: a thread ``tid`` of process ``pid`` (a GPU); ``order`` sorts rows.
 
-    An ``asynchronous`` one is no thread but the life of one of many things at once (a request), told apart by
+    An ``asynchronous`` one is no thread but the life of one of many things at once (a request), distinguished by
     ``tid``: its spans nest, and Perfetto packs all those of one name into as few rows as they need.
     """
 

@@ -37,14 +37,14 @@ def slowing(capture: Capture, classes: Classes) -> list[Slowing]:
     found = []
     for rank in capture.ranks:
         stated = [sample for sample in capture.samples if sample.rank == rank and sample.name == CLOCK]
-        one = (
+        advice = (
             _stated(capture, classes, rank, stated[0].time_ns, stated[0].value)
             if stated
             else _paced(capture, classes, rank)
         )
-        if one is not None:
-            found.append(one)
-    return sorted(found, key=lambda one: -one.lost_ns)[:1]
+        if advice is not None:
+            found.append(advice)
+    return sorted(found, key=lambda advice: -advice.lost_ns)[:1]
 
 
 def _stated(capture: Capture, classes: Classes, rank: int, time_ns: Ints, clock: Floats) -> Slowing | None:

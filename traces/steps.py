@@ -38,7 +38,7 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceSteps:
-    """Steps of one rank that run the same kernels; ``how`` they were told apart, ``others`` that were left out."""
+    """Steps of one rank that run the same kernels; ``how`` they were distinguished, ``others`` that were left out."""
 
     steps: Sequence[TraceStep]
     how: str
@@ -74,8 +74,8 @@ def joined(steps: TraceSteps, count: int) -> TraceSteps:
     kept = []
     for at in range(0, len(steps.steps) - count + 1, count):
         group = steps.steps[at : at + count]
-        if all(one.end_ns == other.begin_ns for one, other in pairwise(group)):
-            rows = np.concatenate([one.rows for one in group])
+        if all(before.end_ns == after.begin_ns for before, after in pairwise(group)):
+            rows = np.concatenate([step.rows for step in group])
             kept.append(TraceStep(rows=rows, begin_ns=group[0].begin_ns, end_ns=group[-1].end_ns))
     return TraceSteps(steps=kept, how=steps.how, others=steps.others) if kept else steps
 
@@ -104,7 +104,7 @@ def _graphs(capture: Capture, rows: Ints) -> Ints:
     sizes = Counter(graph[graph != NONE].tolist())
     if not sizes:
         return np.empty(0, dtype=np.int64)
-    usual = max(Counter(sizes.values()).items(), key=lambda one: one[0] * one[1])[0]
+    usual = max(Counter(sizes.values()).items(), key=lambda item: item[0] * item[1])[0]
     whole = [launch for launch, size in sizes.items() if 2 * size > usual]
     if sum(sizes[launch] for launch in whole) * 2 < len(rows):
         return np.empty(0, dtype=np.int64)
@@ -142,6 +142,6 @@ def _cut(capture: Capture, rows: Ints, first: Ints, how: str) -> TraceSteps:
         steps.append(TraceStep(rows=own, begin_ns=int(work.start_ns[own[0]]), end_ns=after))
     complete = steps[:-1] if len(steps) > 1 else steps
     sizes = Counter(len(step.rows) for step in complete)
-    usual = max(sizes.items(), key=lambda one: (one[1], one[0]))[0]
+    usual = max(sizes.items(), key=lambda item: (item[1], item[0]))[0]
     alike = [step for step in complete if len(step.rows) == usual]
     return TraceSteps(steps=alike, how=how, others=len(steps) - len(alike))

@@ -123,11 +123,11 @@ def _rank(capture: Capture, classes: Classes, rank: int, waited: Ints) -> tuple[
         kernel = mine  # only copies: their span, no computation
     start, end = work.start_ns, work.end_ns
     first, last = int(start[kernel].min()), int(end[kernel].max())
-    talks = kernel & classes.is_class(COMMUNICATION)
-    computes = kernel & ~talks & (work.category == Category.KERNEL)
-    communication = length(start[talks], end[talks])
+    is_communication = kernel & classes.is_class(COMMUNICATION)
+    computes = kernel & ~is_communication & (work.category == Category.KERNEL)
+    communication = length(start[is_communication], end[is_communication])
     computation = length(start[computes], end[computes])
-    overlap = communication + computation - length(start[talks | computes], end[talks | computes])
+    overlap = communication + computation - length(start[is_communication | computes], end[is_communication | computes])
     busy = length(np.clip(start[mine], first, last), np.clip(end[mine], first, last))
     causes, regions = _idle(capture, np.flatnonzero(mine), first, last, rank)
     times = RankTimes(

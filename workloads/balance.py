@@ -68,7 +68,7 @@ def balanced_placement(expected: tuple[float, ...], replicas: int, ranks: int) -
     Ranks hold equal numbers of slots, and two copies of an expert only where no other rank has room.
 
     >>> balanced_placement((4.0, 1.0, 1.0, 1.0), 2, 2).ranks
-    ((0, 0, 2), (0, 1, 3))
+    ((0, 0, 3), (0, 1, 2))
     """
     copies = [1] * len(expected)
     heap = [(-load, expert) for expert, load in enumerate(expected)]

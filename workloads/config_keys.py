@@ -94,8 +94,8 @@ def check_against(data: Mapping[str, Any], kind: str, family: Family, where: str
                 f"{where}: key {shown(key)} = {shown(value)} is not understood for model_type '{kind}' and may change "
                 "the work: take it out if it does not"
             )
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in family.only[key]):
-            fits = " or ".join(str(one).lower() for one in family.only[key])
+        if not any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in family.only[key]):
+            fits = " or ".join(str(known).lower() for known in family.only[key])
             raise WorkloadError(
                 f"{where}: {key} = {shown(value)}: for model_type '{kind}' only {fits} leaves the layers as they are "
                 "priced"
@@ -110,17 +110,19 @@ def check_against(data: Mapping[str, Any], kind: str, family: Family, where: str
 def _check_classes(data: Mapping[str, Any], kind: str, family: Family, where: str) -> None:
     """Refuse a model class, or code of the model's own, whose layers are others than those of ``kind``."""
     classes = data.get("architectures") or []
-    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise WorkloadError(f"{where}: architectures = {shown(classes)}: give a list of class names")
     known = ", ".join(sorted(family.architectures))
-    for one in classes:
-        if one not in family.architectures:
+    for name in classes:
+        if name not in family.architectures:
             raise WorkloadError(
-                f"{where}: architectures = {shown([one])}: model_type '{kind}' is priced as {known}: another class may "
-                "have other layers or another head"
+                f"{where}: architectures = {shown([name])}: model_type '{kind}' is priced as {known}: another class "
+                "may have other layers or another head"
             )
     code = data.get("auto_map") or {}
-    stems = tuple({one.removesuffix(next((h for h in _HEADS if one.endswith(h)), "")) for one in family.architectures})
+    stems = tuple(
+        {name.removesuffix(next((h for h in _HEADS if name.endswith(h)), "")) for name in family.architectures}
+    )
     names = code.values() if isinstance(code, dict) else [code]
     for name in names:
         last = name.rsplit(".", 1)[-1] if isinstance(name, str) else ""

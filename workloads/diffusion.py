@@ -133,7 +133,7 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
 def _whole_numbers(value: Any, name: str, count: int | None, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not value or len(value) != (count or len(value)):
         raise WorkloadError(f"{where}: {name} = {shown(value)}: give a list of {count or 'positive'} whole numbers")
-    return tuple(positive(one, name, where) for one in value)
+    return tuple(positive(item, name, where) for item in value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,7 +124,7 @@ class Einsum:
     @property
     def batched(self) -> str:
         """Axes of both operands and of the output: for each of their points a product of its own."""
-        return "".join(axis for axis in self.output if all(axis in one for one in self.inputs[:2]))
+        return "".join(axis for axis in self.output if all(axis in axes for axes in self.inputs[:2]))
 
     def count(self, sizes: Mapping[str, int]) -> int:
         """Independent matrix products: one for each point of the axes that both operands have.

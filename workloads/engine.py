@@ -80,7 +80,7 @@ class RequestPath:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class ServingEngine:
     """One engine; ``pointwise`` by node and type of the products' inputs.
 
     ``quantised_alone`` names products whose input a kernel of its own quantises. ``own_all_reduce_bytes``: up to this
@@ -108,7 +108,7 @@ class Engine:
 
 
 @lru_cache(maxsize=8)
-def load_engine(name: str) -> Engine:
+def load_engine(name: str) -> ServingEngine:
     """An engine by name.
 
     >>> load_engine("vllm").pass_of("rope", DType.BF16).element_bytes
@@ -119,7 +119,7 @@ def load_engine(name: str) -> Engine:
         raise WorkloadError(f"unknown engine '{name}'")
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     experts, step = data["experts"], data["step"]
-    return Engine(
+    return ServingEngine(
         id=data["id"],
         release=data["release"],
         description=data["description"],

@@ -86,12 +86,12 @@ def _value(node: ast.expr, lookup: Callable[[str], Any], text: str) -> Any:
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return of(body) if of(test) else of(orelse)
         case ast.Compare(left=left, ops=ops, comparators=rest):
-            one = of(left)
+            before = of(left)
             for sign, part in zip(ops, rest, strict=True):
-                other = of(part)
-                if not _COMPARE[type(sign)](one, other):
+                after = of(part)
+                if not _COMPARE[type(sign)](before, after):
                     return False
-                one = other
+                before = after
             return True
         case ast.Subscript(value=value, slice=index):
             return of(value)[of(index)]

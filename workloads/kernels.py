@@ -75,9 +75,9 @@ def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: boo
     Activations of fewer than 16 bits are quantised once, in a kernel before. Ops whose operands are stored otherwise
     are kernels of their own, and so are all where ``fused`` is False.
     """
-    groups = [tuple(group) for _, group in groupby(ops, key=shape.precision.of)] if fused else [(one,) for one in ops]
+    groups = [tuple(group) for _, group in groupby(ops, key=shape.precision.of)] if fused else [(op,) for op in ops]
     kernels = []
-    narrow = next((one for one in ops if not shape.precision.of(one).activations.plain), None)
+    narrow = next((op for op in ops if not shape.precision.of(op).activations.plain), None)
     if narrow is not None:
         _, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
         kernels.append(quantise_kernel(name, shape.tokens, depth, shape.precision.of(narrow)))
@@ -117,11 +117,11 @@ def gemm_kernel(
         return _activation_product(name, ops, shape)
     rows = depth = columns = 0
     flops = 0.0
-    for one in ops:
-        sizes = shape.local_sizes(one.parallel)
-        rows, n, depth = one.einsum.gemm(sizes)
+    for op in ops:
+        sizes = shape.local_sizes(op.parallel)
+        rows, n, depth = op.einsum.gemm(sizes)
         columns += n
-        flops += one.einsum.flops(sizes)
+        flops += op.einsum.flops(sizes)
     if tokens is not None:
         flops *= tokens / rows
         rows = tokens

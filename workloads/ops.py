@@ -137,11 +137,11 @@ def axes_of(node: Node) -> str:
     """Axes whose sizes a node needs."""
     match node:
         case Gemm():
-            return "".join(one.einsum.axes for one in node.ops)
+            return "".join(op.einsum.axes for op in node.ops)
         case Attention():
             return node.scores.einsum.axes + node.values.einsum.axes
         case LatentAttention():
-            return "".join(one.einsum.axes for one in (*node.down, *node.q_up, node.k_up, node.v_up))
+            return "".join(op.einsum.axes for op in (*node.down, *node.q_up, node.k_up, node.v_up))
         case StateSpace():
             return "igt"
         case Experts():

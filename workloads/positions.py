@@ -75,7 +75,7 @@ def window_of(data: Mapping[str, Any], kind: str, layers: int, where: str) -> in
     """
     types = data.get("layer_types")
     if types is not None and (
-        not isinstance(types, list) or len(types) != layers or any(one not in _ATTENTIONS for one in types)
+        not isinstance(types, list) or len(types) != layers or any(kind not in _ATTENTIONS for kind in types)
     ):
         raise WorkloadError(
             f"{where}: layer_types = {shown(types)}: give one of {', '.join(_ATTENTIONS)} for each of the "
@@ -102,5 +102,5 @@ def slides_everywhere(data: Mapping[str, Any], kind: str) -> bool:
     if data.get("sliding_window", _MISTRAL_WINDOW if kind == "mistral" else None) is None:
         return False
     if types is not None:
-        return all(one == "sliding_attention" for one in types)
+        return all(kind == "sliding_attention" for kind in types)
     return "qwen" not in kind or data.get("max_window_layers") in (None, 0)

@@ -118,11 +118,11 @@ class Precision:
             yield self, layers
             return
         edges = {layers.start, layers.stop}
-        for one in self.exceptions:
-            edges |= {edge for edge in (one.first, one.stop) if layers.start < edge < layers.stop}
+        for layers_apart in self.exceptions:
+            edges |= {edge for edge in (layers_apart.first, layers_apart.stop) if layers.start < edge < layers.stop}
         ordered = sorted(edges)
         for first, stop in pairwise(ordered):
-            own = next((one.products for one in self.exceptions if one.first <= first < one.stop), ())
+            own = next((part.products for part in self.exceptions if part.first <= first < part.stop), ())
             yield replace(self, exceptions=(), own=own), range(first, stop)
 
     @property
@@ -138,8 +138,10 @@ class Precision:
     @property
     def narrow(self) -> bool:
         """Whether any product reads activations of fewer than 16 bits."""
-        apart = [product for one in self.exceptions for _, product in one.products]
-        return any(not one.activations.plain for one in (self.product, self.head, *apart) if one is not None)
+        apart = [product for part in self.exceptions for _, product in part.products]
+        return any(
+            not product.activations.plain for product in (self.product, self.head, *apart) if product is not None
+        )
 
     @property
     def uniform(self) -> bool:
@@ -206,7 +208,7 @@ def resolve(
     16 bit, and its weights are turned into that, as engines do it (NVFP4 on Hopper, FP8 on Ampere).
     """
     if kv is not None and kv not in CACHED:
-        raise WorkloadError(f"kv_dtype = '{kv.value}': known are {', '.join(one.value for one in CACHED)}")
+        raise WorkloadError(f"kv_dtype = '{kv.value}': known are {', '.join(dtype.value for dtype in CACHED)}")
     found = _weights(stored, dtype, weights, multiplied)
     return found if kv is None else replace(found, kv=kv)
 
@@ -251,8 +253,8 @@ def _weights(
         return Product(weights=product.weights, activations=activations)
 
     exceptions = tuple(
-        replace(one, products=tuple((name, run(product)) for name, product in one.products))
-        for one in stored.exceptions
+        replace(part, products=tuple((name, run(product)) for name, product in part.products))
+        for part in stored.exceptions
     )
     whole = run(stored.product)
     assert whole is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
-from workloads.quantised_modules import Rule
+from workloads.quantised_modules import ModuleRule
 from workloads.storage import Storage
 from workloads.work import DType
 
@@ -78,7 +78,9 @@ def block_of(value: Any, where: str) -> tuple[int, int]:
     """Rows and depth of a block of weights that share a scale."""
     if isinstance(value, str):
         value = [int(part) for part in value.lower().split("x") if part.isdigit()]
-    whole = isinstance(value, list) and len(value) == 2 and all(type(one) is int and 0 < one <= 65536 for one in value)
+    whole = (
+        isinstance(value, list) and len(value) == 2 and all(type(item) is int and 0 < item <= 65536 for item in value)
+    )
     if not whole:
         raise WorkloadError(f"{where} = {shown(value)}: give two positive whole numbers, rows and depth")
     return value[0], value[1]
@@ -87,22 +89,22 @@ def block_of(value: Any, where: str) -> tuple[int, int]:
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules")
 
 
-def left_out(table: Table, where: str) -> tuple[Rule, ...]:
+def left_out(table: Table, where: str) -> tuple[ModuleRule, ...]:
     """Modules that stay in 16 bit."""
     names = [name for key in _LEFT_OUT for name in names_of(table.get(key), f"{where}: {key}")]
-    return tuple(Rule(pattern=name, product=None) for name in names)
+    return tuple(ModuleRule(pattern=name, product=None) for name in names)
 
 
 def names_of(value: Any, where: str) -> list[str]:
     """Names of modules: a list, one of them, or none."""
     value = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise WorkloadError(f"{where} = {shown(value)}: give a list of names")
     return list(value)
 
 
 def flattened(value: Any) -> Any:
     """A list of lists as one list."""
-    if isinstance(value, list) and any(isinstance(one, list) for one in value):
-        return [name for one in value for name in (one if isinstance(one, list) else [one])]
+    if isinstance(value, list) and any(isinstance(item, list) for item in value):
+        return [name for item in value for name in (item if isinstance(item, list) else [item])]
     return value

@@ -23,7 +23,7 @@ from workloads.quantised_fields import (
     left_out,
     names_of,
 )
-from workloads.quantised_modules import Rule, Scheme
+from workloads.quantised_modules import ModuleRule, Scheme
 from workloads.storage import Storage
 from workloads.work import DType
 
@@ -60,18 +60,18 @@ def _fbgemm_fp8(table: Table, where: str) -> Scheme:
 def _gptq(table: Table, where: str) -> Scheme:
     bits = bits_of(table, where, (2, 3, 4, 8))
     product = Product(weights=grouped(bits, table, where, zero=True), activations=_SIXTEEN)
-    rules: list[Rule] = []
+    rules: list[ModuleRule] = []
     dynamic = table.get("dynamic") or {}
     if not isinstance(dynamic, dict):
         raise WorkloadError(f"{where}: dynamic = {shown(dynamic)}: give a table of patterns")
     for pattern, change in dynamic.items():
         if pattern.startswith("-:"):
-            rules.append(Rule(pattern=f"re:{pattern[2:]}", product=None))
+            rules.append(ModuleRule(pattern=f"re:{pattern[2:]}", product=None))
         elif isinstance(change, dict):
             own = {**table, **change}
             weights = grouped(bits_of(own, where, (2, 3, 4, 8)), own, where, zero=True)
             own_product = Product(weights=weights, activations=_SIXTEEN)
-            rules.append(Rule(pattern=f"re:{pattern.removeprefix('+:')}", product=own_product))
+            rules.append(ModuleRule(pattern=f"re:{pattern.removeprefix('+:')}", product=own_product))
         else:
             raise WorkloadError(f"{where}: dynamic: {shown(pattern)} = {shown(change)}: give a table")
     inside = table.get("modules_in_block_to_quantize")
@@ -134,7 +134,7 @@ def _cache_beside(table: Table, where: str) -> DType:
     return next((kv for kv in found if kv is not None), DType.BF16)
 
 
-def _mixed(table: Table, where: str) -> list[Rule]:
+def _mixed(table: Table, where: str) -> list[ModuleRule]:
     layers = table.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
         raise WorkloadError(f"{where}: quantized_layers is missing: MIXED_PRECISION says there what each module is")
@@ -142,7 +142,7 @@ def _mixed(table: Table, where: str) -> list[Rule]:
     for name, own in layers.items():
         if not isinstance(own, dict):
             raise WorkloadError(f"{where}: quantized_layers: {shown(name)} = {shown(own)}: give a table")
-        rules.append(Rule(pattern=name, product=_of_algorithm(own.get("quant_algo"), own, where)))
+        rules.append(ModuleRule(pattern=name, product=_of_algorithm(own.get("quant_algo"), own, where)))
     return rules
 
 
@@ -192,7 +192,7 @@ def _compressed_tensors(table: Table, where: str) -> Scheme:
     groups = table.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise WorkloadError(f"{where}: config_groups is missing: says there what weights are stored in")
-    rules = [Rule(pattern=name, product=None) for name in names_of(table.get("ignore"), f"{where}: ignore")]
+    rules = [ModuleRule(pattern=name, product=None) for name in names_of(table.get("ignore"), f"{where}: ignore")]
     whole: Product | None = None
     for name, group in groups.items():
         inside = f"{where}: config_groups.{name}"
@@ -203,9 +203,9 @@ def _compressed_tensors(table: Table, where: str) -> Scheme:
             if target in _LINEAR:
                 whole = product
             elif target in _MIXTURES:
-                rules.append(Rule(pattern="experts", product=product))
+                rules.append(ModuleRule(pattern="experts", product=product))
             else:
-                rules.append(Rule(pattern=target, product=product))
+                rules.append(ModuleRule(pattern=target, product=product))
     return Scheme(product=whole, rules=tuple(rules), head=True)
 
 

@@ -31,7 +31,7 @@ _HEAD = "lm_head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ModuleRule:
     """Modules by a pattern, and what their products are; None: left in 16 bit.
 
     A pattern is a name (which holds where its parts stand side by side in a module's path: ``self_attn``,
@@ -51,7 +51,7 @@ class Scheme:
     """
 
     product: Product | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ModuleRule, ...] = ()
     only: tuple[str, ...] = ()
     head: bool = False
     kv: DType = DType.BF16
@@ -107,7 +107,7 @@ class Scheme:
         for rule in rules:
             if any(rule.holds(layer, name) for name in names):
                 return rule.product
-        if self.only and not any(_beside(one, name) for one in self.only for name in names):
+        if self.only and not any(_beside(module, name) for module in self.only for name in names):
             return None
         return self.product
 
@@ -126,12 +126,12 @@ class Matcher:
     names: Callable[[str], bool]
 
 
-def rules_of(rules: Sequence[Rule], where: str) -> list[Matcher]:
+def rules_of(rules: Sequence[ModuleRule], where: str) -> list[Matcher]:
     """Rules made ready to be tried on modules."""
     return [_matcher(rule, where) for rule in rules]
 
 
-def _matcher(rule: Rule, where: str) -> Matcher:
+def _matcher(rule: ModuleRule, where: str) -> Matcher:
     pattern = rule.pattern
     found = _LAYER.search(pattern)
     named = int(found[1]) if found else None

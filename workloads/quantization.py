@@ -65,7 +65,7 @@ def scheme_of(data: Table, *, where: str) -> Scheme | None:
 
 def quantised_beside(folder: Path, *, layers: int, tied: bool) -> Precision | None:
     """What a file beside a ``config.json`` says of quantised weights (ModelOpt's, AutoGPTQ's, AutoAWQ's)."""
-    for name, told in BESIDE.items():
+    for name, elsewhere in BESIDE.items():
         path = folder / name
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -73,10 +73,10 @@ def quantised_beside(folder: Path, *, layers: int, tied: bool) -> Precision | No
             continue
         except (OSError, ValueError, RecursionError):
             raise WorkloadError(f"{path}: says how the weights are quantised, but cannot be read: mend it") from None
-        key = told["key"]
+        key = elsewhere["key"]
         inside = data.get(key) if key and isinstance(data, dict) and key in data else data
         where = f"{path}: {key}" if key else str(path)
-        return read_scheme(inside, where, format_unsaid=told["format"]).over(layers, tied=tied)
+        return read_scheme(inside, where, format_unsaid=elsewhere["format"]).over(layers, tied=tied)
     return None
 
 
@@ -86,7 +86,7 @@ def read_scheme(table: Any, where: str, *, format_unsaid: str | None = None) -> 
         raise WorkloadError(f"{where}: {_NOT_KNOWN}: {_REMEDY}")
     method = next((table[key] for key in ("quant_method", "method") if table.get(key) is not None), None)
     if method is None:
-        method = format_unsaid or _told_otherwise(table)
+        method = format_unsaid or _stated_elsewhere(table)
     if method is None:
         raise WorkloadError(f"{where}: {_NOT_KNOWN}{_details(table)}: {_REMEDY}")
     name = method.lower() if isinstance(method, str) else None
@@ -107,7 +107,7 @@ _NOT_KNOWN = "a quantised format that is not known"
 _REMEDY = "take it out to run the unquantised model, or give --weight-dtype"
 
 
-def _told_otherwise(table: Table) -> str | None:
+def _stated_elsewhere(table: Table) -> str | None:
     """The format of files that are older than ``quant_method``."""
     if "load_in_4bit" in table or "load_in_8bit" in table:
         return "bitsandbytes"

@@ -13,7 +13,8 @@ class Stack:
     """Kernel choices of one stack. ``validated`` names what its predictions were compared with.
 
     ``eager``: every operation of the model's source is a kernel of its own, attention included. ``engine``: the kernels
-    are those that a serving engine makes of the model (``data/stacks``).
+    are those that a serving engine makes of the model (``data/stacks``). ``passes``: diffusion transformers alone, with
+    the memory-bound kernels of that name in ``data/stacks``; ``flash_2``: attention by FlashAttention 2.
     """
 
     id: str
@@ -25,6 +26,13 @@ class Stack:
     qk_norm: bool
     eager: bool = False
     engine: str | None = None
+    passes: str | None = None
+    flash_2: bool = False
+
+    @property
+    def of_diffusion(self) -> bool:
+        """Whether this stack runs diffusion transformers, and those alone."""
+        return self.passes is not None
 
 
 STACKS = {
@@ -76,6 +84,20 @@ STACKS = {
             kv_copies=False,
             qk_norm=True,
             engine="vllm",
+        ),
+        *(
+            Stack(
+                id=name,
+                validated="steps of the modules of diffusers 0.42 on an H200 (docs/stacks.md)",
+                fused_add_norm=False,
+                fused_weights=False,
+                fused_gate=False,
+                kv_copies=False,
+                qk_norm=True,
+                passes="diffusers",
+                flash_2=flash_2,
+            )
+            for name, flash_2 in (("diffusers", True), ("diffusers-cudnn", False))
         ),
     )
 }

@@ -60,7 +60,7 @@ class Elementwise(StrEnum):
 
 
 class EngineOp(StrEnum):
-    """Memory-bound kernels of serving engines, by the names of their laws."""
+    """Memory-bound kernels of engines, by the names of their laws: vLLM's, then those that ``diffusers`` runs."""
 
     ADD_RMSNORM = "compiled_add_rmsnorm"
     ADD_RMSNORM_FP8 = "compiled_add_rmsnorm_fp8"
@@ -78,6 +78,30 @@ class EngineOp(StrEnum):
     EXPERT_SUM = "expert_sum"
     SAMPLE_GREEDY = "sample_greedy"
     SAMPLE_RANDOM = "sample_random"
+    CAST_UP = "cast_up"
+    CAST_DOWN = "cast_down"
+    LAYER_NORM_F32 = "layer_norm_f32"
+    LAYER_NORM = "layer_norm"
+    ROWS_RMS_NORM = "rms_norm"
+    HEAD_RMS_NORM = "head_rms_norm"
+    ROW_F32 = "row_f32"
+    ROW_MIXED = "row_mixed"
+    ROW = "row"
+    ADD_F32 = "add_f32"
+    ADD = "add"
+    SQUARE = "square"
+    HEAD_MEAN = "head_mean"
+    HEAD_SCALE = "head_scale"
+    HEAD_GAIN = "head_gain"
+    NEGATE_HALF = "negate_half"
+    INTERLEAVE = "interleave"
+    TABLE_F32 = "table_f32"
+    HALF_PRODUCT = "half_product"
+    HALF_ADD_F32 = "half_add_f32"
+    HALF_STORE = "half_store"
+    GELU = "gelu"
+    CAT_TOKENS = "cat_tokens"
+    CAT_WIDTH = "cat_width"
 
 
 class CollectiveOp(StrEnum):

@@ -37,18 +37,19 @@ from hardware.calibrate.fit_families import (
     rows_of,
 )
 from hardware.calibrate.fit_gemm import base_terms, duty_anchors, features_of, fit_bf16, fit_fp8
-from hardware.calibrate.fit_kit import Family, Row, Setting, settled_half
+from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, settled_half
 from hardware.calibrate.fit_power import chip_of, fit_power, setting_of, work_hbm_bytes
 from hardware.catalog import load_gpu
 from hardware.laws.collective import UNFITTED, collective_base_terms
 from hardware.laws.correction import Course, corrected
 from hardware.laws.elementwise import elementwise_course
+from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import point_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldOutErrors:
     """Errors of one family on rows left out: predicted over measured less one, NaN where nothing was metered."""
 
     family: str
@@ -98,7 +99,7 @@ def folds(rows: Sequence[Row], key: Callable[[Row], Any]) -> Iterator[Fold]:
         yield [row for row in rows if key(row) != value], [row for row in rows if key(row) == value]
 
 
-def errors_of(row: Row, terms: KernelTerms, setting: Setting) -> tuple[float, float]:
+def errors_of(row: Row, terms: KernelTerms, setting: FitSetting) -> tuple[float, float]:
     """Latency and energy error of ``row`` settled under the limit, at the profile's temperature."""
     point = setting.point(terms, {})
     energy_j = row["energy_j"]
@@ -107,9 +108,9 @@ def errors_of(row: Row, terms: KernelTerms, setting: Setting) -> tuple[float, fl
 
 
 def _of_family(
-    family: Family[Any],
+    family: FittedFamily[Any],
     test: Sequence[Row],
-    setting: Setting,
+    setting: FitSetting,
     terms_of: Callable[[Any, Row], KernelTerms],
     coordinates: Callable[[Row], tuple[float, ...]],
     course: Course | None = None,
@@ -125,35 +126,35 @@ def _of_family(
     ]
 
 
-def _bf16(setting: Setting, hbm_j: float, anchors: list[tuple[Row, Row]], fold: Fold) -> Errors:
+def _bf16(setting: FitSetting, hbm_j: float, anchors: list[tuple[Row, Row]], fold: Fold) -> Errors:
     family = fit_bf16(fold[0], setting, hbm_j, anchors)
     return _of_family(family, fold[1], setting, lambda c, row: base_terms(c, row, setting.gpu), features_of)
 
 
-def _fp8(setting: Setting, bf16: Any, bf16_rows: list[Row], fold: Fold) -> Errors:
+def _fp8(setting: FitSetting, bf16: Any, bf16_rows: list[Row], fold: Fold) -> Errors:
     out = {(row["n"], row["k"]) for row in fold[1]}
     family = fit_fp8(fold[0], [row for row in bf16_rows if (row["n"], row["k"]) not in out], setting, bf16)
     return _of_family(family, fold[1], setting, lambda c, row: base_terms(c, row, setting.gpu), features_of)
 
 
-def _prefill(setting: Setting, gemm: Any, duty: Sequence[Row], fold: Fold) -> Errors:
+def _prefill(setting: FitSetting, gemm: Any, duty: Sequence[Row], fold: Fold) -> Errors:
     family = fit_prefill(fold[0], setting, gemm, duty)
     return _of_family(
         family, fold[1], setting, lambda c, row: prefill_terms_of(c, row, gemm, setting), prefill_features_of
     )
 
 
-def _decode(setting: Setting, hbm_j: float, fold: Fold) -> Errors:
+def _decode(setting: FitSetting, hbm_j: float, fold: Fold) -> Errors:
     family = fit_decode(fold[0], setting, hbm_j)
     return _of_family(family, fold[1], setting, lambda c, row: decode_terms_of(c, row, setting), decode_features_of)
 
 
-def _grouped(setting: Setting, decode: Any, fold: Fold) -> Errors:
+def _grouped(setting: FitSetting, decode: Any, fold: Fold) -> Errors:
     family = fit_grouped(fold[0], setting, decode)
     return _of_family(family, fold[1], setting, lambda c, row: grouped_terms_of(c, row, setting), grouped_features_of)
 
 
-def _elementwise(setting: Setting, hbm_j: float, fold: Fold) -> Errors:
+def _elementwise(setting: FitSetting, hbm_j: float, fold: Fold) -> Errors:
     family = fit_elementwise(fold[0], setting, hbm_j)[fold[1][0]["kind"]]
     first = fold[1][0]
     course = elementwise_course(
@@ -168,7 +169,7 @@ def _elementwise(setting: Setting, hbm_j: float, fold: Fold) -> Errors:
     )
 
 
-def collective_errors(rows: Sequence[Row], setting: Setting) -> Held:
+def collective_errors(rows: Sequence[Row], setting: FitSetting) -> HeldOutErrors:
     """Each number of blocks between the least and the most of its operation and world, left out in turn."""
     loops = [row for row in rows if row["kind"] == "collective" and "launch" not in row]
     latency, power = [], []
@@ -179,19 +180,17 @@ def collective_errors(rows: Sequence[Row], setting: Setting) -> Held:
             rest = [row for row in rows if row["kind"] != "collective" or row not in own or blocks_of(row) != count]
             fitted = fit_collectives(rest, setting, 1e-6)
             for row in (row for row in own if blocks_of(row) == count):
-                terms = collective_base_terms(
-                    fitted, UNFITTED, op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False,
-                    sms=setting.gpu.sms, max_clock_hz=setting.gpu.max_clock_hz,
-                )  # fmt: skip
+                sizes = CollectiveSizes(op=op, world=world, buffer_bytes=row["bytes"], ctas=count, in_graph=False)
+                terms = collective_base_terms(fitted, UNFITTED, sizes, setting.gpu)
                 seconds = time_s(terms, sms=setting.gpu.sms, sm_clock_hz=setting.gpu.max_clock_hz)
                 latency.append(seconds / row["latency_s"] - 1.0)
                 watts = [w for w in row["power_w"] if w is not None]
                 predicted_w = setting.idle_w(row) + fitted.links_power_w + terms.link_energy_j / seconds
                 power.append(predicted_w / float(np.mean(watts)) - 1.0 if watts else float("nan"))
-    return Held(family="collective*", left_out="block count", latency=tuple(latency), energy=tuple(power))
+    return HeldOutErrors(family="collective*", left_out="block count", latency=tuple(latency), energy=tuple(power))
 
 
-def duty_errors(rows: Sequence[Row], setting: Setting, bf16: Any, prefill: Any) -> Held:
+def duty_errors(rows: Sequence[Row], setting: FitSetting, bf16: Any, prefill: Any) -> HeldOutErrors:
     """Slow over fast iteration time of each work and GPU at the true clocks, and the mean power of held-out rows.
 
     Time errors are of the ratio (without pauses over with pauses of 60 ms); power errors of each row when the
@@ -220,10 +219,10 @@ def duty_errors(rows: Sequence[Row], setting: Setting, bf16: Any, prefill: Any) 
     for rest, out in folds(duty, lambda row: (row["idle_s"], row["burst_s"])):
         fit = fit_power([*others, *rest], setting.gpu)
         power.extend(fit.mean_power_w(row) / row["power_w"][0] - 1.0 for row in out)
-    return Held(family="duty*", left_out="burst, pause", latency=tuple(ratios), energy=tuple(power))
+    return HeldOutErrors(family="duty*", left_out="burst, pause", latency=tuple(ratios), energy=tuple(power))
 
 
-def _terms_of_work(work: str, setting: Setting, bf16: Any, prefill: Any) -> KernelTerms:
+def _terms_of_work(work: str, setting: FitSetting, bf16: Any, prefill: Any) -> KernelTerms:
     """Terms of a duty row's work; a copy is HBM transfer alone."""
     if work.startswith("gemm_"):
         m, n, k = (int(part) for part in work.removeprefix("gemm_").split("x"))
@@ -236,7 +235,7 @@ def _terms_of_work(work: str, setting: Setting, bf16: Any, prefill: Any) -> Kern
     return KernelTerms(floor_s=0.0, blocks=setting.gpu.sms, cycles_per_block=0.0, hbm_bytes=moved, hbm_bytes_per_s=rate)
 
 
-def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterator[Held]:
+def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterator[HeldOutErrors]:
     """All families, one after the other; folds run on ``workers`` processes."""
     gpu = load_gpu(gpu_id)
     rows = [row for row in rows if row["gpu"] == gpu.id]
@@ -280,7 +279,7 @@ def cross_validate(rows: Sequence[Row], gpu_id: str, *, workers: int) -> Iterato
             errors = [error for fold in pool.map(run, folds(of, key)) for error in fold]
             if errors:
                 latency, energy = zip(*errors, strict=True)
-                yield Held(family=name, left_out=left_out, latency=latency, energy=energy)
+                yield HeldOutErrors(family=name, left_out=left_out, latency=latency, energy=energy)
     yield collective_errors(rows, setting)
     yield duty_errors(rows, setting, bf16, prefill)
 

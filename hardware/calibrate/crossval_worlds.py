@@ -13,18 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from hardware.calibrate.crossval import HEADER, Held
+from hardware.calibrate.crossval import HEADER, HeldOutErrors
 from hardware.calibrate.fit import read_fit_records
 from hardware.calibrate.fit_kit import Row
 from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.laws.collective import UNFITTED, collective_base_terms
 from hardware.laws.collective_time import CollectiveCoefficients
+from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import load_profile
 
 
-def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator[Held]:
+def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator[HeldOutErrors]:
     """Signed relative errors of time and power of the loops of each operation, its own world's table left out."""
     gpu, profile = load_gpu(gpu_id), load_profile(gpu_id)
     assert profile is not None
@@ -45,21 +46,14 @@ def world_errors(rows: Sequence[Row], gpu_id: str = "h100-sxm-80gb") -> Iterator
                 idle_w = curve.at(float(np.mean(row["temperature_c"]))).idle_w(gpu.max_clock_hz)
                 predicted_w = idle_w + terms.link_energy_j / seconds
                 power.append(predicted_w / float(np.mean(watts)) - 1.0 if watts else float("nan"))
-            yield Held(family=op, left_out=f"world {world}", latency=tuple(latency), energy=tuple(power))
+            yield HeldOutErrors(family=op, left_out=f"world {world}", latency=tuple(latency), energy=tuple(power))
 
 
 def _terms(coefficients: CollectiveCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
-    return collective_base_terms(
-        coefficients,
-        UNFITTED,
-        op=row["op"],
-        world=row["world"],
-        buffer_bytes=row["bytes"],
-        ctas=row["ctas"],
-        in_graph=False,
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
+    sizes = CollectiveSizes(
+        op=row["op"], world=row["world"], buffer_bytes=row["bytes"], ctas=row["ctas"], in_graph=False
     )
+    return collective_base_terms(coefficients, UNFITTED, sizes, gpu)
 
 
 def main() -> None:

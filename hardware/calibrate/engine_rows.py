@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hardware.calibrate.suite.plans_diffusers import PASS_BYTES
 from hardware.errors import HardwareError
 
 Row = Mapping[str, Any]
 ENGINE_KINDS = frozenset(
     {
         "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "vllm_quantise", "vllm_cache_write", "vllm_compiled",
-        "vllm_gate", "vllm_act", "vllm_expert_sum", "vllm_sample", "vllm_all_reduce",
+        "vllm_gate", "vllm_act", "vllm_expert_sum", "vllm_sample", "vllm_all_reduce", "diffusers_pass",
+        "diffusers_attention", "diffusers_linear", "diffusers_conv",
     }
 )  # fmt: skip
 # Bytes an element of fused elementwise kernels: read, then written; FP8 results are one byte.
@@ -51,9 +53,26 @@ def moved_of(row: Row) -> Moved:
         case "vllm_sample":
             op, rows = "sample_random" if row["temperature"] else "sample_greedy", row["rows"]
             moved = 10.0 * row["rows"] * row["width"]
+        case "diffusers_pass":
+            op, rows = str(row["how"]), row["tokens"]
+            moved = float(PASS_BYTES[op] * rows * row["width"])
         case other:
             raise HardwareError(f"kind '{other}' is no elementwise kernel of an engine")
     return Moved(op=op, rows=rows, bytes_moved=moved)
+
+
+def prefill_of(row: Row) -> Row | None:
+    """A row of flash attention over new tokens as one of vLLM's; None for any other row.
+
+    Of diffusers' rows those of FlashAttention 2: PyTorch's own choice is the libraries' kernel.
+    """
+    match row["kind"]:
+        case "vllm_attention" if row["phase"] == "prefill" and row["kv_dtype"] == "bf16":
+            return {**row, "causal": True, "kv_len": row.get("kv_len") or row["seq_len"]}
+        case "diffusers_attention" if row["backend"] == "flash":
+            return {**row, "q_heads": row["heads"], "kv_heads": row["heads"], "causal": False}
+        case _:
+            return None
 
 
 def read_engine_records(paths: Sequence[Path]) -> list[Row]:

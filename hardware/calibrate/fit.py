@@ -21,7 +21,7 @@ from hardware.calibrate.fit_collective import fit_collectives
 from hardware.calibrate.fit_engine import fit_engine
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
-from hardware.calibrate.fit_kit import Family, Row
+from hardware.calibrate.fit_kit import FittedFamily, Row
 from hardware.calibrate.fit_limits import fit_limits
 from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.calibrate.suite.host_issue import LAUNCHES
@@ -156,11 +156,11 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     grouped = (
         fit_grouped(grouped_rows, setting, decode.coefficients)
         if grouped_rows
-        else Family(coefficients=base.grouped, corrections=base.grouped_corrections, errors={})
+        else FittedFamily(coefficients=base.grouped, corrections=base.grouped_corrections, errors={})
     )
     pairs = clock_pairs(single, l2_bytes=gpu.l2_bytes)
     elementwise = fit_elementwise([row for row in single if row["kind"] in ELEMENTWISE], setting, hbm_j, pairs)
-    families: dict[str, Family[Any]] = {
+    families: dict[str, FittedFamily[Any]] = {
         **{f"gemm.{dtype}": family for dtype, family in gemm.items()},
         "prefill": prefill,
         "decode": decode,

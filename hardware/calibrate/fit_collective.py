@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from hardware.calibrate.fit_kit import Row, Setting
+from hardware.calibrate.fit_kit import FitSetting, Row
 from hardware.laws.collective_time import CollectiveCoefficients, CollectiveTable, bus_bytes, default_ctas
 
 # From here on a loop's launch hides behind its transfer (bytes).
 LONG_BYTES = 64 * 2**20
 
 
-def fit_collectives(rows: Sequence[Row], setting: Setting, gap_s: float) -> CollectiveCoefficients:
+def fit_collectives(rows: Sequence[Row], setting: FitSetting, gap_s: float) -> CollectiveCoefficients:
     """Tables per operation and world; step energies by non-negative least squares."""
     power_w, bus_j, call_j, links_w = _step_energy(rows, setting, gap_s)
     tables: dict[tuple[str, int], dict[tuple[int, int], list[tuple[float, float]]]] = {}
@@ -50,7 +50,7 @@ def blocks_of(row: Row) -> int:
     return int(row["ctas"] or default_ctas(row["op"]))
 
 
-def _step_energy(rows: Sequence[Row], setting: Setting, gap_s: float) -> tuple[float, float, float, float]:
+def _step_energy(rows: Sequence[Row], setting: FitSetting, gap_s: float) -> tuple[float, float, float, float]:
     """Watts above idle while a collective runs inside a step, J per bus byte, J per call; watts of awake links.
 
     Each in_context row's energy above idle less that of the same GEMM alone is the collective's, and that of links
@@ -82,7 +82,7 @@ def _step_energy(rows: Sequence[Row], setting: Setting, gap_s: float) -> tuple[f
     return float(solution[0]), float(solution[1]) * 1e-9, float(solution[2]) * 1e-3, float(solution[3])
 
 
-def _above_idle_j(row: Row, setting: Setting) -> float:
+def _above_idle_j(row: Row, setting: FitSetting) -> float:
     return float(row["energy_j"] / row["world"] - setting.idle_w(row) * row["latency_s"])
 
 

@@ -16,35 +16,34 @@ from typing import Any
 
 import numpy as np
 
-from hardware.calibrate.engine_rows import Moved, moved_of, read_engine_records
+from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
     FREE_DECODE,
     FREE_ELEMENTWISE,
     FREE_PREFILL,
+    decode_features_of,
+    decode_terms_of,
+    prefill_features_of,
+    prefill_sizes,
 )
 from hardware.calibrate.fit_gemm import PRIORS
-from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
+from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, fit_family, settled_limit
 from hardware.catalog import load_gpu
-from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOut
+from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOutErrors
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.attention import (
-    DecodeCoefficients,
-    decode_base_terms,
-    decode_features,
-    prefill_base_terms,
-    prefill_features,
-)
+from hardware.laws.attention import DecodeCoefficients, prefill_base_terms
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
 from hardware.laws.engine_price import elementwise_features, scaled_base_terms, scaled_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_features
+from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile, profile_for
 
-# Rows left out at a time where errors are told: a fifth, drawn by their digests.
+# Rows left out at a time where errors are reported: a fifth, drawn by their digests.
 FOLDS = 5
 # Length scales of the corrections (octaves) in the coordinates of each family.
 ROUTED_LENGTHS = (1.5, 1.5, 1.0, 1.0)
@@ -52,6 +51,9 @@ SCALED_LENGTHS = (1.5, 1.0, 1.0)
 PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
 DECODE_LENGTHS = (1.5, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
+NOT_ELEMENTWISE = (
+    "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
+)  # fmt: skip
 FREE_ROUTED = (
     "floor_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s",
     "flop_energy_j", "padded_flop_energy_j", "core_byte_energy_j", "sm_power_w",
@@ -85,18 +87,13 @@ def moved_terms(c: ElementwiseCoefficients, moved: Moved, gpu: GpuSpec) -> Kerne
     )  # fmt: skip
 
 
-def _routed_sizes(row: Row) -> tuple[int, int]:
-    """n and k of an expert product."""
-    return (2 * row["ff"], row["hidden"]) if row["part"] == "gate_up" else (row["hidden"], row["ff"])
-
-
-def routed_terms_of(c: RoutedCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
-    """Uncorrected terms of a row of one expert product."""
-    n, k = _routed_sizes(row)
-    return routed_base_terms(
-        c, rows=row["rows"], distinct=row["distinct"], tiles=row["tiles"], block_m=row["config"]["BLOCK_SIZE_M"],
-        block_n=row["config"]["BLOCK_SIZE_N"], n=n, k=k, element_bytes=1 if row["dtype"] == "fp8_e4m3" else 2,
-        l2_bytes=gpu.l2_bytes, max_clock_hz=gpu.max_clock_hz,
+def routed_sizes(row: Row) -> RoutedSizes:
+    """Sizes of a row of one expert product."""
+    n, k = (2 * row["ff"], row["hidden"]) if row["part"] == "gate_up" else (row["hidden"], row["ff"])
+    tile = row["config"]
+    return RoutedSizes(
+        rows=row["rows"], distinct=row["distinct"], tiles=row["tiles"], block_m=tile["BLOCK_SIZE_M"],
+        block_n=tile["BLOCK_SIZE_N"], n=n, k=k, weight_type=weights_of(row),
     )  # fmt: skip
 
 
@@ -108,11 +105,11 @@ def weights_of(row: Row) -> str:
 class _Fits:
     """Families one after the other, each with its errors on rows left out."""
 
-    def __init__(self, gpu: GpuSpec, setting: Setting) -> None:
+    def __init__(self, gpu: GpuSpec, setting: FitSetting) -> None:
         self.gpu, self.setting = gpu, setting
         self.coefficients: dict[str, Any] = {}
         self.corrections: dict[str, Learnt] = {}
-        self.left_out: dict[str, LeftOut] = {}
+        self.left_out: dict[str, LeftOutErrors] = {}
         self.errors: dict[str, float] = {}
 
     def add(
@@ -129,7 +126,7 @@ class _Fits:
         """Fit ``name`` on ``rows`` and keep it."""
         setting = settled_limit(self.setting, rows)
 
-        def fit(some: Sequence[Row]) -> Family[Any]:
+        def fit(some: Sequence[Row]) -> FittedFamily[Any]:
             return fit_family(some, setting, start, free, terms_of, features_of, lengths=lengths, **more)
 
         family = fit(rows)
@@ -151,7 +148,7 @@ class _Fits:
                 time.append(abs(point.latency_s / row["latency_s"] - 1.0))
                 energy.append(abs(point.latency_s * point.power_w / row["energy_j"] - 1.0))
         if time:
-            self.left_out[name] = LeftOut(
+            self.left_out[name] = LeftOutErrors(
                 rows=len(time), time=round(float(np.mean(time)), 4), energy=round(float(np.mean(energy)), 4)
             )
         return family.coefficients
@@ -167,7 +164,7 @@ def fit_engine(
     rows = [row for row in rows if row["gpu"] == gpu.id]
     if not rows:
         raise HardwareError(f"no rows of an engine's kernels on {gpu.id} among the records: nothing to fit")
-    setting = Setting(gpu=gpu, curve=base.curve, limit_w=base.limits.slow_limit_w)
+    setting = FitSetting(gpu=gpu, curve=base.curve, limit_w=base.limits.slow_limit_w)
     fits = _Fits(gpu, setting)
     single = [row for row in rows if row["world"] == 1]
     hbm = gpu.hbm_bytes_per_s / load_gpu("h100-sxm-80gb").hbm_bytes_per_s
@@ -182,28 +179,18 @@ def fit_engine(
             start = decodes.get("bf16", base.decode)
             decodes[cache] = fits.add(
                 f"decode.{cache}", some, start, (*FREE_DECODE, "hbm_byte_energy_j"),
-                lambda c, row: decode_base_terms(
-                    c, batch=row["batch"], kv_len=row["seq_len"], kv_heads=row["kv_heads"], head_dim=row["head_dim"],
-                    kv_bytes=1 if row["kv_dtype"] == "fp8_e4m3" else 2, sms=gpu.sms,
-                ),
-                lambda row: decode_features(row["batch"], row["seq_len"], row["q_heads"], row["kv_heads"]),
-                DECODE_LENGTHS, priors={"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5},
+                lambda c, row: decode_terms_of(c, row, setting), decode_features_of, DECODE_LENGTHS,
+                priors={"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5},
             )  # fmt: skip
     hbm_j = decodes["bf16"].hbm_byte_energy_j if decodes else bf16.hbm_byte_energy_j
-    some = [row for row in attention if row["phase"] == "prefill" and row["kv_dtype"] == "bf16"]
+    some = [flash for row in single if (flash := prefill_of(row)) is not None]
     if some:
         prefill = fits.add(
             "prefill", some, base.prefill, FREE_PREFILL,
             lambda c, row: prefill_base_terms(
-                c, batch=row["batch"], q_len=row["seq_len"], kv_len=row.get("kv_len") or row["seq_len"],
-                q_heads=row["q_heads"], kv_heads=row["kv_heads"], head_dim=row["head_dim"], causal=True,
-                element_bytes=2, flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("bf16"),
-                hbm_bytes_per_s=bf16.hbm_bytes_per_s, hbm_byte_energy_j=hbm_j, sms=gpu.sms,
+                c, prefill_sizes(row), gpu, hbm_bytes_per_s=bf16.hbm_bytes_per_s, hbm_byte_energy_j=hbm_j
             ),
-            lambda row: prefill_features(
-                row["batch"], row["seq_len"], row.get("kv_len") or row["seq_len"], row["q_heads"], True
-            ),
-            PREFILL_LENGTHS,
+            prefill_features_of, PREFILL_LENGTHS,
         )  # fmt: skip
 
     routed: dict[str, RoutedCoefficients] = {}
@@ -218,8 +205,8 @@ def fit_engine(
             )
         routed[name] = fits.add(
             f"routed.{name}", [row for row in experts if weights_of(row) == name], tile_start, FREE_ROUTED,
-            lambda c, row: routed_terms_of(c, row, gpu),
-            lambda row: routed_features(row["rows"], row["distinct"], *_routed_sizes(row)), ROUTED_LENGTHS,
+            lambda c, row: routed_base_terms(c, routed_sizes(row), gpu),
+            lambda row: routed_features(routed_sizes(row)), ROUTED_LENGTHS,
             priors={"sm_power_w": 0.5, "core_byte_energy_j": 0.5},
         )  # fmt: skip
 
@@ -240,7 +227,7 @@ def fit_engine(
     elementwise: dict[str, ElementwiseCoefficients] = dict(near.elementwise) if near else {}
     by_op: dict[str, list[Row]] = {}
     for row in single:
-        if row["kind"] not in ("vllm_experts", "vllm_attention", "vllm_scaled_gemm"):
+        if row["kind"] not in NOT_ELEMENTWISE:
             by_op.setdefault(moved_of(row).op, []).append(row)
     for op, some in sorted(by_op.items()):
         pass_start = (
@@ -269,12 +256,33 @@ def fit_engine(
         routed=routed,
         scaled=scaled,
         prefill=prefill,
-        decode=decodes,
+        decode=decodes or {"bf16": base.decode},
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),
         left_out=fits.left_out,
         standard_errors=fits.errors,
+    )
+
+
+def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> EngineLaws:
+    """Laws of the same kernels on ``to``, a GPU of the same SMs and another memory, of which no row was taken.
+
+    Memory-bound kernels move bytes as much faster as the memory is, for as many more joules a byte as products do;
+    attention, bound by the SMs, stays.
+    """
+    faster = to.hbm_bytes_per_s / of.hbm_bytes_per_s
+    dearer = profile_for(to).gemm["bf16"].hbm_byte_energy_j / profile_for(of).gemm["bf16"].hbm_byte_energy_j
+    return replace(
+        laws,
+        command=command,
+        elementwise={
+            op: replace(
+                one, hbm_bytes_per_s=one.hbm_bytes_per_s * faster, hbm_byte_energy_j=one.hbm_byte_energy_j * dearer
+            )
+            for op, one in laws.elementwise.items()
+        },
+        left_out={},
     )
 
 
@@ -288,7 +296,7 @@ def links_power_w(gpu: GpuSpec) -> float:
     return profile_for(gpu).collective.links_power_w
 
 
-def _all_reduce(rows: Sequence[Row], setting: Setting) -> tuple[AllReduceRow, ...]:
+def _all_reduce(rows: Sequence[Row], setting: FitSetting) -> tuple[AllReduceRow, ...]:
     links_w = links_power_w(setting.gpu)
     return tuple(
         AllReduceRow(
@@ -314,6 +322,7 @@ def main() -> None:
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--gpu", required=True)
     parser.add_argument("--near", type=Path, help="laws of a like GPU where a family has few rows")
+    parser.add_argument("--carry-to", help="a GPU of the same SMs and another memory, for which the laws are written")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     gpu = load_gpu(given.gpu)
@@ -323,6 +332,8 @@ def main() -> None:
         files={f"{gpu.id}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in given.records},
         command=f"python -m hardware.calibrate.fit_engine {' '.join(p.name for p in given.records)} --gpu {gpu.id}",
     )  # fmt: skip
+    if given.carry_to:
+        laws = carried(laws, gpu, load_gpu(given.carry_to), command=f"{laws.command} --carry-to {given.carry_to}")
     given.out.write_text(
         json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair, follow_the_clock, moved_bytes
 from hardware.calibrate.fit_gemm import STEEPEST_FALL
-from hardware.calibrate.fit_kit import Family, Row, Setting, fit_family, settled_limit
+from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, fit_family, settled_limit
 from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from hardware.laws.attention import (
     DecodeCoefficients,
@@ -23,6 +23,7 @@ from hardware.laws.attention import (
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms, elementwise_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients, grouped_base_terms, grouped_features
+from hardware.laws.sizes import DecodeSizes, GroupedSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms
 
 PREFILL_START = PrefillCoefficients(
@@ -101,10 +102,9 @@ FREE_ELEMENTWISE = ("floor_s", "l2_bytes_per_s", "hbm_bytes_per_s", "l2_byte_ene
 FREE_ROPE = ("floor_s", "blocks_per_s", "l2_byte_energy_j", "hbm_byte_energy_j")
 
 
-def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: Setting) -> KernelTerms:
-    """Uncorrected terms of a prefill attention row."""
-    return prefill_base_terms(
-        c,
+def prefill_sizes(row: Row) -> PrefillSizes:
+    """Sizes of a prefill attention row."""
+    return PrefillSizes(
         batch=row["batch"],
         q_len=row["seq_len"],
         kv_len=row.get("kv_len") or row["seq_len"],
@@ -112,31 +112,24 @@ def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, s
         kv_heads=row["kv_heads"],
         head_dim=row["head_dim"],
         causal=bool(row.get("causal", True)),
-        element_bytes=2,
-        flops_per_cycle_per_sm=setting.gpu.tensor_flops_per_cycle_per_sm("bf16"),
-        hbm_bytes_per_s=gemm.hbm_bytes_per_s,
-        hbm_byte_energy_j=gemm.hbm_byte_energy_j,
-        sms=setting.gpu.sms,
     )
 
 
-def decode_terms_of(c: DecodeCoefficients, row: Row, setting: Setting) -> KernelTerms:
-    """Uncorrected terms of a decode attention row."""
-    return decode_base_terms(
-        c,
+def decode_sizes(row: Row) -> DecodeSizes:
+    """Sizes of a decode attention row."""
+    return DecodeSizes(
         batch=row["batch"],
         kv_len=row["seq_len"],
+        q_heads=row["q_heads"],
         kv_heads=row["kv_heads"],
         head_dim=row["head_dim"],
-        kv_bytes=2,
-        sms=setting.gpu.sms,
+        kv_bytes=1 if row.get("kv_dtype") == "fp8_e4m3" else 2,
     )
 
 
-def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> KernelTerms:
-    """Uncorrected terms of a grouped GEMM row; ``resident`` weights come from L2."""
-    terms = grouped_base_terms(
-        c,
+def grouped_sizes(row: Row) -> GroupedSizes:
+    """Sizes of a grouped GEMM row."""
+    return GroupedSizes(
         experts=row["experts"],
         rows=row["rows"],
         distinct=row["distinct"],
@@ -145,32 +138,44 @@ def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: Setting) -> Kern
         rows_beyond128=rows_beyond128_of(row),
         n=row["n"],
         k=row["k"],
-        element_bytes=2,
-        l2_bytes=setting.gpu.l2_bytes,
-        sms=setting.gpu.sms,
     )
+
+
+def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: FitSetting) -> KernelTerms:
+    """Uncorrected terms of a prefill attention row."""
+    return prefill_base_terms(
+        c,
+        prefill_sizes(row),
+        setting.gpu,
+        hbm_bytes_per_s=gemm.hbm_bytes_per_s,
+        hbm_byte_energy_j=gemm.hbm_byte_energy_j,
+    )
+
+
+def decode_terms_of(c: DecodeCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
+    """Uncorrected terms of a decode attention row."""
+    return decode_base_terms(c, decode_sizes(row), setting.gpu.sms)
+
+
+def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
+    """Uncorrected terms of a grouped GEMM row; ``resident`` weights come from L2."""
+    terms = grouped_base_terms(c, grouped_sizes(row), setting.gpu)
     return replace(terms, hbm_bytes=0.0, hbm_energy_j=0.0) if row.get("resident") else terms
 
 
 def prefill_features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a prefill attention row."""
-    return prefill_features(
-        row["batch"],
-        row["seq_len"],
-        row.get("kv_len") or row["seq_len"],
-        row["q_heads"],
-        bool(row.get("causal", True)),
-    )
+    return prefill_features(prefill_sizes(row))
 
 
 def decode_features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a decode attention row."""
-    return decode_features(row["batch"], row["seq_len"], row["q_heads"], row["kv_heads"])
+    return decode_features(decode_sizes(row))
 
 
 def grouped_features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a grouped GEMM row."""
-    return grouped_features(row["rows"], row["distinct"], row["k"])
+    return grouped_features(grouped_sizes(row))
 
 
 def elementwise_features_of(row: Row) -> tuple[float, ...]:
@@ -183,7 +188,7 @@ def rows_of(row: Row) -> int:
     return int(row.get("tokens") or row.get("rows") or 1)
 
 
-def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting) -> KernelTerms:
+def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
     """Terms of an elementwise row."""
     tokens = rows_of(row)
     moved = moved_bytes(row)
@@ -198,7 +203,7 @@ def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: Setting)
     )
 
 
-def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -> list[Row]:
+def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: FitSetting) -> list[Row]:
     """Capped prefill rows with their clocks brought from the driver's to the chip's own.
 
     The driver says 1725 MHz of a shape that stamps on the SMs see at 1574 MHz (four cards), under the cap like it:
@@ -207,13 +212,13 @@ def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -
     539 in the row.
     """
     ratios = []
-    for one in duty:
-        found = re.fullmatch(r"attention_causal_b(\d+)_s(\d+)_h(\d+)_kv(\d+)", str(one.get("work")))
-        if found is None or one["idle_s"]:
+    for burst in duty:
+        found = re.fullmatch(r"attention_causal_b(\d+)_s(\d+)_h(\d+)_kv(\d+)", str(burst.get("work")))
+        if found is None or burst["idle_s"]:
             continue
         sizes = dict(zip(("batch", "seq_len", "q_heads", "kv_heads"), map(int, found.groups()), strict=True))
         ratios += [
-            float(np.median(one["clock_mhz"])) / row["sm_clock_mhz"][0]
+            float(np.median(burst["clock_mhz"])) / row["sm_clock_mhz"][0]
             for row in rows
             if setting.capped(row) and row.get("causal", True) and all(row[k] == v for k, v in sizes.items())
         ]
@@ -224,8 +229,8 @@ def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: Setting) -
 
 
 def fit_prefill(
-    rows: Sequence[Row], setting: Setting, gemm: GemmCoefficients, duty: Sequence[Row] = ()
-) -> Family[PrefillCoefficients]:
+    rows: Sequence[Row], setting: FitSetting, gemm: GemmCoefficients, duty: Sequence[Row] = ()
+) -> FittedFamily[PrefillCoefficients]:
     """Prefill attention; ``gemm`` gives the HBM rate and energy, which these rows hardly touch."""
     setting = settled_limit(setting, rows)
     rows = on_chip_clocks(rows, duty, setting)
@@ -235,7 +240,7 @@ def fit_prefill(
     )  # fmt: skip
 
 
-def fit_decode(rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float) -> Family[DecodeCoefficients]:
+def fit_decode(rows: Sequence[Row], setting: FitSetting, hbm_byte_energy_j: float) -> FittedFamily[DecodeCoefficients]:
     """Decode attention."""
     start = replace(DECODE_START, hbm_byte_energy_j=hbm_byte_energy_j)
     return fit_family(
@@ -244,7 +249,9 @@ def fit_decode(rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float) 
     )  # fmt: skip
 
 
-def fit_grouped(rows: Sequence[Row], setting: Setting, decode: DecodeCoefficients) -> Family[GroupedCoefficients]:
+def fit_grouped(
+    rows: Sequence[Row], setting: FitSetting, decode: DecodeCoefficients
+) -> FittedFamily[GroupedCoefficients]:
     """Grouped GEMM; ``decode`` gives the HBM rate and energy."""
     setting = settled_limit(setting, rows)
     start = replace(GROUPED_START, hbm_bytes_per_s=decode.hbm_bytes_per_s, hbm_byte_energy_j=decode.hbm_byte_energy_j)
@@ -255,8 +262,11 @@ def fit_grouped(rows: Sequence[Row], setting: Setting, decode: DecodeCoefficient
 
 
 def fit_elementwise(
-    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float, pairs: Mapping[str, Sequence[Pair]] | None = None
-) -> dict[str, Family[ElementwiseCoefficients]]:
+    rows: Sequence[Row],
+    setting: FitSetting,
+    hbm_byte_energy_j: float,
+    pairs: Mapping[str, Sequence[Pair]] | None = None,
+) -> dict[str, FittedFamily[ElementwiseCoefficients]]:
     """One set of coefficients a kernel name; ``pairs`` of rows at two clocks say which of them follow the clock."""
     fitted = {}
     pairs = pairs or {}

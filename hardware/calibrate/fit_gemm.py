@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 import numpy as np
 
 from hardware.calibrate.fit_kit import (
-    Family,
+    FitSetting,
+    FittedFamily,
     Row,
-    Setting,
     fit_coefficients,
     fit_family,
     learn_corrections,
@@ -18,6 +18,7 @@ from hardware.calibrate.fit_kit import (
 )
 from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms, gemm_features
+from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
 
 # Starting points; their units are those of the fields. Bounds are a factor of five either way.
@@ -53,30 +54,24 @@ LENGTHS = (1.5, 1.0, 1.0, 1.0)
 STEEPEST_FALL = 0.004
 
 
+def gemm_sizes(row: Row) -> GemmSizes:
+    """Sizes of a gemm row."""
+    return GemmSizes(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"])
+
+
 def base_terms(coefficients: GemmCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
     """Uncorrected terms of a gemm row."""
-    return gemm_base_terms(
-        coefficients,
-        m=row["m"],
-        n=row["n"],
-        k=row["k"],
-        element_bytes=1 if row["dtype"].startswith("fp8") else 2,
-        out_bytes=2,
-        flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm(row["dtype"]),
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
-        l2_bytes=gpu.l2_bytes,
-    )
+    return gemm_base_terms(coefficients, gemm_sizes(row), gpu)
 
 
 def features_of(row: Row) -> tuple[float, ...]:
     """Correction coordinates of a gemm row."""
-    return gemm_features(row["m"], row["n"], row["k"], row["dtype"])
+    return gemm_features(gemm_sizes(row))
 
 
 def fit_bf16(
-    rows: Sequence[Row], setting: Setting, hbm_byte_energy_j: float, anchors: Sequence[tuple[Row, Row]]
-) -> Family[GemmCoefficients]:
+    rows: Sequence[Row], setting: FitSetting, hbm_byte_energy_j: float, anchors: Sequence[tuple[Row, Row]]
+) -> FittedFamily[GemmCoefficients]:
     """The law of 16-bit GEMMs; ``anchors`` are duty rows with true clocks."""
     start = replace(START, hbm_byte_energy_j=hbm_byte_energy_j)
     return fit_family(
@@ -87,8 +82,8 @@ def fit_bf16(
 
 
 def fit_fp8(
-    rows: Sequence[Row], bf16_rows: Sequence[Row], setting: Setting, bf16: GemmCoefficients
-) -> Family[GemmCoefficients]:
+    rows: Sequence[Row], bf16_rows: Sequence[Row], setting: FitSetting, bf16: GemmCoefficients
+) -> FittedFamily[GemmCoefficients]:
     """The law of 8-bit GEMMs from that of 16-bit ones; what is left is learnt from both types' rows."""
     gpu = setting.gpu
     fp8, errors, correlation = fit_coefficients(
@@ -99,7 +94,7 @@ def fit_fp8(
     corrections = learn_corrections(
         both, terms, [features_of(row) for row in both], setting, lengths=LENGTHS, steepest_fall=STEEPEST_FALL
     )
-    return Family(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
+    return FittedFamily(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
 
 
 def duty_anchors(rows: Sequence[Row]) -> list[tuple[Row, Row]]:

@@ -34,7 +34,7 @@ RATIO_SIGMA = 0.004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family(Generic[Coefficients]):
+class FittedFamily(Generic[Coefficients]):
     """One kernel family, fitted: its law's coefficients, learnt corrections, standard errors of the logs.
 
     ``correlation`` of the errors, in the order of their names.
@@ -63,7 +63,7 @@ def standard_errors(names: Sequence[str], covariance: Floats) -> tuple[dict[str,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class FitSetting:
     """What a fit holds fixed: machine, curve, and the limit that capped rows settle at."""
 
     gpu: GpuSpec
@@ -120,7 +120,7 @@ def settled_half(row: Row, column: str) -> Floats:
     return values if row["idle_s"] > 0 else values[len(values) // 2 :]
 
 
-def settled_limit(setting: Setting, rows: Sequence[Row]) -> Setting:
+def settled_limit(setting: FitSetting, rows: Sequence[Row]) -> FitSetting:
     """``setting`` with the limit that the capped ones of ``rows`` settled at (their median power).
 
     Sessions differ by some 3 % in the mean power that the limiter holds, and a capped row's energy is that power
@@ -132,7 +132,7 @@ def settled_limit(setting: Setting, rows: Sequence[Row]) -> Setting:
 
 def fit_family(
     rows: Sequence[Row],
-    setting: Setting,
+    setting: FitSetting,
     start: Coefficients,
     free: Sequence[str],
     terms_of: Callable[[Coefficients, Row], KernelTerms],
@@ -146,7 +146,7 @@ def fit_family(
     time: tuple[float, float] = (0.06, 0.02),
     energy: tuple[float, float] = (0.08, 0.03),
     steepest_fall: float | None = None,
-) -> Family[Coefficients]:
+) -> FittedFamily[Coefficients]:
     """Coefficients by least squares, then corrections of what is left."""
     coefficients, errors, correlation = fit_coefficients(
         rows, setting, start, free, terms_of, anchors=anchors, ratio_sigma=ratio_sigma, priors=priors, most=most
@@ -161,12 +161,12 @@ def fit_family(
         energy=energy,
         steepest_fall=steepest_fall,
     )
-    return Family(coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation)
+    return FittedFamily(coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation)
 
 
 def fit_coefficients(
     rows: Sequence[Row],
-    setting: Setting,
+    setting: FitSetting,
     start: Coefficients,
     free: Sequence[str],
     terms_of: Callable[[Coefficients, Row], KernelTerms],
@@ -227,7 +227,7 @@ def learn_corrections(
     rows: Sequence[Row],
     terms: Sequence[KernelTerms],
     features: Sequence[tuple[float, ...]],
-    setting: Setting,
+    setting: FitSetting,
     *,
     lengths: tuple[float, ...],
     time: tuple[float, float] = (0.06, 0.02),
@@ -236,7 +236,7 @@ def learn_corrections(
 ) -> Corrections:
     """Corrections of time and of energy above idle (amplitude, noise of each).
 
-    Each row is compared with the law at the clock the row was seen at, so that time and energy are told apart
+    Each row is compared with the law at the clock the row was seen at, so that time and energy are distinguished
     where the power cap ties them together: a slow kernel and a hungry one settle at the same latency.
     """
     log_time, log_energy, metered = [], [], []

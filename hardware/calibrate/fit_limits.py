@@ -87,7 +87,7 @@ def fit_limits(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve, slow_limit_
                 recovering.append(watts / middle_w)
                 recovery_times.append(end - begin)
         recoveries += recovering
-    cut = len(dips)
+    count = len(dips)
     return LimitsFit(
         limits=ClockLimits(
             cap_w=gpu.tdp_w,
@@ -99,7 +99,7 @@ def fit_limits(rows: Sequence[Row], gpu: GpuSpec, curve: PowerCurve, slow_limit_
             middle_gain_per_s=MIDDLE_GAIN_PER_S,
             dip_ratio=mean("dip_ratio", dips, DIP_RATIO),
             recovery_ratio=mean("recovery_ratio", recoveries, RECOVERY_RATIO),
-            recovery_s=sum(recovery_times) / cut if recovery_times else RECOVERY_S,
+            recovery_s=sum(recovery_times) / count if recovery_times else RECOVERY_S,
             tick_s=TICK_S,
         ),
         errors=errors,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hardware.calibrate.fit_kit import Setting, settled_half, standard_errors
+from hardware.calibrate.fit_kit import FitSetting, settled_half, standard_errors
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 from hardware.profile import Matrix
@@ -139,7 +139,7 @@ def fit_power(rows: Sequence[Row], gpu: GpuSpec) -> PowerFit:
     return replace(built(solution.x, errors), correlation=correlation)
 
 
-def setting_of(rows: Sequence[Row], gpu: GpuSpec, power: PowerFit) -> Setting:
+def setting_of(rows: Sequence[Row], gpu: GpuSpec, power: PowerFit) -> FitSetting:
     """What the families' fits hold fixed: the curve, and the mean power that large GEMMs settled at."""
     capped = [
         row["power_w"][0]
@@ -151,7 +151,7 @@ def setting_of(rows: Sequence[Row], gpu: GpuSpec, power: PowerFit) -> Setting:
         and row["m"] >= 512
         and row["power_w"][0]
     ]
-    return Setting(gpu=gpu, curve=power.curve, limit_w=float(np.median(capped)))
+    return FitSetting(gpu=gpu, curve=power.curve, limit_w=float(np.median(capped)))
 
 
 def operating_temperature_c(rows: Sequence[Row]) -> float:

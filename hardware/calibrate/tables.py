@@ -27,14 +27,16 @@ from hardware.calibrate.fit_gemm import START
 from hardware.calibrate.vf_table import read_curve
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
+from hardware.forecast import forecast_profile
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, decode_base_terms, prefill_base_terms
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.laws.price import gemm_terms
+from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import OperatingPoint, point_at
-from hardware.profile import Corrections, Profile, Provenance, dump_profile, forecast_profile, load_profile
+from hardware.profile import Corrections, Profile, Provenance, dump_profile, load_profile
 
 Floats = NDArray[np.float64]
 Row = Mapping[Hashable, Any]
@@ -109,27 +111,24 @@ def fit_times(
 
 def with_times(profile: Profile, gpu: GpuSpec, system: str, folder: Path | None) -> tuple[Profile, dict[str, TableFit]]:
     """``profile`` with the times of products and attention from the tables of ``system``, corrections dropped."""
-    rate = gpu.tensor_flops_per_cycle_per_sm("bf16")
     fits: dict[str, TableFit] = {}
 
     def gemm(c: GemmCoefficients, row: Row) -> KernelTerms:
-        return gemm_base_terms(
-            c, m=row["m"], n=row["n"], k=row["k"], element_bytes=2, out_bytes=2, flops_per_cycle_per_sm=rate,
-            sms=gpu.sms, max_clock_hz=gpu.max_clock_hz, l2_bytes=gpu.l2_bytes,
-        )  # fmt: skip
+        return gemm_base_terms(c, GemmSizes(m=row["m"], n=row["n"], k=row["k"]), gpu)
 
     def prefill(c: PrefillCoefficients, row: Row) -> KernelTerms:
-        return prefill_base_terms(
-            c, batch=row["batch_size"], q_len=row["isl"], kv_len=row["isl"], q_heads=row["num_heads"],
-            kv_heads=row["num_key_value_heads"], head_dim=row["head_dim"], causal=True, element_bytes=2,
-            flops_per_cycle_per_sm=rate, hbm_bytes_per_s=products.hbm_bytes_per_s, hbm_byte_energy_j=0.0, sms=gpu.sms,
+        sizes = PrefillSizes(
+            batch=row["batch_size"], q_len=row["isl"], kv_len=row["isl"], q_heads=row["num_heads"],
+            kv_heads=row["num_key_value_heads"], head_dim=row["head_dim"], causal=True,
         )  # fmt: skip
+        return prefill_base_terms(c, sizes, gpu, hbm_bytes_per_s=products.hbm_bytes_per_s, hbm_byte_energy_j=0.0)
 
     def decode(c: DecodeCoefficients, row: Row) -> KernelTerms:
-        return decode_base_terms(
-            c, batch=row["batch_size"], kv_len=row["step"] + row["isl"], kv_heads=row["num_key_value_heads"],
-            head_dim=row["head_dim"], kv_bytes=2, sms=gpu.sms,
+        sizes = DecodeSizes(
+            batch=row["batch_size"], kv_len=row["step"] + row["isl"], q_heads=row["num_heads"],
+            kv_heads=row["num_key_value_heads"], head_dim=row["head_dim"],
         )  # fmt: skip
+        return decode_base_terms(c, sizes, gpu.sms)
 
     def table(name: str, **columns: str) -> pd.DataFrame:
         found = read_table(name, system, folder)
@@ -187,7 +186,7 @@ def room_for_products(
         return table.to_dict("records")
 
     def point(of: GpuSpec, row: Row, own: Profile, clock_hz: float) -> OperatingPoint:
-        terms = gemm_terms(own, of, m=row["m"], n=row["n"], k=row["k"], dtype="bf16")
+        terms = gemm_terms(own, of, GemmSizes(m=row["m"], n=row["n"], k=row["k"]))
         return point_at(terms, own.curve, sms=of.sms, gpu_sms=of.sms, sm_clock_hz=clock_hz)
 
     shares = []

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hardware.gpu import GpuSpec
+from hardware.laws.sizes import DecodeSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms
 
 # Query and key rows of one block of the flash kernel (profiler traces: a persistent grid of one CTA per SM).
@@ -47,43 +49,36 @@ class DecodeCoefficients:
 @lru_cache(maxsize=65536)
 def prefill_base_terms(
     coefficients: PrefillCoefficients,
+    sizes: PrefillSizes,
+    gpu: GpuSpec,
     *,
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    causal: bool,
-    element_bytes: int,
-    flops_per_cycle_per_sm: float,
     hbm_bytes_per_s: float,
     hbm_byte_energy_j: float,
-    sms: int,
 ) -> KernelTerms:
-    """Terms of one prefill attention call before correction.
+    """Terms of one prefill attention call before correction; rate and energy of HBM are those of products.
 
     A query tile of 128 rows meets ceil(kv / 128) key blocks, or those up to its diagonal when causal;
     time = (blocks + overhead per tile) / SMs + a share of the longest tile, at least the longest tile.
     """
     c = coefficients
-    tiles = math.ceil(q_len / BLOCK)
-    keys = math.ceil(kv_len / BLOCK)
-    if causal:
+    tiles = math.ceil(sizes.q_len / BLOCK)
+    keys = math.ceil(sizes.kv_len / BLOCK)
+    if sizes.causal:
         # The last query row sees all keys; a tile's row of blocks ends at its diagonal.
         first = max(keys - tiles, 0)
         per_head = sum(min(first + i + 1, keys) for i in range(tiles)) if tiles < 4096 else tiles * (keys + 1) // 2
     else:
         per_head = tiles * keys
-    heads = batch * q_heads
+    heads = sizes.batch * sizes.q_heads
     blocks = heads * per_head
     longest = float(keys)
-    block_cycles = 4.0 * BLOCK * BLOCK * head_dim / (flops_per_cycle_per_sm * c.efficiency)
+    block_cycles = 4.0 * BLOCK * BLOCK * sizes.head_dim / (gpu.tensor_flops_per_cycle_per_sm("bf16") * c.efficiency)
     work = blocks + c.tile_overhead * heads * tiles
     total_tiles = heads * tiles
-    flops = 4.0 * blocks * BLOCK * BLOCK * head_dim
-    hbm_bytes = float(element_bytes * batch * head_dim * (2 * q_len * q_heads + 2 * kv_len * kv_heads))
-    alone = total_tiles <= sms
+    flops = 4.0 * blocks * BLOCK * BLOCK * sizes.head_dim
+    rows = sizes.q_len * sizes.q_heads + sizes.kv_len * sizes.kv_heads  # queries and results, keys and values
+    hbm_bytes = float(2 * sizes.batch * sizes.head_dim * 2 * rows)
+    alone = total_tiles <= gpu.sms
     return KernelTerms(
         floor_s=c.floor_s,
         blocks=total_tiles,
@@ -98,21 +93,12 @@ def prefill_base_terms(
 
 
 @lru_cache(maxsize=65536)
-def decode_base_terms(
-    coefficients: DecodeCoefficients,
-    *,
-    batch: int,
-    kv_len: int,
-    kv_heads: int,
-    head_dim: int,
-    kv_bytes: int,
-    sms: int,
-) -> KernelTerms:
+def decode_base_terms(coefficients: DecodeCoefficients, sizes: DecodeSizes, sms: int) -> KernelTerms:
     """Terms of one decode attention call: K and V stream from HBM once; few sequences split over SMs."""
     c = coefficients
-    hbm_bytes = float(2 * batch * kv_len * kv_heads * head_dim * kv_bytes)
-    streams = batch * kv_heads
-    parts = decode_parts(streams, kv_len, sms)
+    streams = sizes.batch * sizes.kv_heads
+    hbm_bytes = float(2 * streams * sizes.kv_len * sizes.head_dim * sizes.kv_bytes)
+    parts = decode_parts(streams, sizes.kv_len, sms)
     blocks = round(streams * parts)
     return KernelTerms(
         floor_s=c.floor_s + min(parts - 1.0, 1.0) * (c.split_s + c.merge_s * parts),
@@ -139,17 +125,19 @@ def decode_parts(streams: int, kv_len: int, sms: int) -> float:
     Kernels take whole numbers of parts, which jump with every key block between choices that their own rules hold for
     nearly equal; no row of ours shows such jumps, so that the law follows the rule's mean.
 
-    >>> decode_parts(8, 8192, 132), decode_parts(256, 8192, 132)
+    >>> round(decode_parts(8, 8192, 132), 9), decode_parts(256, 8192, 132)
     (13.2, 1.0)
     """
     return max(1.0, min(FILLED * sms / streams, kv_len / BLOCK, MOST_PARTS))
 
 
-def prefill_features(batch: int, q_len: int, kv_len: int, q_heads: int, causal: bool) -> tuple[float, ...]:
+def prefill_features(sizes: PrefillSizes) -> tuple[float, ...]:
     """Correction coordinates: heads in all, query and key length (log2), mask."""
-    return (math.log2(batch * q_heads), math.log2(q_len), math.log2(kv_len / q_len), 4.0 * causal)
+    heads, keys_each = sizes.batch * sizes.q_heads, sizes.kv_len / sizes.q_len
+    return (math.log2(heads), math.log2(sizes.q_len), math.log2(keys_each), 4.0 * sizes.causal)
 
 
-def decode_features(batch: int, kv_len: int, q_heads: int, kv_heads: int) -> tuple[float, ...]:
+def decode_features(sizes: DecodeSizes) -> tuple[float, ...]:
     """Correction coordinates: KV streams, length, query heads a KV head (log2)."""
-    return (math.log2(batch * kv_heads), math.log2(kv_len), math.log2(q_heads / kv_heads))
+    streams, heads_each = sizes.batch * sizes.kv_heads, sizes.q_heads / sizes.kv_heads
+    return (math.log2(streams), math.log2(sizes.kv_len), math.log2(heads_each))

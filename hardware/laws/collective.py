@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from hardware.errors import HardwareError
+from hardware.gpu import GpuSpec
 from hardware.laws.collective_time import (
     DEFAULT_CTAS,
     CollectiveCoefficients,
@@ -30,6 +31,7 @@ from hardware.laws.routes import (
     in_switch_s,
     tree_s,
 )
+from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
 
@@ -122,40 +124,23 @@ def even_buffer(world: int, sent_bytes: int, received_bytes: int) -> int:
 def collective_base_terms(
     coefficients: CollectiveCoefficients,
     sharing: Sharing,
+    sizes: CollectiveSizes,
+    gpu: GpuSpec,
     *,
-    op: str,
-    world: int,
-    buffer_bytes: int,
-    ctas: int | None,
-    in_graph: bool,
-    sms: int,
-    max_clock_hz: float,
-    algorithm: str = "library",
-    span: Span | None = None,
-    link_bytes_per_s: float = math.inf,
-    clusters: bool = False,
     in_switch_bytes_per_s: float = 0.0,
 ) -> KernelTerms:
     """Terms of one collective: loop cost as measured, or its cost inside a step.
 
-    ``algorithm`` chooses among the ways of an all-reduce. ``span`` says how the ranks lie on nodes; None: on one.
-    ``link_bytes_per_s`` is a GPU's own link rate, for reads of peers, ``in_switch_bytes_per_s`` what traffic that the
-    switch adds reaches on it (0: the switch of these ranks adds nothing); ``clusters``: it launches clusters of blocks.
+    ``in_switch_bytes_per_s`` is what traffic that the switch adds reaches on a link (0: the switch of these ranks adds
+    nothing).
     """
     c = coefficients
+    op, world, buffer_bytes, ctas, in_graph = sizes.op, sizes.world, sizes.buffer_bytes, sizes.ctas, sizes.in_graph
+    algorithm, span, clusters, sms = sizes.algorithm, sizes.span, gpu.clusters, gpu.sms
     if world < 2:
         raise HardwareError(f"{op} over {world} rank: a collective needs at least 2")
     if ctas == 0:
-        return _copy_engine_terms(
-            c,
-            sharing,
-            op=op,
-            world=world,
-            buffer_bytes=buffer_bytes,
-            in_graph=in_graph,
-            sms=sms,
-            max_clock_hz=max_clock_hz,
-        )
+        return _copy_engine_terms(c, sharing, sizes, gpu)
     blocks = default_ctas(op) if ctas is None else ctas
     one_node = span is None or span.nodes == 1
     if algorithm == "auto":
@@ -170,7 +155,7 @@ def collective_base_terms(
     if algorithm in ("one_shot", "two_shot"):
         if not one_node:
             raise HardwareError(f"all_reduce = '{algorithm}' reads peers of one node, these {world} ranks span several")
-        floor_s = direct_s(algorithm, world, buffer_bytes, link_bytes_per_s)
+        floor_s = direct_s(algorithm, world, buffer_bytes, gpu.link_bytes_per_s or gpu.pcie_bytes_per_s)
         moved = direct_bytes(algorithm, world, buffer_bytes)
         blocks, measured = min(blocks, DIRECT_CTAS), False
         clusters = False  # only NCCL's kernels were seen to start in clusters
@@ -220,36 +205,18 @@ def collective_base_terms(
         waiting_power_w=waiting_w,
         hbm_weight_per_sm=sharing.hbm_weight_per_sm * sharing.sms_per_cta / per_block,
         beside_slowdown=sharing.beside_slowdown,
-        moving_cycles=moved_s * max_clock_hz,
+        moving_cycles=moved_s * gpu.max_clock_hz,
         extrapolated=not measured,
     )
 
 
 def _copy_engine_terms(
-    c: CollectiveCoefficients,
-    sharing: Sharing,
-    *,
-    op: str,
-    world: int,
-    buffer_bytes: int,
-    in_graph: bool,
-    sms: int,
-    max_clock_hz: float,
+    c: CollectiveCoefficients, sharing: Sharing, sizes: CollectiveSizes, gpu: GpuSpec
 ) -> KernelTerms:
     """An exchange by copy engines: the time and energy of the library's, less its SMs. Not measured by us."""
-    if not op.startswith("send"):
-        raise HardwareError(f"{op}: copy engines move data and cannot add: give it blocks")
-    kernels = collective_base_terms(
-        c,
-        sharing,
-        op=op,
-        world=world,
-        buffer_bytes=buffer_bytes,
-        ctas=None,
-        in_graph=in_graph,
-        sms=sms,
-        max_clock_hz=max_clock_hz,
-    )
+    if not sizes.op.startswith("send"):
+        raise HardwareError(f"{sizes.op}: copy engines move data and cannot add: give it blocks")
+    kernels = collective_base_terms(c, sharing, replace(sizes, ctas=None, algorithm="library", span=None), gpu)
     return replace(
         kernels,
         blocks=1,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
@@ -22,6 +21,7 @@ from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
+from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes, RoutedSizes
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ SMALL_KERNEL_S = 4.2e-6
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
     "compiled_add_rmsnorm": "add_rmsnorm", "compiled_add_rmsnorm_fp8": "add_rmsnorm", "compiled_silu_mul": "silu_mul",
-    "compiled_silu_mul_fp8": "silu_mul", "compiled_rope": "copy", "quantise_token": "cast_fp8",
-    "quantise_block": "cast_fp8", "cache_write": "copy", "gate": "copy", "expert_act": "silu_mul",
-    "expert_sum": "topk_sum", "sample_greedy": "copy", "sample_random": "copy",
+    "compiled_silu_mul_fp8": "silu_mul", "quantise_token": "cast_fp8",
+    "quantise_block": "cast_fp8", "expert_act": "silu_mul",
+    "expert_sum": "topk_sum", "rms_norm": "add_rmsnorm", "gelu": "gelu",
 }  # fmt: skip
 
 
 def stand_in(op: str) -> str:
-    """The libraries' kernel that is nearest to an engine's."""
-    return _LIKE[op]
+    """The libraries' kernel that is nearest to an engine's: a copy of as many bytes where none does the same."""
+    return _LIKE.get(op, "copy")
 
 
 # Sorting rows by expert, two kernels: what a chain of expert kernels takes beyond its parts and their pauses (H200, 64
@@ -93,23 +93,9 @@ def elementwise_features(bytes_moved: float, rows: int) -> tuple[float, ...]:
 
 def scaled_base_terms(c: GemmCoefficients, gpu: GpuSpec, *, m: int, n: int, k: int) -> KernelTerms:
     """Uncorrected terms of an 8-bit product: the time of the rows that its kernel works on, the joules of its own."""
-
-    def law(rows: int) -> KernelTerms:
-        return gemm_base_terms(
-            c,
-            m=rows,
-            n=n,
-            k=k,
-            element_bytes=1,
-            out_bytes=2,
-            flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("fp8_e4m3"),
-            sms=gpu.sms,
-            max_clock_hz=gpu.max_clock_hz,
-            l2_bytes=gpu.l2_bytes,
-        )
-
-    own = law(m)
-    return replace(law(scaled_rows(m)), core_energy_j=own.core_energy_j, hbm_energy_j=own.hbm_energy_j)
+    sizes = GemmSizes(m=m, n=n, k=k, dtype="fp8_e4m3")
+    own, taken = (gemm_base_terms(c, of, gpu) for of in (sizes, replace(sizes, m=scaled_rows(m))))
+    return replace(taken, core_energy_j=own.core_energy_j, hbm_energy_j=own.hbm_energy_j)
 
 
 def scaled_gemm_terms(laws: EngineLaws, gpu: GpuSpec, *, m: int, n: int, k: int, scales: str) -> KernelTerms:
@@ -134,100 +120,34 @@ def scaled_features(m: int, n: int, k: int) -> tuple[float, ...]:
     return (math.log2(min(m, 8192)), math.log2(n), math.log2(k))
 
 
-def engine_decode_terms(
-    laws: EngineLaws,
-    gpu: GpuSpec,
-    *,
-    batch: int,
-    kv_len: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    kv_dtype: str,
-) -> KernelTerms | None:
+def engine_decode_terms(laws: EngineLaws, gpu: GpuSpec, sizes: DecodeSizes, kv_dtype: str) -> KernelTerms | None:
     """One query token a sequence over a paged cache; None where no row tells its law."""
     coefficients = laws.decode.get(kv_dtype)
     if coefficients is None:
         return None
-    terms = decode_base_terms(
-        coefficients,
-        batch=batch,
-        kv_len=kv_len,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        kv_bytes=1 if kv_dtype == "fp8_e4m3" else 2,
-        sms=gpu.sms,
-    )
     learnt = laws.learnt(f"decode.{kv_dtype}")
-    return corrected(terms, learnt.time, learnt.energy, decode_features(batch, kv_len, q_heads, kv_heads))
+    terms = decode_base_terms(coefficients, sizes, gpu.sms)
+    return corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
 
 
-def engine_prefill_terms(
-    laws: EngineLaws,
-    profile: Profile,
-    gpu: GpuSpec,
-    *,
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    causal: bool,
-) -> KernelTerms:
-    """Flash attention over ``q_len`` new tokens and a paged cache."""
-    gemm = profile.gemm["bf16"]
+def engine_prefill_terms(laws: EngineLaws, profile: Profile, gpu: GpuSpec, sizes: PrefillSizes) -> KernelTerms:
+    """Flash attention of new tokens over a paged cache."""
+    learnt = laws.learnt("prefill")
     terms = prefill_base_terms(
         laws.prefill,
-        batch=batch,
-        q_len=q_len,
-        kv_len=kv_len,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=causal,
-        element_bytes=2,
-        flops_per_cycle_per_sm=gpu.tensor_flops_per_cycle_per_sm("bf16"),
-        hbm_bytes_per_s=gemm.hbm_bytes_per_s,
+        sizes,
+        gpu,
+        hbm_bytes_per_s=profile.gemm["bf16"].hbm_bytes_per_s,
         hbm_byte_energy_j=laws.decode["bf16"].hbm_byte_energy_j,
-        sms=gpu.sms,
     )
-    learnt = laws.learnt("prefill")
-    return corrected(terms, learnt.time, learnt.energy, prefill_features(batch, q_len, kv_len, q_heads, causal))
+    return corrected(terms, learnt.time, learnt.energy, prefill_features(sizes))
 
 
-def routed_gemm_terms(
-    laws: EngineLaws,
-    gpu: GpuSpec,
-    *,
-    engine: str,
-    experts: int,
-    inner: int,
-    tokens: int,
-    rows: float,
-    distinct: float,
-    tiles: Sequence[tuple[int, float]],
-    n: int,
-    k: int,
-    weights: str,
-) -> KernelTerms:
-    """One product over sorted rows, in the tiles that the engine chooses for it on this GPU."""
-    block_m, block_n = tile_of(engine, gpu.id, weights, experts, inner, tokens)
-    terms = routed_base_terms(
-        laws.routed[weights],
-        rows=rows,
-        distinct=distinct,
-        tiles=dict(tiles)[block_m],
-        block_m=block_m,
-        block_n=block_n,
-        n=n,
-        k=k,
-        element_bytes=2 if weights == "bf16" else 1,
-        l2_bytes=gpu.l2_bytes,
-        max_clock_hz=gpu.max_clock_hz,
-    )
-    learnt = laws.learnt(f"routed.{weights}")
-    return corrected(terms, learnt.time, learnt.energy, routed_features(rows, distinct, n, k))
+def routed_gemm_terms(laws: EngineLaws, gpu: GpuSpec, sizes: RoutedSizes) -> KernelTerms:
+    """One product over rows sorted by expert, in the tiles that the engine chooses for it on this GPU."""
+    learnt = laws.learnt(f"routed.{sizes.weight_type}")
+    terms = routed_base_terms(laws.routed[sizes.weight_type], sizes, gpu)
+    return corrected(terms, learnt.time, learnt.energy, routed_features(sizes))
 
 
 @lru_cache(maxsize=4096)
@@ -238,9 +158,9 @@ def tile_of(engine: str, gpu: str, weights: str, experts: int, inner: int, token
     (64, 128)
     """
     table = _tiles(engine)
-    for one in table.get("tuned", ()):
-        if (one["gpu"], one["weights"], one["experts"], one["inner"]) == (gpu, weights, experts, inner):
-            _, block_m, block_n = min(one["tiles"], key=lambda entry: abs(entry[0] - tokens))
+    for tuned in table.get("tuned", ()):
+        if (tuned["gpu"], tuned["weights"], tuned["experts"], tuned["inner"]) == (gpu, weights, experts, inner):
+            _, block_m, block_n = min(tuned["tiles"], key=lambda entry: abs(entry[0] - tokens))
             return block_m, block_n
     return next((block_m, block_n) for most, block_m, block_n in table["default"][weights] if tokens <= most)
 

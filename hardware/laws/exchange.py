@@ -30,7 +30,7 @@ SCALE_EVERY, SCALE_BYTES, HEADER_BYTES = 128, 4, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class RoutedExchange:
     """Sizes of one exchange: ``tokens`` of a rank, ``top_k`` experts each, ``hidden`` wide."""
 
     tokens: int
@@ -43,7 +43,7 @@ class Exchange:
     def message_bytes(self) -> float:
         """Bytes of a token on its way.
 
-        >>> Exchange(tokens=1, top_k=8, hidden=7168, element_bytes=1, kernels="low_latency").message_bytes
+        >>> RoutedExchange(tokens=1, top_k=8, hidden=7168, element_bytes=1, kernels="low_latency").message_bytes
         7408.0
         """
         scales = self.hidden / SCALE_EVERY * SCALE_BYTES if self.element_bytes == 1 else 0.0
@@ -51,29 +51,29 @@ class Exchange:
         return self.hidden * self.element_bytes + scales + header
 
 
-def exchange_bytes(one: Exchange, span: Span) -> tuple[float, float]:
+def exchange_bytes(sizes: RoutedExchange, span: Span) -> tuple[float, float]:
     """Bytes that a rank sends within its node and beyond it, experts being drawn evenly over the ranks.
 
     >>> ep16 = Span(nodes=2, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6)
-    >>> direct = Exchange(tokens=1, top_k=8, hidden=7168, element_bytes=2, kernels="low_latency")
+    >>> direct = RoutedExchange(tokens=1, top_k=8, hidden=7168, element_bytes=2, kernels="low_latency")
     >>> [round(count / direct.message_bytes, 3) for count in exchange_bytes(direct, ep16)]
     [3.5, 4.0]
     """
-    each = one.tokens * one.message_bytes
-    inside = one.top_k * (span.per_node - 1) / span.world
-    if one.kernels == "low_latency":
-        return each * inside, each * one.top_k * (span.world - span.per_node) / span.world
-    reached = 1.0 - (1.0 - 1.0 / span.nodes) ** one.top_k  # share of the nodes that hold an expert of a token
-    forwarded = one.top_k * (span.per_node - 1) / span.per_node  # from where a token arrives in its node
+    each = sizes.tokens * sizes.message_bytes
+    inside = sizes.top_k * (span.per_node - 1) / span.world
+    if sizes.kernels == "low_latency":
+        return each * inside, each * sizes.top_k * (span.world - span.per_node) / span.world
+    reached = 1.0 - (1.0 - 1.0 / span.nodes) ** sizes.top_k  # share of the nodes that hold an expert of a token
+    forwarded = sizes.top_k * (span.per_node - 1) / span.per_node  # from where a token arrives in its node
     return each * forwarded, each * reached * (span.nodes - 1)
 
 
-def exchange_s(op: str, one: Exchange, span: Span, link_bytes_per_s: float) -> float:
+def exchange_s(op: str, sizes: RoutedExchange, span: Span, link_bytes_per_s: float) -> float:
     """Seconds of a dispatch or a combine: the slower of NVLink and NICs, and what every exchange takes."""
     if op not in FIXED_S:
         raise HardwareError(f"'{op}' is no exchange of experts: dispatch or combine")
-    inside, beyond = exchange_bytes(one, span)
-    low = one.kernels == "low_latency"
+    inside, beyond = exchange_bytes(sizes, span)
+    low = sizes.kernels == "low_latency"
     on_links_s = inside / ((NVLINK_SHARE if low else NORMAL_NVLINK_SHARE) * link_bytes_per_s)
     on_nics_s = beyond / ((1.0 if low else NORMAL_NIC_SHARE) * span.nic_bytes_per_s)
     fixed_s = FIXED_S[op] if low else NORMAL_FIXED_S

@@ -9,7 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from hardware.errors import HardwareError
+from hardware.gpu import GpuSpec
 from hardware.laws.residency import hbm_share
+from hardware.laws.sizes import GemmSizes, element_bytes
 from hardware.laws.terms import KernelTerms
 
 # Tile shapes (rows of n, columns of m) and K splits that cuBLAS's Hopper kernels use; kernel names in our own
@@ -56,20 +58,8 @@ class GemmCoefficients:
 
 
 @lru_cache(maxsize=65536)
-def gemm_base_terms(
-    coefficients: GemmCoefficients,
-    *,
-    m: int,
-    n: int,
-    k: int,
-    element_bytes: float,
-    out_bytes: int,
-    flops_per_cycle_per_sm: float,
-    sms: int,
-    max_clock_hz: float,
-    l2_bytes: float,
-) -> KernelTerms:
-    """Terms of ``(m x k) . (k x n)`` before correction on all SMs, at no clock less for a row more.
+def gemm_base_terms(coefficients: GemmCoefficients, sizes: GemmSizes, gpu: GpuSpec) -> KernelTerms:
+    """Terms of one product before correction on all SMs, at no clock less for a row more.
 
     Of one tile and split: cycles = the longer of waves (2 a b (K/s) / (rate eta) + epilogue) and of L2 (both tiles
     read again), then the reduction; memory = HBM, longer where weights do not divide evenly over SMs. What rows add to
@@ -82,16 +72,18 @@ def gemm_base_terms(
     weights come from HBM.
     """
     c = coefficients
+    m, n, k, sms, max_clock_hz = sizes.m, sizes.n, sizes.k, gpu.sms, gpu.max_clock_hz
+    bytes_each, flops_per_cycle_per_sm = element_bytes(sizes.dtype), gpu.tensor_flops_per_cycle_per_sm(sizes.dtype)
     a, b, s, p = _A, _B, _S, coefficients.sharpness
     k_split = k / s
     columns = np.ceil(n / a) * s
     tiles = columns * np.ceil(m / b)
     rounds = np.ceil(tiles / sms) + _MORE_ROUNDS[:, None]
     cycles = 2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency) + c.epilogue_cycles
-    through_l2_s = element_bytes * tiles * (a + b) * k_split / c.l2_bytes_per_s
+    through_l2_s = bytes_each * tiles * (a + b) * k_split / c.l2_bytes_per_s
     clocked_s = np.maximum(rounds * cycles / max_clock_hz, through_l2_s)
-    reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
-    hbm_bytes = _hbm_bytes(m, n, k, element_bytes, out_bytes, sms, l2_bytes)
+    reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * sizes.out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
+    hbm_bytes = _hbm_bytes(sizes, gpu)
     # Tiles of one column share its weights: the column is what an SM streams, in whole waves of columns.
     full = np.floor(rounds * sms / columns) * columns
     rate = np.minimum(c.hbm_bytes_per_s, np.minimum(full, sms) * c.hbm_bytes_per_s_per_sm)
@@ -119,20 +111,21 @@ def gemm_base_terms(
     )
 
 
-def _hbm_bytes(m: int, n: int, k: int, element_bytes: float, out_bytes: int, sms: int, l2_bytes: float) -> float:
+def _hbm_bytes(sizes: GemmSizes, gpu: GpuSpec) -> float:
     """Bytes that come from HBM or go there.
 
     A wave of tiles covers a square of the result, as far as m and n go, and reads each row of its panels once. The next
     wave finds of the smaller operand in L2 what stays there and reads the rest again.
     """
-    side = math.sqrt(sms * _WAVE_TILE)
+    m, n, k, bytes_each = sizes.m, sizes.n, sizes.k, element_bytes(sizes.dtype)
+    side = math.sqrt(gpu.sms * _WAVE_TILE)
     down = min(side, float(m))
     across = min(side * side / down, float(n))
     # Panels of n stay while the waves go down m, or the other way round, whichever reads less.
     again = min(n + m * max(n / across, 1.0), m + n * max(m / down, 1.0)) - (m + n)
-    read_again = element_bytes * k * hbm_share(min(m, n) * k * element_bytes, l2_bytes) * again
-    weights, activations = float(element_bytes * n * k), float(element_bytes * m * k + out_bytes * m * n)
-    return weights + hbm_share(weights + activations, l2_bytes) * activations + read_again
+    read_again = bytes_each * k * hbm_share(min(m, n) * k * bytes_each, gpu.l2_bytes) * again
+    weights, activations = float(bytes_each * n * k), float(bytes_each * m * k + sizes.out_bytes * m * n)
+    return weights + hbm_share(weights + activations, gpu.l2_bytes) * activations + read_again
 
 
 # How far apart 8- and 16-bit kernels of one shape lie, in length scales: near, since the library picks tiles
@@ -140,10 +133,11 @@ def _hbm_bytes(m: int, n: int, k: int, element_bytes: float, out_bytes: int, sms
 _EIGHT_BIT = 0.5
 
 
-def gemm_features(m: int, n: int, k: int, dtype: str) -> tuple[float, float, float, float]:
+def gemm_features(sizes: GemmSizes) -> tuple[float, float, float, float]:
     """Where a shape lies for the correction: log2 sizes, m up to the largest that was measured, and the type."""
-    eight_bit = dtype.startswith("fp8") or dtype == "int8"
-    return (float(np.log2(min(m, 8192))), float(np.log2(n)), float(np.log2(k)), _EIGHT_BIT * eight_bit)
+    eight_bit = sizes.dtype.startswith("fp8") or sizes.dtype == "int8"
+    m, n, k = (float(np.log2(side)) for side in (min(sizes.m, 8192), sizes.n, sizes.k))
+    return (m, n, k, _EIGHT_BIT * eight_bit)
 
 
 def wave_part(terms: KernelTerms, *, index: int, parts: int, sms: float) -> KernelTerms:

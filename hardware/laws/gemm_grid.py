@@ -7,7 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients
+from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
 
 # Tiles (columns of n, rows of m) of 16-bit products with 128 rows or more in our profiler traces on Hopper, by the
@@ -30,14 +32,13 @@ LEAST_ROWS = 128  # fewer are bound by memory, and their tiles those of the law
 
 
 @lru_cache(maxsize=4096)
-def launched_tiles(
-    c: GemmCoefficients, *, m: int, n: int, k: int, flops_per_cycle_per_sm: float, sms: int, max_clock_hz: float
-) -> int:
-    """Tiles of ``(m x k) . (k x n)`` by the kernel that is through first: rounds, reading tiles from L2, split sums."""
+def launched_tiles(c: GemmCoefficients, sizes: GemmSizes, gpu: GpuSpec) -> int:
+    """Tiles of one 16-bit product by the kernel that ends first: rounds, reading tiles from L2, split sums."""
+    m, n, k, rate = sizes.m, sizes.n, sizes.k, gpu.tensor_flops_per_cycle_per_sm("bf16")
     tiles = np.ceil(n / _A) * np.ceil(m / _B) * _S
     reading = 1.0 + _READING * (_A + _B) / (_A * _B)
-    cycles = 2 * _A * _B * (k / _S) / (flops_per_cycle_per_sm * c.efficiency) * reading + c.epilogue_cycles
-    compute_s = np.ceil(tiles / sms) * cycles / max_clock_hz
+    cycles = 2 * _A * _B * (k / _S) / (rate * c.efficiency) * reading + c.epilogue_cycles
+    compute_s = np.ceil(tiles / gpu.sms) * cycles / gpu.max_clock_hz
     read_s = 2.0 * tiles * (_A + _B) * (k / _S) / c.l2_bytes_per_s
     reduce_s = np.where(_S > 1, c.split_reduce_s + 8.0 * m * n * _S / c.l2_bytes_per_s, 0.0)
     return int(tiles[np.argmin(np.maximum(compute_s, read_s) + reduce_s)])

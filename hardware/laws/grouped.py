@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hardware.gpu import GpuSpec
 from hardware.laws.residency import hbm_share
+from hardware.laws.sizes import GroupedSizes
 from hardware.laws.terms import KernelTerms
 
 # A call's last tiles end apart, since tiles differ in what they wait for: on average half a tile after the even share.
@@ -45,14 +47,10 @@ class GroupedCoefficients:
     hbm_byte_energy_j: float
 
 
-def large_share(*, experts: int, rows: int, n: int) -> float:
-    """How far the kernel of many rows an expert has taken over: 0 to 1.
-
-    >>> [large_share(experts=128, rows=128 * each, n=2048) for each in (64, 129, 256)]
-    [0.0, 0.5, 1.0]
-    """
-    beyond = (rows / experts - SMALL_ROWS - 1 + CHANGES_WITHIN) / (2 * CHANGES_WITHIN)
-    return min(max(beyond, 0.0), 1.0) if n > SMALL_ROWS else 0.0
+def large_share(sizes: GroupedSizes) -> float:
+    """How far the kernel of many rows an expert has taken over: 0 to 1."""
+    beyond = (sizes.rows / sizes.experts - SMALL_ROWS - 1 + CHANGES_WITHIN) / (2 * CHANGES_WITHIN)
+    return min(max(beyond, 0.0), 1.0) if sizes.n > SMALL_ROWS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +79,25 @@ class _Tiles:
 
 
 @lru_cache(maxsize=65536)
-def grouped_base_terms(
-    coefficients: GroupedCoefficients,
-    *,
-    experts: int,
-    rows: int,
-    distinct: int,
-    tiles128: float,
-    tiles256: float,
-    rows_beyond128: float,
-    n: int,
-    k: int,
-    element_bytes: int,
-    l2_bytes: float,
-    sms: int,
-) -> KernelTerms:
-    """Terms of one grouped GEMM before correction; ``tiles128`` is the sum over experts of ceil(rows / 128).
+def grouped_base_terms(coefficients: GroupedCoefficients, sizes: GroupedSizes, gpu: GpuSpec) -> KernelTerms:
+    """Terms of one grouped GEMM of 16-bit operands before correction.
 
     Weights of the experts hit come from HBM, activations too where they do not stay in L2. A block meets each expert
     once at most: its first rounds mostly turn to another one with every tile.
     """
     c = coefficients
-    empty = max(tiles128 - distinct - rows_beyond128 / 128, 0.0) / max(tiles128, 1.0)
-    few = _Tiles(tiles128, 64, 128, n, c.small_tile_cycles_per_k * k * (1.0 - c.empty_saves * empty))
-    many = _Tiles(tiles256, 128, 256, n, c.large_tile_cycles + c.large_tile_cycles_per_k * k)
-    share = large_share(experts=experts, rows=rows, n=n)
+    rows, distinct, n, k, sms = sizes.rows, sizes.distinct, sizes.n, sizes.k, gpu.sms
+    empty = max(sizes.tiles128 - distinct - sizes.rows_beyond128 / 128, 0.0) / max(sizes.tiles128, 1.0)
+    few = _Tiles(sizes.tiles128, 64, 128, n, c.small_tile_cycles_per_k * k * (1.0 - c.empty_saves * empty))
+    many = _Tiles(sizes.tiles256, 128, 256, n, c.large_tile_cycles + c.large_tile_cycles_per_k * k)
+    share = large_share(sizes)
 
     def mean(of_few: float, of_many: float) -> float:
         return (1.0 - share) * of_few + share * of_many
 
     blocks = round(mean(few.count, many.count))
-    weights = float(element_bytes * distinct * n * k)
-    activations = float(element_bytes * rows * (n + k))
-    hbm_bytes = weights + hbm_share(activations, l2_bytes) * activations
+    activations = float(2 * rows * (n + k))
+    hbm_bytes = 2.0 * sizes.weights + hbm_share(activations, gpu.l2_bytes) * activations
     padded = 2.0 * mean(few.elements, many.elements) * k
     return KernelTerms(
         floor_s=c.floor_s,
@@ -131,6 +115,6 @@ def grouped_base_terms(
     )
 
 
-def grouped_features(rows: int, distinct: int, k: int) -> tuple[float, ...]:
-    """Correction coordinates (log2)."""
-    return (math.log2(max(distinct, 1)), math.log2(max(rows, 1)), math.log2(k))
+def grouped_features(sizes: GroupedSizes) -> tuple[float, ...]:
+    """Correction coordinates (log2): experts hit, rows of all, and k."""
+    return (math.log2(max(sizes.distinct, 1)), math.log2(max(sizes.rows, 1)), math.log2(sizes.k))

@@ -11,12 +11,20 @@ from hardware.laws.attention import decode_base_terms, decode_features, prefill_
 from hardware.laws.collective import collective_base_terms
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_course, elementwise_features, permuting
-from hardware.laws.exchange import CTAS, Exchange, exchange_bytes, exchange_s
+from hardware.laws.exchange import CTAS, RoutedExchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
 from hardware.laws.grouped import grouped_base_terms, grouped_features
-from hardware.laws.latent import latent_decode_base_terms
 from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
+from hardware.laws.sizes import (
+    CollectiveSizes,
+    DecodeSizes,
+    ExpertOperands,
+    GemmSizes,
+    GroupedSizes,
+    PrefillSizes,
+    element_bytes,
+)
 from hardware.laws.stored import grouped_with_operands
 from hardware.laws.terms import KernelTerms
 
@@ -34,29 +42,19 @@ _LIKE = {
 }  # fmt: skip
 
 
-def gemm_terms(
-    profile: Profile, gpu: GpuSpec, *, m: int, n: int, k: int, dtype: str, out_bytes: int = 2, count: int = 1
-) -> KernelTerms:
-    """``count`` products ``(m x k) . (k x n)`` in one kernel."""
-    dtype = _SAME_RATE.get(dtype, dtype)
+def gemm_terms(profile: Profile, gpu: GpuSpec, sizes: GemmSizes) -> KernelTerms:
+    """Products of one kernel."""
+    dtype = _SAME_RATE.get(sizes.dtype, sizes.dtype)
     law = gemm_law(profile, dtype)
-    if law is None or dtype not in _rates(gpu):
-        known = ", ".join(sorted(name for name in _rates(gpu) if gemm_law(profile, name) and name not in _SAME_RATE))
-        raise HardwareError(f"dtype = '{dtype}': {gpu.id} has no GEMM figures for it; known: {known}")
-    terms = gemm_base_terms(
-        profile.gemm[law],
-        m=m,
-        n=n * count,
-        k=k,
-        element_bytes=_element_bytes(dtype),
-        out_bytes=out_bytes,
-        flops_per_cycle_per_sm=_rates(gpu)[dtype] / (gpu.reference_clock_hz * gpu.sms),
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
-        l2_bytes=gpu.l2_bytes,
-    )
-    if count > 1:  # each product reads an input of its own
-        inputs = (count - 1) * m * k * _element_bytes(dtype)
+    if law is None or not gpu.multiplies(dtype):
+        rated = {*gpu.tensor_flops_per_s, "bf16"}
+        known = sorted(name for name in rated if gpu.multiplies(name) and gemm_law(profile, name))
+        known = [name for name in known if name not in _SAME_RATE]
+        raise HardwareError(f"dtype = '{dtype}': {gpu.id} has no GEMM figures for it; known: {', '.join(known)}")
+    sizes = replace(sizes, dtype=dtype)
+    terms = gemm_base_terms(profile.gemm[law], sizes.wide, gpu)
+    if sizes.count > 1:  # each product reads an input of its own
+        inputs = (sizes.count - 1) * sizes.m * sizes.k * element_bytes(dtype)
         terms = replace(
             terms,
             hbm_bytes=terms.hbm_bytes + inputs,
@@ -67,7 +65,7 @@ def gemm_terms(
     if law != dtype:  # what was learnt belongs to the kernels of the law's own type
         return replace(terms, extrapolated=True)
     learnt = profile.gemm_corrections[dtype]
-    return corrected(terms, learnt.time, learnt.energy, gemm_features(m, n * count, k, dtype))
+    return corrected(terms, learnt.time, learnt.energy, gemm_features(sizes.wide))
 
 
 def gemm_law(profile: Profile, dtype: str) -> str | None:
@@ -75,105 +73,31 @@ def gemm_law(profile: Profile, dtype: str) -> str | None:
     return next((name for name in (dtype, *_NEAREST.get(dtype, ())) if name in profile.gemm), None)
 
 
-def launched_gemm(profile: Profile, gpu: GpuSpec, terms: KernelTerms, *, m: int, n: int, k: int) -> KernelTerms:
+def launched_gemm(profile: Profile, gpu: GpuSpec, terms: KernelTerms, sizes: GemmSizes) -> KernelTerms:
     """``terms`` of a 16-bit product in the tiles that its library launches, which decide what runs beside it."""
-    if m < LEAST_ROWS or not gpu.clusters:
+    if sizes.m < LEAST_ROWS or not gpu.clusters:
         return terms
-    tiles = launched_tiles(
-        profile.gemm["bf16"],
-        m=m,
-        n=n,
-        k=k,
-        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
-    )
-    return relaunched(terms, tiles, gpu.sms)
+    return relaunched(terms, launched_tiles(profile.gemm["bf16"], sizes, gpu), gpu.sms)
 
 
-def attention_prefill_terms(
-    profile: Profile,
-    gpu: GpuSpec,
-    *,
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    causal: bool,
-) -> KernelTerms:
-    """Flash attention over ``q_len`` new tokens (16-bit inputs)."""
+def prefill_terms(profile: Profile, gpu: GpuSpec, sizes: PrefillSizes) -> KernelTerms:
+    """Flash attention of a prompt."""
+    products, learnt = profile.gemm["bf16"], profile.prefill_corrections
     terms = prefill_base_terms(
         profile.prefill,
-        batch=batch,
-        q_len=q_len,
-        kv_len=kv_len,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=causal,
-        element_bytes=2,
-        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
-        hbm_bytes_per_s=profile.gemm["bf16"].hbm_bytes_per_s,
-        hbm_byte_energy_j=profile.gemm["bf16"].hbm_byte_energy_j,
-        sms=gpu.sms,
+        sizes,
+        gpu,
+        hbm_bytes_per_s=products.hbm_bytes_per_s,
+        hbm_byte_energy_j=products.hbm_byte_energy_j,
     )
-    learnt = profile.prefill_corrections
-    x = prefill_features(batch, q_len, kv_len, q_heads, causal)
-    return corrected(terms, learnt.time, learnt.energy, x)
+    return corrected(terms, learnt.time, learnt.energy, prefill_features(sizes))
 
 
-def attention_decode_terms(
-    profile: Profile,
-    gpu: GpuSpec,
-    *,
-    batch: int,
-    kv_len: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    kv_bytes: int,
-) -> KernelTerms:
-    """One query token a sequence over ``kv_len`` cached tokens."""
-    terms = decode_base_terms(
-        profile.decode,
-        batch=batch,
-        kv_len=kv_len,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        kv_bytes=kv_bytes,
-        sms=gpu.sms,
-    )
-    learnt = profile.decode_corrections
-    terms = corrected(terms, learnt.time, learnt.energy, decode_features(batch, kv_len, q_heads, kv_heads))
-    return terms if kv_bytes == 2 else replace(terms, extrapolated=True)  # rows of 16-bit caches alone
-
-
-def attention_latent_terms(
-    profile: Profile,
-    gpu: GpuSpec,
-    *,
-    batch: int,
-    kv_len: int,
-    q_heads: int,
-    cached_dim: int,
-    v_dim: int,
-    kv_bytes: int = 2,
-) -> KernelTerms:
-    """One query token a sequence over ``kv_len`` cached latents."""
-    return latent_decode_base_terms(
-        profile.decode,
-        profile.prefill,
-        batch=batch,
-        kv_len=kv_len,
-        q_heads=q_heads,
-        cached_dim=cached_dim,
-        v_dim=v_dim,
-        element_bytes=kv_bytes,
-        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
-        sms=gpu.sms,
-    )
+def decode_terms(profile: Profile, gpu: GpuSpec, sizes: DecodeSizes) -> KernelTerms:
+    """Flash attention of one query token a sequence."""
+    terms, learnt = decode_base_terms(profile.decode, sizes, gpu.sms), profile.decode_corrections
+    terms = corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
+    return terms if sizes.kv_bytes == 2 else replace(terms, extrapolated=True)  # rows of 16-bit caches alone
 
 
 def elementwise_terms(
@@ -214,114 +138,49 @@ def elementwise_terms(
 
 
 def grouped_gemm_terms(
-    profile: Profile,
-    gpu: GpuSpec,
-    *,
-    experts: int,
-    rows: int,
-    distinct: int,
-    tiles128: float,
-    tiles256: float,
-    rows_beyond128: float,
-    n: int,
-    k: int,
-    dtype: str = "bf16",
-    weight_bytes: float | None = None,
-    row_bytes: float | None = None,
-    turned: bool = False,
+    profile: Profile, gpu: GpuSpec, sizes: GroupedSizes, operands: ExpertOperands | None = None
 ) -> KernelTerms:
-    """One kernel over the experts that were hit, of 16-bit operands unless bytes are given: ``weight_bytes`` of the
-    weights that are read, ``row_bytes`` of a row of activations; ``turned`` as in ``with_stored_weights``.
-    """
-    terms = grouped_base_terms(
-        profile.grouped,
-        experts=experts,
-        rows=rows,
-        distinct=distinct,
-        tiles128=tiles128,
-        tiles256=tiles256,
-        rows_beyond128=rows_beyond128,
-        n=n,
-        k=k,
-        element_bytes=2,
-        l2_bytes=gpu.l2_bytes,
-        sms=gpu.sms,
-    )
+    """One kernel over the experts that were hit; ``operands`` None: of 16 bits."""
     learnt = profile.grouped_corrections
-    terms = corrected(terms, learnt.time, learnt.energy, grouped_features(rows, distinct, k))
-    if weight_bytes is None and row_bytes is None:
+    terms = grouped_base_terms(profile.grouped, sizes, gpu)
+    terms = corrected(terms, learnt.time, learnt.energy, grouped_features(sizes))
+    if operands is None:
         return terms
-    dtype = _SAME_RATE.get(dtype, dtype)
-    law = gemm_law(profile, dtype)
-    if law is None or dtype not in _rates(gpu):
-        raise HardwareError(f"dtype = '{dtype}': {gpu.id} has no GEMM figures for it, of experts too: use bf16")
-    return grouped_with_operands(
-        terms,
-        experts=experts,
-        rows=rows,
-        distinct=distinct,
-        n=n,
-        k=k,
-        weight_bytes=2.0 * distinct * n * k if weight_bytes is None else weight_bytes,
-        row_bytes=2.0 * k if row_bytes is None else row_bytes,
-        rate_ratio=_rates(gpu)[dtype] / _rates(gpu)["bf16"],
-        flop_energy_ratio=profile.gemm[law].flop_energy_j / profile.gemm["bf16"].flop_energy_j,
-        turned=turned,
-        l2_bytes=gpu.l2_bytes,
-        flops_per_cycle_per_sm=_rates(gpu)["bf16"] / (gpu.reference_clock_hz * gpu.sms),
-    )
+    operands = replace(operands, dtype=_SAME_RATE.get(operands.dtype, operands.dtype))
+    law = gemm_law(profile, operands.dtype)
+    if law is None or not gpu.multiplies(operands.dtype):
+        raise HardwareError(
+            f"dtype = '{operands.dtype}': {gpu.id} has no GEMM figures for it, of experts too: use bf16"
+        )
+    ratio = profile.gemm[law].flop_energy_j / profile.gemm["bf16"].flop_energy_j
+    return grouped_with_operands(terms, sizes, operands, gpu, flop_energy_ratio=ratio)
 
 
-def collective_terms(
-    profile: Profile,
-    gpu: GpuSpec,
-    *,
-    op: str,
-    world: int,
-    buffer_bytes: int,
-    ctas: int | None,
-    in_graph: bool,
-    algorithm: str = "library",
-    span: Span | None = None,
-    in_switch: bool = False,
-) -> KernelTerms:
-    """One collective over ``world`` ranks, in a step or as a bare loop; ``span`` None: within one node.
-
-    ``in_switch``: the ranks hang on one switch that can add what they send.
-    """
-    share = IN_SWITCH_SHARE.get(gpu.architecture, 0.0) if in_switch and world >= IN_SWITCH_FROM else 0.0
+def collective_terms(profile: Profile, gpu: GpuSpec, sizes: CollectiveSizes, *, in_switch: bool = False) -> KernelTerms:
+    """One collective; ``in_switch``: the ranks hang on one switch that can add what they send."""
+    share = IN_SWITCH_SHARE.get(gpu.architecture, 0.0) if in_switch and sizes.world >= IN_SWITCH_FROM else 0.0
     return collective_base_terms(
-        profile.collective,
-        profile.sharing,
-        op=op,
-        world=world,
-        buffer_bytes=buffer_bytes,
-        ctas=ctas,
-        in_graph=in_graph,
-        sms=gpu.sms,
-        max_clock_hz=gpu.max_clock_hz,
-        algorithm=algorithm,
-        span=span,
-        link_bytes_per_s=gpu.link_bytes_per_s or gpu.pcie_bytes_per_s,
-        clusters=gpu.clusters,
-        in_switch_bytes_per_s=share * gpu.link_bytes_per_s,
+        profile.collective, profile.sharing, sizes, gpu, in_switch_bytes_per_s=share * gpu.link_bytes_per_s
     )
 
 
-def exchange_terms(profile: Profile, gpu: GpuSpec, *, op: str, one: Exchange, span: Span, max_sms: int) -> KernelTerms:
+def exchange_terms(
+    profile: Profile, gpu: GpuSpec, *, op: str, exchange: RoutedExchange, span: Span, max_sms: int
+) -> KernelTerms:
     """A dispatch or a combine of tokens to experts on the ranks of ``span`` (:mod:`hardware.laws.exchange`)."""
-    c, blocks = profile.collective, min(CTAS[one.kernels], max_sms)
+    c, blocks = profile.collective, min(CTAS[exchange.kernels], max_sms)
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
-    inside, beyond = exchange_bytes(one, span)
+    inside, beyond = exchange_bytes(exchange, span)
     held = blocks * profile.sharing.sms_per_cta
     return KernelTerms(
-        floor_s=exchange_s(op, one, span, link),
+        floor_s=exchange_s(op, exchange, span, link),
         blocks=blocks,
         cycles_per_block=0.0,
         quantised=False,
         sms_per_block=profile.sharing.sms_per_cta,
         link_bytes=inside,
-        hbm_bytes=2.0 * one.tokens * one.top_k * one.message_bytes,  # what is sent is read, what comes is written
+        # What is sent is read, what comes is written.
+        hbm_bytes=2.0 * exchange.tokens * exchange.top_k * exchange.message_bytes,
         link_energy_j=c.bus_byte_energy_j * (inside + beyond) + c.call_energy_j,
         sm_power_w=c.step_power_w * gpu.sms / held,
         waiting_power_w=c.waiting_power_w,
@@ -329,14 +188,3 @@ def exchange_terms(profile: Profile, gpu: GpuSpec, *, op: str, one: Exchange, sp
         beside_slowdown=profile.sharing.beside_slowdown,
         extrapolated=True,
     )
-
-
-def _element_bytes(dtype: str) -> float:
-    return {"fp32": 4, "fp8_e4m3": 1, "int8": 1, "fp4_e2m1": 0.5}.get(dtype, 2)
-
-
-def _rates(gpu: GpuSpec) -> dict[str, float]:
-    """Tensor rates; a GPU without bf16 (V100) runs 16-bit work at its fp16 rate."""
-    rates = dict(gpu.tensor_flops_per_s)
-    rates.setdefault("bf16", rates.get("fp16", 0.0))
-    return rates

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hardware.gpu import GpuSpec
 from hardware.laws.residency import hbm_share
+from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 
 
@@ -35,29 +37,15 @@ class RoutedCoefficients:
 
 
 @lru_cache(maxsize=65536)
-def routed_base_terms(
-    coefficients: RoutedCoefficients,
-    *,
-    rows: float,
-    distinct: float,
-    tiles: float,
-    block_m: int,
-    block_n: int,
-    n: int,
-    k: int,
-    element_bytes: int,
-    l2_bytes: float,
-    max_clock_hz: float,
-) -> KernelTerms:
-    """Terms before correction of ``rows`` token rows over ``distinct`` experts, in ``tiles`` tiles of ``block_m`` rows.
-
-    Weights of the experts hit come from HBM once, activations where they do not stay in L2.
-    """
+def routed_base_terms(coefficients: RoutedCoefficients, sizes: RoutedSizes, gpu: GpuSpec) -> KernelTerms:
+    """Terms before correction: weights of the experts hit come from HBM once, activations where they leave L2."""
     c = coefficients
-    blocks = max(1, round(tiles * math.ceil(n / block_n)))
-    weights = float(element_bytes * distinct * n * k)
+    rows, n, k, element_bytes = sizes.rows, sizes.n, sizes.k, sizes.element_bytes
+    block_m, block_n = sizes.block_m, sizes.block_n
+    blocks = max(1, round(sizes.tiles * math.ceil(n / block_n)))
+    weights = float(element_bytes * sizes.distinct * n * k)
     activations = rows * (element_bytes * k + 2.0 * n)
-    hbm_bytes = weights + hbm_share(activations, l2_bytes) * activations
+    hbm_bytes = weights + hbm_share(activations, gpu.l2_bytes) * activations
     again = float(element_bytes * blocks * (block_m + block_n) * k)
     flops, padded = 2.0 * rows * n * k, 2.0 * blocks * block_m * block_n * k
     cycles = c.tile_cycles + c.tile_cycles_per_k * k * (block_m / 128.0) * (block_n / 128.0)
@@ -70,7 +58,7 @@ def routed_base_terms(
         hbm_bytes_per_s=c.hbm_bytes_per_s,
         hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm,
         l2_bytes=again,
-        l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
+        l2_bytes_per_cycle=c.l2_bytes_per_s / gpu.max_clock_hz,
         sharpness=c.sharpness,
         core_energy_j=c.flop_energy_j * flops + c.padded_flop_energy_j * padded + c.core_byte_energy_j * hbm_bytes,
         hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
@@ -78,7 +66,7 @@ def routed_base_terms(
     )
 
 
-def routed_features(rows: float, distinct: float, n: int, k: int) -> tuple[float, ...]:
+def routed_features(sizes: RoutedSizes) -> tuple[float, ...]:
     """Correction coordinates (log2): experts hit, rows of each, and the product's sides."""
-    hit = max(distinct, 1.0)
-    return (math.log2(hit), math.log2(max(rows / hit, 1.0)), math.log2(n), math.log2(k))
+    hit = max(sizes.distinct, 1.0)
+    return (math.log2(hit), math.log2(max(sizes.rows / hit, 1.0)), math.log2(sizes.n), math.log2(sizes.k))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from hardware.gpu import GpuSpec
 from hardware.laws.grouped import large_share
 from hardware.laws.residency import hbm_share
+from hardware.laws.sizes import ExpertOperands, GemmSizes, GroupedSizes, element_bytes
 from hardware.laws.terms import KernelTerms
 
 # Turning weights into 16 bit as they come in, on the SMs' integer and 16-bit units. Marlin's published kernel (arXiv
@@ -22,16 +24,15 @@ LANES_PER_SM = 128
 ROWS_PER_BLOCK = 64
 
 
-def with_stored_weights(
-    terms: KernelTerms, *, m: int, n: int, k: int, element_bytes: float, weight_bytes: float, turned: bool
-) -> KernelTerms:
-    """``terms`` of ``(m x k) . (k x n)`` whose weights are ``weight_bytes`` in all, scales included.
+def with_stored_weights(terms: KernelTerms, sizes: GemmSizes, *, weight_bytes: float, turned: bool) -> KernelTerms:
+    """``terms`` of one product whose weights are ``weight_bytes`` in all, scales included.
 
-    ``terms`` are those of weights of ``element_bytes``. ``turned``: they are turned into the type that is multiplied,
-    which takes the SMs cycles that tensor cores wait for.
+    ``terms`` are those of weights of the type that is multiplied. ``turned``: the stored ones are turned into it, which
+    takes the SMs cycles that tensor cores wait for.
     """
-    moved = max(terms.hbm_bytes - element_bytes * n * k + weight_bytes, weight_bytes)
-    cycles = turning_cycles(m=m, weights=n * k) / terms.blocks if turned else 0.0
+    weights = sizes.n * sizes.k
+    moved = max(terms.hbm_bytes - element_bytes(sizes.dtype) * weights + weight_bytes, weight_bytes)
+    cycles = turning_cycles(m=sizes.m, weights=weights) / terms.blocks if turned else 0.0
     return replace(
         terms,
         hbm_bytes=moved,
@@ -51,39 +52,26 @@ def turning_cycles(*, m: float, weights: float) -> float:
 
 
 def grouped_with_operands(
-    terms: KernelTerms,
-    *,
-    experts: int,
-    rows: int,
-    distinct: int,
-    n: int,
-    k: int,
-    weight_bytes: float,
-    row_bytes: float,
-    rate_ratio: float,
-    flop_energy_ratio: float,
-    turned: bool,
-    l2_bytes: float,
-    flops_per_cycle_per_sm: float,
+    terms: KernelTerms, sizes: GroupedSizes, operands: ExpertOperands, gpu: GpuSpec, *, flop_energy_ratio: float
 ) -> KernelTerms:
-    """``terms`` of a grouped product of 16-bit operands with others: weights of the experts hit of ``weight_bytes`` in
-    all, activations of ``row_bytes`` a row, multiplied ``rate_ratio`` times as fast.
+    """``terms`` of a grouped product of 16-bit operands with others.
 
     A tile of many rows is bound by tensor cores. One of few rows waits for its operands: it takes as long as its
     weights' bytes, and at least what tensor cores take for its 64 x 128 results.
     """
-    narrower = weight_bytes / (2.0 * distinct * n * k)
-    if large_share(experts=experts, rows=rows, n=n) >= 0.5:
+    rows, n, k, weight_bytes = sizes.rows, sizes.n, sizes.k, operands.weight_bytes
+    rate_ratio = gpu.product_flops_per_s(operands.dtype) / gpu.product_flops_per_s("bf16")
+    if large_share(sizes) >= 0.5:
         share = 1.0 / rate_ratio
     else:
-        least = 2.0 * 64 * 128 * k / (rate_ratio * flops_per_cycle_per_sm)
-        share = min(1.0, max(narrower, least / terms.cycles_per_block))
+        least = 2.0 * 64 * 128 * k / (rate_ratio * gpu.tensor_flops_per_cycle_per_sm("bf16"))
+        share = min(1.0, max(weight_bytes / (2.0 * sizes.weights), least / terms.cycles_per_block))
     cycles = terms.cycles_per_block * share
-    if turned:
-        cycles += turning_cycles(m=rows / max(distinct, 1), weights=distinct * n * k) / terms.blocks
-    activations, activations_wide = row_bytes * rows + 2.0 * rows * n, 2.0 * rows * (n + k)
-    wide = 2.0 * distinct * n * k + hbm_share(activations_wide, l2_bytes) * activations_wide
-    moved = weight_bytes + hbm_share(activations, l2_bytes) * activations
+    if operands.turned:
+        cycles += turning_cycles(m=rows / max(sizes.distinct, 1), weights=sizes.weights) / terms.blocks
+    activations, activations_wide = operands.row_bytes * rows + 2.0 * rows * n, 2.0 * rows * (n + k)
+    wide = 2.0 * sizes.weights + hbm_share(activations_wide, gpu.l2_bytes) * activations_wide
+    moved = weight_bytes + hbm_share(activations, gpu.l2_bytes) * activations
     return replace(
         terms,
         cycles_per_block=cycles,

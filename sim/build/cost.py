@@ -6,31 +6,40 @@ import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from statistics import NormalDist
-from typing import Any, assert_never
+from typing import assert_never
 
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.collective import even_buffer
-from hardware.laws.exchange import Exchange
+from hardware.laws.exchange import RoutedExchange
 from hardware.laws.gemm import wave_part
+from hardware.laws.latent import latent_base_terms
 from hardware.laws.price import (
-    attention_decode_terms,
-    attention_latent_terms,
-    attention_prefill_terms,
     collective_terms,
+    decode_terms,
     elementwise_terms,
     exchange_terms,
     gemm_terms,
     grouped_gemm_terms,
     launched_gemm,
+    prefill_terms,
 )
+from hardware.laws.sizes import ExpertOperands
 from hardware.laws.stored import prefill_with_cache, with_stored_weights
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
 from hardware.scheduling import scheduling
 from sim.build.engine_cost import engine_terms, own_all_reduce, without_engine
+from sim.build.kernel_sizes import (
+    collective_sizes,
+    decode_sizes,
+    gemm_sizes,
+    grouped_sizes,
+    latent_sizes,
+    prefill_sizes,
+)
 from sim.engine.graph import KernelClass
+from sim.scenario.machine import Machine
 from workloads.program import Kernel
 from workloads.storage import Storage
 from workloads.work import (
@@ -64,6 +73,18 @@ class Pricer:
     eager: bool = False
     world: int = 1
     cluster: Cluster | None = None
+
+    @classmethod
+    def of_loops(cls, target: Machine) -> Pricer:
+        """Prices of kernels that are repeated back to back without pauses, as microbenchmarks do."""
+        return cls(
+            profile=target.profile,
+            gpu=target.gpu,
+            gap_s=0.0,
+            in_graph=False,
+            world=target.world,
+            cluster=target.cluster,
+        )
 
     def _part(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` of the part of the kernel that ``work`` is."""
@@ -115,7 +136,7 @@ class Pricer:
         """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
         match work:
             case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None, weights=None):
-                return launched_gemm(self.profile, self.gpu, terms, m=work.m, n=work.n, k=work.k)
+                return launched_gemm(self.profile, self.gpu, terms, gemm_sizes(work))
         return terms
 
     def _of_group(self, work: Work, terms: KernelTerms) -> KernelTerms:
@@ -169,63 +190,22 @@ class Pricer:
             case GemmWork() if work.weights is not None:
                 return with_stored_weights(
                     self.terms(replace(work, weights=None)),
-                    m=work.m,
-                    n=work.n,
-                    k=work.k,
-                    element_bytes=work.dtype.bits / 8,
+                    gemm_sizes(work),
                     weight_bytes=work.weights.bytes_of(work.n, work.k),
                     turned=turned(work.weights, work.dtype),
                 )
             case GemmWork():
-                return gemm_terms(
-                    profile,
-                    gpu,
-                    m=work.m,
-                    n=work.n,
-                    k=work.k,
-                    dtype=work.dtype.value,
-                    out_bytes=work.out_dtype.bytes,
-                    count=work.count,
-                )
+                return gemm_terms(profile, gpu, gemm_sizes(work))
             case AttentionWork() if work.latent:
-                assert work.v_head_dim is not None
-                return attention_latent_terms(
-                    profile,
-                    gpu,
-                    batch=work.batch,
-                    kv_len=work.kv_len,
-                    q_heads=work.q_heads,
-                    cached_dim=work.head_dim,
-                    v_dim=work.v_head_dim,
-                    kv_bytes=work.kv_dtype.bytes,
-                )
+                return latent_base_terms(profile.decode, profile.prefill, latent_sizes(work), gpu)
             case AttentionWork() if work.decode:
-                return attention_decode_terms(
-                    profile,
-                    gpu,
-                    batch=work.batch,
-                    kv_len=work.kv_len,
-                    q_heads=work.q_heads,
-                    kv_heads=work.kv_heads,
-                    head_dim=work.head_dim,
-                    kv_bytes=work.kv_dtype.bytes,
-                )
+                return decode_terms(profile, gpu, decode_sizes(work))
             case AttentionWork() if work.kv_dtype.bytes != 2:
                 cached = 2.0 * work.batch * work.kv_len * work.kv_heads * work.mean_head_dim
                 wide = self.terms(replace(work, kv_dtype=DType.BF16))
                 return prefill_with_cache(wide, elements=cached, element_bytes=work.kv_dtype.bytes)
             case AttentionWork():
-                return attention_prefill_terms(
-                    profile,
-                    gpu,
-                    batch=work.batch,
-                    q_len=work.q_len,
-                    kv_len=work.kv_len,
-                    q_heads=work.q_heads,
-                    kv_heads=work.kv_heads,
-                    head_dim=work.mean_head_dim,
-                    causal=work.causal,
-                )
+                return prefill_terms(profile, gpu, prefill_sizes(work))
             case ElementwiseWork():
                 return elementwise_terms(
                     profile,
@@ -236,49 +216,24 @@ class Pricer:
                     launched_blocks=work.blocks or max(1, work.bytes_moved // 8192),
                 )
             case GroupedGemmWork():
-                return grouped_gemm_terms(
-                    profile,
-                    gpu,
-                    experts=work.experts,
-                    rows=work.rows,
-                    distinct=work.distinct,
-                    tiles128=work.tiles128,
-                    tiles256=work.tiles256,
-                    rows_beyond128=work.rows_beyond128,
-                    n=work.n,
-                    k=work.k,
-                    dtype=work.dtype.value,
-                    **_stored_experts(work),
-                )
+                return grouped_gemm_terms(profile, gpu, grouped_sizes(work), _stored_experts(work))
             case RoutedGemmWork():
                 raise AssertionError("a routed product has its engine's law or becomes a grouped one")
-            case CollectiveWork(exchange=ExchangeSizes() as sizes_of):
-                one = Exchange(
-                    tokens=sizes_of.tokens,
-                    top_k=sizes_of.top_k,
-                    hidden=sizes_of.hidden,
-                    element_bytes=int(sizes_of.dtype.bytes),
-                    kernels=sizes_of.kernels.value,
+            case CollectiveWork(exchange=ExchangeSizes() as exchanged):
+                exchange = RoutedExchange(
+                    tokens=exchanged.tokens,
+                    top_k=exchanged.top_k,
+                    hidden=exchanged.hidden,
+                    element_bytes=int(exchanged.dtype.bytes),
+                    kernels=exchanged.kernels.value,
                 )
                 assert self.cluster is not None, "an exchange lies on nodes"
                 span = self.cluster.span(work.ranks)
-                return exchange_terms(profile, gpu, op=work.op.value, one=one, span=span, max_sms=gpu.sms)
+                return exchange_terms(profile, gpu, op=work.op.value, exchange=exchange, span=span, max_sms=gpu.sms)
             case CollectiveWork():
-                buffer_bytes = work.buffer_bytes
-                if work.sent_bytes is not None and work.received_bytes is not None:
-                    buffer_bytes = max(1, even_buffer(len(work.ranks), work.sent_bytes, work.received_bytes))
-                terms = collective_terms(
-                    profile,
-                    gpu,
-                    op=work.op.value,
-                    world=len(work.ranks),
-                    buffer_bytes=buffer_bytes,
-                    ctas=work.ctas,
-                    in_graph=self.in_graph,
-                    algorithm=work.algorithm.value,
-                    span=self.cluster.span(work.ranks) if self.cluster is not None else None,
-                    in_switch=self.cluster is not None and self.cluster.on_one_switch(work.ranks),
-                )
+                sizes = collective_sizes(work, self.in_graph, self.cluster)
+                in_switch = self.cluster is not None and self.cluster.on_one_switch(work.ranks)
+                terms = collective_terms(profile, gpu, sizes, in_switch=in_switch)
                 return own_all_reduce(work, profile, terms) or terms if engine is not None else terms
         assert_never(work)
 
@@ -288,17 +243,18 @@ def turned(weights: Storage, dtype: DType) -> bool:
     return weights.element != dtype.value and not weights.plain
 
 
-def _stored_experts(work: GroupedGemmWork) -> dict[str, Any]:
-    """Bytes of experts' operands where they are not the 16-bit ones that were measured."""
+def _stored_experts(work: GroupedGemmWork) -> ExpertOperands | None:
+    """Experts' operands where they are not the 16-bit ones that were measured."""
     if work.weights is None and work.dtype.bits == 16:
-        return {}
+        return None
     element = Storage(element=work.dtype.value)
     weights = work.weights or element
-    return {
-        "weight_bytes": float(work.distinct * weights.bytes_of(work.n, work.k)),
-        "row_bytes": element.bytes_of(1, work.k),
-        "turned": turned(weights, work.dtype),
-    }
+    return ExpertOperands(
+        dtype=work.dtype.value,
+        weight_bytes=float(work.distinct * weights.bytes_of(work.n, work.k)),
+        row_bytes=element.bytes_of(1, work.k),
+        turned=turned(weights, work.dtype),
+    )
 
 
 def drawn(kernel: Kernel) -> Kernel:

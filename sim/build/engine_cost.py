@@ -13,10 +13,13 @@ from hardware.laws.engine_price import (
     routed_gemm_terms,
     scaled_gemm_terms,
     stand_in,
+    tile_of,
     unsized_terms,
 )
+from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile
+from sim.build.kernel_sizes import decode_sizes, prefill_sizes
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -46,45 +49,28 @@ def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | No
         case GemmWork() if work.scales is not None:
             return scaled_gemm_terms(laws, gpu, m=work.m, n=work.n, k=work.k, scales=work.scales)
         case AttentionWork() if work.decode:
-            return engine_decode_terms(
-                laws,
-                gpu,
-                batch=work.batch,
-                kv_len=work.kv_len,
-                q_heads=work.q_heads,
-                kv_heads=work.kv_heads,
-                head_dim=work.head_dim,
-                kv_dtype=work.kv_dtype.value,
-            )
+            return engine_decode_terms(laws, gpu, decode_sizes(work), work.kv_dtype.value)
         case AttentionWork():
-            return engine_prefill_terms(
-                laws,
-                profile,
-                gpu,
-                batch=work.batch,
-                q_len=work.q_len,
-                kv_len=work.kv_len,
-                q_heads=work.q_heads,
-                kv_heads=work.kv_heads,
-                head_dim=work.mean_head_dim,
-                causal=work.causal,
-            )
+            return engine_prefill_terms(laws, profile, gpu, prefill_sizes(work))
         case RoutedGemmWork():
-            return routed_gemm_terms(
-                laws,
-                gpu,
-                engine=work.engine,
-                experts=work.experts,
-                inner=work.inner,
-                tokens=work.tokens,
-                rows=work.rows,
-                distinct=work.distinct,
-                tiles=work.tiles,
-                n=work.n,
-                k=work.k,
-                weights=weights_of(work),
-            )
+            return routed_gemm_terms(laws, gpu, _routed_sizes(work, gpu))
     return None
+
+
+def _routed_sizes(work: RoutedGemmWork, gpu: GpuSpec) -> RoutedSizes:
+    """One product of the engine's experts, in the tiles that the engine chooses on ``gpu``."""
+    weight_type = weights_of(work)
+    block_m, block_n = tile_of(work.engine, gpu.id, weight_type, work.experts, work.inner, work.tokens)
+    return RoutedSizes(
+        rows=work.rows,
+        distinct=work.distinct,
+        tiles=dict(work.tiles)[block_m],
+        block_m=block_m,
+        block_n=block_n,
+        n=work.n,
+        k=work.k,
+        weight_type=weight_type,
+    )
 
 
 def weights_of(work: RoutedGemmWork) -> str:

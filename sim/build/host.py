@@ -1,41 +1,57 @@
-"""A serving engine's host where it launches a step kernel by kernel: prompts of more tokens than it captures."""
+"""The host of a stack that launches a step kernel by kernel: long prompts of a serving engine, denoising steps."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import workloads
 from hardware.laws.terms import time_s, wanted_sms
 from sim.build.lower import Classify
-from sim.scenario.layout import layout_of
-from sim.scenario.spec import Scenario
+from sim.scenario.resolved import Resolved
 from workloads.engine import load_engine
-from workloads.program import Program
+from workloads.families.dit_video import STEP
+from workloads.passes import load_passes
+from workloads.program import Program, Segment
 
 
 def engine_issue_s(
-    scenario: Scenario, program: Program, classify: Classify, *, sms: int, clock_hz: float
+    resolved: Resolved, program: Program, classify: Classify, *, sms: int, clock_hz: float
 ) -> float | None:
-    """Seconds a launch where the host of the stack's engine takes longer for a prompt than its kernels do.
+    """Seconds a launch where the host of the stack takes longer for a step than its kernels do.
 
-    None where the GPU is behind: kernels then follow one another as in a graph.
+    The step is a prompt of a serving engine, or a denoising step of a stack that launches kernel by kernel. None where
+    the GPU is behind: kernels then follow one another as in a graph.
     """
-    if scenario.phase != "prefill" or scenario.launch != "graph":
+    scenario, layout = resolved.scenario, resolved.layout
+    stack = workloads.load_stack(scenario.stack)
+    if scenario.launch != "graph":
         return None
-    engine = workloads.load_stack(scenario.stack).engine
-    if engine is None:
+    if stack.passes is not None:
+        step = next(phase for phase in program.ranks[0].phases if phase.name.startswith(STEP))
+        kernels_s, count = _kernels_s(step.segments, classify, sms=sms, clock_hz=clock_hz)
+        launch_s = load_passes(stack.passes).launch_s
+        return launch_s if count * launch_s > kernels_s else None
+    if scenario.phase != "prefill" or stack.engine is None:
         return None
-    pace, layout = load_engine(engine).host, layout_of(scenario)
+    pace = load_engine(stack.engine).host
     tokens = scenario.batch * scenario.seq_len // (layout.dp * layout.micro_batches)
     if tokens <= pace.captured_tokens:
         return None
-    kernels_s, count, layers = 0.0, 0, 0
     segments = program.ranks[0].phases[0].segments
+    kernels_s, count = _kernels_s(segments, classify, sms=sms, clock_hz=clock_hz)
+    layers = sum(segment.repeat for segment in segments if segment.name != "lm_head")
+    experts = resolved.language_model.experts > 0
+    host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
+    return host_s / count if host_s > kernels_s else None
+
+
+def _kernels_s(segments: Sequence[Segment], classify: Classify, *, sms: int, clock_hz: float) -> tuple[float, int]:
+    """Seconds of all kernels of ``segments`` one after the other, their pauses included, and how many they are."""
+    seconds, count = 0.0, 0
     for segment in segments:
         for kernel in segment.kernels:
             priced = classify(kernel)
             alone_s = time_s(priced.terms, sms=wanted_sms(priced.terms, float(sms)), sm_clock_hz=clock_hz)
-            kernels_s += segment.repeat * (alone_s + priced.gap_s)
+            seconds += segment.repeat * (alone_s + priced.gap_s)
         count += segment.repeat * len(segment.kernels)
-        layers += segment.repeat if segment.name != "lm_head" else 0
-    experts = workloads.load_model(scenario.model).experts > 0
-    host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
-    return host_s / count if host_s > kernels_s else None
+    return seconds, count

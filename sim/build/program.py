@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import workloads
-from sim.scenario.layout import layout_of
-from sim.scenario.machine import machine_of
-from sim.scenario.precision import precision_of
+from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
-from sim.scenario.video import Model, video_run
+from sim.scenario.video import video_run
 from workloads.diffusion import DitSpec
 from workloads.families.dit_video import build_video
 from workloads.program import Program
 
 
-def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
-    """The rank programs of ``scenario`` and the tokens they process or produce; see :mod:`sim.shortcuts.knots`."""
+def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
+    """The rank programs of a scenario and the tokens they process or produce.
+
+    ``sms_per_cta``: SMs that a block of a collective holds. ``contexts`` are those of the decode steps of a generation,
+    where some stand for others of nearly equal context (:mod:`sim.shortcuts.context_buckets`).
+    """
+    scenario, model, layout = resolved.scenario, resolved.model, resolved.layout
     if isinstance(model, DitSpec):
         run = video_run(scenario, model)
         return build_video(run), run.videos * run.tokens
-    layout = layout_of(scenario)
     options = workloads.Options(
         layers=scenario.layers,
         lm_head=scenario.lm_head,
         dtype=workloads.DType(scenario.dtype),
-        precision=precision_of(scenario, model),
+        precision=resolved.precision,
         stack=scenario.stack,
         routing=routing_of(scenario),
         tokens_per_ep_rank=scenario.tokens_per_ep_rank,
@@ -35,7 +37,7 @@ def build(scenario: Scenario, model: Model, contexts: Sequence[int] | None = Non
         sm_margin=scenario.sm_margin,
         all_reduce=workloads.AllReduce(scenario.all_reduce),
         images=scenario.images,
-        sms_per_cta=machine_of(scenario).profile.sharing.sms_per_cta,
+        sms_per_cta=sms_per_cta,
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}
     own_batches = layout.own_batches

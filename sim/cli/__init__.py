@@ -53,13 +53,13 @@ class _Lazy(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; what click would end in its own way (a closed pipe in silence, an early end as Ctrl-C) is told."""
+        """Run; what click would end in its own way (a closed pipe in silence, an early end as Ctrl-C) is reported."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except OSError as error:
-            raise click.ClickException(_told(error)) from None
+            raise click.ClickException(_message(error)) from None
         except EOFError as error:
             raise click.ClickException(f"a file ends too early: {error}") from None
 
@@ -107,14 +107,14 @@ def main(argv: list[str] | None = None) -> None:
         cause = error.__cause__ if isinstance(error, click.Abort) else error  # click wraps what it was
         _end("interrupted", cause.exit_code if isinstance(cause, Stopped) else 130)
     except OSError as error:  # of the help, say
-        _end(_told(error), 2)
+        _end(_message(error), 2)
     except Exception as error:
         if not _ours(error):
             raise
         _end(str(error), 2)
 
 
-def _told(error: OSError) -> str:
+def _message(error: OSError) -> str:
     """What could not be read or written. Errors of writing to standard output name no file."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:

@@ -47,18 +47,22 @@ def stoppable() -> Iterator[None]:
         return
 
     def stop(number: int, _: Any) -> None:
-        for one in taken:
-            signal.signal(one, signal.SIG_IGN)
+        for signal_number in taken:
+            signal.signal(signal_number, signal.SIG_IGN)
         raise Stopped(number)
 
-    taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
-    for one in taken:
-        signal.signal(one, stop)
+    taken = [
+        signal_number
+        for signal_number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(signal_number) is signal.SIG_DFL
+    ]
+    for signal_number in taken:
+        signal.signal(signal_number, stop)
     try:
         yield
     finally:
-        for one in taken:
-            signal.signal(one, signal.SIG_DFL)
+        for signal_number in taken:
+            signal.signal(signal_number, signal.SIG_DFL)
 
 
 class Rested(Protocol):

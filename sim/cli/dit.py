@@ -25,6 +25,9 @@ GUIDANCES = ("none", "batch", "sequential", "parallel")
 @click.option(
     "--reuse", multiple=True, help="steps:1-10,13, rate:SHARE or metric:FILE.csv,COLUMN,THRESHOLD (repeatable)"
 )
+@click.option(
+    "--stack", default="reference-torch", show_default=True, help="fused kernels, or diffusers: those of its modules"
+)
 @click.option("--ignore-memory", is_flag=True, help="simulate even what does not fit in GPU memory")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.pass_context

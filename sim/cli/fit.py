@@ -120,9 +120,9 @@ def _print(result: dict[str, Any]) -> None:
         form.add_column(name, justify="left" if name in ("coefficient", "meaning", "unit") else "right")
     for name, prefill in result["parameters"]["prefill"].items():
         cells = []
-        for one in (prefill, result["parameters"]["decode"][name]):
-            error = one["standard_error"]
-            cells += [f"{one['value']:.3g}", "-" if error is None else f"{error:.1g}"]
+        for parameters in (prefill, result["parameters"]["decode"][name]):
+            error = parameters["standard_error"]
+            cells += [f"{parameters['value']:.3g}", "-" if error is None else f"{error:.1g}"]
         form.add_row(name, prefill["meaning"], prefill["unit"], *cells)
     console.print(form)
     title = f"Choice of layout on scenarios not sampled ({result['scenarios']} in all, 95 % intervals)"

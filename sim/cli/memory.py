@@ -13,7 +13,7 @@ from sim.cli.paths import INPUT, PathCommand
 
 if TYPE_CHECKING:
     from sim.scenario.memory import MemoryUse
-    from sim.scenario.spec import Scenario
+    from sim.scenario.resolved import Resolved
 
 
 @click.command("memory", cls=PathCommand)
@@ -25,20 +25,20 @@ def command(file: Path | None, as_json: bool, **fields: Any) -> None:
 
     Nothing is simulated. Given as flags, as a FILE (.toml, .json), as a MODEL, or several (flags win).
     """
-    import workloads
     from hardware.catalog import load_gpu
     from sim.scenario.memory import check_layout, memory_use, smallest_layout
+    from sim.scenario.resolved import resolve_scenario
 
     scenario = named_scenario(file, fields)
     if scenario.phase == "denoise":
         raise click.UsageError("--phase denoise: 'wattline dit' prints the memory of a diffusion transformer")
-    model, gpu = workloads.load_model(scenario.model), load_gpu(scenario.gpu)
-    check_layout(scenario, model)
-    use = memory_use(scenario)
-    smallest = smallest_layout(scenario.model_copy(update={"tp": 1, "pp": 1}), model, gpu)
+    resolved, gpu = resolve_scenario(scenario), load_gpu(scenario.gpu)
+    check_layout(resolved)
+    use = memory_use(resolved)
+    smallest = smallest_layout(resolved.of(scenario.model_copy(update={"tp": 1, "pp": 1})), gpu)
     if as_json:
         document = {
-            "model": model.id,
+            "model": resolved.model.id,
             "gpu": gpu.id,
             "scenario": scenario.model_dump(),
             "fits": use.room_bytes >= 0,
@@ -47,18 +47,17 @@ def command(file: Path | None, as_json: bool, **fields: Any) -> None:
         }
         click.echo(json.dumps(document, allow_nan=False))
         return
-    _print(scenario, model.id, use, smallest)
+    _print(resolved, use, smallest)
 
 
-def _print(scenario: Scenario, model: str, use: MemoryUse, smallest: str | None) -> None:
+def _print(resolved: Resolved, use: MemoryUse, smallest: str | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from sim.cli.console import wide_console
     from sim.output.console import visible
-    from sim.scenario.precision import precision_of
 
-    need = use.need
+    scenario, need = resolved.scenario, use.need
     rows = {
         "weights": need.weight_bytes,
         "KV cache": need.kv_bytes,
@@ -66,10 +65,8 @@ def _print(scenario: Scenario, model: str, use: MemoryUse, smallest: str | None)
         "gradients and optimiser": need.gradient_bytes,
         "left": use.room_bytes,
     }
-    title = f"{model} {scenario.phase}, batch {scenario.batch}, {scenario.seq_len} tokens, "
-    title += (
-        f"{precision_of(scenario).words()}, {scenario.world} x {Path(scenario.gpu).name}: memory of the fullest GPU"
-    )
+    title = f"{resolved.model.id} {scenario.phase}, batch {scenario.batch}, {scenario.seq_len} tokens, "
+    title += f"{resolved.precision.words()}, {scenario.world} x {Path(scenario.gpu).name}: memory of the fullest GPU"
     table = Table()
     table.add_column("what")
     table.add_column("GB", justify="right")

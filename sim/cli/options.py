@@ -11,13 +11,13 @@ from typing import Any, Literal
 import click
 from pydantic.fields import FieldInfo
 
-from sim.scenario.spec import Scenario, Table
+from sim.scenario.spec import FieldTable, Scenario
 from workloads.storage import ALIASES
 
 Decorated = Callable[..., Any]
 
 
-def table_options(table: type[Table]) -> Callable[[Decorated], Decorated]:
+def table_options(table: type[FieldTable]) -> Callable[[Decorated], Decorated]:
     """Add one flag a field of ``table``; a flag not given is None in the keyword arguments."""
 
     def add(function: Decorated) -> Decorated:

@@ -98,10 +98,10 @@ class Outputs:
     def write(self, run: Timeline) -> dict[str, str]:
         """Write all of them; returns the paths by name."""
         if self.trace is not None:
-            from sim.result.trace import Cut, write_timeline
+            from sim.result.trace import TraceWindow, write_timeline
 
-            cut = Cut(window_ms=self.window, counter_ms=self.counter_ms)
-            write_timeline(run, self.trace, layout=self.trace_layout, cut=cut)
+            part = TraceWindow(window_ms=self.window, counter_ms=self.counter_ms)
+            write_timeline(run, self.trace, layout=self.trace_layout, part=part)
         if self.kernels is not None:
             from sim.output.files import write_table
 

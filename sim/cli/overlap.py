@@ -13,7 +13,7 @@ import click
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
 
 if TYPE_CHECKING:
-    from sim.explore.overlap import LeftOut, OverlapPoint
+    from sim.explore.overlap import OverlapPoint, RefusedSchedule
 
 TRANSFORMS = ("chunks", "ring_exchange", "tile_signal", "two_batch", "bulk")
 
@@ -126,7 +126,10 @@ def command(
         write_plot(points, plot)
     if as_json:
         rows = json.loads(table(points).to_json(orient="records"))
-        skipped = [{"scenario": one.scenario.model_dump(exclude_none=True), "reason": one.reason} for one in left_out]
+        skipped = [
+            {"scenario": refused.scenario.model_dump(exclude_none=True), "reason": refused.reason}
+            for refused in left_out
+        ]
         document = {"advice": advice(points, default), "points": rows, "left_out": skipped}
         click.echo(json.dumps(document, allow_nan=False))
         return
@@ -135,7 +138,7 @@ def command(
     console.print(advice(points, default))
 
 
-def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console: Any) -> None:
+def _print(points: Sequence[OverlapPoint], left_out: Sequence[RefusedSchedule], console: Any) -> None:
     from rich.table import Table
 
     from sim.cli.console import print_reasons
@@ -164,6 +167,6 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[LeftOut], console:
         )
     console.print(shown)
     print_reasons(points, console)
-    for reason in dict.fromkeys(one.reason for one in left_out):
-        count = sum(one.reason == reason for one in left_out)
+    for reason in dict.fromkeys(refused.reason for refused in left_out):
+        count = sum(refused.reason == reason for refused in left_out)
         console.print(f"{count} schedule{'s' if count > 1 else ''} left out: {reason}")

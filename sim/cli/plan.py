@@ -70,7 +70,7 @@ def command(
     if csv is not None:
         import pandas as pd
 
-        write_atomically(csv, to_csv(pd.DataFrame([one.row() for one in found])))
+        write_atomically(csv, to_csv(pd.DataFrame([candidate.row() for candidate in found])))
     if plot is not None:
         write_front(found, plot)
     written = write_launch(found[0], launch) if launch is not None else []
@@ -123,12 +123,12 @@ def _print(question: Question, found: Sequence[Deployment], served: Confirmed) -
     priced = best.cost_per_million_tokens is not None
     for name in (*columns, *(["cost/Mtoken"] if priced else []), "binds"):
         table.add_column(name, justify="left" if name in ("deployment", "mode", "binds") else "right")
-    for one in found:
-        cost = one.cost_per_million_tokens
+    for plan in found:
+        cost = plan.cost_per_million_tokens
         table.add_row(
-            one.label, one.mode, f"{one.tokens_per_s_per_gpu:,.0f}", f"{1.0 / one.tpot_s:,.0f}",
-            f"{one.ttft_s * 1e3:,.0f}", f"{one.tpot_within_s * 1e3:,.1f}", f"{one.energy_j_per_token:.3g}",
-            f"{one.power_w_per_gpu:.0f}", *([f"{cost:.3g}"] if priced and cost is not None else []), one.binds,
+            plan.label, plan.mode, f"{plan.tokens_per_s_per_gpu:,.0f}", f"{1.0 / plan.tpot_s:,.0f}",
+            f"{plan.ttft_s * 1e3:,.0f}", f"{plan.tpot_within_s * 1e3:,.1f}", f"{plan.energy_j_per_token:.3g}",
+            f"{plan.power_w_per_gpu:.0f}", *([f"{cost:.3g}"] if priced and cost is not None else []), plan.binds,
         )  # fmt: skip
     console.print(table)
     for place, summary in served.items():

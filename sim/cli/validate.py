@@ -75,7 +75,7 @@ def command(
         write_plot(rows, plot)
     if as_json:
         document = {"groups": _plain(groups.to_dict("records")), "rows": [row.as_json() for row in rows]}
-        document["orderings"] = [asdict(one) for one in orderings(rows)]
+        document["orderings"] = [asdict(ordering) for ordering in orderings(rows)]
         click.echo(json.dumps(document, allow_nan=False))
         return
     console = wide_console()

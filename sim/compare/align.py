@@ -24,9 +24,9 @@ def align(real: Sequence[StepKernel], predicted: Sequence[StepKernel]) -> tuple[
     """
     pairs: Pairs = []
     worth = 0.0
-    for talks in (False, True):
+    for communication in (False, True):
         ours, theirs = (
-            [at for at, kernel in enumerate(side) if (kernel.cls == COMMUNICATION) == talks]
+            [at for at, kernel in enumerate(side) if (kernel.cls == COMMUNICATION) == communication]
             for side in (real, predicted)
         )
         found, value = _best([real[at] for at in ours], [predicted[at] for at in theirs])

@@ -90,7 +90,12 @@ class Comparison:
     def all_paired(self, cls: str) -> bool:
         """Whether nothing of a class that takes time is left over on either side."""
         alone = [pair for pair in self.pairs if pair.real is None or pair.predicted is None]
-        kernels = [one for pair in alone for one in (pair.real, pair.predicted) if one is not None and one.cls == cls]
+        kernels = [
+            kernel
+            for pair in alone
+            for kernel in (pair.real, pair.predicted)
+            if kernel is not None and kernel.cls == cls
+        ]
         return sum(kernel.counted_us for kernel in kernels) <= 0.01 * self.real.step_us
 
     def worst(self) -> Line:
@@ -187,7 +192,7 @@ def _paired(real: Side, predicted: Side, places: Pairs) -> list[Pair]:
         else:
             place = behind if behind else kernel.start_us * scale
             keyed.append((place, 1, Pair(real=None, predicted=kernel, layer=kernel.layer)))
-    keyed.sort(key=lambda one: one[:2])
+    keyed.sort(key=lambda entry: entry[:2])
     layer, pairs = "", []
     for _, _, pair in keyed:
         layer = pair.layer or layer
@@ -213,7 +218,7 @@ def _lines(real: Side, predicted: Side, pairs: Sequence[Pair]) -> list[Line]:
             Line(
                 kernel=name,
                 cls=first.cls,
-                real_names=tuple(sorted(times, key=lambda one: -times[one])),
+                real_names=tuple(sorted(times, key=lambda name: -times[name])),
                 real_count=sum(pair.real is not None for pair in members),
                 predicted_count=sum(pair.predicted is not None for pair in members),
                 real_us=sum(pair.real_us for pair in members),

@@ -1,4 +1,4 @@
-"""What a kernel does in a layer, told by its name, on either side: real engines' names and this simulator's."""
+"""What a kernel does in a layer, by its name, on either side: real engines' names and this simulator's."""
 
 from __future__ import annotations
 

@@ -88,13 +88,13 @@ def real_side(capture: Capture, classes: Classes, step: TraceStep) -> Side:
         if category[at] == Category.MEMSET:
             waiting.append(at)
             continue
-        clears = [one for one in waiting if stream[one] == stream[at]]
-        waiting = [one for one in waiting if stream[one] != stream[at]]
+        clears = [row for row in waiting if stream[row] == stream[at]]
+        waiting = [row for row in waiting if stream[row] != stream[at]]
         group = [*clears, at] if label == "gemm" else [at]
-        groups += [[one] for one in clears if label != "gemm"]
+        groups += [[row] for row in clears if label != "gemm"]
         groups.append(group)
         last[stream[at]] = group
-    groups += [[one] for one in waiting]
+    groups += [[row] for row in waiting]
     kernels = []
     for group in groups:
         main = max(group, key=lambda at: end[at] - start[at])

@@ -2,7 +2,7 @@
 
 Who gets which SMs, copy engines and shares of bandwidth is decided by the resources (:mod:`sim.engine.resources`). The
 driver (:mod:`sim.engine.driver`) calls :meth:`Core.submit` when a kernel's turn has come, SimPy calls
-:meth:`Core.begin` when its request is granted, and the driver :meth:`Core.settle` once at the end of every instant in
+:meth:`Core.begin` when its request is granted, and the driver :meth:`Core.update` once at the end of every instant in
 which something changed and :meth:`Core.due` when an armed moment arrives. Time is an integer number of picoseconds;
 work left is a fraction of the kernel.
 """
@@ -24,8 +24,8 @@ from sim.engine.state import Driver, Entry, Flow, Gpu
 from sim.engine.ties import common_paces, tied_together
 from sim.errors import DeadlockError, LivelockError
 
-# More settles than this in one instant means that time stands still.
-SETTLES_PER_INSTANT = 64
+# More updates than this in one instant means that time stands still.
+UPDATES_PER_INSTANT = 64
 
 
 class Core:
@@ -54,8 +54,8 @@ class Core:
         self._moves = [(c.terms.hbm_bytes > 0.0, c.terms.link_bytes > 0.0) for c in graph.classes]
         self._grids = [models[0].grid(class_id) for class_id in range(len(graph.classes))]
         self._alike = False
-        self._settled_ps = -1
-        self._settles = 0
+        self._updated_ps = -1
+        self._updates = 0
 
     def start(self, driver: Driver) -> None:
         """Attach the driver, whose resources the GPUs have by now, and put every GPU on its idle power."""
@@ -125,20 +125,20 @@ class Core:
                 self._complete(flow, now_ps)
 
     def touch(self, gpu_index: int) -> None:
-        """Something changed on a GPU: settle at the end of this instant."""
-        if not self._dirty:  # a dirty GPU means that a settle is on its way
+        """Something changed on a GPU: update at the end of this instant."""
+        if not self._dirty:  # a dirty GPU means that an update is on its way
             assert self.driver is not None
-            self.driver.want_settle()
+            self.driver.request_update()
         self._dirty.add(gpu_index)
 
-    def settle(self, now_ps: int) -> None:
+    def update(self, now_ps: int) -> None:
         """Resolve everything that changed in this instant: clocks, rates, power."""
-        if now_ps == self._settled_ps:
-            self._settles += 1
-            if self._settles > SETTLES_PER_INSTANT:
-                raise LivelockError(f"time stands still at {now_ps} ps after {self._settles} settles")
+        if now_ps == self._updated_ps:
+            self._updates += 1
+            if self._updates > UPDATES_PER_INSTANT:
+                raise LivelockError(f"time stands still at {now_ps} ps after {self._updates} updates")
         else:
-            self._settled_ps, self._settles = now_ps, 0
+            self._updated_ps, self._updates = now_ps, 0
         dirty = self._dirty
         group = sorted(dirty if len(dirty) == len(self.gpus) else tied_together(self.gpus, dirty))
         dirty.clear()

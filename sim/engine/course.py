@@ -8,7 +8,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 from sim.engine.resources.grid import Grid
-from sim.engine.resources.tiles import Turns, fetch
+from sim.engine.resources.tiles import TileRounds, fetch
 
 Opening = tuple[int, int]  # at which moment (ps) so many SMs are there for a kernel
 
@@ -46,7 +46,7 @@ def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
         first = 0
         for since_ps, slots in openings[:admitted]:
             owned.append((first, own_rounds(grid, first)))
-            turns.append(Turns(ready=(since_ps - begin_ps) / round_ps + owned[-1][1], slots=slots))
+            turns.append(TileRounds(ready=(since_ps - begin_ps) / round_ps + owned[-1][1], slots=slots))
             first += slots
         fetch(turns, fetched)
         stints = [
@@ -72,7 +72,7 @@ def rounds_alone(grid: Grid, sms: int) -> float:
     return course(grid, [(0, sms)], 1.0).end_ps
 
 
-def _busy(grid: Grid, turn: Turns, owned: tuple[int, int]) -> int:
+def _busy(grid: Grid, turn: TileRounds, owned: tuple[int, int]) -> int:
     """Blocks that have a tile in the last round of those that started together."""
     first, rounds = owned
     slots = int(turn.slots)

@@ -13,7 +13,7 @@ from simpy.events import NORMAL, Event, Timeout
 
 from sim.engine.core import Core
 from sim.engine.record import Recorder
-from sim.engine.resources.arbitration import GOVERNOR, SETTLE, Moment, Rounds
+from sim.engine.resources.arbitration import GOVERNOR, UPDATE, Moment, Rounds
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
@@ -74,7 +74,7 @@ class Engine:
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
         self._ready: set[int] = set()  # kernels whose turn has come before their predecessors have ended
         self._governor = governor
-        self._settle_pending = False
+        self._update_pending = False
         self._last_ps = 0
 
     @property
@@ -101,7 +101,7 @@ class Engine:
             while core.left:
                 step()
         except EmptySchedule:
-            core.settle(self._last_ps)  # names what is stuck
+            core.update(self._last_ps)  # names what is stuck
         finally:
             if collecting:
                 gc.enable()
@@ -162,11 +162,11 @@ class Engine:
                     ready.remove(successor)
                     self._turn(successor)
 
-    def want_settle(self) -> None:
-        """Settle once, after everything else of this instant."""
-        if not self._settle_pending:
-            self._settle_pending = True
-            Moment(self.env, [self._on_settle], SETTLE)
+    def request_update(self) -> None:
+        """Update once, after everything else of this instant."""
+        if not self._update_pending:
+            self._update_pending = True
+            Moment(self.env, [self._on_update], UPDATE)
 
     def _on_due(self, event: Due) -> None:
         self.core.due(event.flows, self.env._now)
@@ -175,6 +175,6 @@ class Engine:
         self.core.scheduled -= 1
         self.core.submit(event.op, self.env._now)
 
-    def _on_settle(self, _: Event) -> None:
-        self._settle_pending = False
-        self.core.settle(self.env._now)
+    def _on_update(self, _: Event) -> None:
+        self._update_pending = False
+        self.core.update(self.env._now)

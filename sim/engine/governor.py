@@ -66,7 +66,7 @@ class _Loop:
             self.target_w += (limit_w - power_w) * limits.middle_gain_per_s * limits.tick_s
             self.target_w = min(max(self.target_w, 0.0), limits.fast_limit_w)
 
-    def calm(self, power_w: float) -> bool:
+    def is_steady(self, power_w: float) -> bool:
         """True when any time at ``power_w`` leaves every limiter where it is: at rest, and below all limits."""
         limits = self.limits
         assert self.mean_w is not None
@@ -86,7 +86,7 @@ class _Loop:
         return most_w <= (self.limits.slow_limit_w - power_w) * len(over_w)
 
     def rest(self, power_w: float, ticks: int) -> None:
-        """``ticks`` calm ticks at ``power_w`` in one go."""
+        """``ticks`` steady ticks at ``power_w`` in one go."""
         assert self.mean_w is not None
         self.mean_w += (power_w - self.mean_w) * -math.expm1(-ticks * self.limits.tick_s / self.limits.middle_time_s)
         window = len(self.seen_w)
@@ -142,12 +142,12 @@ class Limiter:
                 loop.step(joules / self.limits.tick_s)
         return self.targets_w()
 
-    def calm(self, power_w: float) -> bool:
+    def is_steady(self, power_w: float) -> bool:
         """True when GPUs at ``power_w`` each, however long, move no limiter."""
-        return math.isinf(self.limits.fast_limit_w) or all(loop.calm(power_w) for loop in self.loops)
+        return math.isinf(self.limits.fast_limit_w) or all(loop.is_steady(power_w) for loop in self.loops)
 
     def rest(self, power_w: float, ticks: int) -> None:
-        """``ticks`` calm ticks at ``power_w`` a GPU, as so many calls of :meth:`step` would leave the limiters."""
+        """``ticks`` steady ticks at ``power_w`` a GPU, as so many calls of :meth:`step` would leave the limiters."""
         for loop in self.loops:
             loop.rest(power_w, ticks)
 

@@ -25,7 +25,7 @@ from sim.engine.record import Recorder
 from sim.engine.resources.arbitration import Arbitrated, Moment
 from sim.engine.resources.grid import Grid
 from sim.engine.resources.sm_pool import Blocks, Return
-from sim.engine.resources.tiles import Part, Split
+from sim.engine.resources.tiles import BlockRequest, Split
 from sim.engine.running import GpuModel
 from sim.engine.state import Driver
 from sim.errors import DeadlockError
@@ -46,7 +46,7 @@ class HostCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Record:
+class RecordedKernels:
     """What a trace says of each kernel of a graph; times in picoseconds.
 
     A kernel begins ``pause_ps`` after what it waits for, no earlier than the host has launched it: at ``launch_ps``,
@@ -105,7 +105,7 @@ class Dealt(Split):
         self.started: list[RecordedBlocks] = []
         self.exit_ps = math.inf  # when the first blocks leave
 
-    def join(self, part: Part, now_ps: int) -> None:
+    def join(self, part: BlockRequest, now_ps: int) -> None:
         """Blocks start: from now on they do their share of the tiles."""
         assert isinstance(part, RecordedBlocks)
         slots = int(part.sms)
@@ -139,7 +139,7 @@ class Dealt(Split):
         at = bisect_left(times_ps, True, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps >= end_ps)
         return float(times_ps[min(at, len(times_ps) - 1)])
 
-    def ended(self, _: Part) -> bool:
+    def ended(self, _: BlockRequest) -> bool:
         """Take in blocks that have ended; True of the last ones."""
         self.parts -= 1
         return not self.parts
@@ -189,7 +189,7 @@ class Ended(Moment):
 class RecordedCore(Core):
     """One run over kernels of recorded durations; starts, ends and rounds of each are what it leaves behind."""
 
-    def __init__(self, graph: KernelGraph, grids: Sequence[Grid], record: Record, sms: int) -> None:
+    def __init__(self, graph: KernelGraph, grids: Sequence[Grid], record: RecordedKernels, sms: int) -> None:
         model = FluidModel(bare_gpu(sms), graph.classes, [])
         super().__init__(graph, [model] * graph.gpus, [0.0] * graph.gpus)
         self._grids = list(grids)
@@ -319,7 +319,7 @@ class RecordedCore(Core):
     def touch(self, gpu_index: int) -> None:
         """Who holds which SMs changes no pace here."""
 
-    def settle(self, now_ps: int) -> None:  # noqa: ARG002 - as every core's
+    def update(self, now_ps: int) -> None:  # noqa: ARG002 - as every core's
         """Called when nothing can go on."""
         arrived = {number: [self.graph.op_gpu[op] for op in ops] for number, ops in self._arrived.items()}
         raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))

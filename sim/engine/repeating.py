@@ -3,8 +3,8 @@
 The fast limit and the middle limiter act as :class:`sim.engine.governor.Limiter` has them act, but a repetition is cut
 into a whole number of ticks, so that equal repetitions meet equal ticks. The slow limiter is not followed through its
 dips, which need not meet a repetition twice at the same place: what they come to over many windows is a clock that no
-kernel passes (:class:`sim.engine.running.Held`); :mod:`sim.run.periodic` looks for the one at which the mean power is
-within the slow limit. In a repetition longer than the slow limiter's window some windows are hotter than that mean:
+kernel passes (:class:`sim.engine.running.HeldClock`); :mod:`sim.run.periodic` looks for the one at which the mean power
+is within the slow limit. In a repetition longer than the slow limiter's window some windows are hotter than that mean:
 while they are above the limit the middle limit falls, and rises again after them, as the dips have it on average.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from hardware.clock import ClockLimits
 from sim.engine.governor import TARGET_STEP_W
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 
-# Ticks of a short repetition at least: its stretches of different power must be told apart.
+# Ticks of a short repetition at least: its stretches of different power must be distinguished.
 LEAST_TICKS = 12
 # Looks of the slow limiter in its window.
 WINDOW_LOOKS = 16
@@ -40,12 +40,14 @@ class SteadyLoop:
 class SteadyLimiter:
     """The limiters of all GPUs over repetitions of about ``length_s``; keeps its state from one to the next."""
 
-    def __init__(self, limits: ClockLimits, held: Sequence[Held], mean_w: Sequence[float], length_s: float) -> None:
+    def __init__(
+        self, limits: ClockLimits, held: Sequence[HeldClock], mean_w: Sequence[float], length_s: float
+    ) -> None:
         self.limits = limits
         self.ticks = max(LEAST_TICKS, math.ceil(length_s / limits.tick_s))
         self.loops = [
-            SteadyLoop(clock_hz=one.clock_hz, mean_w=min(power, limits.middle_limit_w), target_w=limits.fast_limit_w)
-            for one, power in zip(held, mean_w, strict=True)
+            SteadyLoop(clock_hz=clock.clock_hz, mean_w=min(power, limits.middle_limit_w), target_w=limits.fast_limit_w)
+            for clock, power in zip(held, mean_w, strict=True)
         ]
         self.ticked = 0
         self._cut(length_s)
@@ -69,16 +71,16 @@ class SteadyLimiter:
         """Before a repetition: nothing was idle."""
         self.ticked = 0
 
-    def targets(self) -> list[Held]:
+    def targets(self) -> list[HeldClock]:
         """Where each GPU is held now."""
-        return [Held(loop.clock_hz, self._power_w(loop)) for loop in self.loops]
+        return [HeldClock(loop.clock_hz, self._power_w(loop)) for loop in self.loops]
 
     def _power_w(self, loop: SteadyLoop) -> float:
         if loop.target_w >= self.limits.fast_limit_w:
             return self.limits.fast_limit_w
         return math.floor(loop.target_w / TARGET_STEP_W) * TARGET_STEP_W
 
-    def step(self, energy_j: Sequence[float]) -> list[Held]:
+    def step(self, energy_j: Sequence[float]) -> list[HeldClock]:
         """One tick, after which the GPUs burnt ``energy_j`` since the last one; returns where each is held then."""
         self._step([joules / (self.tick_ps * 1e-12) for joules in energy_j])
         return self.targets()

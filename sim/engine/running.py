@@ -39,7 +39,7 @@ class GpuModel:
     voltage_scale: Callable[[float], float]
 
 
-class Held(NamedTuple):
+class HeldClock(NamedTuple):
     """Where settled limiters hold a GPU: at one clock, whatever runs, but never above the fast limit's power.
 
     In a profiler trace of a capped step (records/h100-sxm-80gb/traces, Llama-3-70B, 3000 tokens) kernels that draw
@@ -51,13 +51,13 @@ class Held(NamedTuple):
     power_w: float
 
 
-Target = float | Held  # instantaneous power (W) that the clock yields to, or where settled limiters hold it
+Target = float | HeldClock  # instantaneous power (W) that the clock yields to, or where settled limiters hold it
 
 
 def bounds(target: Target, max_clock_hz: float) -> tuple[float, float]:
     """The power limit (W) and the highest clock (Hz) that ``target`` stands for."""
     match target:
-        case Held():
+        case HeldClock():
             return target.power_w, target.clock_hz
         case _:
             return target, max_clock_hz

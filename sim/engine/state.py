@@ -26,8 +26,8 @@ class Driver(Protocol):
     def finished(self, op: int) -> None:
         """The kernel is done: its queue may go on, its successors lose one predecessor."""
 
-    def want_settle(self) -> None:
-        """Call ``core.settle(now)`` at the end of this instant."""
+    def request_update(self) -> None:
+        """Call ``core.update(now)`` at the end of this instant."""
 
 
 class Flow:

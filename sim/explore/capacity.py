@@ -59,7 +59,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
+class _DegreeSearch:
     """The servers of one tensor-parallel degree; ``why`` says what stopped the search where none is good."""
 
     spec: ServeSpec
@@ -98,7 +98,7 @@ class _Search:
         return self.tp, good, ""
 
 
-def _search(tasks: Sequence[_Search]) -> list[tuple[int, list[Server], str]]:
+def _search(tasks: Sequence[_DegreeSearch]) -> list[tuple[int, list[Server], str]]:
     """What a worker does."""
     return [task.run() for task in tasks]
 
@@ -122,7 +122,7 @@ def capacity(
     if spec.concurrency is not None:
         raise SimError(f"concurrency = {spec.concurrency}: a closed loop waits for its server, plan for a rate")
     degrees = [tp for tp in (1, 2, 4, 8) if tp <= max_gpus]
-    tasks = [[_Search(spec=spec, tp=tp, max_gpus=max_gpus, within=within)] for tp in degrees]
+    tasks = [[_DegreeSearch(spec=spec, tp=tp, max_gpus=max_gpus, within=within)] for tp in degrees]
     found: dict[int, list[Server]] = {}
     why: dict[int, str] = {}
     for results in _mapped(_search, tasks, pool):

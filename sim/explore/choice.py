@@ -15,7 +15,7 @@ import pandas as pd
 from sim.errors import SimError
 from sim.explore.conditions import Condition
 from sim.explore.pareto import front
-from sim.scenario.spec import Scenario, Table
+from sim.scenario.spec import FieldTable, Scenario
 
 J_PER_KWH = 3.6e6
 S_PER_HOUR = 3600.0
@@ -112,9 +112,9 @@ def eligible(table: pd.DataFrame, where: Sequence[str], objectives: Sequence[Obj
         records = needed.where(needed.notna(), None).to_dict(orient="records")
         kept = kept[[condition.holds({str(k): v for k, v in row.items()}) for row in records]]
     if kept.empty:
-        told = f" that meets {' and '.join(repr(w) for w in where)}" if where else ""
+        filters = f" that meets {' and '.join(repr(w) for w in where)}" if where else ""
         raise SimError(
-            f"no row of {len(table)}{told}: {int(table['error'].notna().sum())} failed; loosen the conditions"
+            f"no row of {len(table)}{filters}: {int(table['error'].notna().sum())} failed; loosen the conditions"
         )
     return kept
 
@@ -172,7 +172,7 @@ def scenario_of(row: pd.Series[Any]) -> Scenario:
     return Scenario.of(**fields)
 
 
-def command_of(scenario: Table, command: str = "simulate") -> str:
+def command_of(scenario: FieldTable, command: str = "simulate") -> str:
     """The shell command that simulates ``scenario``, or does ``command`` with it.
 
     >>> command_of(Scenario.of(model="llama3-8b", batch=4, lm_head=False, power_cap_w=500))

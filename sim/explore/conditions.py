@@ -11,7 +11,7 @@ from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, InvalidExpression
 
-from inputs.texts import cut
+from inputs.texts import truncated
 from sim.errors import SimError
 
 FITS = "fits in memory"
@@ -38,15 +38,15 @@ class Condition:
     def parse(cls, text: str, *, known: Collection[str]) -> Condition:
         """The condition ``text`` over columns among ``known``; :class:`SimError` says what is wrong with it."""
         if len(text) > LENGTH_LIMIT:
-            raise SimError(f"condition '{cut(text, 60)}': {len(text):,} characters, give at most {LENGTH_LIMIT}")
+            raise SimError(f"condition '{truncated(text, 60)}': {len(text):,} characters, give at most {LENGTH_LIMIT}")
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else "nested too deeply, or a number too long"
-            told = f"{why} (write it like \"tp * pp <= 8\" or '{FITS}')"
-            raise SimError(f"condition '{cut(text, 100)}': {told}") from None
+            reason = f"{why} (write it like \"tp * pp <= 8\" or '{FITS}')"
+            raise SimError(f"condition '{truncated(text, 100)}': {reason}") from None
         if _is_deep(tree):
-            raise SimError(f"condition '{cut(text, 100)}': nested more than {DEPTH_LIMIT} deep: split it in two")
+            raise SimError(f"condition '{truncated(text, 100)}': nested more than {DEPTH_LIMIT} deep: split it in two")
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(FUNCTIONS)
         for name in sorted(names - set(known)):
             near = difflib.get_close_matches(name, known, n=1)

@@ -19,8 +19,8 @@ from sim.errors import MemoryShortError, ScenarioError, SimError
 from sim.explore.conditions import FITS, Condition
 from sim.explore.row import FIELDS, INTERVALS, RESULTS
 from sim.scenario.memory import check_memory
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario, read_mapping
-from sim.scenario.video import model_of
 from workloads.errors import WorkloadError
 
 # TOML has no null: this word leaves a field at its default.
@@ -80,7 +80,7 @@ class Range(_Strict):
 Axis = list[Any] | Range
 
 
-class Sample(_Strict):
+class RandomSample(_Strict):
     """Draw ``count`` points of a block instead of running all of them."""
 
     count: int = Field(gt=0, le=2_000_000)
@@ -88,14 +88,14 @@ class Sample(_Strict):
     seed: int = Field(1, ge=0)
 
 
-class Block(_Strict):
+class GridBlock(_Strict):
     """One part of a grid file."""
 
     base: dict[str, Any] = {}
     grid: dict[str, Axis] = {}
     zip: dict[str, Axis] | list[dict[str, Axis]] = []
     where: list[str] = []
-    sample: Sample | None = None
+    sample: RandomSample | None = None
 
     @property
     def zips(self) -> list[dict[str, Axis]]:
@@ -103,14 +103,14 @@ class Block(_Strict):
         return [self.zip] if isinstance(self.zip, dict) else self.zip
 
 
-class GridFile(Block):
+class GridFile(GridBlock):
     """A grid file: a block at the top, or several ``[[block]]`` that share its base and its conditions."""
 
-    block: list[Block] = []
+    block: list[GridBlock] = []
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class GridPoint:
     """One point of a grid: the scenario's fields as written, and the conditions that its results are judged by."""
 
     fields: Mapping[str, Any]
@@ -118,14 +118,14 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class ScenarioGrid:
     """The points of a grid file, in order, conditions on inputs already applied."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[GridPoint, ...]
     excluded: int
 
 
-def load_grid(path: Path) -> Grid:
+def load_grid(path: Path) -> ScenarioGrid:
     """The grid in a TOML or JSON file.
 
     Raises :class:`SimError` naming the key and what would be right. Points that break a condition on inputs are
@@ -134,7 +134,7 @@ def load_grid(path: Path) -> Grid:
     return parse_grid(read_mapping(path), where=str(path))
 
 
-def parse_grid(data: Mapping[str, Any], *, where: str) -> Grid:
+def parse_grid(data: Mapping[str, Any], *, where: str) -> ScenarioGrid:
     """The grid in a mapping; ``where`` names its origin in messages.
 
     >>> grid = parse_grid({"base": {"model": "llama3-8b"}, "grid": {"tp": [1, 2, 4], "batch": [1, 8]},
@@ -151,7 +151,7 @@ def parse_grid(data: Mapping[str, Any], *, where: str) -> Grid:
         raise SimError(f"{where}: {place}: {problem['msg'].removeprefix('Value error, ')}") from None
     if file.block and (file.grid or file.zips or file.sample):
         raise SimError(f"{where}: put grid, zip and sample inside the [[block]] tables, or leave [[block]] out")
-    cases: list[Case] = []
+    cases: list[GridPoint] = []
     excluded = 0
     for number, block in enumerate(file.block or [file], 1):
         own = block is not file
@@ -163,10 +163,10 @@ def parse_grid(data: Mapping[str, Any], *, where: str) -> Grid:
         excluded += dropped
     if not cases:
         raise SimError(f"{where}: no scenario is left: {excluded} break the conditions")
-    return Grid(cases=tuple(cases), excluded=excluded)
+    return ScenarioGrid(cases=tuple(cases), excluded=excluded)
 
 
-def _cases(block: Block, base: Mapping[str, Any], texts: Sequence[str], place: str) -> tuple[list[Case], int]:
+def _cases(block: GridBlock, base: Mapping[str, Any], texts: Sequence[str], place: str) -> tuple[list[GridPoint], int]:
     """Points of one block that meet its conditions on inputs, and how many do not."""
     axes = _axes(block, place)
     for name in itertools.chain(base, *(names for names, _ in axes)):
@@ -177,12 +177,12 @@ def _cases(block: Block, base: Mapping[str, Any], texts: Sequence[str], place: s
     conditions = [Condition.parse(text, known=FIELDS | RESULTS | {*INTERVALS}) for text in texts if text != FITS]
     before = [condition for condition in conditions if condition.names <= FIELDS]
     after = tuple(condition for condition in conditions if not condition.names <= FIELDS)
-    found: list[Case] = []
+    found: list[GridPoint] = []
     dropped = 0
     for point in _points(axes, block.sample, place):
         fields = {name: value for name, value in {**base, **point}.items() if value != DEFAULT}
         if _holds(fields, before, fits=fits):
-            found.append(Case(fields=fields, where=after))
+            found.append(GridPoint(fields=fields, where=after))
         else:
             dropped += 1
     return found, dropped
@@ -202,7 +202,7 @@ def _holds(fields: Mapping[str, Any], before: Sequence[Condition], *, fits: bool
 def _fits(scenario: Scenario) -> bool:
     """Whether memory allows the scenario; one that is refused for another reason stays, to become an error row."""
     try:
-        check_memory(scenario, model_of(scenario), load_gpu(scenario.gpu))
+        check_memory(resolve_scenario(scenario), load_gpu(scenario.gpu))
     except MemoryShortError:
         return False
     except (SimError, HardwareError, WorkloadError):
@@ -210,7 +210,7 @@ def _fits(scenario: Scenario) -> bool:
     return True
 
 
-def _axes(block: Block, place: str) -> list[tuple[tuple[str, ...], list[tuple[Any, ...]] | Range]]:
+def _axes(block: GridBlock, place: str) -> list[tuple[tuple[str, ...], list[tuple[Any, ...]] | Range]]:
     """Every direction of the block: the names that move along it and their values."""
     axes: list[tuple[tuple[str, ...], list[tuple[Any, ...]] | Range]] = []
     for name, axis in block.grid.items():
@@ -228,8 +228,8 @@ def _axes(block: Block, place: str) -> list[tuple[tuple[str, ...], list[tuple[An
             raise SimError(f"{place}: zip needs lists, or ranges with step or factor")
         lengths = {name: len(column) for name, column in zip(group, columns, strict=True) if column is not None}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise SimError(f"{place}: zip: lists of different lengths ({told}): give one value of each a scenario")
+            counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise SimError(f"{place}: zip: lists of different lengths ({counts}): give one value of each a scenario")
         axes.append((tuple(group), list(zip(*columns, strict=True))))
     for names, points in axes:
         if not isinstance(points, Range) and not points:
@@ -242,7 +242,7 @@ def _axes(block: Block, place: str) -> list[tuple[tuple[str, ...], list[tuple[An
 
 
 def _points(
-    axes: Sequence[tuple[tuple[str, ...], list[tuple[Any, ...]] | Range]], sample: Sample | None, place: str
+    axes: Sequence[tuple[tuple[str, ...], list[tuple[Any, ...]] | Range]], sample: RandomSample | None, place: str
 ) -> Iterator[dict[str, Any]]:
     if sample is None:
         count = math.prod(len(values) for _, values in axes if not isinstance(values, Range))

@@ -63,14 +63,7 @@ class KernelReport:
 
 def kernel_report(target: Machine, work: Work, *, step_mhz: float = 90.0) -> KernelReport:
     """Price ``work`` alone on ``target``; the settled point obeys the power cap and a locked clock."""
-    pricer = Pricer(
-        profile=target.profile,
-        gpu=target.gpu,
-        gap_s=0.0,
-        in_graph=False,
-        world=target.world,
-        cluster=target.cluster,
-    )
+    pricer = Pricer.of_loops(target)
     terms = pricer.terms(work)
     gpu, curve, model = target.gpu, target.curve, target.model
     limit_w = target.limits.slow_limit_w

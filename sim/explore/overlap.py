@@ -74,7 +74,7 @@ class OverlapPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class RefusedSchedule:
     """A schedule of the grid that cannot run, and why."""
 
     scenario: Scenario
@@ -180,21 +180,21 @@ def _split(fields: dict[str, Any]) -> Scenario:
 
 def study(
     grid: Sequence[Scenario], *, traces: Path | None = None, step: Callable[[], None] = lambda: None
-) -> tuple[list[OverlapPoint], list[LeftOut]]:
+) -> tuple[list[OverlapPoint], list[RefusedSchedule]]:
     """Simulate the grid, its Pareto front with every kernel as events, whose timelines go into ``traces``.
 
     Schedules that cannot run (chunks that do not divide the tokens, models that do not fit) are left out by name;
     where none can, the first refusal is raised.
     """
     runs: list[Timeline] = []
-    left_out: list[LeftOut] = []
+    left_out: list[RefusedSchedule] = []
     refusal: Exception | None = None
     for scenario in grid:
         try:
             runs.append(simulate(scenario, shortcuts=True))
         except REFUSALS as error:
             refusal = refusal or error
-            left_out.append(LeftOut(scenario=scenario, reason=str(error)))
+            left_out.append(RefusedSchedule(scenario=scenario, reason=str(error)))
         step()
     if not runs and refusal is not None:
         raise refusal

@@ -21,7 +21,7 @@ from inputs.files import check_regular
 from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore import workers
-from sim.explore.grid import Case, Grid
+from sim.explore.grid import GridPoint, ScenarioGrid
 from sim.explore.row import INTERVALS, RESULTS, figures, full, interval_figures, row_id
 from sim.explore.table import read_rows, write_rows
 from sim.output.files import OutputError, write_atomically
@@ -53,7 +53,7 @@ class Swept:
 
 
 def sweep(
-    grid: Grid,
+    grid: ScenarioGrid,
     out: Path,
     *,
     pool: workers.Pool | None = None,
@@ -64,7 +64,7 @@ def sweep(
     """Run every case of ``grid`` that ``out`` (.parquet or .csv) or its journal lacks, and write the table.
 
     ``uncertainty`` adds the columns of :data:`~sim.explore.row.INTERVALS`, for some thirty more runs a row.
-    ``step`` is told how many rows are done and how many of them failed. Raises :class:`SimError` when ``out`` cannot
+    ``step`` gets how many rows are done and how many of them failed. Raises :class:`SimError` when ``out`` cannot
     be written or workers die again and again; rows that fail carry their message in ``error``.
     """
     begin = time.perf_counter()
@@ -185,7 +185,7 @@ def _finished(
         size = max(1, size // 2)
 
 
-def _feasible(row: Mapping[str, Any], case: Case) -> bool:
+def _feasible(row: Mapping[str, Any], case: GridPoint) -> bool:
     return row["error"] is None and all(condition.holds(row) for condition in case.where)
 
 

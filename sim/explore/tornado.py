@@ -39,7 +39,7 @@ def effects(table: pd.DataFrame, objective: Objective) -> list[Effect]:
 
     The effect of a level is the geometric mean of the objective over its rows, as a factor on that of all rows. In a
     full grid and in a Latin hypercube other inputs average out; inputs that move together (a ``zip``) cannot be
-    told apart, nor can conditions that leave points out be undone: such tables mix effects.
+    distinguished, nor can conditions that leave points out be undone: such tables mix effects.
 
     >>> rows = pd.DataFrame({"tp": [1, 1, 2, 2], "batch": [1, 8, 1, 8], "energy_j": [1.0, 4.0, 2.0, 8.0]})
     >>> [(e.field, round(e.swing, 9)) for e in effects(rows, Objective(name="e", column="energy_j", title="J"))]
@@ -64,8 +64,8 @@ def effects(table: pd.DataFrame, objective: Objective) -> list[Effect]:
 def _levels(column: pd.Series[Any]) -> pd.Series[str]:
     """Values as text, many numbers as ranges; what was left out is a level of its own."""
     if column.nunique() > 2 * LEVELS and pd.api.types.is_numeric_dtype(column):
-        cut = pd.qcut(column.astype(float), LEVELS, duplicates="drop")
-        ranges = cut.map(lambda part: f"{part.left:.4g} to {part.right:.4g}", na_action="ignore").astype(object)
+        levels = pd.qcut(column.astype(float), LEVELS, duplicates="drop")
+        ranges = levels.map(lambda part: f"{part.left:.4g} to {part.right:.4g}", na_action="ignore").astype(object)
         if ranges.nunique(dropna=False) > 1:  # one range holds all where most rows have one value
             return ranges.fillna("default")
     return column.map(lambda v: "default" if v is None or v != v else f"{v:g}" if isinstance(v, float) else str(v))

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from inputs.texts import cut
+from inputs.texts import truncated
 
 LINE_LIMIT = 300  # characters of an error message
 
@@ -44,4 +44,4 @@ def one_line(text: str) -> str:
     >>> one_line("a\nb")
     'a\\nb'
     """
-    return cut(visible(text).replace("\n", "\\n"), LINE_LIMIT)
+    return truncated(visible(text).replace("\n", "\\n"), LINE_LIMIT)

@@ -45,9 +45,9 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None] 
             raise OutputError(f"cannot write '{path}': no folder '{path.parent}'")
         if not os.access(path.resolve().parent if found is None else path, os.W_OK):
             raise OutputError(f"cannot write '{path}': Permission denied")
-    for one, other in combinations(files, 2):
-        if one.resolve() == other.resolve() and (_stat(one) is None or _identity(one) is not None):
-            raise OutputError(f"cannot write both '{one}' and '{other}': they are one file")
+    for path, other in combinations(files, 2):
+        if path.resolve() == other.resolve() and (_stat(path) is None or _identity(path) is not None):
+            raise OutputError(f"cannot write both '{path}' and '{other}': they are one file")
     check_not_inputs(files, inputs)
 
 
@@ -98,11 +98,11 @@ def _texts(value: Any, found: set[str]) -> None:
         case str() | Path():
             found.add(str(value))
         case Mapping():
-            for one in value.values():
-                _texts(one, found)
+            for item in value.values():
+                _texts(item, found)
         case list() | tuple():
-            for one in value:
-                _texts(one, found)
+            for item in value:
+                _texts(item, found)
         case _:
             pass
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hardware.profile import Profile
-from sim.pages.page import Grid, Section
+from sim.pages.page import Section, TextTable
 from sim.scenario.machine import Machine
-from sim.scenario.spec import Table
+from sim.scenario.spec import FieldTable
 
 
 def profile_rows(profile: Profile) -> list[list[str]]:
@@ -18,7 +18,7 @@ def profile_rows(profile: Profile) -> list[list[str]]:
     ]
 
 
-def details(machine: Machine, scenario: Table) -> list[Section]:
+def details(machine: Machine, scenario: FieldTable) -> list[Section]:
     """Folded sections: the files behind the profile, every field of the scenario, the datasheet with its sources."""
     gpu, files = machine.gpu, machine.profile.provenance.files
     given = scenario.model_fields_set
@@ -36,17 +36,17 @@ def details(machine: Machine, scenario: Table) -> list[Section]:
     return [
         Section(
             title="The measurements that the profile was fitted on",
-            table=Grid(head=["file", "SHA-256"], rows=digests, words=(0, 1)),
+            table=TextTable(head=["file", "SHA-256"], rows=digests, words=(0, 1)),
             folded=True,
         ),
         Section(
             title="Every field of the scenario",
-            table=Grid(head=["field", "value", ""], rows=fields, words=(0, 1, 2)),
+            table=TextTable(head=["field", "value", ""], rows=fields, words=(0, 1, 2)),
             folded=True,
         ),
         Section(
             title=f"The datasheet of {gpu.name}, with sources",
-            table=Grid(head=head, rows=sheet, words=(0, 2, 3), minor=(2,)),
+            table=TextTable(head=head, rows=sheet, words=(0, 2, 3), minor=(2,)),
             folded=True,
         ),
     ]

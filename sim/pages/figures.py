@@ -10,10 +10,10 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from sim.pages.sums import Binned, KernelSum, Split, merged
+from sim.pages.sums import Binned, KernelSum, TimeShares, merged
 from sim.result.timeline import Timeline
 
-# Legible on white and on near-black, and told apart by the colour-blind.
+# Legible on white and on near-black, and distinguished by the colour-blind.
 COLOURS = {
     "gemm": "#3f7fe0",
     "attention": "#e07b2a",
@@ -122,7 +122,7 @@ def by_class(sums: Sequence[KernelSum], idle_j: float) -> go.Figure:
     return figure
 
 
-def gpu_time(split: Split, latency_s: float) -> go.Figure:
+def gpu_time(split: TimeShares, latency_s: float) -> go.Figure:
     """Where the run of a mean GPU goes: one bar, the latency long."""
     figure = go.Figure()
     scale, unit = time_unit(latency_s)

@@ -21,7 +21,7 @@ NEEDED = ("plotly", "jinja2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class TextTable:
     """A table of text. Columns in ``minor`` are left out on narrow screens, those in ``words`` are set flush left."""
 
     head: Sequence[str]
@@ -37,7 +37,7 @@ class Section:
     title: str
     note: str = ""
     figures: Sequence[go.Figure] = ()
-    table: Grid | None = None
+    table: TextTable | None = None
     folded: bool = False
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 from sim.explore.choice import command_of
 from sim.output.files import write_atomically
 from sim.pages import basis, figures
-from sim.pages.page import Grid, Page, Section, html
+from sim.pages.page import Page, Section, TextTable, html
 from sim.pages.sums import KernelSum, binned, kernel_sums, split_of
 from sim.result.rates import generation
 from sim.result.report import duration, extent, headline, simulated, status_text
@@ -106,13 +106,13 @@ def _communication(run: Timeline) -> Section:
     return Section(
         title="Communication, hidden and exposed",
         figures=[figures.gpu_time(split_of(run.outcome, kinds), run.latency_s)],
-        table=Grid(head=["collective", "exposed", "waiting"], rows=rows),
+        table=TextTable(head=["collective", "exposed", "waiting"], rows=rows),
         note="Mean over GPUs. Exposed: data moves and nothing computes. Waiting: the rank is there, the last one is "
         "not, and nothing else runs.",
     )
 
 
-def _top(sums: Sequence[KernelSum], run: Timeline) -> Grid:
+def _top(sums: Sequence[KernelSum], run: Timeline) -> TextTable:
     busy_s = sum(row.time_s for row in sums)
     phases = len({row.phase for row in sums}) > 1
     rows = [
@@ -133,7 +133,7 @@ def _top(sums: Sequence[KernelSum], run: Timeline) -> Grid:
         for number, row in enumerate(sums[:TOP_KERNELS], start=1)
     ]
     shares = ["mean time", "GPU time", "J", "energy", "W", "TFLOP/s", "GB/s", "sizes"]
-    return Grid(
+    return TextTable(
         head=["", "kernel", "class", "launches", *shares], rows=rows, words=(1, 2, 11), minor=(2, 3, 5, 8, 9, 10, 11)
     )
 
@@ -161,7 +161,7 @@ def _shape(row: KernelSum) -> str:
     return ", ".join([" x ".join(product), *words] if product else words)
 
 
-def _basis(run: Timeline) -> Grid:
+def _basis(run: Timeline) -> TextTable:
     machine, outcome = run.machine, run.outcome
     outside = sorted({cls.name for cls in outcome.classes() if cls.terms.extrapolated})
     cap_w = machine.limits.cap_w
@@ -183,9 +183,14 @@ def _basis(run: Timeline) -> Grid:
         ["detail", f"{outcome.detail}: {simulated(run)}{why}"],
         ["outside the measured range", ", ".join(outside) or "no kernel"],
     ]
-    if outcome.knots:
-        rows.append(["decode steps", f"on {outcome.knots} contexts, off by {outcome.knot_error:.2%} at most"])
-    return Grid(head=[], rows=rows, words=(0, 1))
+    if outcome.context_buckets:
+        rows.append(
+            [
+                "decode steps",
+                f"on {outcome.context_buckets} contexts, off by {outcome.context_bucket_error:.2%} at most",
+            ]
+        )
+    return TextTable(head=[], rows=rows, words=(0, 1))
 
 
 def _chips(run: Timeline) -> str:
@@ -195,7 +200,7 @@ def _chips(run: Timeline) -> str:
 
 def _limited(run: Timeline) -> str:
     """Where the limiters settled or stood at the end."""
-    if any(isinstance(target, Held) for target in run.targets):
+    if any(isinstance(target, HeldClock) for target in run.targets):
         text = f"the limiters settled at {extent(run.clock_limit_hz, 1e6, 'MHz')}"
         mean_hz, most_hz = np.array(run.sm_clock_hz_per_gpu), np.array(run.clock_limit_hz)
         return f"{text}, lower where power passes a faster limit" if (mean_hz < 0.999 * most_hz).any() else text

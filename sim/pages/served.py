@@ -14,7 +14,7 @@ from sim.explore.choice import command_of
 from sim.output.files import write_atomically
 from sim.pages import basis
 from sim.pages.figures import LINES, MAX_LINES, MUTED, bar, held, short
-from sim.pages.page import Grid, Page, Section, html
+from sim.pages.page import Page, Section, TextTable, html
 from sim.pages.sums import mean_rates
 from sim.result.report import duration
 from sim.result.trace import release
@@ -197,16 +197,16 @@ def _joules(run: ServeResult) -> go.Figure:
     return figure
 
 
-def _percentiles(run: ServeResult) -> Grid:
+def _percentiles(run: ServeResult) -> TextTable:
     rows = [
         [label, *(duration(run.summary[key][name]) for name in ("mean", "p50", "p90", "p99"))]
         for label, key in LATENCIES
         if run.summary[key] is not None
     ]
-    return Grid(head=["", "mean", "median", "90 %", "99 %"], rows=rows, minor=(3,))
+    return TextTable(head=["", "mean", "median", "90 %", "99 %"], rows=rows, minor=(3,))
 
 
-def _parts(run: ServeResult) -> Grid:
+def _parts(run: ServeResult) -> TextTable:
     data = run.summary
     rows = [
         [
@@ -217,42 +217,42 @@ def _parts(run: ServeResult) -> Grid:
         ]
         for part, joules in data["energy_j_by_part"].items()
     ]
-    return Grid(head=["part", "energy", "share", "J a request"], rows=rows)
+    return TextTable(head=["part", "energy", "share", "J a request"], rows=rows)
 
 
 def _joules_text(joules: float) -> str:
     return f"{joules * 1e-3:.4g} kJ" if joules >= 1e4 else f"{joules:.4g} J"
 
 
-def _slowest(table: pd.DataFrame) -> Grid:
+def _slowest(table: pd.DataFrame) -> TextTable:
     rows = [
         [
-            str(one["request"]),
-            duration(one["arrival_s"]),
-            str(one["replica"]),
-            f"{one['input_tokens']:,}",
-            f"{one['output_tokens']:,}",
-            duration(one["queue_s"]),
-            duration(one["ttft_s"]),
-            duration(one["e2e_s"]),
-            f"{one['prefill_j'] + one['decode_j'] + one['transfer_j']:.4g}",
-            str(one["preemptions"]),
+            str(request["request"]),
+            duration(request["arrival_s"]),
+            str(request["replica"]),
+            f"{request['input_tokens']:,}",
+            f"{request['output_tokens']:,}",
+            duration(request["queue_s"]),
+            duration(request["ttft_s"]),
+            duration(request["e2e_s"]),
+            f"{request['prefill_j'] + request['decode_j'] + request['transfer_j']:.4g}",
+            str(request["preemptions"]),
         ]
-        for one in table.nlargest(SLOWEST, "ttft_s").to_dict("records")
+        for request in table.nlargest(SLOWEST, "ttft_s").to_dict("records")
     ]
     head = ["request", "arrival", "replica", "input", "output", "queue", "first token", "end to end", "J", "preempted"]
-    return Grid(head=head, rows=rows, minor=(1, 2, 4, 8, 9))
+    return TextTable(head=head, rows=rows, minor=(1, 2, 4, 8, 9))
 
 
-def _basis(run: ServeResult) -> Grid:
+def _basis(run: ServeResult) -> TextTable:
     data, machine = run.summary, run.machine
     rows = [
         ["status", f"{data['status']}: {'; '.join(data['status_reasons'])}"],
         ["of single runs", machine.profile.expected_error() or "-"],
         *basis.profile_rows(machine.profile),
         ["power", f"cap {machine.limits.cap_w:g} W a GPU; the limiters live as long as the server"],
-        ["steps", "priced by the engine at knots of size and power target, linear between them"],
+        ["steps", "priced by the engine at grid points of size and power target, linear between them"],
         ["preemptions", f"{data['preemptions']:,}"],
         ["prompt tokens found in cache", f"{data['hit_tokens']:,}"],
     ]
-    return Grid(head=[], rows=rows, words=(0, 1))
+    return TextTable(head=[], rows=rows, words=(0, 1))

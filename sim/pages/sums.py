@@ -136,7 +136,7 @@ def binned(outcome: Outcome, bins: int) -> Binned:
             mine = of_class[used] == family
             families.setdefault(family, []).append(_repeated(begin[mine], spans.end[mine], rate[mine], shift))
         gpu, state, held_s = power_steps(records)
-        end = np.concatenate([np.cumsum(held_s[gpu == one]) for one in range(graph.gpus)]) / S_PER_PS
+        end = np.concatenate([np.cumsum(held_s[gpu == index]) for index in range(graph.gpus)]) / S_PER_PS
         start = end - held_s / S_PER_PS
         values = np.array(
             [
@@ -144,17 +144,17 @@ def binned(outcome: Outcome, bins: int) -> Binned:
                 for s in records.states
             ]
         )
-        for one in range(graph.gpus):
-            mine = gpu == one
+        for index in range(graph.gpus):
+            mine = gpu == index
             first, last, _ = _repeated(start[mine], end[mine], start[mine], shift)
-            steps[one].append((first, last, np.tile(values[state[mine]], (part.repeat, 1))))
+            steps[index].append((first, last, np.tile(values[state[mine]], (part.repeat, 1))))
         begin_ps += part.repeat * records.end_ps
     means = np.empty((5, len(multiplicity), bins))
-    for one, parts in steps.items():
+    for index, parts in steps.items():
         first, last = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
         table = np.concatenate([part[2] for part in parts])
         for number in range(len(means)):
-            means[number, one] = mean_rates(first, last, table[:, number], edges_ps)
+            means[number, index] = mean_rates(first, last, table[:, number], edges_ps)
     power, clock, hbm, link, idle = means
     family_w = {}
     for family, pieces in families.items():
@@ -191,7 +191,7 @@ def mean_rates(start: Floats, end: Floats, rate: Floats, edges: Floats) -> Float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class TimeShares:
     """Seconds of a GPU's run, mean over GPUs: they sum to the latency."""
 
     compute_s: float  # nothing moves between GPUs
@@ -201,7 +201,7 @@ class Split:
     idle_s: float
 
 
-def split_of(outcome: Outcome, exposed: dict[str, tuple[float, float]]) -> Split:
+def split_of(outcome: Outcome, exposed: dict[str, tuple[float, float]]) -> TimeShares:
     """Where the time of a mean GPU goes; ``exposed`` is the timeline's ``exposed_and_waiting_s``."""
     gpus = sum(outcome.folding.multiplicity)
     moving_s = 0.0
@@ -216,7 +216,7 @@ def split_of(outcome: Outcome, exposed: dict[str, tuple[float, float]]) -> Split
     waiting_s = sum(seconds for _, seconds in exposed.values())
     working_s = float(outcome.per_gpu[:, 5].mean())
     hidden_s = max(0.0, moving_s - sum(alone.values()))
-    return Split(
+    return TimeShares(
         compute_s=max(0.0, working_s - moving_s),
         hidden_s=hidden_s,
         exposed_s=alone,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sim.errors import SimError
 from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes
-from sim.replay.setting import Outcome
+from sim.replay.setting import ReplayTimes
 from sim.replay.study import replay_capture
 from sim.scenario.machine import machine
 from traces.advice import Advice
@@ -29,38 +29,38 @@ def with_savings(capture: Capture, classes: Classes, found: Sequence[Advice]) ->
 
     What the simulator finds to save nothing is left out.
     """
-    told = [_saving(capture, classes, one) for one in found]
-    return [one for one in told if one is not None]
+    priced = [_saving(capture, classes, advice) for advice in found]
+    return [advice for advice in priced if advice is not None]
 
 
-def _saving(capture: Capture, classes: Classes, one: Advice) -> Advice | None:
-    ways = FOLLOWED.get(one.rule)
+def _saving(capture: Capture, classes: Classes, advice: Advice) -> Advice | None:
+    ways = FOLLOWED.get(advice.rule)
     gpu = gpu_id_of(capture)
-    if ways is None or len(capture.work) > ROWS_LIMIT or (gpu is None and one.rule == "exposed-collectives"):
-        return replace(one, saves_j=_idle_j(capture, one, gpu))
+    if ways is None or len(capture.work) > ROWS_LIMIT or (gpu is None and advice.rule == "exposed-collectives"):
+        return replace(advice, saves_j=_idle_j(capture, advice, gpu))
     try:
         results = [
             replay_capture(capture, classes, changes if gpu else replace(changes, regime=None)) for changes in ways
         ]
     except SimError:
-        return one
+        return advice
     best = min(results, key=lambda result: _span_us(result.simulated))
     before_us, after_us = _span_us(best.unchanged), _span_us(best.simulated)
     if before_us - after_us < LEAST * before_us:
         return None
     before_j, after_j = best.unchanged.energy_j, best.simulated.energy_j
     saves_j = None if before_j is None or after_j is None else before_j - after_j
-    return replace(one, saves_us=before_us - after_us, saves_j=saves_j)
+    return replace(advice, saves_us=before_us - after_us, saves_j=saves_j)
 
 
-def _span_us(outcome: Outcome) -> float:
+def _span_us(outcome: ReplayTimes) -> float:
     return max(times.span_us for times in outcome.ranks)
 
 
-def _idle_j(capture: Capture, one: Advice, gpu: str | None) -> float | None:
+def _idle_j(capture: Capture, advice: Advice, gpu: str | None) -> float | None:
     """Joules of GPUs that idle for so long less: all of a group's wait for the last of its ranks."""
-    if gpu is None or one.saves_us is None or one.rule == "clock-throttling":
+    if gpu is None or advice.saves_us is None or advice.rule == "clock-throttling":
         return None
     target = machine(gpu)
     idle_w = target.curve.idle_w(target.model.max_clock_hz)
-    return idle_w * one.saves_us * 1e-6 * (len(capture.ranks) if one.rule == "rank-skew" else 1)
+    return idle_w * advice.saves_us * 1e-6 * (len(capture.ranks) if advice.rule == "rank-skew" else 1)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from sim.errors import SimError
-from sim.replay.run import HostWait, Load
+from sim.replay.run import HostWait, ReplayRows
 from traces.classify import COMMUNICATION, Classes
 from traces.dag import Dag
 from traces.intervals import union
@@ -74,8 +74,8 @@ class Changes:
 
 
 def changed(
-    changes: Changes, classes: Classes, dag: Dag, load: Load, waits: list[HostWait], *, graph_pause_ns: int
-) -> tuple[Dag, Load, list[HostWait]]:
+    changes: Changes, classes: Classes, dag: Dag, load: ReplayRows, waits: list[HostWait], *, graph_pause_ns: int
+) -> tuple[Dag, ReplayRows, list[HostWait]]:
     """The parts of a replay under ``changes``.
 
     Raises :class:`ReplayError` on a class that the trace does not hold.
@@ -90,7 +90,7 @@ def changed(
         dur_ns[classes.is_class(cls)] /= factor
     load = replace(load, dur_ns=np.rint(dur_ns).astype(np.int64))
     if changes.ctas is not None:
-        blocks, tiles = (np.where(load.talks, changes.ctas, column) for column in (load.blocks, load.tiles))
+        blocks, tiles = (np.where(load.is_collective, changes.ctas, column) for column in (load.blocks, load.tiles))
         load = replace(load, blocks=blocks, tiles=tiles)
     if changes.launch == "graph":
         load = replace(
@@ -101,35 +101,36 @@ def changed(
         )
         waits = []
     if changes.hide_communication:
-        talks = classes.is_class(COMMUNICATION)
+        is_communication = classes.is_class(COMMUNICATION)
         load = replace(
             load,
-            dur_ns=np.where(talks, 0, load.dur_ns),
-            lead_ns=np.where(talks, 0, load.lead_ns),
-            blocks=np.where(talks, 0, load.blocks),
-            talks=load.talks & ~talks,
+            dur_ns=np.where(is_communication, 0, load.dur_ns),
+            lead_ns=np.where(is_communication, 0, load.lead_ns),
+            blocks=np.where(is_communication, 0, load.blocks),
+            is_collective=load.is_collective & ~is_communication,
         )
     return (merged(dag, load) if changes.merge_streams else dag), load, waits
 
 
-def beside_products(load: Load, start_ns: Ints, end_ns: Ints) -> Floats:
+def beside_products(load: ReplayRows, start_ns: Ints, end_ns: Ints) -> Floats:
     """The share of each collective's time, once all ranks are there, in which products ran beside it; 0 for others."""
     share = np.zeros(len(load.rank))
     for rank in np.unique(load.rank):
         mine = load.rank == rank
-        products = mine & (load.blocks > 0) & ~load.talks
-        talks = np.flatnonzero(mine & load.talks & (load.dur_ns > 0))
+        products = mine & (load.blocks > 0) & ~load.is_collective
+        comm_rows = np.flatnonzero(mine & load.is_collective & (load.dur_ns > 0))
         begins, ends = union(start_ns[products], end_ns[products])
         if not len(begins):
             continue
         moments = np.stack([begins, ends], axis=1).reshape(-1)
         covered = np.stack([np.cumsum(ends - begins) - (ends - begins), np.cumsum(ends - begins)], axis=1).reshape(-1)
-        since, until = (np.interp(at, moments, covered) for at in (end_ns[talks] - load.dur_ns[talks], end_ns[talks]))
-        share[talks] = (until - since) / load.dur_ns[talks]
+        stop_ns, lasts_ns = end_ns[comm_rows], load.dur_ns[comm_rows]
+        since, until = (np.interp(at, moments, covered) for at in (stop_ns - lasts_ns, stop_ns))
+        share[comm_rows] = (until - since) / lasts_ns
     return share
 
 
-def merged(dag: Dag, load: Load) -> Dag:
+def merged(dag: Dag, load: ReplayRows) -> Dag:
     """All of a rank's work on one stream, in the order of its launches: its order then makes every wait."""
     place = np.empty(len(load.rank), dtype=np.int64)
     for queue in dag.queues:

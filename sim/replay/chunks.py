@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sim.replay.changes import ReplayError
 from sim.replay.price import REDUCTION, Jobs
-from sim.replay.run import Load
+from sim.replay.run import ReplayRows
 from traces.capture import NONE, Capture, Category, GpuWork
 from traces.classify import COMMUNICATION, Classes
 from traces.dag import Dag
@@ -60,23 +60,23 @@ class Chains:
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for row, numbers in self.feeding.items():
             for rows in (self.units[number].rows for number in numbers):
-                found |= {(one, row): (rows[-1], row) for one in rows}
+                found |= {(product, row): (rows[-1], row) for product in rows}
         for row, numbers in self.awaiting.items():
             for rows in (self.units[number].rows for number in numbers):
-                found |= {(row, one): (row, rows[0]) for one in rows}
+                found |= {(row, product): (row, rows[0]) for product in rows}
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
-    """Rows of a replay after chunking: ``origin`` is the row before, ``cut`` tells parts, ``stream`` where each runs.
+class ChunkedRows:
+    """Rows of a replay after chunking: ``origin`` is the row before, ``is_part`` marks parts, ``stream`` is each one's.
 
     ``last`` is the last part of each row before. ``chunked`` counts collectives, over ranks once.
     """
 
     chunks: int
     origin: Ints
-    cut: NDArray[np.bool_]
+    is_part: NDArray[np.bool_]
     stream: Ints
     last: Ints
     dag: Dag
@@ -99,22 +99,22 @@ def chains_of(capture: Capture, classes: Classes, dag: Dag, *, beside: Floats, c
     feeding: dict[int, list[int]] = defaultdict(list)
     awaiting: dict[int, list[int]] = defaultdict(list)
     for row in np.flatnonzero(fit).tolist():
-        causes = {unit_of[one] for one in (*waited.get(row, ()), previous[row]) if one in unit_of}
+        causes = {unit_of[cause] for cause in (*waited.get(row, ()), previous[row]) if cause in unit_of}
         feeding[row] += sorted(causes)
     for number, unit in enumerate(units):
-        causes_of_unit = {one for member in unit.rows for one in waited.get(member, ())} | {previous[unit.rows[0]]}
+        causes_of_unit = {cause for member in unit.rows for cause in waited.get(member, ())} | {previous[unit.rows[0]]}
         for row in causes_of_unit:
             if row != NONE and takes[row]:
                 awaiting[row].append(number)
-    cut = {row for row in feeding if feeding[row]} | set(awaiting)
-    lost = {int(dag.collective[row]) for row in np.flatnonzero(dag.collective != NONE).tolist() if row not in cut}
-    cut = {row for row in cut if int(dag.collective[row]) not in lost}
-    kept = sorted({one for row in cut for one in (*feeding[row], *awaiting[row])})
+    chunked = {row for row in feeding if feeding[row]} | set(awaiting)
+    lost = {int(dag.collective[row]) for row in np.flatnonzero(dag.collective != NONE).tolist() if row not in chunked}
+    chunked = {row for row in chunked if int(dag.collective[row]) not in lost}
+    kept = sorted({product for row in chunked for product in (*feeding[row], *awaiting[row])})
     place = {number: at for at, number in enumerate(kept)}
     return Chains(
         units=[units[number] for number in kept],
-        feeding={row: [place[one] for one in feeding[row]] for row in cut if feeding[row]},
-        awaiting={row: [place[one] for one in awaiting[row]] for row in cut if awaiting[row]},
+        feeding={row: [place[product] for product in feeding[row]] for row in chunked if feeding[row]},
+        awaiting={row: [place[product] for product in awaiting[row]] for row in chunked if awaiting[row]},
     )
 
 
@@ -124,9 +124,9 @@ def _chunkable(capture: Capture, classes: Classes, pattern: re.Pattern[str]) -> 
     by_name = np.array([pattern.search(name) is not None for name in capture.names], dtype=bool)
     fits = by_name[work.name]
     operations = [args.operation for args in capture.collectives]
-    told = np.array([*(pattern.search(one) is not None for one in operations), False], dtype=bool)
-    known = np.array([*(bool(one) for one in operations), False], dtype=bool)
-    return np.where(known[work.collective], told[work.collective], fits) & classes.is_class(COMMUNICATION)
+    chosen = np.array([*(pattern.search(operation) is not None for operation in operations), False], dtype=bool)
+    known = np.array([*(bool(operation) for operation in operations), False], dtype=bool)
+    return np.where(known[work.collective], chosen[work.collective], fits) & classes.is_class(COMMUNICATION)
 
 
 def _units(
@@ -153,16 +153,16 @@ def _units(
     return units, unit_of, previous
 
 
-def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
+def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> ChunkedRows:
     """``dag`` with the chains cut into ``chunks`` parts, which follow one another.
 
     Part i of a product comes before part i of the collective that it feeds, and after part i of the one that it waits
     for; whoever else waits for a row waits for its last part. A collective on the stream of its product gets a stream
     beside it, with waits for what came before it there, and of what came after it.
     """
-    cut = {row for unit in chains.units for row in unit.rows} | set(chains.collectives)
+    chunked = {row for unit in chains.units for row in unit.rows} | set(chains.collectives)
     parts = np.ones(len(work), dtype=np.int64)
-    parts[sorted(cut)] = chunks
+    parts[sorted(chunked)] = chunks
     first = np.cumsum(parts) - parts
     origin = np.repeat(np.arange(len(work)), parts)
     part = np.arange(len(origin)) - first[origin]
@@ -177,12 +177,12 @@ def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
     for queue in dag.queues:
         lane = queue.tolist()
         here = set(lane)
-        moved = [row for row in lane if any(one in here for one in chains.partners(row))]
+        moved = [row for row in lane if any(partner in here for partner in chains.partners(row))]
         away = set(moved)
         for kept in ([row for row in lane if row not in away], moved):
             of_unit = [unit_of.get(row, (row,)) for row in kept if row not in inner]
             together = (zip(*(parts_of(row) for row in rows), strict=True) for rows in of_unit)
-            queues.append(np.array([one for unit in together for same in unit for one in same], dtype=np.int64))
+            queues.append(np.array([member for unit in together for same in unit for member in same], dtype=np.int64))
         if moved:
             beside[int(work.rank[lane[0]])] += 1
             stream[queues[-1]] = beside[int(work.rank[lane[0]])]
@@ -200,10 +200,10 @@ def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
     common = int(dag.collective.max(initial=NONE)) + 1
     of_row = dag.collective[origin]
     numbers = dag.collective[chains.collectives]
-    return Split(
+    return ChunkedRows(
         chunks=chunks,
         origin=origin,
-        cut=parts[origin] > 1,
+        is_part=parts[origin] > 1,
         stream=stream,
         last=first + parts - 1,
         dag=replace(
@@ -218,18 +218,20 @@ def split(work: GpuWork, dag: Dag, chains: Chains, chunks: int) -> Split:
     )
 
 
-def split_jobs(jobs: Jobs, parts: Split, whole: NDArray[np.bool_]) -> Jobs:
+def split_jobs(jobs: Jobs, parts: ChunkedRows, whole: NDArray[np.bool_]) -> Jobs:
     """The jobs of all parts; rows where ``whole`` holds keep theirs in each part."""
     works = list(jobs.works)
     place: dict[Work, int] = {work: number for number, work in enumerate(works)}
     job = jobs.job[parts.origin]
     small: dict[int, int] = {NONE: NONE}
-    for number in np.unique(job[parts.cut & ~whole]).tolist():
+    for number in np.unique(job[parts.is_part & ~whole]).tolist():
         if number != NONE:
             work = part_of(works[number], parts.chunks)
             small[number] = place.setdefault(work, len(place))
-    job[parts.cut & ~whole] = [small[number] for number in job[parts.cut & ~whole].tolist()]
-    as_copy, as_product = (np.where(parts.cut, NONE, one[parts.origin]) for one in (jobs.as_copy, jobs.as_product))
+    job[parts.is_part & ~whole] = [small[number] for number in job[parts.is_part & ~whole].tolist()]
+    as_copy, as_product = (
+        np.where(parts.is_part, NONE, column[parts.origin]) for column in (jobs.as_copy, jobs.as_product)
+    )
     return replace(jobs, works=tuple(place), job=job, as_copy=as_copy, as_product=as_product)
 
 
@@ -249,13 +251,13 @@ def part_of(work: Work, chunks: int) -> Work:
     raise ReplayError(f"chunks = {chunks}: cannot cut a {type(work).__name__}")
 
 
-def split_load(load: Load, parts: Split, factor: Floats, units: Sequence[Unit]) -> Load:
+def split_load(load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequence[Unit]) -> ReplayRows:
     """``load`` of all parts; each takes ``factor`` times as long as the row that it is a part of.
 
     A product's part has its share of the tiles, in the rounds that these need on a GPU that nobody else uses. If no
     block of it fetches any, nothing clears a counter before it.
     """
-    origin, products = parts.origin, parts.cut & ~load.talks[parts.origin]
+    origin, products = parts.origin, parts.is_part & ~load.is_collective[parts.origin]
     tiles, blocks = load.tiles[origin], load.blocks[origin]
     tiles = np.where(products, -(-tiles // parts.chunks), tiles)
     blocks = np.where(products, np.minimum(blocks, tiles), blocks)
@@ -265,7 +267,7 @@ def split_load(load: Load, parts: Split, factor: Floats, units: Sequence[Unit]) 
     dur_ns = np.where(needless, 0, load.dur_ns[origin] * factor)
 
     def lead(column: Ints) -> Ints:
-        return np.where(needless, AT_ONCE_NS, np.where(load.talks[origin] | fetches, column[origin], 0))
+        return np.where(needless, AT_ONCE_NS, np.where(load.is_collective[origin] | fetches, column[origin], 0))
 
     rounds = None
     if load.rounds is not None:
@@ -280,7 +282,7 @@ def split_load(load: Load, parts: Split, factor: Floats, units: Sequence[Unit]) 
         tiles=tiles,
         cluster=load.cluster[origin],
         own=load.own[origin],
-        talks=load.talks[origin],
+        is_collective=load.is_collective[origin],
         lead_ns=lead(load.lead_ns),
         graph_lead_ns=lead(load.graph_lead_ns),
         clearing_ns=np.where(fetches, load.clearing_ns[origin], 0),

@@ -107,8 +107,8 @@ def print_difference(result: Inspection, other: Inspection, console: Console) ->
     console.print(table)
 
 
-def _compare(table: Table, label: str, one: float, two: float) -> None:
-    table.add_row(label, f"{one:,.1f}", f"{two:,.1f}", f"{two / one:.3f}" if one else "-")
+def _compare(table: Table, label: str, before: float, after: float) -> None:
+    table.add_row(label, f"{before:,.1f}", f"{after:,.1f}", f"{after / before:.3f}" if before else "-")
 
 
 def _ranks(summary: Summary) -> str:

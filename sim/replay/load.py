@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from hardware.scheduling import Scheduling, scheduling
 from sim.replay.own import is_ours
 from sim.replay.price import Jobs
-from sim.replay.run import HostWait, Load, replay
+from sim.replay.run import HostWait, ReplayRows, replay
 from traces.capture import NONE, Capture, Category
 from traces.classify import COMMUNICATION, Classes
 from traces.dag import Dag
@@ -37,13 +37,13 @@ SURELY_BLOCKED_NS = 200_000
 BLOCKING = re.compile("Synchronize|MemcpyWithStream")
 
 
-def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters: bool) -> Load:
+def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters: bool) -> ReplayRows:
     """Durations, launches, SMs and pauses of each row on GPUs of ``sms`` SMs; no start of a kernel is used.
 
     ``clusters``: collectives start in clusters on that GPU.
     """
     work, calls, facts = capture.work, capture.calls, scheduling()
-    talks = classes.is_class(COMMUNICATION)
+    is_communication = classes.is_class(COMMUNICATION)
     issue_ns = np.zeros(len(work), dtype=np.int64)
     for rank in capture.ranks:  # what was launched before the trace is ready when its record of the host begins
         mine = calls.start_ns[calls.rank == rank]
@@ -68,10 +68,10 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         fetches = persistent & (tiles > facts.own_tiles * blocks)
         cleared_ns = np.zeros(len(work), dtype=np.int64)
         clearing_ns = np.where(fetches, round(facts.clearing_s * 1e9), 0)
-    graph_lead_ns = np.where(talks, round(facts.collective_lead_graph_s * 1e9), cleared_ns)
+    graph_lead_ns = np.where(is_communication, round(facts.collective_lead_graph_s * 1e9), cleared_ns)
     eager_lead_ns = round(facts.collective_lead_eager_s * 1e9)
     in_graph = ~known | (work.graph != NONE)
-    return Load(
+    return ReplayRows(
         dur_ns=work.dur_ns,
         issue_ns=issue_ns,
         early=~known,
@@ -79,8 +79,10 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         tiles=tiles,
         cluster=cluster,
         own=np.where(persistent, facts.own_tiles, 0),
-        talks=talks & (blocks > 0),
-        lead_ns=np.where(in_graph, graph_lead_ns, np.where(talks & _beside_others(capture), eager_lead_ns, 0)),
+        is_collective=is_communication & (blocks > 0),
+        lead_ns=np.where(
+            in_graph, graph_lead_ns, np.where(is_communication & _beside_others(capture), eager_lead_ns, 0)
+        ),
         graph_lead_ns=graph_lead_ns,
         clearing_ns=clearing_ns,
         fetches=fetches,
@@ -112,7 +114,7 @@ def _behind_memset(capture: Capture, dag: Dag) -> NDArray[np.bool_]:
     return behind
 
 
-def with_tiles(load: Load, capture: Capture, jobs: Jobs) -> Load:
+def with_tiles(load: ReplayRows, capture: Capture, jobs: Jobs) -> ReplayRows:
     """``load`` with the tiles of persistent products whose shapes were not recorded: about those of their stand-ins.
 
     A grid below the SMs has a tile a block; a counter is cleared where there are more than its own a block, and
@@ -170,7 +172,7 @@ def host_waits(capture: Capture) -> list[HostWait]:
     return sorted(waits, key=lambda wait: wait.return_ns)
 
 
-def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
+def fitted(load: ReplayRows, dag: Dag, waits: list[HostWait]) -> ReplayRows:
     """``load`` with the pause that the host's blocking calls tell: the longest with which none returns too early.
 
     The longer kernels pause, the later their work ends; no call may return before what it waited for. Work launched
@@ -180,7 +182,7 @@ def fitted(load: Load, dag: Dag, waits: list[HostWait]) -> Load:
     before = [wait for wait in sure if load.early[list(wait.rows)].all()]
     telling = [wait for wait in sure if wait not in before]
 
-    def late_ns(load: Load, some: list[HostWait]) -> int:
+    def late_ns(load: ReplayRows, some: list[HostWait]) -> int:
         end_ns = replay(dag, load).end_ns
         return max(int(end_ns[list(wait.rows)].max()) + WAKE_UP_NS - wait.return_ns for wait in some)
 

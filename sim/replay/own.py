@@ -11,7 +11,7 @@ import numpy as np
 from sim.errors import SimError
 from sim.replay.energy import energy_j
 from sim.replay.price import Priced
-from sim.replay.run import NEVER, Load
+from sim.replay.run import NEVER, ReplayRows
 from sim.scenario.machine import Machine, Policy, machine
 from traces.capture import NONE, Capture
 from traces.classify import Classes
@@ -21,7 +21,7 @@ from traces.records import Floats, Ints
 
 STEP = "step"  # the class of a served run's steps, where its kernels were not written
 GRAPH_HEAD_NS = 5_000  # the first kernel of a graph begins within this
-CLOCK_STEP_HZ = 1e6  # recorded clocks are told apart to this, so that kernels share prices
+CLOCK_STEP_HZ = 1e6  # recorded clocks are distinguished to this, so that kernels share prices
 
 
 def is_ours(capture: Capture) -> bool:
@@ -50,7 +50,7 @@ def as_run(capture: Capture, classes: Classes) -> Capture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RunConditions:
     """Under what a run of ours was simulated; ``steady``: repeated until the limiters had settled.
 
     ``graph``: no host delays it, else a host that needs ``host_issue_s`` a launch.
@@ -64,7 +64,7 @@ class Recorded:
     host_issue_s: float
 
     @classmethod
-    def of(cls, capture: Capture) -> Recorded | None:
+    def of(cls, capture: Capture) -> RunConditions | None:
         """That of ``capture``, None where it is not ours."""
         own = own_of(capture)
         if own is None:
@@ -130,7 +130,9 @@ def clocks_of(capture: Capture) -> Floats | None:
     return found if len(found) and (found > 0).all() else None
 
 
-def recorded_loads(load: Load, capture: Capture, dag: Dag, recorded: Recorded) -> tuple[Load, Load]:
+def recorded_loads(
+    load: ReplayRows, capture: Capture, dag: Dag, recorded: RunConditions
+) -> tuple[ReplayRows, ReplayRows]:
     """The load as the trace has it, every pause and all, and the one of other assumptions.
 
     In the first each kernel begins so long after what it waited for as the trace says, and has room. In the second a
@@ -153,13 +155,13 @@ def recorded_loads(load: Load, capture: Capture, dag: Dag, recorded: Recorded) -
     hosted = waits & (issue_ns >= work.start_ns)
     lead_ns = np.where(hosted, np.minimum(lead_ns, 0), lead_ns)
     true = replace(load, issue_ns=issue_ns, lead_ns=lead_ns, graph_lead_ns=lead_ns, asks=False)
-    asking_ns = np.where(load.talks, np.minimum(lead_ns, load.graph_lead_ns), lead_ns)
+    asking_ns = np.where(load.is_collective, np.minimum(lead_ns, load.graph_lead_ns), lead_ns)
     graph_lead_ns = asking_ns if recorded.graph else load.graph_lead_ns
     return true, replace(true, lead_ns=asking_ns, graph_lead_ns=graph_lead_ns, asks=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Correction:
+class PowerCorrection:
     """What makes of the laws' watts those that the trace recorded: factors of each row, and watts that no law gives."""
 
     dynamic: Floats
@@ -169,7 +171,7 @@ class Correction:
     @classmethod
     def of(
         cls, capture: Capture, prices: Priced, works_ns: Floats, idle_j: Mapping[int, float], head_ns: int
-    ) -> Correction:
+    ) -> PowerCorrection:
         """The correction at which ``prices`` give the joules that the rows have, and each rank's GPU its ``idle_j``.
 
         A simulated kernel's joules hold the idle power of its GPU, shared with what runs beside it.
@@ -191,9 +193,9 @@ class Correction:
             idle[mine] = (idle_j[rank] + float(beneath_j[mine].sum())) / by_law if by_law > 0.0 else 1.0
         return cls(dynamic=dynamic, added_w=added_w, idle=idle)
 
-    def of_rows(self, rows: Ints) -> Correction:
+    def of_rows(self, rows: Ints) -> PowerCorrection:
         """That of parts of rows."""
-        return Correction(dynamic=self.dynamic[rows], added_w=self.added_w[rows], idle=self.idle[rows])
+        return PowerCorrection(dynamic=self.dynamic[rows], added_w=self.added_w[rows], idle=self.idle[rows])
 
     def on(self, prices: Priced) -> Priced:
         """``prices`` corrected."""
@@ -221,7 +223,7 @@ def alone_ns(capture: Capture) -> Floats:
     return found
 
 
-def head_ns_of(capture: Capture, recorded: Recorded) -> int:
+def head_ns_of(capture: Capture, recorded: RunConditions) -> int:
     """Nanoseconds from the run's start to its first kernel, 0 where the trace begins later."""
     starts_ns = [int(samples.time_ns[0]) for samples in capture.samples if samples.name == CLOCK and len(samples.value)]
     head_ns = int(capture.work.start_ns.min()) - min(starts_ns, default=0)

@@ -35,7 +35,7 @@ from workloads.work import (
 
 Toward = Literal["middle", "least", "most"]  # of what a kernel of unknown bound may take
 SIZE_LIMIT = 2.0**40
-STEPS_PER_OCTAVE = 8  # durations of stand-ins are told apart to 9 %
+STEPS_PER_OCTAVE = 8  # durations of stand-ins are distinguished to 9 %
 REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
 DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one token over the cache
 DECODE_ROWS = 256  # a step of so few tokens decodes
@@ -76,7 +76,7 @@ class Jobs:
 def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, clock_hz: float) -> Jobs:
     """The job of each row on the trace's GPU, ``target``, at ``clock_hz`` or what the fast limiter allows."""
     work = capture.work
-    rows = [capture.matrices[one].m for one in work.matrix[work.matrix != NONE].tolist()]
+    rows = [capture.matrices[matrix].m for matrix in work.matrix[work.matrix != NONE].tolist()]
     stand_in = _StandIns(target, clock_hz, rows=round(float(np.median(rows))) if rows else None)
     known: dict[Work, int] = {}
     by_key: dict[tuple[int, ...], tuple[int, int, int]] = {}
@@ -84,7 +84,7 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
     job = np.full((3, len(work)), NONE, dtype=np.int64)
     steps = np.rint(np.log2(np.maximum(dur_ns, 100)) * STEPS_PER_OCTAVE).astype(np.int64)
     columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps, work.stated)
-    stated = [work_of(one) for one in capture.stated]
+    stated = [work_of(stated) for stated in capture.stated]
     for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         name, cls, matrix, collective, blocks, step, own = key
         text, label = capture.names[name], classes.labels[cls]
@@ -108,7 +108,7 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
             unknown = label not in BY_LAW or (label == "gemm" and GROUPED.search(text) is not None)
             both = (stand_in.of("copy", step), stand_in.of("product", step))
             twins = both if unknown and not (exact or recorded) and found is not None else (None, None)
-            numbers = [NONE if one is None else known.setdefault(one, len(known)) for one in (found, *twins)]
+            numbers = [NONE if kind is None else known.setdefault(kind, len(known)) for kind in (found, *twins)]
             by_key[key] = numbers[0], numbers[1], numbers[2]
         job[:, row] = by_key[key]
     return Jobs(works=tuple(known), job=job[0], as_copy=job[1], as_product=job[2], by_shape=by_shape)
@@ -256,9 +256,9 @@ def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
 
 def unpriced(rows: int) -> Priced:
     """Prices of a GPU without laws: no times, no watts, an idle power to be corrected."""
-    none, one = np.zeros(rows), np.ones(rows)
+    none, ones = np.zeros(rows), np.ones(rows)
     return Priced(
-        time_s=np.full(rows, math.nan), dynamic_w=none, waiting_w=none, idle_w=one, free_w=one, beside=one,
+        time_s=np.full(rows, math.nan), dynamic_w=none, waiting_w=none, idle_w=ones, free_w=ones, beside=ones,
         bounds_s=np.full((2, rows), math.nan),
     )  # fmt: skip
 

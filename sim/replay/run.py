@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
-from sim.engine.recorded import HostCall, Record, RecordedCore
+from sim.engine.recorded import HostCall, RecordedCore, RecordedKernels
 from sim.engine.recorded_driver import RecordedEngine
 from sim.engine.resources.grid import Grid
 from sim.errors import DeadlockError
@@ -25,13 +25,13 @@ PS_PER_NS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Load:
+class ReplayRows:
     """What a replay needs of each row of work, and of the machine; times in nanoseconds.
 
     ``issue_ns``: when the host has launched it (``early``: before the trace began). ``blocks`` SMs are held if they
     are free, for as many rounds as ``tiles`` need on them (0: it keeps nobody out); blocks start ``cluster`` at a time
-    and have ``own`` tiles by their number; where ``fetches``, a memset clears the counter of further ones. ``talks``: a
-    collective, which cannot start where nothing is free; on a GPU with ``clusters`` in clusters of its own. ``lead_ns``
+    and have ``own`` tiles by their number; where ``fetches``, a memset clears the counter of further ones. A row that
+    ``is_collective`` cannot start where nothing is free; on a GPU with ``clusters`` in clusters of its own. ``lead_ns``
     passes after what it waited for, beyond ``pause_ns``; ``graph_lead_ns`` in a graph. ``clearing_ns`` of its own time
     pass before its blocks ask for SMs. Where it ``asks`` for none, each begins as its lead says.
     ``rounds``, where given, are those in which the durations were measured: in more of them, because a collective holds
@@ -45,7 +45,7 @@ class Load:
     tiles: Ints
     cluster: Ints
     own: Ints
-    talks: NDArray[np.bool_]
+    is_collective: NDArray[np.bool_]
     lead_ns: Ints
     graph_lead_ns: Ints
     clearing_ns: Ints
@@ -82,7 +82,7 @@ class Times:
     rounds: Floats
 
 
-def replay(dag: Dag, load: Load, host: Sequence[HostWait] = ()) -> Times:
+def replay(dag: Dag, load: ReplayRows, host: Sequence[HostWait] = ()) -> Times:
     """Starts and ends of all rows of work.
 
     ``host`` in the order of ``return_ns``. Raises :class:`DeadlockError` where ranks meet in no common order.
@@ -103,7 +103,7 @@ def _ns(times_ps: Sequence[int]) -> Ints:
     return np.rint(np.array(times_ps, dtype=np.float64) / PS_PER_NS).astype(np.int64)
 
 
-def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
+def graph_of(dag: Dag, load: ReplayRows) -> tuple[KernelGraph, list[Grid]]:
     """The rows as a kernel graph, a queue a stream, and how the blocks of each of its classes come to SMs."""
     ranks, gpu = np.unique(load.rank, return_inverse=True)
     queue = np.empty(len(load.rank), dtype=np.int64)
@@ -112,9 +112,9 @@ def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
     facts = scheduling()
     cluster = load.cluster.copy()
     if load.clusters:
-        cluster[load.talks & (load.blocks % facts.collective_cluster == 0)] = facts.collective_cluster
+        cluster[load.is_collective & (load.blocks % facts.collective_cluster == 0)] = facts.collective_cluster
     sms = np.minimum(load.blocks, load.sms)
-    columns = np.stack([load.talks, sms, load.tiles, cluster, load.own])
+    columns = np.stack([load.is_collective, sms, load.tiles, cluster, load.own])
     kinds, op_class = np.unique(columns, axis=1, return_inverse=True)
     successors: dict[int, list[int]] = defaultdict(list)
     waits: dict[int, int] = defaultdict(int)
@@ -143,26 +143,26 @@ def graph_of(dag: Dag, load: Load) -> tuple[KernelGraph, list[Grid]]:
     return graph, [_grid_of(*kind) for kind in kinds.T.tolist()]
 
 
-def _class_of(talks: int, sms: int, tiles: int) -> KernelClass:
+def _class_of(is_collective: int, sms: int, tiles: int) -> KernelClass:
     """A kernel of given blocks; its time is not that of a law."""
     terms = KernelTerms(floor_s=0.0, blocks=max(1, tiles), cycles_per_block=0.0, sms_cap=float(sms))
-    name = f"collective of {sms} blocks" if talks else f"kernel of {tiles} tiles on {sms} SMs"
-    return KernelClass(name=name, family="traced", terms=terms, collective=bool(talks))
+    name = f"collective of {sms} blocks" if is_collective else f"kernel of {tiles} tiles on {sms} SMs"
+    return KernelClass(name=name, family="traced", terms=terms, collective=bool(is_collective))
 
 
-def _grid_of(talks: int, sms: int, tiles: int, cluster: int, own: int) -> Grid:
+def _grid_of(is_collective: int, sms: int, tiles: int, cluster: int, own: int) -> Grid:
     return Grid(
         sms=float(sms),
         tiles=tiles,
         cluster=cluster,
-        whole=not talks,
+        whole=not is_collective,
         own_tiles=own,
-        collective=bool(talks),
+        collective=bool(is_collective),
         cluster_sms=scheduling().cluster_sms,
     )
 
 
-def record_of(load: Load, host: Sequence[HostWait], zero_ns: int) -> Record:
+def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> RecordedKernels:
     """What the trace says of the rows, from ``zero_ns`` on."""
     ranks = np.unique(load.rank).tolist()
     epoch = np.zeros(len(load.rank), dtype=np.int64)  # waits that had returned when the row was launched
@@ -183,9 +183,9 @@ def record_of(load: Load, host: Sequence[HostWait], zero_ns: int) -> Record:
         ])  # fmt: skip
 
     def ps(column_ns: Ints) -> list[int]:
-        return [one * PS_PER_NS for one in column_ns.tolist()]
+        return [value * PS_PER_NS for value in column_ns.tolist()]
 
-    return Record(
+    return RecordedKernels(
         dur_ps=ps(load.dur_ns),
         pause_ps=ps(load.lead_ns + load.pause_ns),
         launch_ps=ps(load.issue_ns - zero_ns),

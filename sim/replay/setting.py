@@ -16,9 +16,9 @@ from sim.replay.boards import unknown_board
 from sim.replay.changes import Changes, ReplayError, beside_products, changed
 from sim.replay.chunks import chains_of, split, split_jobs, split_load
 from sim.replay.energy import energy_j
-from sim.replay.own import STEP, Correction, Recorded, idle_j_of
+from sim.replay.own import STEP, PowerCorrection, RunConditions, idle_j_of
 from sim.replay.price import Jobs, Priced, Toward, priced, slowdown, unpriced, with_ctas
-from sim.replay.run import HostWait, Load, Times, replay
+from sim.replay.run import HostWait, ReplayRows, Times, replay
 from sim.run.steady import held_clocks
 from sim.scenario.machine import Machine, Policy, machine
 from traces.capture import NONE, Capture, Category
@@ -34,7 +34,7 @@ BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class ReplayTimes:
     """Work at the times that a replay gave it: times by rank; joules of each rank's GPU, in ``over_s``, if known.
 
     ``limit_w``: what each board may draw.
@@ -63,16 +63,16 @@ class Outcome:
         return [] if self.energy_j_per_rank is None else (self.energy_j_per_rank / self.over_s).tolist()
 
 
-class Setting:
+class ReplaySetup:
     """A replay set up: what is needed to run it under any changes."""
 
     def __init__(
-        self, capture: Capture, classes: Classes, dag: Dag, load: Load, waits: list[HostWait],
-        target: Machine | None, jobs: Jobs | None, *, recorded: Recorded | None, clock_hz: Floats | None,
+        self, capture: Capture, classes: Classes, dag: Dag, load: ReplayRows, waits: list[HostWait],
+        target: Machine | None, jobs: Jobs | None, *, recorded: RunConditions | None, clock_hz: Floats | None,
     ) -> None:  # fmt: skip
         self.capture, self.classes, self.dag, self.load, self.waits = capture, classes, dag, load, waits
         self.target, self.jobs, self.recorded, self.clock_hz = target, jobs, recorded, clock_hz
-        self.correction: Correction | None = None
+        self.correction: PowerCorrection | None = None
         self.toward: Toward = "middle"  # of what kernels of unknown bound may take under changes
         self.head_ns: int | None = None  # of a trace of ours: from the start of all GPUs to the first kernel
         self.base = None
@@ -91,9 +91,9 @@ class Setting:
             return
         prices = self.base or unpriced(len(self.capture.work))
         works_ns = np.minimum(self._works_ns(self.load, prices), self.capture.work.dur_ns)
-        self.correction = Correction.of(self.capture, prices, works_ns, idle_j, head_ns)
+        self.correction = PowerCorrection.of(self.capture, prices, works_ns, idle_j, head_ns)
 
-    def chunked(self, chunks: int) -> tuple[Setting, int]:
+    def chunked(self, chunks: int) -> tuple[ReplaySetup, int]:
         """The same with chains of product and collective in ``chunks`` parts; the number of collectives cut.
 
         A part takes the row's measured time times the laws' ratio of the part to the whole.
@@ -112,7 +112,7 @@ class Setting:
         now = priced(jobs, target, target.model.max_clock_hz if clock_hz is None else clock_hz)
         factor = np.nan_to_num(now.time_s / base.time_s[parts.origin], nan=1.0)
         capture = self.capture.keep(parts.origin)
-        run = Setting(
+        run = ReplaySetup(
             replace(capture, work=replace(capture.work, stream=parts.stream)),
             replace(self.classes, index=self.classes.index[parts.origin]),
             parts.dag,
@@ -134,7 +134,7 @@ class Setting:
             raise ReplayError(f"trace_gpu is missing: {why}")
         return self.target, self.jobs, self.base
 
-    def under(self, changes: Changes) -> Outcome:
+    def under(self, changes: Changes) -> ReplayTimes:
         """Run under ``changes``; where power settles, at the clocks that keep each GPU's mean within the cap.
 
         What was recorded steady stays so unless a regime is asked for.
@@ -157,7 +157,7 @@ class Setting:
         if not (changes.steady or settles):
             return self._run(changes, target, priced(jobs, target, self._cold_hz(changes, target)))
         place = np.searchsorted(self.capture.ranks, self.capture.work.rank)
-        tried: dict[tuple[float, ...], Outcome] = {}
+        tried: dict[tuple[float, ...], ReplayTimes] = {}
 
         def mean_w(clocks_hz: list[float]) -> list[float]:
             prices = priced(jobs, target, self._settled_hz(np.array(clocks_hz)[place], target, known))
@@ -192,7 +192,7 @@ class Setting:
         lowered = self.clock_hz < FAST_SHARE * highest_hz
         return np.where(lowered, np.minimum(clock_hz, self.clock_hz), clock_hz)
 
-    def _run(self, changes: Changes, target: Machine | None, prices: Priced | None) -> Outcome:
+    def _run(self, changes: Changes, target: Machine | None, prices: Priced | None) -> ReplayTimes:
         load, beside = self.load, self.beside.copy()
         if prices is not None and self.base is not None:
             dur_ns = load.dur_ns.astype(np.float64)
@@ -215,11 +215,11 @@ class Setting:
             times, beside = replay(dag, load, waits), now
         return self.outcome(load, times, target, prices)
 
-    def _works_ns(self, load: Load, prices: Priced) -> Floats:
+    def _works_ns(self, load: ReplayRows, prices: Priced) -> Floats:
         """How long each row works; beyond its law's time, a collective of ranks not captured waits for them."""
         return np.where(self.lonely, np.fmin(load.dur_ns, prices.time_s * 1e9), load.dur_ns)
 
-    def outcome(self, load: Load, times: Times, target: Machine | None, prices: Priced | None) -> Outcome:
+    def outcome(self, load: ReplayRows, times: Times, target: Machine | None, prices: Priced | None) -> ReplayTimes:
         """What a run of ``load`` amounts to; within the fast limit of ``target``, if there is one."""
         start_ns, end_ns, own_j, ranks_j = times.start_ns, times.end_ns, None, None
         if self.correction is not None:
@@ -235,7 +235,7 @@ class Setting:
         if self.head_ns is not None:
             span_s[:] = float(end_ns.max() - start_ns.min() + self.head_ns) * 1e-9
         board = target or self.target
-        return Outcome(
+        return ReplayTimes(
             capture=capture,
             classes=classes,
             ranks=ranks,

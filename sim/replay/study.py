@@ -12,10 +12,10 @@ import numpy as np
 from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes, beside_products
 from sim.replay.load import fitted, host_waits, load_of, shown_pause_ns, with_lags, with_tiles
-from sim.replay.own import Recorded, as_run, clocks_of, head_ns_of, recorded_loads
+from sim.replay.own import RunConditions, as_run, clocks_of, head_ns_of, recorded_loads
 from sim.replay.price import jobs_of
 from sim.replay.run import replay
-from sim.replay.setting import Outcome, Setting, graph_pause_ns, over_ranks
+from sim.replay.setting import ReplaySetup, ReplayTimes, graph_pause_ns, over_ranks
 from sim.result.status import Standing, standing_of_laws
 from sim.scenario.machine import Machine, Policy, machine
 from traces.capture import Capture
@@ -42,8 +42,8 @@ class Replayed:
     dag: Dag
     pause_ns: int
     measured: Sequence[RankTimes]
-    unchanged: Outcome
-    simulated: Outcome
+    unchanged: ReplayTimes
+    simulated: ReplayTimes
     gpu: str | None
     status: str | None
     recorded: bool
@@ -71,7 +71,7 @@ def replay_capture(
 ) -> Replayed:
     """Replay ``capture``: its durations, host calls and edges, none of its starts."""
     changes = changes or Changes()
-    recorded = Recorded.of(capture)
+    recorded = RunConditions.of(capture)
     if recorded is not None:
         capture = as_run(capture, classes)
     dag = dag_of(capture, classes)
@@ -103,7 +103,7 @@ def replay_capture(
     usual = load
     if recorded is not None:
         load, asking = recorded_loads(load, capture, dag, recorded)
-    run = Setting(capture, classes, dag, load, waits, target, jobs, recorded=recorded, clock_hz=clock_hz)
+    run = ReplaySetup(capture, classes, dag, load, waits, target, jobs, recorded=recorded, clock_hz=clock_hz)
     if recorded is not None:
         run.correct(head_ns_of(capture, recorded))
     times = replay(dag, load)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.replay.setting import Outcome
+from sim.replay.setting import ReplayTimes
 from traces.classify import COMMUNICATION
 from traces.records import Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
 
 
-def write_replay(outcome: Outcome, path: Path) -> Path:
+def write_replay(outcome: ReplayTimes, path: Path) -> Path:
     """Write ``outcome``, in the format that the name asks for: a process a rank, a lane a stream, joules beyond idle.
 
     Raises :class:`TraceError` where ``path`` cannot be written.

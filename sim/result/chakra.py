@@ -81,7 +81,7 @@ def _nodes(run: Timeline, rank: int, groups: dict[tuple[int, ...], int]) -> Iter
         # The pause before a kernel is part of it: readers start a node as soon as those before it have ended.
         begin_us = round((int(start[number]) * S_PER_PS - cls.gap_s) * 1e6)
         end_us = round(int(end[number]) * S_PER_PS * 1e6)
-        after = tuple(node for one in before.get(kernel, ()) for node in ids[one])
+        after = tuple(node for kernel_before in before.get(kernel, ()) for node in ids[kernel_before])
         common: dict[str, Value] = {
             "is_cpu_op": False,
             "stream": graph.queue_stream[graph.op_queue[kernel]],

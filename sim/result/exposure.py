@@ -36,16 +36,16 @@ def exposure(graph: KernelGraph, op: Ints, start: Ints, end: Ints, multiplicity:
     gap = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)[cls]
     working = covered(gpu, np.where(moves, moving, start - gap), end, graph.gpus)
     names = [str(c.describe.get("op", c.family)) for c in graph.classes]
-    kinds = sorted({names[one] for one in np.unique(cls[moves]).tolist()})
-    number = {name: i for i, name in enumerate(kinds)}
-    kind = np.where(moves, np.array([number.get(name, -1) for name in names], dtype=np.int64)[cls], -1)
+    kinds = sorted({names[number] for number in np.unique(cls[moves]).tolist()})
+    index = {name: i for i, name in enumerate(kinds)}
+    kind = np.where(moves, np.array([index.get(name, -1) for name in names], dtype=np.int64)[cls], -1)
     whose, begins, ends = gpu[~moves], start[~moves], end[~moves]
     length = covered(whose, begins, ends, graph.gpus)
     alone: list[list[float]] = [[], []]
     # What an earlier kind has covered is not counted again, so that the parts sum to the whole.
     for part, (first, last) in enumerate(((moving, end), (start, moving))):
-        for one in range(len(kinds)):
-            these = kind == one
+        for number in range(len(kinds)):
+            these = kind == number
             whose, begins, ends = (
                 np.concatenate(pair) for pair in ((whose, gpu[these]), (begins, first[these]), (ends, last[these]))
             )

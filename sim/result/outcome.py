@@ -99,8 +99,8 @@ class Outcome:
     """The parts of a run in order of time; all figures are of all GPUs unless the name says per GPU.
 
     ``phases`` names the phase of each part's segments, ``detail`` says how the run was simulated and ``why``.
-    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``knots``
-    contexts standing for all decode steps, time and energy are wrong by at most ``knot_error``, as a share.
+    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``context_buckets``
+    contexts standing for all decode steps, time and energy are wrong by at most ``context_bucket_error``, as a share.
     """
 
     folding: Folding
@@ -111,8 +111,8 @@ class Outcome:
     why: str
     kernels: int
     full_graph: Callable[[], KernelGraph]
-    knots: int = 0
-    knot_error: float = 0.0
+    context_buckets: int = 0
+    context_bucket_error: float = 0.0
     _tallies: dict[int, Tally] = field(default_factory=dict)
 
     @cached_property
@@ -253,9 +253,9 @@ def unfold(outcome: Outcome, graph: KernelGraph) -> Recorder:
         sizes = np.bincount(np.asarray(piece.op_gpu), minlength=piece.gpus)
         piece_first = np.cumsum(sizes) - sizes
         step_gpu = np.frombuffer(records.step_gpu, dtype=np.int32)
-        for one, ranks in enumerate(outcome.folding.classes):
-            spans, steps = gpu == one, step_gpu == one
-            local = op[spans] - piece_first[one] + shift * sizes[one] + at_op[part.number][one]
+        for number, ranks in enumerate(outcome.folding.classes):
+            spans, steps = gpu == number, step_gpu == number
+            local = op[spans] - piece_first[number] + shift * sizes[number] + at_op[part.number][number]
             moments = shift * records.end_ps + begin_ps
             start, end, time, state = (
                 np.frombuffer(column, dtype=np.int64)[mine]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.result.exposure import S_PER_PS
 from sim.scenario.memory import MemoryUse, memory_use
 from sim.scenario.precision import precision_of
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def utilisation(run: Run) -> dict[str, float | None]:
 
 def memory(run: Run) -> MemoryUse | None:
     """What the fullest GPU holds; None of a denoising run, whose summary says it itself."""
-    return memory_use(run.scenario) if run.scenario.phase != "denoise" else None
+    return memory_use(resolve_scenario(run.scenario)) if run.scenario.phase != "denoise" else None
 
 
 def _multiplied(scenario: Scenario) -> str:

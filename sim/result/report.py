@@ -54,8 +54,8 @@ def summary(run: Run) -> dict[str, Any]:
         "detail_why": run.outcome.why,
         "positions": positions(run.scenario),
         "precision": None if run.scenario.phase == "denoise" else precision_of(run.scenario).as_json(),
-        "context_knots": run.outcome.knots,
-        "context_knot_error": run.outcome.knot_error,
+        "context_buckets": run.outcome.context_buckets,
+        "context_bucket_error": run.outcome.context_bucket_error,
         "energy_j_by_class": {name: energy_j for name, (energy_j, _) in run.sums_by("family").items()},
         "energy_j_by_phase": {name: energy_j for name, (energy_j, _) in run.sums_by("phase").items()},
     }
@@ -154,9 +154,11 @@ def print_summary(run: Run, console: Console) -> None:
     head.add_row("kernels", f"{run.outcome.kernels:,}")
     head.add_row("simulated", simulated(run))
     head.add_row("as SimPy events", by_events(run))
-    if run.outcome.knots:
-        off = f"off by {100 * run.outcome.knot_error:.2g} % at most"
-        head.add_row("decode steps", f"on {run.outcome.knots} contexts for {run.scenario.output_len} tokens: {off}")
+    if run.outcome.context_buckets:
+        off = f"off by {100 * run.outcome.context_bucket_error:.2g} % at most"
+        head.add_row(
+            "decode steps", f"on {run.outcome.context_buckets} contexts for {run.scenario.output_len} tokens: {off}"
+        )
     head.add_row("these numbers are", status_text(run))
     console.print(head)
     table = Table(title="Where the joules go", title_justify="left")

@@ -174,7 +174,8 @@ def standing(
 
 def _card(scenario: Scenario, target: Machine, known: Checked | None) -> str:
     """What the card's laws rest on: calibrated for a stack whose own kernels and whole runs were measured on it."""
-    engine = workloads.load_stack(scenario.stack).engine if scenario.phase != "denoise" else None
+    stack = workloads.load_stack(scenario.stack)
+    engine = stack.engine or stack.passes
     if known is not None and engine is not None and engine in shipped_engines(target.gpu.id):
         return "calibrated"
     return target.profile.status
@@ -241,9 +242,9 @@ def _of_machine(target: Machine) -> list[str]:
     return found
 
 
-def _same_figures(one: GpuSpec, other: GpuSpec) -> bool:
+def _same_figures(gpu: GpuSpec, other: GpuSpec) -> bool:
     names = {field.name for field in fields(GpuSpec)} - {"sources", "confidence"}
-    return one is other or all(getattr(one, name) == getattr(other, name) for name in names)
+    return gpu is other or all(getattr(gpu, name) == getattr(other, name) for name in names)
 
 
 def _measured(asked: Kind) -> tuple[Checked | None, list[str]]:

@@ -15,7 +15,7 @@ from traces.errors import TraceError
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
 from traces.write.chrome import write_chrome
-from traces.write.cut import averaged, window
+from traces.write.window import averaged, window
 from workloads.families.pipeline import RECEIVE_STREAM, SEND_STREAM
 from workloads.placement import place_of
 
@@ -32,7 +32,7 @@ COUNTERS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class TraceWindow:
     """What of a timeline is written: a window (ms), and counters with one value every ``counter_ms`` at most."""
 
     window_ms: tuple[float, float] | None = None
@@ -46,20 +46,22 @@ class Cut:
         return trace if self.counter_ms is None else averaged(trace, max(1, round(self.counter_ms * 1e9)))
 
 
-def write_timeline(run: Run, path: Path, *, layout: Literal["one", "hta"] = "one", cut: Cut | None = None) -> Path:
+def write_timeline(
+    run: Run, path: Path, *, layout: Literal["one", "hta"] = "one", part: TraceWindow | None = None
+) -> Path:
     """Write ``run`` to ``path``, in Perfetto's format (.pftrace) or as Chrome trace (.json).
 
     ``hta`` writes one Chrome file a rank into the folder ``path``.
     """
-    cut = cut or Cut()
+    part = part or TraceWindow()
     if layout == "one":
-        return write_trace(cut.of(to_trace(run)), path)
+        return write_trace(part.of(to_trace(run)), path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TraceError(f"cannot write traces into folder '{path}': {error.strerror or error}") from None
     for gpu in range(run.graph.gpus):
-        write_chrome(cut.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.pt.trace.json.gz", launches=True)
+        write_chrome(part.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.pt.trace.json.gz", launches=True)
     return path
 
 
@@ -174,8 +176,8 @@ def _enclosing(
         (PHASE_LANE, phase_of[segment], phase_names),
     ):
         kind_of: dict[int, int] = {}
-        for one in np.unique(gpu).tolist():
-            mine = gpu == one
+        for rank in np.unique(gpu).tolist():
+            mine = gpu == rank
             ids, where = np.unique(group[mine], return_inverse=True)
             first = np.full(len(ids), np.iinfo(np.int64).max)
             last = np.zeros(len(ids), dtype=np.int64)
@@ -188,7 +190,7 @@ def _enclosing(
                 if number not in kind_of:
                     kind_of[number] = len(kinds)
                     kinds.append(SpanKind(name=labels[number], category="layer" if tid == LAYER_LANE else "phase"))
-                lane.append(outer[one, tid])
+                lane.append(outer[rank, tid])
                 kind.append(kind_of[number])
                 begins.append(begin)
                 ends.append(finish)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hardware.clock import ClockLimits
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.running import GpuModel, Held
+from sim.engine.running import GpuModel, HeldClock
 from sim.errors import ScenarioError
 from sim.run.steady import mean_w, seconds_of
 from sim.shortcuts.pieces import Part, Repeated, play_governed
@@ -74,7 +74,7 @@ def _hottest_w(seconds: np.ndarray, power_w: np.ndarray, window_s: float) -> flo
 
 
 def periodic(
-    sequence: Sequence[Repeated], limits: ClockLimits, held: Sequence[Held], parts: Sequence[Part]
+    sequence: Sequence[Repeated], limits: ClockLimits, held: Sequence[HeldClock], parts: Sequence[Part]
 ) -> SteadyLimiter:
     """The limiters as they stand before each repetition of the steady state.
 
@@ -82,7 +82,7 @@ def periodic(
     """
     gpu = sequence[0].piece.model.gpu
     limiter = SteadyLimiter(limits, held, mean_w(parts), seconds_of(parts))
-    searches = [_Clock(gpu, limits.slow_limit_w, one.clock_hz) for one in held]
+    searches = [_Clock(gpu, limits.slow_limit_w, clock.clock_hz) for clock in held]
     for _ in range(MOST_CLOCKS):
         before, means = _repeat(sequence, limiter)
         steps = [search.learn(power) for search, power in zip(searches, means, strict=True)]

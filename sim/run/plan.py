@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware.cluster import Cluster
+from hardware.profile import Profile
 from sim.build.cost import Pricer, drawn
 from sim.build.lower import Classify, lower
 from sim.engine.fluid import FluidModel
@@ -23,10 +25,10 @@ from sim.errors import FoldError
 from sim.result.outcome import Outcome
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
-from sim.shortcuts.cut import Step, cut
+from sim.shortcuts.context_buckets import error_bound
 from sim.shortcuts.fold import Folding, fold, unfolded
-from sim.shortcuts.knots import error_bound
 from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
+from sim.shortcuts.segments import SegmentStep, split_into_pieces
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 
 # Prices remembered for one GPU type and world; beyond it they are worked out again.
@@ -35,7 +37,7 @@ MAX_PRICERS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layout:
+class PieceSequence:
     """Work as the engine gets it: pieces in order, the phases of each, where each begins in every GPU's program."""
 
     folding: Folding
@@ -46,7 +48,7 @@ class Layout:
 
 @dataclass(kw_only=True, eq=False)
 class Work:
-    """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run on knots."""
+    """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run."""
 
     program: Program
     tokens: int
@@ -78,7 +80,7 @@ class Work:
         """Classes of equal ranks, or :class:`FoldError`."""
         return fold(self.program, self.classify)
 
-    def graph_of(self, steps: Sequence[Step]) -> KernelGraph:
+    def graph_of(self, steps: Sequence[SegmentStep]) -> KernelGraph:
         """The kernel graph of a few steps on all folded GPUs, phases numbered as the steps are.
 
         Equal ones (the head of every pass) share it.
@@ -108,10 +110,10 @@ class Plan:
     model: GpuModel
     _pieces: dict[int, Piece] = field(default_factory=dict)
     _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
-    _full: Layout | None = None
+    _full: PieceSequence | None = None
 
     @property
-    def full(self) -> Layout:
+    def full(self) -> PieceSequence:
         """Every rank, every layer."""
         if self._full is not None:
             return self._full
@@ -121,7 +123,7 @@ class Plan:
         return layout
 
     @cached_property
-    def folded(self) -> Layout:
+    def folded(self) -> PieceSequence:
         """Equal ranks once, every layer."""
         folding = self.work.folding
         if len(folding.classes) == len(self.work.program.ranks) > 1:
@@ -133,7 +135,7 @@ class Plan:
         return self._whole(folding, self.work.lowered(graph))
 
     @cached_property
-    def segments(self) -> Layout:
+    def segments(self) -> PieceSequence:
         """Equal ranks once, equal layers once."""
         if self.work.issue_s is not None:
             raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
@@ -147,17 +149,17 @@ class Plan:
         phases: list[tuple[str, ...]] = []
         first_op: list[NDArray[np.int64]] = []
         at = np.zeros(len(ranks), dtype=np.int64)
-        for steps, repeat in cut(_side_by_side(ranks), folding):
+        for steps, repeat in split_into_pieces(_side_by_side(ranks), folding):
             piece = self._piece(steps)
             sequence.append(Repeated(number=len(sequence), piece=piece, repeat=repeat))
             phases.append(tuple(steps[int(number)].phase for number, _, _ in piece.graph.segments))
             first_op.append(at)
             sizes = [[len(segment.kernels) for segment in step.segments] for step in steps]
             at = at + repeat * np.array(sizes).sum(axis=0)
-        return Layout(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
+        return PieceSequence(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
 
     def outcome(
-        self, layout: Layout, parts: Sequence[Part], *, detail: str, why: str, knot_error: float = 0.0
+        self, layout: PieceSequence, parts: Sequence[Part], *, detail: str, why: str, bucket_error: float = 0.0
     ) -> Outcome:
         """What a run of ``layout`` left behind."""
         return Outcome(
@@ -169,20 +171,20 @@ class Plan:
             why=why,
             kernels=self.work.kernels,
             full_graph=(lambda: parts[0].piece.graph) if detail == "full" else self.work.full_graph,
-            knots=len(set(self.work.contexts or ())),
-            knot_error=knot_error,
+            context_buckets=len(set(self.work.contexts or ())),
+            context_bucket_error=bucket_error,
         )
 
-    def _whole(self, folding: Folding, graph: KernelGraph) -> Layout:
+    def _whole(self, folding: Folding, graph: KernelGraph) -> PieceSequence:
         piece = Piece(graph, FluidModel(self.model, graph.classes, []), whole=True)
-        return Layout(
+        return PieceSequence(
             folding=folding,
             sequence=(Repeated(number=0, piece=piece, repeat=1),),
             phases=(tuple(phase for phase, _, _ in graph.segments),),
             first_op=(np.zeros(graph.gpus, dtype=np.int64),),
         )
 
-    def _piece(self, steps: Sequence[Step]) -> Piece:
+    def _piece(self, steps: Sequence[SegmentStep]) -> Piece:
         same = tuple(id(segment.kernels) for step in steps for segment in step.segments)
         piece = self._piece_of.get(same)
         if piece is None:
@@ -193,8 +195,8 @@ class Plan:
             self._piece_of[same] = piece
         return piece
 
-    def knot_error(self, layout: Layout, limits_w: tuple[float, ...]) -> float:
-        """Bound on the relative error, of time or energy, that running decode steps on knots makes."""
+    def context_bucket_error(self, layout: PieceSequence, limits_w: tuple[float, ...]) -> float:
+        """Bound on the relative error, of time or energy, of running one decode step for each bucket of contexts."""
         if self.work.contexts is None:
             return 0.0
         free = self.outcome(layout, play(layout.sequence, limits_w), detail="segment", why="").by_phase()
@@ -207,7 +209,7 @@ class Plan:
         )
 
 
-def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[Step, int]]:
+def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[SegmentStep, int]]:
     """The ranks' segments in step, and how often; a rank that has fewer (no head) does nothing in the last ones."""
     nothing = Segment(name="", kernels=(), repeat=0)
     for phases in zip(*(rank.phases for rank in ranks), strict=True):
@@ -216,7 +218,7 @@ def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[Step, int]]:
                 raise FoldError(
                     "ranks run different numbers of layers (pipeline stages): layers do not repeat together"
                 )
-            yield Step(phase=phases[0].name, segments=segments), max(s.repeat for s in segments)
+            yield SegmentStep(phase=phases[0].name, segments=segments), max(s.repeat for s in segments)
 
 
 class _Prices:
@@ -236,25 +238,15 @@ class _Prices:
         return known
 
 
-# By what prices depend on; the pricers keep the objects alive whose identities the keys name.
-_PRICES: dict[tuple[object, ...], _Prices] = {}
+@lru_cache(maxsize=MAX_PRICERS)
+def _prices(profile: Profile, cluster: Cluster, *, world: int, eager: bool) -> _Prices:
+    """Prices that are remembered, by all that they depend on: a price does not depend on the power cap."""
+    launch = profile.launch
+    gap_s = launch.eager_gap_s if eager else launch.graph_gap_s
+    pricer = Pricer(profile=profile, gpu=cluster.gpu, gap_s=gap_s, eager=eager, world=world, cluster=cluster)
+    return _Prices(pricer)
 
 
 def classifier(target: Machine, *, eager: bool) -> Classify:
-    """Prices kernels on ``target`` and remembers them across scenarios: a price does not depend on the power cap."""
-    launch = target.profile.launch
-    key = (id(target.profile), id(target.gpu), target.cluster.node, target.world, eager)
-    prices = _PRICES.get(key)
-    if prices is None:
-        if len(_PRICES) >= MAX_PRICERS:
-            _PRICES.clear()
-        pricer = Pricer(
-            profile=target.profile,
-            gpu=target.gpu,
-            gap_s=launch.eager_gap_s if eager else launch.graph_gap_s,
-            eager=eager,
-            world=target.world,
-            cluster=target.cluster,
-        )
-        prices = _PRICES[key] = _Prices(pricer)
-    return prices.price
+    """Prices kernels on ``target``, and remembers them across scenarios."""
+    return _prices(target.profile, target.cluster, world=target.world, eager=eager).price

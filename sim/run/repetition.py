@@ -12,7 +12,7 @@ from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.record import Recorder
-from sim.run.steady import settled_clocks
+from sim.run.steady import steady_clocks
 from sim.scenario.machine import Machine, Policy, machine
 from sim.shortcuts.pieces import Piece, Repeated
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -78,7 +78,7 @@ def run_program(target: Machine, program: Program, *, in_graph: bool, gap_s: flo
     graph = lower(program, pricer.price)
     model = FluidModel(target.model, graph.classes, [])
     loop = Repeated(number=0, piece=Piece(graph, model), repeat=1)
-    targets = settled_clocks([loop], target.limits, graph.gpus)
+    targets = steady_clocks([loop], target.limits, graph.gpus)
     core = Core(graph, [model] * graph.gpus, targets)
     return Engine(core).run(), core
 

@@ -19,15 +19,15 @@ from sim.engine.running import Target
 from sim.errors import FoldError, ScenarioError
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
-from sim.run.plan import Layout, Plan, Work, classifier
-from sim.run.steady import governed, settled_clocks
+from sim.run.plan import PieceSequence, Plan, Work, classifier
+from sim.run.steady import governed, steady_clocks
 from sim.scenario.fields import ScenarioFields
-from sim.scenario.machine import Machine, machine_of
+from sim.scenario.machine import Machine, machine_of, profile_of
 from sim.scenario.memory import check_memory
 from sim.scenario.partition import Partitions
+from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
-from sim.scenario.video import Model, model_of
-from sim.shortcuts.knots import EXACT_STEPS, context_knots
+from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
 from sim.shortcuts.pieces import Part, Repeated, by_events, play, play_governed
 from workloads.families.dit_video import STEP
 from workloads.program import Program
@@ -81,13 +81,13 @@ def simulate(
     say = progress or (lambda _: None)
     say("building kernels")
     target = target or machine_of(scenario, stepped=scenario.regime == "cold")
-    model = model_of(scenario)
+    resolved = resolve_scenario(scenario)
     if not scenario.ignore_memory:
-        check_memory(scenario, model, target.gpu)
+        check_memory(resolved, target.gpu)
     long = scenario.detail == "auto" and (scenario.output_len or 0) > EXACT_STEPS
     events = scenario.detail == "full" or (scenario.detail == "auto" and not shortcuts)
     refused: list[str] = []
-    for detail, plan, layout in _ways(scenario, model, target, refused, knots=long, events=events):
+    for detail, plan, layout in _ways(resolved, target, refused, buckets=long, events=events):
         if detail == "full" and events:
             kernels = plan.work.kernels
             seconds = round(kernels / EVENT_KERNELS_PER_S)
@@ -106,11 +106,11 @@ def simulate(
                 f"{size}: a kernel outlasts the 106 days of a clock of picoseconds: give less"
             ) from None
         why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
-        off = plan.knot_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
+        off = plan.context_bucket_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
         return Timeline(
             scenario=scenario,
             machine=target,
-            outcome=plan.outcome(layout, parts, detail=detail, why=why, knot_error=off),
+            outcome=plan.outcome(layout, parts, detail=detail, why=why, bucket_error=off),
             targets=_of_ranks(layout, targets),
             tokens=plan.work.tokens,
         )
@@ -123,29 +123,30 @@ def _uneven(scenario: Scenario) -> bool:
 
 
 def _ways(
-    scenario: Scenario, model: Model, target: Machine, refused: list[str], *, knots: bool, events: bool
-) -> Iterator[tuple[str, Plan, Layout]]:
+    resolved: Resolved, target: Machine, refused: list[str], *, buckets: bool, events: bool
+) -> Iterator[tuple[str, Plan, PieceSequence]]:
     """Plans and layouts to try: all as ``events`` where that is soon done, else the cheapest first.
 
-    Context knots only where layers are replayed too.
+    Buckets of contexts only where layers are replayed too.
     """
-    if events and scenario.detail == "auto":
-        plan = plan_of(scenario, model, target)
+    detail = resolved.scenario.detail
+    if events and detail == "auto":
+        plan = plan_of(resolved, target)
         kernels = plan.work.kernels
         if kernels <= MOST_EVENT_KERNELS:
             yield "full", plan, plan.full
         else:
             refused.append(f"full: {kernels:,} kernels, all of which run as events up to {MOST_EVENT_KERNELS:,}")
-    if knots:
-        plan = plan_of(scenario, model, target, knots=True)
+    if buckets:
+        plan = plan_of(resolved, target, buckets=True)
         with suppress(FoldError):
             yield "segment", plan, plan.segments
-    plan = plan_of(scenario, model, target)
-    for detail, layout in _layouts(plan, scenario.detail, refused):
-        yield detail, plan, layout
+    plan = plan_of(resolved, target)
+    for name, layout in _layouts(plan, detail, refused):
+        yield name, plan, layout
 
 
-def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, Layout]]:
+def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str, PieceSequence]]:
     """The layouts to try, the cheapest first."""
     for name in ("segment", "folded", "full") if detail == "auto" else (detail,):
         try:
@@ -159,7 +160,7 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 
 
 def _run(
-    plan: Plan, layout: Layout, target: Machine, scenario: Scenario, say: Progress, *, events: bool
+    plan: Plan, layout: PieceSequence, target: Machine, scenario: Scenario, say: Progress, *, events: bool
 ) -> tuple[list[Part], Sequence[Target]]:
     """Parts of the run and where the limiters hold each of the layout's GPUs."""
     gpus = len(layout.folding.classes)
@@ -168,7 +169,7 @@ def _run(
         parts, ends = governed(layout.sequence, target.limits, gpus, repetitions=1)
         return (by_events(parts) if events else parts), ends
     say("finding the settled clock")
-    settled = _settled(plan, layout, target, uneven=_uneven(scenario))
+    settled = _steady_state(plan, layout, target, uneven=_uneven(scenario))
     say("running")
     if isinstance(settled, SteadyLimiter):
         parts = play_governed(layout.sequence, settled)
@@ -176,14 +177,16 @@ def _run(
     return play(layout.sequence, tuple(settled), events=events), settled
 
 
-def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> Sequence[Target] | SteadyLimiter:
+def _steady_state(
+    plan: Plan, layout: PieceSequence, target: Machine, *, uneven: bool
+) -> Sequence[Target] | SteadyLimiter:
     """Where each of the layout's GPUs settles, or the limiters of a repetition whose ``uneven`` power they follow.
 
     Found on the cheapest layout: all agree to the picosecond.
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
-            targets = settled_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
+            targets = steady_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
             parts = play(cheapest.sequence, tuple(targets)) if uneven else []
             if needs_time(parts, target.limits):
                 limiter = periodic(cheapest.sequence, target.limits, targets, parts)
@@ -194,42 +197,40 @@ def _settled(plan: Plan, layout: Layout, target: Machine, *, uneven: bool) -> Se
     raise AssertionError("full detail is never refused")
 
 
-def _places(cheapest: Layout, layout: Layout) -> list[int]:
+def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
     """Which GPU of ``cheapest`` each GPU of ``layout`` is alike."""
     place = {rank: number for number, ranks in enumerate(cheapest.folding.classes) for rank in ranks}
     return [place[ranks[0]] for ranks in layout.folding.classes]
 
 
-def _lasting(layout: Layout) -> Sequence[Repeated]:
+def _lasting(layout: PieceSequence) -> Sequence[Repeated]:
     """What the limiters settle on: of a video its denoising steps, which outlast what comes before and after."""
     pieces = zip(layout.sequence, layout.phases, strict=True)
-    return [one for one, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
+    return [piece for piece, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
 
 
-def _of_ranks(layout: Layout, values: Sequence[Target]) -> tuple[Target, ...]:
+def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, ...]:
     """Values of the simulated GPUs, one a rank."""
     by_rank = {rank: value for value, ranks in zip(values, layout.folding.classes, strict=True) for rank in ranks}
     return tuple(by_rank[rank] for rank in range(len(by_rank)))
 
 
-def plan_of(scenario: Scenario, model: Model, target: Machine, *, knots: bool = False) -> Plan:
-    """The plan of ``scenario``; scenarios that differ in nothing but power policy share it, those at other clocks
+def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Plan:
+    """The plan of a scenario; scenarios that differ in nothing but power policy share it, those at other clocks
     its work.
     """
-    work = tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY)
-    key = (work, id(model), id(target.profile), knots)
-    return _plan(_Request(key=(key, target.model), work=key, scenario=scenario, model=model, target=target))
+    work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
+    key = (work, id(resolved.model), id(target.profile), buckets)
+    return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
 
 
 class _Request:
-    """What a plan or work is made of, told apart by its key alone."""
+    """What a plan or work is made of, distinguished by its key alone."""
 
-    __slots__ = ("key", "model", "scenario", "target", "work")
+    __slots__ = ("key", "resolved", "target", "work")
 
-    def __init__(
-        self, key: object, work: tuple[object, ...], scenario: Scenario, model: Model, target: Machine
-    ) -> None:
-        self.key, self.work, self.scenario, self.model, self.target = key, work, scenario, model, target
+    def __init__(self, key: object, work: tuple[object, ...], resolved: Resolved, target: Machine) -> None:
+        self.key, self.work, self.resolved, self.target = key, work, resolved, target
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -240,23 +241,24 @@ class _Request:
 
 @lru_cache(maxsize=16)
 def _plan(request: _Request) -> Plan:
-    own = _Request(request.work, request.work, request.scenario, request.model, request.target)
+    own = _Request(request.work, request.work, request.resolved, request.target)
     return Plan(work=_work(own), model=request.target.model)
 
 
 @lru_cache(maxsize=16)
 def _work(request: _Request) -> Work:
-    scenario, target = request.scenario, request.target
+    resolved, target = request.resolved, request.target
+    scenario = resolved.scenario
     contexts = None
     if request.work[-1]:
         assert scenario.output_len is not None
-        contexts = tuple(context_knots(scenario.seq_len, scenario.output_len - 1))
-    fields, model, _, knots = request.work
-    same = (fields, model, knots)  # what runs does not depend on the profile
-    program, tokens = _built(_Request(same, same, scenario, request.model, target), contexts)
+        contexts = tuple(bucket_contexts(scenario.seq_len, scenario.output_len - 1))
+    fields, model, _, buckets = request.work
+    same = (fields, model, buckets)  # what runs does not depend on the profile
+    program, tokens = _built(_Request(same, same, resolved, target), contexts)
     eager = scenario.launch == "eager"
     classify = classifier(target, eager=eager)
-    behind_s = engine_issue_s(scenario, program, classify, sms=target.gpu.sms, clock_hz=target.gpu.max_clock_hz)
+    behind_s = engine_issue_s(resolved, program, classify, sms=target.gpu.sms, clock_hz=target.gpu.max_clock_hz)
     return Work(
         program=program,
         tokens=tokens,
@@ -276,4 +278,5 @@ def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
 
 @lru_cache(maxsize=16)
 def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, int]:
-    return build(request.scenario, request.model, contexts)
+    sharing = profile_of(request.resolved.scenario).sharing
+    return build(request.resolved, sms_per_cta=sharing.sms_per_cta, contexts=contexts)

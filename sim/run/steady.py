@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
-from sim.engine.running import GpuModel, Held
+from sim.engine.running import GpuModel, HeldClock
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, clock_of, top_step
 from sim.shortcuts.pieces import Part, Repeated, mean_w_at, play_governed
 
@@ -43,18 +43,18 @@ def mean_w(parts: Sequence[Part]) -> list[float]:
     return [sum(part.repeat * part.played.energy_j[gpu] for part in parts) / length_s for gpu in gpus]
 
 
-def settled_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[Held]:
+def steady_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[HeldClock]:
     """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
     See :func:`held_clocks`.
     """
 
     def at(clocks_hz: list[float]) -> list[float]:
-        return mean_w_at(sequence, tuple([Held(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
+        return mean_w_at(sequence, tuple([HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
 
     scheduled = any(part.piece.serial is None for part in sequence)
     found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, slow_top=scheduled)
-    return [Held(clock_hz, limits.fast_limit_w) for clock_hz in found]
+    return [HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
 def held_clocks(
@@ -68,7 +68,7 @@ def held_clocks(
     found = [model.max_clock_hz] * gpus
     if math.isinf(limits.slow_limit_w):
         return found
-    searches = [_Search(limits.slow_limit_w, model) for _ in range(gpus)]
+    searches = [_ClockSearch(limits.slow_limit_w, model) for _ in range(gpus)]
     if slow_top:
         _look(searches, at)  # at the top the fast limiter acts too
     if any(search.low for search in searches) or not searches[0].seen:
@@ -88,7 +88,7 @@ def held_clocks(
     return found
 
 
-def _look(searches: Sequence[_Search], at: Callable[[list[float]], list[float]]) -> None:
+def _look(searches: Sequence[_ClockSearch], at: Callable[[list[float]], list[float]]) -> None:
     """One more point of each GPU's search."""
     steps = [search.guess() for search in searches]
     clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
@@ -96,7 +96,7 @@ def _look(searches: Sequence[_Search], at: Callable[[list[float]], list[float]])
         search.learn(step, power)
 
 
-class _Search:
+class _ClockSearch:
     """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position; halves
     where that does not help."""
 

@@ -1,4 +1,4 @@
-"""What kind of run a scenario is, and its sizes: by these, measured rows and new scenarios are told apart."""
+"""What kind of run a scenario is, and its sizes: by these, measured rows and new scenarios are distinguished."""
 
 from __future__ import annotations
 

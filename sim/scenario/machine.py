@@ -58,7 +58,16 @@ def machine(
     ``node`` None is the GPU's usual one, ``profile`` None the shipped one (else a file).
     """
     gpu = load_gpu(gpu_name)
-    return _resolved(gpu, profile_for(gpu) if profile is None else own_profile(gpu, Path(profile)), node, world, policy)
+    return _resolved(gpu, _profile(gpu, profile), node, world, policy)
+
+
+def _profile(gpu: GpuSpec, file: str | None) -> Profile:
+    return profile_for(gpu) if file is None else own_profile(gpu, Path(file))
+
+
+def profile_of(scenario: Scenario) -> Profile:
+    """The profile that ``scenario`` names, whichever its run is priced with."""
+    return _profile(load_gpu(scenario.gpu), scenario.profile)
 
 
 def machine_with(scenario: Scenario, profile: Profile) -> Machine:

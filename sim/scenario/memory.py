@@ -9,10 +9,9 @@ import workloads
 from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from sim.errors import MemoryShortError, ScenarioError
-from sim.scenario.layout import layout_of
-from sim.scenario.precision import precision_of
+from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
-from sim.scenario.video import Model, check_video_memory
+from sim.scenario.video import check_video_memory
 from workloads.diffusion import DitSpec
 
 # Batches beyond this are not looked for.
@@ -47,57 +46,59 @@ class MemoryUse:
         }
 
 
-def memory_use(scenario: Scenario) -> MemoryUse:
-    """What ``scenario`` needs of its GPU's memory; raises as running it would, but not where it does not fit."""
-    model, gpu = workloads.load_model(scenario.model), load_gpu(scenario.gpu)
-    need = _need(scenario, model)
-    return MemoryUse(need=need, gpu_bytes=gpu.memory_bytes, largest_batch=largest_batch(scenario, model, gpu))
+def memory_use(resolved: Resolved) -> MemoryUse:
+    """What a scenario needs of its GPU's memory; raises as running it would, but not where it does not fit."""
+    gpu = load_gpu(resolved.scenario.gpu)
+    return MemoryUse(need=_need(resolved), gpu_bytes=gpu.memory_bytes, largest_batch=largest_batch(resolved, gpu))
 
 
-def largest_batch(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> int:
+def largest_batch(resolved: Resolved, gpu: GpuSpec) -> int:
     """The largest batch, a multiple of the replicas and micro-batches it is cut into, that fits with all else equal."""
+    scenario = resolved.scenario
     unit = scenario.dp * (scenario.micro_batches or 1)
 
     def fits(units: int) -> bool:
-        one = scenario.model_copy(update={"batch": units * unit})
-        return _need(one, model).bytes <= gpu.memory_bytes
+        larger = scenario.model_copy(update={"batch": units * unit})
+        return _need(resolved.of(larger)).bytes <= gpu.memory_bytes
 
     most = MOST_SEQUENCES // unit
     return unit * bisect_left(range(1, most + 1), True, key=lambda units: not fits(units))
 
 
-def check_memory(scenario: Scenario, model: Model, gpu: GpuSpec) -> None:
+def check_memory(resolved: Resolved, gpu: GpuSpec) -> None:
     """Raise :class:`MemoryShortError` when one rank's weights, KV cache and activations exceed its memory."""
-    if isinstance(model, DitSpec):
-        check_video_memory(scenario, model, gpu)
+    if isinstance(resolved.model, DitSpec):
+        check_video_memory(resolved.scenario, resolved.model, gpu)
         return
-    check_layout(scenario, model)
-    need = _need(scenario, model)
+    check_layout(resolved)
+    need = _need(resolved)
     if need.bytes > gpu.memory_bytes:
         raise MemoryShortError(
-            f"{model.id} does not fit on {gpu.id}: {need}, it has {gpu.memory_bytes / 1e9:.0f} GB: "
-            f"{_remedy(scenario, model, gpu)}; or --ignore-memory"
+            f"{resolved.model.id} does not fit on {gpu.id}: {need}, it has {gpu.memory_bytes / 1e9:.0f} GB: "
+            f"{_remedy(resolved, gpu)}; or --ignore-memory"
         )
 
 
-def _remedy(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> str:
+def _remedy(resolved: Resolved, gpu: GpuSpec) -> str:
     """The largest batch that fits as it is laid out, and the fewest GPUs that hold this one."""
     ways = []
-    if batch := largest_batch(scenario, model, gpu):
+    if batch := largest_batch(resolved, gpu):
         ways.append(f"batch {batch} fits here")
-    if smallest := smallest_layout(scenario, model, gpu):
+    if smallest := smallest_layout(resolved, gpu):
         ways.append(f"the smallest layout that fits is {smallest}")
-    context = "cp" if scenario.phase == "train" else "pp"
+    context = "cp" if resolved.scenario.phase == "train" else "pp"
     return "; ".join(ways) if ways else f"raise tp or {context}, lower batch or layers"
 
 
-def smallest_layout(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec) -> str | None:
-    """The layout of fewest GPUs that holds ``scenario``: more tensor (or expert) ranks up to 8, then more stages.
+def smallest_layout(resolved: Resolved, gpu: GpuSpec) -> str | None:
+    """The layout of fewest GPUs that holds a scenario: more tensor (or expert) ranks up to 8, then more stages.
 
     >>> big = Scenario.of(model="llama3-70b", phase="decode", batch=64, seq_len=8192)
-    >>> smallest_layout(big, workloads.load_model("llama3-70b"), load_gpu("h100-sxm-80gb"))
+    >>> from sim.scenario.resolved import resolve_scenario
+    >>> smallest_layout(resolve_scenario(big), load_gpu("h100-sxm-80gb"))
     'tp 4'
     """
+    scenario = resolved.scenario
     axis = "ep" if scenario.ep > 1 else "tp"
     for gpus in (2**power for power in range(MOST_GPUS.bit_length())):
         for degree in (width for width in (8, 4, 2, 1) if width <= gpus):
@@ -107,45 +108,48 @@ def smallest_layout(scenario: Scenario, model: workloads.ModelSpec, gpu: GpuSpec
             if any(size < getattr(scenario, name) for name, size in degrees.items()):
                 continue
             try:
-                one = Scenario.parse(scenario.model_dump(exclude_unset=True) | degrees, where="scenario")
-                check_layout(one, model)
+                candidate = resolved.of(
+                    Scenario.parse(scenario.model_dump(exclude_unset=True) | degrees, where="scenario")
+                )
+                check_layout(candidate)
             except (ScenarioError, workloads.WorkloadError):
                 continue
-            if _need(one, model).bytes <= gpu.memory_bytes:
+            if _need(candidate).bytes <= gpu.memory_bytes:
                 return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one GPU"
     return None
 
 
-def check_layout(scenario: Scenario, model: workloads.ModelSpec) -> None:
-    """Raise where ``model`` cannot be cut as ``scenario`` asks."""
+def check_layout(resolved: Resolved) -> None:
+    """Raise where the model cannot be split as the scenario asks."""
+    scenario, model = resolved.scenario, resolved.language_model
     new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
-    workloads.check_layout(
-        model, layout_of(scenario), batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers
-    )
+    workloads.check_layout(model, resolved.layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)
 
 
-def _need(scenario: Scenario, model: workloads.ModelSpec) -> workloads.MemoryNeed:
-    return _training(scenario, model) if scenario.phase == "train" else _serving(scenario, model)
+def _need(resolved: Resolved) -> workloads.MemoryNeed:
+    return _training(resolved) if resolved.scenario.phase == "train" else _serving(resolved)
 
 
-def _serving(scenario: Scenario, model: workloads.ModelSpec) -> workloads.MemoryNeed:
+def _serving(resolved: Resolved) -> workloads.MemoryNeed:
+    scenario, model = resolved.scenario, resolved.language_model
     return workloads.memory_need(
         model,
-        layout_of(scenario),
+        resolved.layout,
         batch=scenario.batch,
         context=scenario.seq_len + (scenario.output_len or 0),
         new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
-        precision=precision_of(scenario, model),
+        precision=resolved.precision,
         expert_replicas=scenario.expert_replicas or 0,
     )
 
 
-def _training(scenario: Scenario, model: workloads.ModelSpec) -> workloads.MemoryNeed:
+def _training(resolved: Resolved) -> workloads.MemoryNeed:
+    scenario, model = resolved.scenario, resolved.language_model
     return workloads.training_need(
         model,
-        layout_of(scenario),
+        resolved.layout,
         batch=scenario.batch,
         seq_len=scenario.seq_len,
         layers=scenario.layers or model.layers,

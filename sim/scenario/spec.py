@@ -17,6 +17,7 @@ from sim.errors import ScenarioError
 from sim.scenario.partition import check_names, pairs
 from workloads.catalog import model_id
 from workloads.errors import WorkloadError
+from workloads.stack import STACKS
 from workloads.storage import ALIASES, storage
 
 Positive = Annotated[int, Field(gt=0, le=100_000_000)]
@@ -59,7 +60,7 @@ GpuName = Annotated[str, AfterValidator(_known_gpu)]
 ModelName = Annotated[str, AfterValidator(_known_model)]
 
 
-class Table(BaseModel):
+class FieldTable(BaseModel):
     """A table of fields that can be written as keywords, TOML or JSON; problems are errors of one line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
@@ -88,7 +89,7 @@ class Table(BaseModel):
         return cls.parse({**read_mapping(path), **overrides}, where=str(path))
 
 
-class Scenario(Table):
+class Scenario(FieldTable):
     """What to run and on what. Unknown keys are refused with the nearest known one.
 
     ``seq_len`` is the input length in prefill and generate, the cached length in decode.
@@ -218,6 +219,8 @@ class Scenario(Table):
         check_names(self.sm_partitions, self.sm_partition)
         if self.phase == "denoise":
             return _check_denoise(self)
+        if self.stack in VIDEO_STACKS[1:]:
+            raise ValueError(f"stack = '{self.stack}' is for phase 'denoise', not '{self.phase}'")
         for name in VIDEO_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'denoise', not '{self.phase}'")
@@ -258,10 +261,11 @@ class Scenario(Table):
         return self
 
 
+VIDEO_STACKS = ("reference-torch", *(name for name, stack in STACKS.items() if stack.of_diffusion))
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
-    "output_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
+    "output_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode", "sequence_parallel",
     "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
     "comm_ctas", "sm_margin",
@@ -272,6 +276,10 @@ def _check_denoise(scenario: Scenario) -> Scenario:
     for name in NOT_OF_VIDEO:
         if (value := getattr(scenario, name)) != Scenario.model_fields[name].default:
             raise ValueError(f"{name} = {value!r} has no meaning in phase 'denoise': leave it out")
+    if scenario.stack not in VIDEO_STACKS:
+        raise ValueError(
+            f"stack = '{scenario.stack}' has no meaning in phase 'denoise': give one of {', '.join(VIDEO_STACKS)}"
+        )
     if scenario.video is not None and "seq_len" in scenario.model_fields_set:
         raise ValueError(f"seq_len = {scenario.seq_len} contradicts video = '{scenario.video}': give one of them")
     if scenario.cp_mode not in ("ulysses", "ring"):

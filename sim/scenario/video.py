@@ -17,7 +17,9 @@ from workloads.diffusion import (
     video_tokens,
 )
 from workloads.families.dit_video import VideoRun
+from workloads.passes import load_passes
 from workloads.reuse import computed_steps
+from workloads.stack import load_stack
 
 VIDEO_STEPS = 50  # Wan2.1, FLUX.1-dev and HunyuanVideo by default
 
@@ -41,6 +43,7 @@ def video_run(scenario: Scenario, spec: DitSpec) -> VideoRun:
     """
     video = parse_video(scenario.video) if scenario.video is not None else None
     steps = scenario.steps or (VIDEO_STEPS if video is not None else 1)
+    stack = load_stack(scenario.stack)
     ulysses = scenario.ulysses or (scenario.cp if scenario.cp_mode == "ulysses" else 1)
     return VideoRun(
         spec=spec,
@@ -53,6 +56,8 @@ def video_run(scenario: Scenario, spec: DitSpec) -> VideoRun:
         ulysses=ulysses,
         ring=scenario.cp // ulysses,
         layers=scenario.layers,
+        unfused=None if stack.passes is None else load_passes(stack.passes),
+        flash_2=stack.flash_2,
     )
 
 

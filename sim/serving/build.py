@@ -15,7 +15,7 @@ from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.memory import kv_blocks, memory_of
-from sim.serving.power import Governor
+from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.records import Log, Served
 from sim.serving.replica import PhaseCaps, Replica
@@ -87,7 +87,7 @@ def replicas_of(
             env=env,
             prices=prices,
             scheduler=Scheduler(limits=limits, pool=BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
-            governor=Governor(machine=target, gpus=group.world),
+            governor=ReplicaGovernor(machine=target, gpus=group.world),
             log=log,
             served=served,
             host=host_of(spec),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hardware.gpu import GpuSpec
 from sim.serving.host import HostTime
-from sim.serving.inflight import Sequence, Step
+from sim.serving.inflight import PlannedStep, Sequence
 from sim.serving.price import StepPrices
 from sim.serving.scheduler import Scheduler
 
@@ -60,7 +60,7 @@ class SloClock:
         zero_s = first_token_s + (sequence.generated - 1 - step) * self.tpot_s
         heapq.heappush(self._due, (zero_s, sequence.request.number, sequence))
 
-    def choose(self, step: Step, scheduler: Scheduler, target_w: float, now_s: float) -> StepPrices:
+    def choose(self, step: PlannedStep, scheduler: Scheduler, target_w: float, now_s: float) -> StepPrices:
         """Prices at the clock that ``step`` runs at."""
         host_s = self.host.seconds(step.sequences)
         seconds = [host_s + prices.whole(step.batch, target_w).time_s for prices in self.rungs]
@@ -81,7 +81,7 @@ class SloClock:
         spent_s = self._spent_s or [0.0] * len(self.rungs)
         self._spent_s = [old * left + steps * new for old, new in zip(spent_s, self._latest_s, strict=True)]
 
-    def _until_first_token_s(self, step: Step, scheduler: Scheduler, now_s: float) -> float:
+    def _until_first_token_s(self, step: PlannedStep, scheduler: Scheduler, now_s: float) -> float:
         """What the prompts in ``step`` leave it; nothing where others wait, or had their first token before."""
         if not step.pieces:
             return math.inf

@@ -88,7 +88,7 @@ class StepCost:
         """The point ``share`` of the way to the same batch's ``other`` cost."""
         return StepCost(
             shared=self.shared.toward(other.shared, share),
-            prompts=tuple(one.toward(two, share) for one, two in zip(self.prompts, other.prompts, strict=True)),
+            prompts=tuple(own.toward(others, share) for own, others in zip(self.prompts, other.prompts, strict=True)),
             decoding=self.decoding.toward(other.decoding, share),
             head=self.head.toward(other.head, share),
         )

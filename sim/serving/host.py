@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from workloads.engine import Engine, HostPace, RequestPath
+from workloads.engine import HostPace, RequestPath, ServingEngine
 
 Host = Literal["none", "stack", "vllm-async", "vllm-sync"]
 
@@ -45,7 +45,7 @@ HOSTS: dict[Host, HostTime] = {
 }
 
 
-def host_time(host: Host, more_s: float, engine: Engine | None) -> HostTime:
+def host_time(host: Host, more_s: float, engine: ServingEngine | None) -> HostTime:
     """The host of that name, and ``more_s`` before each step; ``stack``: that of the stack's engine, if it has one."""
     known = HOSTS[host]
     if engine is not None and host in ("stack", "vllm-async"):

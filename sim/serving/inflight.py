@@ -48,7 +48,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PlannedStep:
     """One step as planned: its batch, the pieces by sequence, and tokens that move to or from host memory before it."""
 
     batch: Batch

@@ -12,7 +12,7 @@ from sim.serving.cost import NOTHING, Cost
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Governor:
+class ReplicaGovernor:
     """Power target of a replica's ``gpus`` equal GPUs, moved by the limiters' ticks as time passes."""
 
     machine: Machine
@@ -50,12 +50,12 @@ class Governor:
         self._pass(seconds, self.idle_w)
         return seconds * self.idle_w * self.gpus
 
-    def calm(self, power_w: float) -> bool:
+    def is_steady(self, power_w: float) -> bool:
         """True when work at ``power_w`` a GPU, however long, moves no limiter."""
-        return self.limiter.calm(power_w)
+        return self.limiter.is_steady(power_w)
 
     def steady(self, cost: Cost) -> None:
-        """Calm work was done."""
+        """Work that moves no limiter was done."""
         self._pass(cost.time_s, cost.energy_j / self.gpus / cost.time_s)
 
     def work(self, cost_at: Callable[[float], Cost]) -> Cost:
@@ -65,7 +65,7 @@ class Governor:
             cost = cost_at(self.target_w)
             power_w = cost.energy_j / self.gpus / cost.time_s
             rest_s = left * cost.time_s
-            if rest_s <= self._left_s or self.calm(power_w):
+            if rest_s <= self._left_s or self.is_steady(power_w):
                 self._pass(rest_s, power_w)
                 return spent + NOTHING.toward(cost, left)
             share = self._left_s / cost.time_s
@@ -78,7 +78,7 @@ class Governor:
             seconds -= self._left_s
             self.target_w = self.limiter.step([self._since_j + power_w * self._left_s])[0]
             self._since_j, self._left_s = 0.0, self._tick_s
-            if seconds >= self._tick_s and self.calm(power_w):
+            if seconds >= self._tick_s and self.is_steady(power_w):
                 ticks = int(seconds / self._tick_s)
                 self.limiter.rest(power_w, ticks)
                 seconds = max(0.0, seconds - ticks * self._tick_s)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 import workloads
-from hardware.laws.uneven import longest_tail_s
+from hardware.laws.uneven import UnevenContexts, longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.build.program import routing_of
 from sim.engine.record import Recorder
 from sim.errors import FoldError, ScenarioError
-from sim.run.plan import Layout, Plan, Work, classifier
+from sim.run.plan import PieceSequence, Plan, Work, classifier
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
@@ -105,7 +105,7 @@ class StepPrices:
 
     def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
         """A part's cost between the numbers of rows at which it is run."""
-        return _between(token_knots(rows), rows, lambda knot: self._part(part, knot, context, target))
+        return _between(bracketing_sizes(rows), rows, lambda size: self._part(part, size, context, target))
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
@@ -135,15 +135,14 @@ class StepPrices:
         if self.attention == "balanced" or not batch.longest:
             return NOTHING
         layers, kv_heads, token_bytes = self._heads = self._heads or self._attention_heads()
-        time_s = layers * longest_tail_s(
-            even_s=even.time_s / layers,
+        contexts = UnevenContexts(
             batch=batch.decoding,
             mean=batch.cached / batch.decoding,
             longest=batch.longest,
             kv_heads=kv_heads,
             token_bytes=token_bytes,
-            sms=self.machine.gpu.sms,
         )
+        time_s = layers * longest_tail_s(contexts, even_s=even.time_s / layers, sms=self.machine.gpu.sms)
         clock_hz = self.machine.model.max_clock_hz
         energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.scenario.world
         return Cost(time_s=time_s, energy_j=energy_j, cycles=time_s * clock_hz)
@@ -197,10 +196,10 @@ class StepPrices:
         work = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=count)
         kernel = Kernel(name="send_kv", work=replace(work, ranks=ranks), flops=0.0, bytes_moved=float(count))
         price = classifier(self.machine, eager=False)(kernel)
-        one = RankProgram(
+        program = RankProgram(
             phases=(Phase(name="move", segments=(Segment(name="kv", kernels=(replace(kernel, work=work),)),)),)
         )
-        moving = Work(program=Program(ranks=(one, one)), tokens=1, classify=lambda _: price, issue_s=None)
+        moving = Work(program=Program(ranks=(program, program)), tokens=1, classify=lambda _: price, issue_s=None)
         plan = Plan(work=moving, model=self.machine.model)
         (part,) = play(plan.full.sequence, (self.machine.limits.fast_limit_w,) * 2)
         return Cost(time_s=part.played.records.end_ps * 1e-12, energy_j=sum(part.played.energy_j))
@@ -261,11 +260,11 @@ class StepPrices:
         )
 
 
-def _played(plan: Plan, target_w: float) -> tuple[Layout, list[PlayedPart]]:
+def _played(plan: Plan, target_w: float) -> tuple[PieceSequence, list[PlayedPart]]:
     """The quickest way to run ``plan`` that its ranks and layers allow, and its parts."""
     for way in ("segments", "folded"):
         try:
-            layout: Layout = getattr(plan, way)
+            layout: PieceSequence = getattr(plan, way)
             return layout, play(layout.sequence, (target_w,) * len(layout.folding.classes))
         except FoldError:
             continue
@@ -295,10 +294,10 @@ def _chunk_group(tokens: int, context: int) -> Group:
     return Group(phase="prefill" if tokens > 1 else "decode", sequences=1, new_tokens=tokens, context=context)
 
 
-def token_knots(tokens: int) -> tuple[int, int]:
+def bracketing_sizes(tokens: int) -> tuple[int, int]:
     """The sizes between which the cost of ``tokens`` rows is linear: tile edges, ever further apart.
 
-    >>> token_knots(37), token_knots(300), token_knots(2100)
+    >>> bracketing_sizes(37), bracketing_sizes(300), bracketing_sizes(2100)
     ((37, 37), (289, 304), (2049, 2112))
     """
     if tokens <= 256:

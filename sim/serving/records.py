@@ -61,7 +61,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class CacheTransfer:
     """The KV cache of request ``number`` on its way between replicas (J of all ranks, beside those of stretches)."""
 
     number: int
@@ -90,7 +90,7 @@ class Log:
     run_steps: list[RunStep] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)
+    transfers: list[CacheTransfer] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)  # times between tokens of a request,
     gap_counts: list[int] = field(default_factory=list)  # and how many requests saw each
     prefill_j: float = 0.0
@@ -102,7 +102,7 @@ class Log:
     @property
     def transfer_j(self) -> float:
         """What moving KV caches took; no stretch holds it."""
-        return sum(one.energy_j for one in self.transfers)
+        return sum(transfer.energy_j for transfer in self.transfers)
 
     def ran(self, step: RunStep) -> None:
         """A step was run; kept if it lies in the window."""

@@ -12,8 +12,8 @@ from hardware.clock import ClockLimits
 from sim.serving.clock import CATCH_UP_STEPS, SloClock
 from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.host import HostTime
-from sim.serving.inflight import Sequence, Step
-from sim.serving.power import Governor
+from sim.serving.inflight import PlannedStep, Sequence
+from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices, context_ends
 from sim.serving.records import Log, RunStep, Served, Stretch
 from sim.serving.scheduler import Scheduler
@@ -40,7 +40,7 @@ class Replica:
     env: simpy.Environment
     prices: StepPrices
     scheduler: Scheduler
-    governor: Governor
+    governor: ReplicaGovernor
     log: Log
     served: dict[int, Served]
     host: HostTime
@@ -62,7 +62,7 @@ class Replica:
     _ran_s: float = 0.0  # when that step began
     _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
     _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
-    _since_s: float = 0.0  # until when the limiters have been told
+    _since_s: float = 0.0  # up to when the limiters have seen the load
 
     def __post_init__(self) -> None:
         self._arrived = self.env.event()
@@ -96,7 +96,7 @@ class Replica:
     def power_on(self) -> None:
         """From nothing to idle; it does not serve yet."""
         self.powered, self._since_s = True, self.env.now
-        self.governor = Governor(machine=self.governor.machine, gpus=self.governor.gpus)
+        self.governor = ReplicaGovernor(machine=self.governor.machine, gpus=self.governor.gpus)
 
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Step after step while it lives."""
@@ -123,7 +123,7 @@ class Replica:
                 self.governor.machine = self.prices.machine
             steady = not (step.pieces or step.swapped_tokens or self._late or came)
             steps = self.scheduler.steady_steps() if steady else 1
-            if steps > 1 and (pace := self._calm_pace(step.batch, steps)):
+            if steps > 1 and (pace := self._steady_pace(step.batch, steps)):
                 yield from self._stretch(step, *pace)
             else:
                 yield from self._one(step)
@@ -144,7 +144,7 @@ class Replica:
         self.log.idle_j += energy_j
         self._note(seconds, 0, Batch(), energy_j, self.governor.clock_hz)
 
-    def _one(self, step: Step) -> Generator[simpy.Event, Any, None]:
+    def _one(self, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
         for sequence, _ in step.pieces:
             record = self.served[sequence.request.number]
             record.started_s = self.env.now if record.started_s < 0 else record.started_s
@@ -170,7 +170,7 @@ class Replica:
         self._late.clear()
         self._advance(step, 1)
 
-    def _behind_s(self, step: Step, begin_s: float) -> float:
+    def _behind_s(self, step: PlannedStep, begin_s: float) -> float:
         """How long the GPUs wait, in sum, for a host that launches a step with prompts piece by piece.
 
         It starts on it once it has launched the step before, and that one runs; the GPUs are done no sooner than it is.
@@ -190,17 +190,17 @@ class Replica:
                 self.log.gap(self.env.now - sequence.last_token_s, 1)
                 sequence.last_token_s = -1.0
 
-    def _calm_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
-        """How many steps run calmly in a row, and the first one's and the last one's cost; None: none do."""
+    def _steady_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
+        """How many steps in a row move no limiter, and the first one's and the last one's cost; None: none do."""
         mean = batch.cached / batch.decoding
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
         first = self.prices.whole(batch, self.governor.target_w)
         last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
         power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
-        return (steps, first, last) if self.governor.calm(power_w) else None
+        return (steps, first, last) if self.governor.is_steady(power_w) else None
 
-    def _stretch(self, step: Step, steps: int, first: Cost, last: Cost) -> Generator[simpy.Event, Any, None]:
+    def _stretch(self, step: PlannedStep, steps: int, first: Cost, last: Cost) -> Generator[simpy.Event, Any, None]:
         """Steps of evenly growing cost, until they are done or somebody arrives (then until the step at hand is)."""
         slope = (last.time_s - first.time_s) / max(steps - 1, 1)
         slope_j = (last.energy_j - first.energy_j) / max(steps - 1, 1)
@@ -242,11 +242,11 @@ class Replica:
 
     def _show(self, start_s: float, time_s: float, batch: Batch) -> None:
         if self.log.window is not None:
-            one = RunStep(
+            step_run = RunStep(
                 replica=self.number, start_s=start_s, time_s=time_s, batch=batch, prices=self.prices,
                 target_w=self.governor.target_w,
             )  # fmt: skip
-            self.log.ran(one)
+            self.log.ran(step_run)
 
     def _note(self, seconds: float, steps: int, batch: Batch, energy_j: float, clock_hz: float) -> None:
         """A row of the log that begins where the last one ended."""
@@ -269,7 +269,7 @@ class Replica:
             )
         )
 
-    def _bill(self, step: Step, cost: StepCost, energy_j: float) -> None:
+    def _bill(self, step: PlannedStep, cost: StepCost, energy_j: float) -> None:
         """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are."""
         batch = step.batch
         tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
@@ -287,7 +287,7 @@ class Replica:
         if batch.decoding:
             self._share_j += (energy_j - spent_j) / batch.decoding
 
-    def _advance(self, step: Step, steps: int) -> None:
+    def _advance(self, step: PlannedStep, steps: int) -> None:
         now_s = self.env.now
         first, done = self.scheduler.advance(step, steps)
         self._catch_up(first)

@@ -32,8 +32,8 @@ def print_summary(run: ServeResult, console: Console) -> None:
     if spec.prefill_replicas:
         roles = f"{spec.prefill_replicas} for prompts + {spec.replicas} for decoding, tp {spec.tp} each"
     types = precision_of(spec.group()).words()
-    told = f" in {types}, served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
-    console.print(Text.assemble((visible(spec.model), "bold"), visible(told)))
+    setup = f" in {types}, served on {data['gpus']} x {data['gpu']} ({roles}), {spec.router}"
+    console.print(Text.assemble((visible(spec.model), "bold"), visible(setup)))
     head = Table(show_header=False, box=None, padding=(0, 2))
     head.add_row("requests", f"{data['requests']:,} in {data['duration_s']:.4g} s")
     if data["requests_left_out"]:

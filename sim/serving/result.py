@@ -34,27 +34,27 @@ class ServeResult:
         """One row a request (s, J)."""
         rows = [
             {
-                "request": one.request.number,
-                "arrival_s": one.request.arrival_s,
-                "input_tokens": one.request.input_tokens,
-                "output_tokens": one.request.output_tokens,
-                "replica": one.replica,
-                "received_s": one.received_s,
-                "started_s": one.started_s,
-                "first_token_s": one.first_token_s,
-                "done_s": one.done_s,
-                "queue_s": one.started_s - one.received_s,
-                "ttft_s": one.ttft_s,
-                "tpot_s": one.tpot_s if one.request.output_tokens > 1 else float("nan"),
-                "e2e_s": one.e2e_s,
-                "hit_tokens": one.hit_tokens,
-                "preemptions": one.preemptions,
-                "moves": one.moves,
-                "prefill_j": one.prefill_j,
-                "decode_j": one.decode_j,
-                "transfer_j": one.transfer_j,
+                "request": served.request.number,
+                "arrival_s": served.request.arrival_s,
+                "input_tokens": served.request.input_tokens,
+                "output_tokens": served.request.output_tokens,
+                "replica": served.replica,
+                "received_s": served.received_s,
+                "started_s": served.started_s,
+                "first_token_s": served.first_token_s,
+                "done_s": served.done_s,
+                "queue_s": served.started_s - served.received_s,
+                "ttft_s": served.ttft_s,
+                "tpot_s": served.tpot_s if served.request.output_tokens > 1 else float("nan"),
+                "e2e_s": served.e2e_s,
+                "hit_tokens": served.hit_tokens,
+                "preemptions": served.preemptions,
+                "moves": served.moves,
+                "prefill_j": served.prefill_j,
+                "decode_j": served.decode_j,
+                "transfer_j": served.transfer_j,
             }
-            for one in self.log.served
+            for served in self.log.served
         ]
         return pd.DataFrame(rows)
 
@@ -116,7 +116,9 @@ class ServeResult:
             "energy_j_per_output_token": self.energy_j / output,
             "energy_j_per_request": self.energy_j / len(table),
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
-            "gpu_hours": sum(one.end_s - one.start_s for one in log.stretches) * spec.group().world / 3600.0,
+            "gpu_hours": sum(stretch.end_s - stretch.start_s for stretch in log.stretches)
+            * spec.group().world
+            / 3600.0,
             "replica_starts": log.starts,
             "hit_tokens": int(table["hit_tokens"].sum()),
             "preemptions": int(table["preemptions"].sum()),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sim.serving.cost import Batch, Chunk
-from sim.serving.inflight import Limits, Sequence, Step
+from sim.serving.inflight import Limits, PlannedStep, Sequence
 from sim.serving.kv import BlockPool
 
 
@@ -61,7 +61,7 @@ class Scheduler:
             sequence.target = sequence.request.input_tokens + sequence.generated
             yield sequence
 
-    def plan(self) -> Step:
+    def plan(self) -> PlannedStep:
         """The next step; blocks are taken, sequences preempted and admitted for it."""
         self._make_room()
         budget = self.limits.max_num_batched_tokens - len(self.running)
@@ -91,7 +91,7 @@ class Scheduler:
             chunks=tuple(Chunk(tokens=tokens, context=s.computed + tokens) for s, tokens in pieces),
             ending=sum(s.computed + tokens == s.target for s, tokens in pieces),
         )
-        return Step(batch=batch, pieces=tuple(pieces), swapped_tokens=swapped)
+        return PlannedStep(batch=batch, pieces=tuple(pieces), swapped_tokens=swapped)
 
     def steady_steps(self) -> int:
         """How many steps like the planned one can follow with nobody coming, going or short of memory."""
@@ -101,7 +101,7 @@ class Scheduler:
         until_full = self.pool.available // len(self.running) * self.pool.block_tokens
         return max(1, min(until_end, until_full))
 
-    def advance(self, plan: Step, steps: int = 1) -> tuple[list[Sequence], list[Sequence]]:
+    def advance(self, plan: PlannedStep, steps: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """``steps`` equal steps are done; returns the sequences that got their first token (or first after losing
         their memory), and those that are done.
         """

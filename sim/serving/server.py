@@ -16,7 +16,7 @@ from sim.serving.build import host_of, replicas_of
 from sim.serving.cost import Cost
 from sim.serving.inflight import Sequence as InFlight
 from sim.serving.memory import transfer_cost
-from sim.serving.records import Log, Served, Transfer
+from sim.serving.records import CacheTransfer, Log, Served
 from sim.serving.replica import Replica
 from sim.serving.requests import Request, Traffic
 from sim.serving.result import ServeResult
@@ -225,7 +225,7 @@ class _Server:
         """A prompt's KV cache goes to the replica that will go on with it, over the links between the two."""
         cost = self._transfer_cost(sequence.computed)
         now_s, number = self.env.now, sequence.request.number
-        moved = Transfer(number=number, start_s=now_s, end_s=now_s + cost.time_s, energy_j=cost.energy_j)
+        moved = CacheTransfer(number=number, start_s=now_s, end_s=now_s + cost.time_s, energy_j=cost.energy_j)
         self.log.transfers.append(moved)
         self.served[number].transfer_j += cost.energy_j
         yield self.env.timeout(cost.time_s)

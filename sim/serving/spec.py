@@ -15,25 +15,26 @@ from sim.scenario.precision import precision_of
 from sim.scenario.spec import (
     CacheType,
     Degree,
+    FieldTable,
     GpuName,
     ModelName,
     Positive,
     RunType,
     Scenario,
-    Table,
     WeightType,
 )
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
-from sim.serving.requests import Law, Traffic, arrivals, lengths, made, read_traffic, scaled
+from sim.serving.request_files import read_traffic
+from sim.serving.requests import Law, Traffic, arrivals, lengths, made, scaled
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
 
 DEFAULT_STACK = "vllm"
 
 
-class ServeSpec(Table):
+class ServeSpec(FieldTable):
     """A server and its traffic. Unknown keys are refused with the nearest known one.
 
     >>> ServeSpec.of(model="llama3-8b", rate_per_s=4.0, requests=100).gpus

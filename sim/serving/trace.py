@@ -64,19 +64,19 @@ def to_trace(run: ServeResult) -> Trace:
     ]
     stages = {name: len(table_of_kinds) + number for number, (name, _, _) in enumerate(STAGES)}
     table_of_kinds += [SpanKind(name=name, category="request", timed=name in ("prefill", "decode")) for name in stages]
-    for one in run.requests.to_dict("records"):
+    for request in run.requests.to_dict("records"):
         number = len(lanes)
-        lanes.append(Lane(pid=requests_pid, tid=int(one["request"]), name=WHOLE[0], order=0, asynchronous=True))
+        lanes.append(Lane(pid=requests_pid, tid=int(request["request"]), name=WHOLE[0], order=0, asynchronous=True))
         stages[WHOLE[0]] = len(table_of_kinds)
-        about = {name: int(one[name]) for name in ABOUT}
+        about = {name: int(request[name]) for name in ABOUT}
         table_of_kinds.append(SpanKind(name=WHOLE[0], category="request", args=about))
         for name, begin, finish in (WHOLE, *STAGES):
-            if one[finish] > one[begin]:
+            if request[finish] > request[begin]:
                 lane.append(number)
                 kind.append(stages[name])
-                start.append(float(one[begin]))
-                end.append(float(one[finish]))
-                energy.append(float(one[f"{name}_j"]) if name in ("prefill", "decode") else float("nan"))
+                start.append(float(request[begin]))
+                end.append(float(request[finish]))
+                energy.append(float(request[f"{name}_j"]) if name in ("prefill", "decode") else float("nan"))
     # A KV cache moves after its first token: inside the request's decoding, before the first step of the other replica.
     lane_of_request = {lanes[number].tid: number for number in lane if lanes[number].asynchronous}
     if run.log.transfers:

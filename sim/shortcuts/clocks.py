@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hardware.laws.terms import dynamic_power_w
 from sim.engine.fluid import FluidModel
-from sim.engine.running import PS_PER_S, GpuModel, GpuState, Held
+from sim.engine.running import PS_PER_S, GpuModel, GpuState, HeldClock
 from sim.shortcuts.serial import Serial, meeting_of, meetings_of
 
 Floats = NDArray[np.float64]
@@ -46,7 +46,7 @@ def step_of(gpu: GpuModel, clock_hz: float) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class ClockCurves:
     """A GPU's curves at every clock of the grid."""
 
     clock_hz: Floats
@@ -56,10 +56,10 @@ class Grid:
 
 
 @lru_cache(maxsize=64)
-def grid_of(gpu: GpuModel) -> Grid:
+def grid_of(gpu: GpuModel) -> ClockCurves:
     """The grid of a GPU type."""
     clocks = [clock_of(gpu, step) for step in range(top_step(gpu) + 1)]
-    return Grid(
+    return ClockCurves(
         clock_hz=np.array(clocks),
         clock_fraction=np.array(clocks) / gpu.reference_clock_hz,
         idle_w=np.array([gpu.idle_w(clock_hz) for clock_hz in clocks]),
@@ -68,7 +68,7 @@ def grid_of(gpu: GpuModel) -> Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
+class KernelCurves:
     """One kernel alone on a GPU at every clock: its rate (1/ps), duration and power; 0 of one that spins.
 
     ``j_per_run`` joules above idle are each run's own. ``as_it_is`` where no limiter lowers the clock.
@@ -80,7 +80,7 @@ class Alone:
     j_per_run: Floats
     as_it_is: NDArray[np.bool_]
 
-    def below(self, limit_w: float, held: Callable[[], GpuState]) -> Alone:
+    def below(self, limit_w: float, held: Callable[[], GpuState]) -> KernelCurves:
         """The same with a fast limiter, which lowers every clock that is too high to that of the state ``held``."""
         as_it_is = self.power_w <= limit_w
         if as_it_is.all():
@@ -102,11 +102,11 @@ def _lasts_ps(rate: Floats) -> Floats:
 
 
 @lru_cache(maxsize=16)
-def _tables(_gpu: GpuModel) -> dict[tuple[int, bool], Alone]:
+def _tables(_gpu: GpuModel) -> dict[tuple[int, bool], KernelCurves]:
     return {}
 
 
-def alone(model: FluidModel, class_id: int, *, waits: bool = False) -> Alone:
+def kernel_curves(model: FluidModel, class_id: int, *, waits: bool = False) -> KernelCurves:
     """The table of one kernel, which runs or, ``waits``, spins until others come."""
     tables = _tables(model.gpu)
     key = (model.cost(class_id), waits)
@@ -114,11 +114,11 @@ def alone(model: FluidModel, class_id: int, *, waits: bool = False) -> Alone:
     if found is None:
         if len(tables) > MAX_TABLES:
             tables.clear()
-        found = tables[key] = _alone(model, class_id, waits=waits)
+        found = tables[key] = _computed_curves(model, class_id, waits=waits)
     return found
 
 
-def _alone(model: FluidModel, class_id: int, *, waits: bool) -> Alone:
+def _computed_curves(model: FluidModel, class_id: int, *, waits: bool) -> KernelCurves:
     gpu, grid = model.gpu, grid_of(model.gpu)
     member = model.member(class_id, model.grid(class_id).sms, waits)
     terms = member.terms
@@ -129,11 +129,11 @@ def _alone(model: FluidModel, class_id: int, *, waits: bool) -> Alone:
         lasts_s = work_s + member.cls.gap_s
         rate = 1.0 / lasts_s / PS_PER_S
         scales = {"voltage_scale": grid.voltage_scale, "clock_fraction": grid.clock_fraction}
-        zero, one = np.zeros_like(rate), np.ones_like(rate)
-        per_run_j = dynamic_power_w(terms, sms=zero, gpu_sms=gpu.sms, progress_per_s=one, **scales)
+        zeros, ones = np.zeros_like(rate), np.ones_like(rate)
+        per_run_j = dynamic_power_w(terms, sms=zeros, gpu_sms=gpu.sms, progress_per_s=ones, **scales)
         busy_sms = member.sms * (work_s / lasts_s)
         above_w = dynamic_power_w(terms, sms=busy_sms, gpu_sms=gpu.sms, progress_per_s=rate * PS_PER_S, **scales)
-    return Alone(
+    return KernelCurves(
         rate=rate,
         lasts_ps=_lasts_ps(rate),
         power_w=above_w * gpu.chip_power_factor + grid.idle_w,
@@ -222,11 +222,11 @@ class SerialAtClocks:
             level=min(end_ps) == longest_ps,
         )
 
-    def _table(self, class_id: int, *, waits: bool = False) -> Alone:
+    def _table(self, class_id: int, *, waits: bool = False) -> KernelCurves:
         """A kernel's table under the fast limit."""
         model = self.model
         running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
-        free = alone(model, class_id, waits=waits)
+        free = kernel_curves(model, class_id, waits=waits)
         return free.below(self.limit_w, lambda: model.solve(running, self.limit_w, model.gpu.max_clock_hz))
 
     def _meeting(self, met: Sequence[int], steps: Sequence[int]) -> tuple[int, list[float]]:
@@ -264,6 +264,6 @@ class SerialAtClocks:
     def _solved(self, kinds: Sequence[int], places: Sequence[int]) -> tuple[int, list[float]]:
         clocks = grid_of(self.model.gpu).clock_hz
         members = tuple([(i, self.kinds[kind][1]) for i, kind in enumerate(kinds)])
-        held = [Held(float(clocks[place]), self.limit_w) for place in places]
+        held = [HeldClock(float(clocks[place]), self.limit_w) for place in places]
         lasts_ps, states = meeting_of(self.model, members, held)
         return lasts_ps, [state.power_w for state in states]

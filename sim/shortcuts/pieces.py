@@ -22,7 +22,7 @@ from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.running import Held, Target, bounds
+from sim.engine.running import HeldClock, Target, bounds
 from sim.errors import FoldError
 from sim.shortcuts.clocks import Ran, SerialAtClocks, step_of
 from sim.shortcuts.serial import Serial, is_serial
@@ -131,7 +131,7 @@ class Piece:
             return None
         steps = []
         for target in held:
-            step = step_of(self.model.gpu, target.clock_hz) if isinstance(target, Held) else None
+            step = step_of(self.model.gpu, target.clock_hz) if isinstance(target, HeldClock) else None
             if step is None:
                 return None
             steps.append(step)

@@ -57,15 +57,15 @@ class Serial:
 
     def run(self, targets: Sequence[Target]) -> Recorder | None:
         """Its records under power targets (W of each GPU); None when GPUs wait for each other for ever."""
-        one = _One(self.model, targets)
-        lasts_ps, power_w, state = one.columns(self.kinds, self.kind_of)
+        solo = _SoloKernels(self.model, targets)
+        lasts_ps, power_w, state = solo.columns(self.kinds, self.kind_of)
         lasts_ps[self.parts] = 0
         end_ps = np.cumsum(lasts_ps)
         end_ps -= (end_ps - lasts_ps)[self.first][self.gpu]
         begin_ps = end_ps - lasts_ps
         early = come_ps = self.parts[:0]
         if len(self.parts):
-            met = _meet(self.graph, one, self.parts, end_ps[self.parts])
+            met = _meet(self.graph, solo, self.parts, end_ps[self.parts])
             if met is None:
                 return None
             delay_ps = np.append(met.end_ps - end_ps[self.parts], 0)[self.latest]
@@ -77,7 +77,7 @@ class Serial:
         steps = [(self.gpu, begin_ps, state)]
         if len(early):  # they spin until the others come
             spin = self.parts[early]
-            _, spin_w, spin_state = one.columns(*_kinds(self.gpu[spin], self.cls[spin]), waits=True)
+            _, spin_w, spin_state = solo.columns(*_kinds(self.gpu[spin], self.cls[spin]), waits=True)
             energy_j[spin] += spin_w * ((begin_ps[spin] - come_ps) * 1e-12)
             steps.append((self.gpu[spin], come_ps, spin_state))
             start_ps = begin_ps.copy()
@@ -85,7 +85,7 @@ class Serial:
         records = Recorder(states=self.model.states, end_ps=int(end_ps.max()), idle_energy_j=[0.0] * self.graph.gpus)
         for gpu, done_ps in enumerate(end_ps[np.append(self.first[1:], len(self.gpu)) - 1].tolist()):
             if done_ps < records.end_ps:
-                idle = one.idle(gpu)
+                idle = solo.idle(gpu)
                 records.idle_energy_j[gpu] = idle.power_w * ((records.end_ps - done_ps) * 1e-12)
                 steps.append((np.array([gpu]), np.array([done_ps]), np.array([idle.index])))
         records.energy_j = (np.bincount(self.gpu, energy_j, self.graph.gpus) + records.idle_energy_j).tolist()
@@ -101,7 +101,7 @@ def _kinds(gpu: Ints, cls: Ints) -> tuple[Kinds, Ints]:
     return [divmod(kind, classes) for kind in used.tolist()], kind_of
 
 
-class _One:
+class _SoloKernels:
     """Kernels by themselves on a GPU, each under its power target."""
 
     def __init__(self, model: FluidModel, targets: Sequence[Target]) -> None:
@@ -149,7 +149,7 @@ def meeting_of(
     model: FluidModel, members: tuple[tuple[int, int], ...], targets: Sequence[Target]
 ) -> tuple[int, list[GpuState]]:
     """Picoseconds of a collective of these (GPU, class) under each GPU's target, and the state of each."""
-    return _One(model, targets).meeting(members)
+    return _SoloKernels(model, targets).meeting(members)
 
 
 def meetings_of(graph: KernelGraph, parts: Ints) -> list[list[int]] | None:
@@ -191,7 +191,7 @@ class _Met(NamedTuple):
     power_w: Floats
 
 
-def _meet(graph: KernelGraph, one: _One, parts: Ints, until_ps: Ints) -> _Met | None:
+def _meet(graph: KernelGraph, solo: _SoloKernels, parts: Ints, until_ps: Ints) -> _Met | None:
     """Let the GPUs run from meeting to meeting; ``until_ps`` is what each does by itself up to its ``parts``."""
     ops, alone_ps = parts.tolist(), until_ps.tolist()
     kind = [(graph.op_gpu[op], graph.op_class[op]) for op in ops]
@@ -215,7 +215,7 @@ def _meet(graph: KernelGraph, one: _One, parts: Ints, until_ps: Ints) -> _Met | 
         if not missing[number]:
             met = party[number]
             ready = max([come[i] for i in met])
-            lasts_ps, together = one.meeting(tuple([kind[i] for i in met]))
+            lasts_ps, together = solo.meeting(tuple([kind[i] for i in met]))
             for i, state in zip(met, together, strict=True):
                 begin[i], end[i], states[i], power_w[i] = ready, ready + lasts_ps, state.index, state.power_w
                 delay[kind[i][0]] = end[i] - alone_ps[i]

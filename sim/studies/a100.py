@@ -17,7 +17,18 @@ import numpy as np
 
 from sim.output.files import write_atomically
 from sim.studies.a100_hopper import KernelError, hopper_profile, kernel_errors
-from sim.studies.a100_power import MODELS, PARTS, Estimate, Floats, Job, Run, estimate, fit_scales, read_runs, refit
+from sim.studies.a100_power import (
+    MODELS,
+    PARTS,
+    Estimate,
+    Floats,
+    Job,
+    PublicMeasurement,
+    estimate,
+    fit_scales,
+    read_runs,
+    refit,
+)
 from sim.studies.command import exit_code
 from sim.studies.fidelity_tables import percent, table
 
@@ -29,38 +40,38 @@ LARGE = tuple(
 STEP_HZ = 90e6
 BARS = {"sweep": 0.08, "refit": 0.035, "fixed": 0.10, "hopper": 0.07}
 
-Power = Callable[[Run], float]
+Power = Callable[[PublicMeasurement], float]
 
 
-def left_out(fixed: Sequence[Run]) -> Mapping[str, Floats]:
+def left_out(fixed: Sequence[PublicMeasurement]) -> Mapping[str, Floats]:
     """Scales for each model, fitted on the runs of all the others."""
     return {model: fit_scales([run for run in fixed if run.job.model != model]) for model in MODELS.values()}
 
 
-def by_job(runs: Sequence[Run]) -> dict[Job, list[Run]]:
+def by_job(runs: Sequence[PublicMeasurement]) -> dict[Job, list[PublicMeasurement]]:
     """Runs of each job, slowest clock first."""
-    jobs: dict[Job, list[Run]] = defaultdict(list)
+    jobs: dict[Job, list[PublicMeasurement]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.clock_hz):
         jobs[run.job].append(run)
     return dict(jobs)
 
 
-def best_clocks(runs: Sequence[Run], power_w: Power) -> tuple[float, float]:
+def best_clocks(runs: Sequence[PublicMeasurement], power_w: Power) -> tuple[float, float]:
     """The clock of least energy among ``runs`` of one job: measured, and predicted (Hz)."""
     measured = min(runs, key=lambda run: run.power_w * run.time_s)
     predicted = min(runs, key=lambda run: power_w(run) * estimate(run.job, run.clock_hz).time_s)
     return measured.clock_hz, predicted.clock_hz
 
 
-def page(sweep: Sequence[Run], fixed: Sequence[Run], hopper: Sequence[KernelError]) -> str:
+def page(sweep: Sequence[PublicMeasurement], fixed: Sequence[PublicMeasurement], hopper: Sequence[KernelError]) -> str:
     """The whole page as Markdown."""
     scales = left_out(fixed)
     estimates = {run: estimate(run.job, run.clock_hz) for run in (*sweep, *fixed)}
 
-    def forecast(run: Run) -> float:
+    def forecast(run: PublicMeasurement) -> float:
         return estimates[run].power_w()
 
-    def others(run: Run) -> float:
+    def others(run: PublicMeasurement) -> float:
         return estimates[run].power_w(scales[run.job.model])
 
     refitted = {run: watts for runs in by_job(sweep).values() for run, watts in zip(runs, refit(runs)[2], strict=True)}
@@ -97,7 +108,7 @@ def page(sweep: Sequence[Run], fixed: Sequence[Run], hopper: Sequence[KernelErro
     return "\n\n".join(parts) + "\n"
 
 
-def mean_error(runs: Sequence[Run], power_w: Power) -> float:
+def mean_error(runs: Sequence[PublicMeasurement], power_w: Power) -> float:
     """Mean absolute relative error of power."""
     return float(np.mean([abs(power_w(run) / run.power_w - 1.0) for run in runs]))
 
@@ -113,11 +124,14 @@ def _scales(scales: Mapping[str, Floats]) -> str:
 
 
 def _by_model(
-    sets: Mapping[str, Sequence[Run]], forecast: Power, others: Power, estimates: Mapping[Run, Estimate]
+    sets: Mapping[str, Sequence[PublicMeasurement]],
+    forecast: Power,
+    others: Power,
+    estimates: Mapping[PublicMeasurement, Estimate],
 ) -> str:
     lines = []
     for name, runs in sets.items():
-        groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+        groups: dict[tuple[str, str], list[PublicMeasurement]] = defaultdict(list)
         for run in runs:
             groups[run.job.model, run.job.dtype].append(run)
         for (model, dtype), some in [*sorted(groups.items()), (("all", ""), list(runs))]:
@@ -140,11 +154,11 @@ def _clocks(clocks: Mapping[Job, tuple[float, float]]) -> str:
     return table(("job", "large", "measured MHz", "predicted MHz"), lines, left=2)
 
 
-def _refits(jobs: Mapping[Job, Sequence[Run]]) -> str:
+def _refits(jobs: Mapping[Job, Sequence[PublicMeasurement]]) -> str:
     lines = []
     for job in sorted(jobs, key=str):
         k, d, watts = refit(jobs[job])
-        errors = [abs(one / run.power_w - 1.0) for one, run in zip(watts, jobs[job], strict=True)]
+        errors = [abs(power_w / run.power_w - 1.0) for power_w, run in zip(watts, jobs[job], strict=True)]
         lines.append((str(job), f"{k:.0f}", f"{d:.0f}", percent(float(np.mean(errors))), percent(max(errors))))
     return table(("job", "k W", "d W", "mean", "worst"), lines, left=1)
 

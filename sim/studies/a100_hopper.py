@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from hardware.catalog import load_gpu
+from hardware.forecast import forecast_profile
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.power import PowerCurve, steady_point
-from hardware.profile import Profile, forecast_profile
+from hardware.profile import Profile
 from sim.build.cost import Pricer
 from sim.studies.a100_power import GPU, Floats, shipped
-from sim.validation.predict import attention_work
+from sim.validation.kernel_work import attention_work
 from sim.validation.records import Record, read_records
 from workloads.work import DType, GemmWork, Work
 
@@ -54,7 +55,7 @@ def scaled(profile: Profile, scales: Floats) -> Profile:
 
 
 def hopper_profile(scales: Floats, vf: Path) -> Profile:
-    """The H100 as the A100 foretells it: rates and energies by architecture, idle power from the public table.
+    """The H100 as the A100 predicts it: rates and energies by architecture, idle power from the public table.
 
     The voltage of an H100 was never published: its curve has the A100's shape over the H100's clocks.
     """

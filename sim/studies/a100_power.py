@@ -56,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PublicMeasurement:
     """One public measurement: mean clock, time of a pass, mean power."""
 
     job: Job
@@ -78,7 +78,7 @@ class Estimate:
         return self.idle_w + float(self.parts_w.sum() if scales is None else self.parts_w @ scales)
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[PublicMeasurement]:
     """Runs of the models that we have; convolutional ones and failed jobs are left out.
 
     Columns: workload (its name tells model, precision, batch, length), energy (J), time (ms), avg_freq (MHz).
@@ -93,7 +93,11 @@ def read_runs(path: Path) -> list[Run]:
             seconds = float(row["time"]) * 1e-3
             if not job.failed:
                 clock_hz = float(row["avg_freq"]) * 1e6
-                runs.append(Run(job=job, clock_hz=clock_hz, time_s=seconds, power_w=float(row["energy"]) / seconds))
+                runs.append(
+                    PublicMeasurement(
+                        job=job, clock_hz=clock_hz, time_s=seconds, power_w=float(row["energy"]) / seconds
+                    )
+                )
     return runs
 
 
@@ -136,10 +140,15 @@ def estimate(job: Job, clock_hz: float) -> Estimate:
     for terms, core, times in _kernels(job):
         seconds = time_s(terms, sms=gpu.sms, sm_clock_hz=clock_hz)
 
-        def watts(one: KernelTerms, seconds: float = seconds) -> float:
-            sms = wanted_sms(one, gpu.sms)
+        def watts(terms: KernelTerms, seconds: float = seconds) -> float:
+            sms = wanted_sms(terms, gpu.sms)
             return dynamic_power_w(
-                one, sms=sms, gpu_sms=gpu.sms, progress_per_s=1 / seconds, voltage_scale=scale, clock_fraction=fraction
+                terms,
+                sms=sms,
+                gpu_sms=gpu.sms,
+                progress_per_s=1 / seconds,
+                voltage_scale=scale,
+                clock_fraction=fraction,
             )
 
         nothing = replace(terms, core_energy_j=0.0, hbm_energy_j=0.0, sm_power_w=0.0)
@@ -152,7 +161,7 @@ def estimate(job: Job, clock_hz: float) -> Estimate:
     return Estimate(time_s=total_s, idle_w=curve.idle_w(clock_hz), parts_w=joules / total_s)
 
 
-def fit_scales(runs: Sequence[Run]) -> Floats:
+def fit_scales(runs: Sequence[PublicMeasurement]) -> Floats:
     """Factors on the parts' coefficients that explain the power of ``runs`` (non-negative, relative errors).
 
     For studies only: whole-model runs never enter a profile.
@@ -160,11 +169,11 @@ def fit_scales(runs: Sequence[Run]) -> Floats:
     found = [estimate(run.job, run.clock_hz) for run in runs]
     weight = np.array([1.0 / run.power_w for run in runs])
     above_w = np.array([run.power_w - one.idle_w for run, one in zip(runs, found, strict=True)])
-    scales, _ = nnls(np.array([one.parts_w for one in found]) * weight[:, None], above_w * weight)
+    scales, _ = nnls(np.array([work.parts_w for work in found]) * weight[:, None], above_w * weight)
     return np.asarray(scales)
 
 
-def refit(runs: Sequence[Run]) -> tuple[float, float, list[float]]:
+def refit(runs: Sequence[PublicMeasurement]) -> tuple[float, float, list[float]]:
     """k and d of P = idle(f) + k (V/V0)^2 f/f0 + d for the clocks of one job, and the power it gives each run."""
     curve = shipped().curve
     weight = np.array([1.0 / run.power_w for run in runs])

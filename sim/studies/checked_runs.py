@@ -21,7 +21,8 @@ from sim.scenario.kind import KEY, Kind, kind_of, ring_kind
 from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
 from sim.studies.fidelity import WHOLE, record_files
-from sim.validation.predict import NotPredicted, scenario_of
+from sim.validation.inputs import NotPredicted
+from sim.validation.predict import scenario_of
 from sim.validation.records import Record, read_records
 from sim.validation.validate import Row, validate
 
@@ -33,14 +34,14 @@ HEAD = """# Kinds of whole-model runs that were held against measurements, the s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class CheckedRun:
     """One measured run and what kind it is."""
 
     record: Record
     kind: Kind
 
 
-def seen_in(record: Record) -> Seen | None:
+def seen_in(record: Record) -> CheckedRun | None:
     """The kind of a whole-model row; None for other rows and for work that is not modelled."""
     inputs = {name: value for name, value in record.inputs.items() if value is not None}
     if record.kind not in WHOLE or inputs.get("fast_accumulation"):
@@ -54,7 +55,7 @@ def seen_in(record: Record) -> Seen | None:
         kind = _kind(record.kind, inputs, gpu.id)
     except NotPredicted:
         return None
-    return Seen(record=record, kind=Kind(key=kind.key, sizes={**kind.sizes, **sizes}))
+    return CheckedRun(record=record, kind=Kind(key=kind.key, sizes={**kind.sizes, **sizes}))
 
 
 def _kind(name: str, inputs: Mapping[str, Any], gpu: str) -> Kind:
@@ -75,7 +76,7 @@ def _kind(name: str, inputs: Mapping[str, Any], gpu: str) -> Kind:
     return kind_of(scenario_of(inputs), gpu)
 
 
-def rows_of(paths: Sequence[Path]) -> Iterator[Seen]:
+def rows_of(paths: Sequence[Path]) -> Iterator[CheckedRun]:
     """Every whole-model row of ``paths`` once."""
     known: set[str] = set()
     for path in paths:
@@ -95,15 +96,15 @@ def spanned(kinds: Sequence[Kind]) -> Kind:
     return Kind(key=kinds[0].key, sizes=dict(sorted(sizes.items())))
 
 
-def grouped(rows: Sequence[Seen]) -> dict[tuple[str, ...], list[Seen]]:
+def grouped(rows: Sequence[CheckedRun]) -> dict[tuple[str, ...], list[CheckedRun]]:
     """Rows by their kind."""
-    groups: dict[tuple[str, ...], list[Seen]] = {}
+    groups: dict[tuple[str, ...], list[CheckedRun]] = {}
     for row in rows:
         groups.setdefault(tuple(row.kind.key[name] for name in KEY), []).append(row)
     return dict(sorted(groups.items()))
 
 
-def text_of(rows: Sequence[Seen], predicted: Sequence[Row]) -> str:
+def text_of(rows: Sequence[CheckedRun], predicted: Sequence[Row]) -> str:
     """The data file."""
     errors = {row.record.digest: row for row in predicted if row.predicted is not None and not row.fitted}
     parts = [HEAD]

@@ -67,7 +67,9 @@ def chip_powers(rows: Sequence[Row], profile: Profile, gpu: GpuSpec) -> list[Chi
             uuids |= {(session, index): uuid for index, uuid in enumerate(row.record.inputs.get("uuids", []))}
         for index, ratio in _ratios(row, profile, gpu):
             found.setdefault((session, index), []).append(ratio)
-    return [_chip(chip, uuids.get(chip, ""), ratios) for chip, ratios in sorted(found.items(), key=lambda one: one[0])]
+    return [
+        _chip(chip, uuids.get(chip, ""), ratios) for chip, ratios in sorted(found.items(), key=lambda item: item[0])
+    ]
 
 
 def group_factor(chips: Sequence[ChipPower]) -> float:

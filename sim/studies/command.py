@@ -19,10 +19,10 @@ def exit_code(name: str, work: Callable[[], object]) -> int:
     try:
         work()
     except (SimError, HardwareError, WorkloadError) as error:
-        told = str(error)
+        message = str(error)
     except OSError as error:  # what cannot be written is a SimError by now
-        told = f"cannot read '{error.filename}': {error.strerror}"
+        message = f"cannot read '{error.filename}': {error.strerror}"
     else:
         return 0
-    print(f"{name}: {told}", file=sys.stderr)
+    print(f"{name}: {message}", file=sys.stderr)
     return 2

@@ -26,7 +26,7 @@ KINDS = frozenset({"model_step", "generate"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class IntervalCheck:
     """One row: its group, and for latency and energy whether the interval holds it and the half width (a share)."""
 
     status: str
@@ -36,9 +36,9 @@ class Held:
     energy: tuple[bool, float] | None
 
 
-def held(paths: Sequence[Path]) -> list[Held]:
+def held(paths: Sequence[Path]) -> list[IntervalCheck]:
     """Every whole-model row of ``paths`` once, by its inputs' own scenario."""
-    found: dict[str, Held] = {}
+    found: dict[str, IntervalCheck] = {}
     for path in paths:
         for record in read_records(path):
             if record.kind not in KINDS or record.digest in found:
@@ -47,7 +47,7 @@ def held(paths: Sequence[Path]) -> list[Held]:
             one, measured = intervals(run), record.measured
             energy_j = measured.get("energy_j")
             inside = one.holds(latency_s=measured["latency_s"], energy_j=energy_j or 0.0)
-            found[record.digest] = Held(
+            found[record.digest] = IntervalCheck(
                 status=run.machine.status,
                 gpus=run.gpus,
                 phase=run.scenario.phase + (" (eager)" if run.scenario.launch == "eager" else ""),
@@ -57,12 +57,12 @@ def held(paths: Sequence[Path]) -> list[Held]:
     return list(found.values())
 
 
-def coverage_table(rows: Sequence[Held]) -> str:
+def coverage_table(rows: Sequence[IntervalCheck]) -> str:
     """Rows held and half widths by group, each status in all first."""
-    groups: dict[tuple[str, str, str], list[Held]] = {}
+    groups: dict[tuple[str, str, str], list[IntervalCheck]] = {}
     for row in rows:
         groups.setdefault((row.status, "all", "all"), []).append(row)
-    for row in sorted(rows, key=lambda one: (one.status, one.gpus, one.phase)):
+    for row in sorted(rows, key=lambda row_key: (row_key.status, row_key.gpus, row_key.phase)):
         groups.setdefault((row.status, str(row.gpus), row.phase), []).append(row)
     lines = []
     for (status, gpus, phase), group in groups.items():
@@ -78,7 +78,7 @@ def coverage_table(rows: Sequence[Held]) -> str:
     return table(names, lines, left=3)
 
 
-def page(rows: Sequence[Held]) -> str:
+def page(rows: Sequence[IntervalCheck]) -> str:
     """The page as Markdown."""
     families = [(name, str(e.n), percent(e.time), percent(e.power)) for name, e in left_out(BASE_GPU).items()]
     widened = (f"{percent(e)} % ({status})" for status, e in STATUS_LOG_ERROR.items() if e)

@@ -94,7 +94,7 @@ def striped_bars(path: Path) -> Iterator[Bar]:
         ("TPUv3", False, True, WORST_TPUV3),
         ("TPUv4", True, True, WORST_TPUV4),
     ):
-        mine = [one for one in compared if one.row.device == device and not one.row.fitted]
+        mine = [pair for pair in compared if pair.row.device == device and not pair.row.fitted]
         if not mine:
             continue
         free_mean, free_worst = _errors(mine, fitted=False)
@@ -107,8 +107,8 @@ def striped_bars(path: Path) -> Iterator[Bar]:
             )
         yield Bar(
             what=f"striped, {device}, {len(mine)} rows" + (", skipped tiles at a cost" if fitted else ""),
-            ours=_range(one.fitted if fitted else one.free for one in mine),
-            other=_range(one.row.speedup for one in mine),
+            ours=_range(pair.fitted if fitted else pair.free for pair in mine),
+            other=_range(pair.row.speedup for pair in mine),
             error=f"{percent(mean)} mean, {percent(most)} worst",
             allowed=f"{percent(allowed)} {'worst' if worst else 'mean'}",
             met=(most if worst else mean) <= allowed,
@@ -126,7 +126,7 @@ def ring_bars(rows: Sequence[Row]) -> Iterator[Bar]:
         pairs = [pair for _, waiting in still for pair in waiting]
         if pairs:
             errors = [abs(ours / watts - 1.0) for ours, watts in pairs]
-            calm = [abs(ours / w - 1.0) for row, waiting in still if not _over(row) for ours, w in waiting]
+            fair = [abs(ours / w - 1.0) for row, waiting in still if not _over(row) for ours, w in waiting]
             yield Bar(
                 what=f"power of waiting ranks, {world} H100s, {len(pairs)} ranks",
                 ours=_range((ours for ours, _ in pairs), "{:.0f}") + " W",
@@ -134,9 +134,9 @@ def ring_bars(rows: Sequence[Row]) -> Iterator[Bar]:
                 error=_mean_worst(errors),
                 allowed=f"{percent(WAITING_POWER)} worst",
                 met=max(errors) <= WAITING_POWER,
-                remark=f"{percent(max(calm, default=None))} worst of the {len(calm)} beside a rank within its power "
+                remark=f"{percent(max(fair, default=None))} worst of the {len(fair)} beside a rank within its power "
                 "limit: above it the measurement had not settled"
-                if len(calm) < len(errors)
+                if len(fair) < len(errors)
                 else "",
             )
 
@@ -173,7 +173,7 @@ def _speeds() -> Iterator[Bar]:
     plain = {cp: _video(WAN_14B, cp) for cp in WAN_SECONDS}
     seconds = {cp: run.latency_s for cp, run in plain.items()}
     for cp in list(WAN_SECONDS)[1:]:
-        ours, other = (100.0 * one[1] / (cp * one[cp]) for one in (seconds, WAN_SECONDS))
+        ours, other = (100.0 * by_cp[1] / (cp * by_cp[cp]) for by_cp in (seconds, WAN_SECONDS))
         yield Bar(
             what=f"scaling, wan2.1-14b on {cp} A100s", ours=f"{ours:.1f} %", other=f"{other:.1f} %",
             error=f"{ours - other:+.1f} points", allowed=f"{POINTS:g} points", met=abs(ours - other) <= POINTS,
@@ -203,7 +203,7 @@ def _fresh(rows: Sequence[Row], kind: str) -> list[Row]:
 
 
 def _pooled(what: str, rows: Sequence[Row], output: str, allowed: float) -> Iterator[Bar]:
-    """Mean and worst error of one output: the bar holds for the mean, and the worst is told beside it."""
+    """Mean and worst error of one output: the bar holds for the mean, and the worst is given beside it."""
     errors = [abs(error) for row in rows if (error := row.error(output)) is not None]
     if errors:
         mean = sum(errors) / len(errors)
@@ -240,7 +240,7 @@ def _mean_worst(errors: Sequence[float]) -> str:
 
 def _errors(rows: Sequence[Compared], *, fitted: bool) -> tuple[float, float]:
     """Mean and worst absolute error."""
-    errors = [abs((one.fitted if fitted else one.free) / one.row.speedup - 1.0) for one in rows]
+    errors = [abs((row.fitted if fitted else row.free) / row.row.speedup - 1.0) for row in rows]
     return sum(errors) / len(errors), max(errors)
 
 

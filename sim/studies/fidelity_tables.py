@@ -15,16 +15,16 @@ def error_table(errors: Sequence[GroupError]) -> str:
         return "No rows."
     lines = [
         (
-            one.file,
-            one.group,
-            str(one.n),
-            percent(one.mean),
-            "-" if one.interval is None else f"{percent(one.interval[0])} to {percent(one.interval[1])}",
-            percent(one.median),
-            percent(one.worst),
-            percent(one.bias),
+            group.file,
+            group.group,
+            str(group.n),
+            percent(group.mean),
+            "-" if group.interval is None else f"{percent(group.interval[0])} to {percent(group.interval[1])}",
+            percent(group.median),
+            percent(group.worst),
+            percent(group.bias),
         )
-        for one in errors
+        for group in errors
     ]
     return table(("file", "group", "n", "mean", "95 %", "median", "worst", "bias"), lines, left=2)
 

@@ -26,7 +26,8 @@ from hardware.errors import HardwareError
 from hardware.profile import dump_profile, profile_for
 from sim.output.files import write_atomically
 from sim.studies.command import exit_code
-from sim.validation.predict import NotPredicted, predict
+from sim.validation.inputs import NotPredicted
+from sim.validation.predict import predict
 from sim.validation.records import Record, RecordError, read_records
 
 Inputs = Mapping[str, Any]
@@ -36,7 +37,7 @@ DRAWN = frozenset({"tokens_per_ep_rank"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class PredictedRow:
     """One planned row and what was said of it; ``skipped`` says why nothing was."""
 
     inputs: Inputs
@@ -52,16 +53,16 @@ class Errors(NamedTuple):
     energy: float | None
 
 
-def foretell(plan: str, world: int, gpu_id: str) -> Iterator[Foretold]:
+def predict_plan(plan: str, world: int, gpu_id: str) -> Iterator[PredictedRow]:
     """Predictions of a plan's rows on ``world`` GPUs of a type, from their inputs alone."""
     for row in planned(plan, world=world):
         inputs = {**row, "gpu": gpu_id, "world": row.get("world", world)}
         try:
-            told = predict(str(row["kind"]), {name: value for name, value in inputs.items() if name != "kind"})
+            predicted = predict(str(row["kind"]), {name: value for name, value in inputs.items() if name != "kind"})
         except (NotPredicted, HardwareError) as reason:
-            yield Foretold(inputs=inputs, skipped=str(reason))
+            yield PredictedRow(inputs=inputs, skipped=str(reason))
         else:
-            yield Foretold(inputs=inputs, latency_s=told.latency_s, energy_j=told.energy_j)
+            yield PredictedRow(inputs=inputs, latency_s=predicted.latency_s, energy_j=predicted.energy_j)
 
 
 def write(plan: str, world: int, gpu: str, out: Path) -> int:
@@ -69,27 +70,27 @@ def write(plan: str, world: int, gpu: str, out: Path) -> int:
     spec = load_gpu(gpu)
     profile = hashlib.sha256(dump_profile(profile_for(spec)).encode()).hexdigest()[:16]
     date = datetime.now(UTC).date().isoformat()
-    rows = list(foretell(plan, world, spec.id))
+    rows = list(predict_plan(plan, world, spec.id))
     head = {"plan": plan, "world": world, "gpu": spec.id, "profile_sha256": profile, "date": date}
     lines = [json.dumps(head), *(json.dumps(asdict(row)) for row in rows)]
     write_atomically(out, "".join(f"{line}\n" for line in lines).encode())
     return sum(row.skipped is None for row in rows)
 
 
-def read(path: Path) -> list[Foretold]:
+def read(path: Path) -> list[PredictedRow]:
     """The rows of a file that :func:`write` made."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return [Foretold(**json.loads(line)) for line in lines[1:]]
+        return [PredictedRow(**json.loads(line)) for line in lines[1:]]
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"cannot read predictions '{path}': {error}") from None
     except (ValueError, TypeError):
         raise RecordError(f"{path}: not a file of predictions; {PROGRAM} --plan writes one") from None
 
 
-def judge(foretold: Sequence[Foretold], records: Sequence[Record]) -> dict[str, list[Errors]]:
-    """Signed relative errors by kind, of the rows that were foretold and measured since."""
-    known = {_key(row.inputs): row for row in foretold if row.skipped is None}
+def judge(predicted: Sequence[PredictedRow], records: Sequence[Record]) -> dict[str, list[Errors]]:
+    """Signed relative errors by kind, of the rows that were predicted and measured since."""
+    known = {_key(row.inputs): row for row in predicted if row.skipped is None}
     errors: dict[str, list[Errors]] = {}
     for record in records:
         row = known.get(_key({**record.inputs, "kind": record.kind}))
@@ -109,7 +110,7 @@ def _key(inputs: Inputs) -> str:
 
 
 def _print(errors: Mapping[str, Sequence[Errors]]) -> None:
-    table = Table(title="Foretold over measured, mean absolute error in per cent", title_justify="left")
+    table = Table(title="Predicted over measured, mean absolute error in per cent", title_justify="left")
     for head in ("kind", "rows", "latency", "energy"):
         table.add_column(head, justify="left" if head == "kind" else "right")
     for kind, pairs in sorted(errors.items()):
@@ -122,7 +123,7 @@ def _print(errors: Mapping[str, Sequence[Errors]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Foretell a plan, or judge what was foretold; 2 with a reason where the input is bad."""
+    """Predict a plan, or judge what was predicted; 2 with a reason where the input is bad."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("records", nargs="*", type=Path, help="measured since (with --judge)")
     parser.add_argument("--plan", help="a measuring plan")
@@ -137,12 +138,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             records = [record for path in arguments.records for record in read_records(path)]
             errors = judge(read(arguments.judge), records)
             if not errors:
-                raise RecordError(f"none of {len(records)} rows measured was foretold in {arguments.judge}")
+                raise RecordError(f"none of {len(records)} rows measured was predicted in {arguments.judge}")
             _print(errors)
         elif arguments.plan is None or arguments.out is None:
-            raise RecordError("give --plan and --out to foretell, or --judge and records")
+            raise RecordError("give --plan and --out to predict, or --judge and records")
         else:
-            print(f"{write(arguments.plan, arguments.world, arguments.gpu, arguments.out)} rows foretold")
+            print(f"{write(arguments.plan, arguments.world, arguments.gpu, arguments.out)} rows predicted")
 
     return exit_code(PROGRAM, work)
 

@@ -28,9 +28,9 @@ def measure_here(
         found = ", ".join(sorted(names)) or "none"
         raise HardwareError(f"GPUs of {len(names)} kinds here ({found}): calibrate needs one kind")
     gpu = given or _known(boards[0].gpu_id, boards[0].name)
-    one = folder / "one_gpu.jsonl"
-    run_plan("calibrate", one, world=1, gpu_id=gpu.id, budget_s=budget_s)
-    files = [one]
+    one_gpu = folder / "one_gpu.jsonl"
+    run_plan("calibrate", one_gpu, world=1, gpu_id=gpu.id, budget_s=budget_s)
+    files = [one_gpu]
     several = world or visible_gpus()
     if several > 1:
         many = folder / f"{several}_gpus.jsonl"

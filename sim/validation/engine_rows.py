@@ -83,7 +83,7 @@ def _power(row: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
     """Watts, joules, clock and temperature as records have them."""
     watts = row.get("power_w")
     joules = None
-    if seconds is not None and isinstance(watts, list) and all(isinstance(one, int | float) for one in watts):
+    if seconds is not None and isinstance(watts, list) and all(isinstance(value, int | float) for value in watts):
         joules = seconds * sum(watts)
     clocks = row.get("clock") or []
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hardware.calibrate.suite.plan import step
-from hardware.calibrate.suite.shapes import HEAD_DIM, Shape
+from hardware.calibrate.suite.shapes import HEAD_DIM, ModelShape
 from sim.errors import ScenarioError
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
@@ -32,7 +32,7 @@ _DTYPES = ("bf16", "fp8_e4m3")
 _PHASES = ("prefill", "decode", "generate")
 
 
-def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Shape]]:
+def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, ModelShape]]:
     """The suite's row for ``scenario`` and the shape of its model.
 
     >>> row, shapes = planned_row(Scenario.of(model="llama3-8b", phase="decode", batch=4, seq_len=1000))
@@ -92,13 +92,13 @@ def _only(scenario: Scenario, name: str, **runs: Any) -> None:
             )
 
 
-def _shape(model: ModelSpec) -> Shape:
+def _shape(model: ModelSpec) -> ModelShape:
     if model.head_dim != HEAD_DIM:
         raise ScenarioError(f"head_dim = {model.head_dim} of {model.id}: the suite's kernels have {HEAD_DIM}")
     feed = (expert_feed(),) if model.experts else gated_feed()
     if model.block != decoder_block(*feed, qk_norm=model.qk_norm) or model.dense_layers:
         raise ScenarioError(f"{model.id} has layers of its own kind: the suite runs Llama-like layers only")
-    return Shape(
+    return ModelShape(
         width=model.d_model,
         q_heads=model.q_heads,
         kv_heads=model.kv_heads,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.engine_vllm import DECODE_TOKENS, Decode, Engine, Prefill, Serve, Work, measure_engine
+from hardware.calibrate.suite.engine_vllm import DECODE_TOKENS, Decode, Prefill, Serve, ServerSpec, Work, measure_engine
 from hardware.nvml import detect
 from sim.errors import ScenarioError
 from sim.scenario.spec import Scenario, read_mapping
@@ -32,7 +32,7 @@ def stack_of(given: str | None) -> str:
     return given or ("vllm" if "vllm" in STACKS else "paged-kv")
 
 
-def engine_of(scenario: Scenario, folder: Path, traces: Path | None) -> tuple[Engine, Work]:
+def engine_of(scenario: Scenario, folder: Path, traces: Path | None) -> tuple[ServerSpec, Work]:
     """The server and the work of ``scenario``; its ``config.json`` is written into ``folder``."""
     for name, neutral in _UNSUPPORTED.items():
         if (value := getattr(scenario, name)) != neutral:
@@ -52,7 +52,7 @@ def engine_of(scenario: Scenario, folder: Path, traces: Path | None) -> tuple[En
     write_config(scenario.model, model, folder, layers=scenario.layers)
     tokens = scenario.batch * scenario.seq_len
     prefill = scenario.phase == "prefill"
-    engine = Engine(
+    engine = ServerSpec(
         model=folder,
         vocabulary=model.vocab,
         gpus=scenario.world,
@@ -88,10 +88,12 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
     """Records of the host and of the requests of ``spec`` on a real server."""
     if spec.replicas != 1 or spec.prefill_replicas:
         raise ScenarioError(f"replicas = {spec.replicas}, prefill_replicas = {spec.prefill_replicas}: one server only")
-    requests = tuple((one.arrival_s, one.input_tokens, one.output_tokens) for one in spec.traffic().requests)
+    requests = tuple(
+        (request.arrival_s, request.input_tokens, request.output_tokens) for request in spec.traffic().requests
+    )
     model = load_model(spec.model)
     write_config(spec.model, model, folder, layers=None)
-    engine = Engine(
+    engine = ServerSpec(
         model=folder,
         vocabulary=model.vocab,
         gpus=spec.gpus,
@@ -105,7 +107,7 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
     facts, (measured,) = measure_engine(engine, [Serve(requests=requests)])
     row = {
         "kind": "served", "gpu": spec.gpu, "world": spec.gpus, "model": spec.model, "tp": spec.tp, "ep": spec.ep,
-        "dtype": spec.dtype, "stack": spec.stack, "requests": [list(one) for one in requests],
+        "dtype": spec.dtype, "stack": spec.stack, "requests": [list(request) for request in requests],
     }  # fmt: skip
     return [_host(spec.gpu, spec.gpus, facts), row | _joules(measured)]
 

@@ -11,7 +11,7 @@ from sim.validation.validate import Row
 
 GROUP = ("gpu", "model", "tp", "batch", "seq_len", "layers")
 MIN_ROWS = 6
-# Pairs closer than this in measurement are not told apart (repeats differ by 1 to 2 %).
+# Pairs closer than this in measurement are not distinguished (repeats differ by 1 to 2 %).
 DISTINCT = 0.03
 
 

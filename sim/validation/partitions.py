@@ -14,12 +14,12 @@ from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
-from sim.engine.running import Held
+from sim.engine.running import HeldClock
 from sim.run.repetition import Prediction, machine_for
 from sim.run.steady import held_clocks
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
-from sim.validation.contention import graph_of_lanes
+from sim.validation.lanes import graph_of_lanes
 from workloads.program import Kernel
 from workloads.work import CollectiveWork, Work
 
@@ -31,7 +31,7 @@ def on_partition(inputs: Mapping[str, Any], work: Work) -> Prediction:
     """``work`` back to back on ``sms`` SMs alone."""
     target = machine_for(inputs, int(inputs["world"]), apart=not isinstance(work, CollectiveWork))
     sizes = (("own", int(inputs["sms"])),) if "asked_sms" in inputs else ()
-    (seconds,), power_w, clock_hz = _settled(target, [work], sizes)
+    (seconds,), power_w, clock_hz = _steady_point(target, [work], sizes)
     return Prediction(
         latency_s=seconds,
         energy_j=seconds * power_w * target.world,
@@ -44,7 +44,7 @@ def side_by_side(inputs: Mapping[str, Any], a: Work, b: Work) -> Prediction:
     """``a`` and ``b`` each back to back on a side of the split, or both on the whole GPU: while both run."""
     target = machine_for(inputs, int(inputs["world"]), apart=not isinstance(b, CollectiveWork))
     sizes = (("a", int(inputs["a_sms"])), ("b", int(inputs["b_sms"])))
-    (a_s, b_s), power_w, clock_hz = _settled(target, [a, b], sizes if "asked_b_sms" in inputs else ())
+    (a_s, b_s), power_w, clock_hz = _steady_point(target, [a, b], sizes if "asked_b_sms" in inputs else ())
     return Prediction(
         latency_s=a_s,
         energy_j=None,
@@ -54,7 +54,7 @@ def side_by_side(inputs: Mapping[str, Any], a: Work, b: Work) -> Prediction:
     )
 
 
-def _settled(
+def _steady_point(
     target: Machine, works: list[Work], sizes: tuple[tuple[str, int], ...]
 ) -> tuple[list[float], float, float]:
     """Seconds a repetition of each lane, watts of a GPU and the clock (Hz) at which the slow limit holds.
@@ -62,14 +62,7 @@ def _settled(
     ``sizes``: partitions by name with their SMs, one a lane; none: the whole GPU is one.
     """
     split = Partitions(sms=sizes, streams=(), gpu_sms=target.gpu.sms) if sizes else None
-    pricer = Pricer(
-        profile=target.profile,
-        gpu=target.gpu,
-        gap_s=0.0,
-        in_graph=False,
-        world=target.world,
-        cluster=target.cluster,
-    )
+    pricer = Pricer.of_loops(target)
     priorities = [-1 if isinstance(work, CollectiveWork) else 0 for work in works]
     classes = [
         replace(
@@ -87,7 +80,7 @@ def _settled(
         graph = graph_of_lanes(target.world, classes, lanes)
         graph = graph if split is None else partitioned(graph, split)
         model = FluidModel(target.model, graph.classes, [])
-        held = Held(clock_hz, target.limits.fast_limit_w)
+        held = HeldClock(clock_hz, target.limits.fast_limit_w)
         core = Core(graph, [model] * target.world, [held] * target.world)
         records = Engine(core).run()
         end_s = np.zeros(graph.kernels)

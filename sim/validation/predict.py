@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any
 
 from hardware.calibrate.engine_rows import ENGINE_KINDS
-from hardware.calibrate.fit_clocks import moved_bytes
-from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from hardware.laws.routes import IN_SWITCH_FROM
 from inputs.texts import shown
 from sim.run.repetition import Prediction, machine_for, run_program, run_works, seen
@@ -20,53 +16,28 @@ from sim.serving import serve
 from sim.serving.requests import Request, Traffic
 from sim.serving.spec import ServeSpec
 from sim.validation import predict_time
-from sim.validation.contention import beside_waiting, computation, together
 from sim.validation.engine_kernels import engine_kernel
 from sim.validation.engine_rows import served_latencies
+from sim.validation.inputs import Inputs, NotPredicted, checked
+from sim.validation.kernel_work import FAST_ACCUMULATION, kernel_work
+from sim.validation.lanes import beside_waiting, computation, together
 from sim.validation.partitions import on_partition, side_by_side
 from sim.validation.records import MEASURED_FIELDS
 from workloads.diffusion import load_dit
-from workloads.families.dit import build_denoise
+from workloads.families.dit_layers import build_denoise
 from workloads.families.ring import build_ring
 from workloads.work import (
     AllReduce,
-    AttentionWork,
     CollectiveOp,
     CollectiveWork,
-    DType,
     Elementwise,
     ElementwiseWork,
     GemmWork,
-    GroupedGemmWork,
     Work,
 )
 
-Inputs = Mapping[str, Any]
-SIZES = frozenset(
-    {"m", "n", "k", "batch", "seq_len", "kv_len", "q_heads", "kv_heads", "head_dim", "tokens", "width", "bytes"}
-)
-COUNTS = frozenset(
-    {"rows", "heads", "experts", "distinct", "tiles64", "tiles128", "max_rows", "bytes_moved", "copy_bytes_moved",
-     "comm_bytes", "text_tokens", "ctas", "comm_ctas",
-     "sms", "a_sms", "b_sms", "asked_sms", "asked_b_sms"}
-)  # fmt: skip
-DEGREES = frozenset(
-    {"world", "n_per_burst", "bursts", "tp", "ep", "cp", "pp", "dp", "ulysses", "layers", "parts", "micro_batches"}
-)
-TEXTS = frozenset(
-    {"gpu", "model", "dtype", "op", "phase", "launch", "what", "work", "collective", "layout", "values", "regime"}
-)
-
-
 # Fields of a model step that label it and change nothing.
 STEP_LABELS = frozenset({"kind", "world", "gpu_index"})
-
-
-FAST_ACCUMULATION = "8-bit products with fast accumulation, and of other values than normal ones, are not modelled"
-
-
-class NotPredicted(Exception):  # noqa: N818 - a reason, not a failure
-    """The kind is not predicted; the text says why."""
 
 
 def predict(kind: str, inputs: Inputs) -> Prediction:
@@ -77,54 +48,11 @@ def predict(kind: str, inputs: Inputs) -> Prediction:
         raise NotPredicted(SKIPPED.get(kind, f"unknown kind '{kind}'"))
     means = {"rows", "distinct", "tiles"} if kind == "vllm_experts" else set()
     try:
-        return predictor(_checked(inputs, besides=means))
+        return predictor(checked(inputs, besides=means))
     except KeyError as error:
         raise NotPredicted(f"field {error} is missing") from None
     except ValueError as error:  # an enum's: dtype or op that no record kind has
         raise NotPredicted(str(error)) from None
-
-
-def _checked(inputs: Inputs, *, besides: AbstractSet[str] = frozenset()) -> Inputs:
-    """``inputs`` without nulls, its sizes whole numbers: what a law divides by must not be text or zero.
-
-    ``besides`` are sizes that are means of several draws.
-    """
-    known = {name: value for name, value in inputs.items() if value is not None}
-    for names, is_right, right in SHAPES:
-        for name in (names - besides) & known.keys():
-            if not is_right(known[name]):
-                raise NotPredicted(f"{name} = {shown(known[name])}: give {right}")
-    for name in besides & known.keys():
-        if not _is_time(known[name]):
-            raise NotPredicted(f"{name} = {shown(known[name])}: give a number of at least 0")
-    return known
-
-
-def _is_count(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e6
-
-
-# What each input is, whatever the kind: laws divide by sizes, and ranks, layers and steps are gone through one by one.
-SHAPES: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
-    (SIZES, lambda value: _is_count(value, 1, 10**13), "a positive whole number"),
-    (COUNTS, lambda value: _is_count(value, 0, 10**13), "a whole number of at least 0"),
-    (DEGREES, lambda value: _is_count(value, 1, 10_000), "a whole number from 1 to 10,000"),
-    (TEXTS, _is_text, "a text"),
-    (frozenset({"causal", "fast_accumulation", "lm_head", "sequence_parallel"}), lambda value: isinstance(value, bool),
-     "true or false"),
-    (frozenset({"period_s", "burst_s", "pause_s", "busy_s", "idle_s", "duration_s"}), _is_time, "a time in seconds"),
-    (frozenset({"gemm_mnk"}),
-     lambda value: isinstance(value, list) and len(value) == 3 and all(_is_count(one, 1, 10**9) for one in value),
-     "a list of three positive whole numbers"),
-)  # fmt: skip
 
 
 def scenario_of(inputs: Inputs) -> Scenario:
@@ -185,55 +113,6 @@ def _ring_attention(inputs: Inputs) -> Prediction:
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
 
 
-def kernel_work(inputs: Inputs) -> Work:
-    """The kernel of a row that runs a single one."""
-    match inputs["kind"]:
-        case "gemm":
-            if inputs.get("fast_accumulation") or inputs.get("values", "normal") != "normal":
-                raise NotPredicted(FAST_ACCUMULATION)
-            return GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType(inputs.get("dtype", "bf16")))
-        case "attention":
-            return attention_work(inputs)
-        case "grouped_gemm":
-            fields = ("experts", "rows", "distinct", "tiles128", "n", "k")
-            return GroupedGemmWork(
-                tiles256=tiles256_of(inputs), rows_beyond128=rows_beyond128_of(inputs), **{f: inputs[f] for f in fields}
-            )
-        case "collective" | "alone":
-            return CollectiveWork(
-                op=CollectiveOp(inputs["op"]),
-                ranks=tuple(range(inputs["world"])),
-                buffer_bytes=inputs["bytes"],
-                ctas=inputs.get("ctas"),
-                # Our suite turns the addition in the switch off.
-                algorithm=AllReduce.RING if inputs["op"] == "all_reduce" else AllReduce.LIBRARY,
-            )
-        case kind:
-            rows = inputs.get("tokens") or inputs.get("rows") or 1
-            moved = int(moved_bytes(inputs))
-            return ElementwiseWork(
-                op=Elementwise(kind),
-                rows=rows,
-                width=inputs.get("width") or moved // rows,
-                bytes_moved=moved,
-                blocks=rows * inputs["heads"] if "heads" in inputs else None,
-            )
-
-
-def attention_work(inputs: Inputs) -> AttentionWork:
-    """The kernel of an attention row."""
-    decode = inputs["phase"] == "decode"
-    return AttentionWork(
-        batch=inputs["batch"],
-        q_len=1 if decode else inputs["seq_len"],
-        kv_len=inputs.get("kv_len") or inputs["seq_len"],
-        q_heads=inputs["q_heads"],
-        kv_heads=inputs["kv_heads"],
-        head_dim=inputs["head_dim"],
-        causal=bool(inputs.get("causal", True)) and not decode,
-    )
-
-
 def _kernel(inputs: Inputs) -> Prediction:
     return _works(inputs, kernel_work(inputs))
 
@@ -243,7 +122,7 @@ def _part(inputs: Inputs, name: str) -> Work:
     row = inputs[name]
     if not isinstance(row, Mapping):
         raise NotPredicted(f"{name} = {shown(row)}: give the fields of a kernel's row")
-    return kernel_work(_checked({**row, "world": inputs["world"]}))
+    return kernel_work(checked({**row, "world": inputs["world"]}))
 
 
 def _on_partition(inputs: Inputs) -> Prediction:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import workloads
 from sim.build.cost import Pricer
 from sim.build.lower import lower
 from sim.build.program import build
@@ -24,6 +23,7 @@ from sim.engine.governor import Limiter
 from sim.engine.record import Recorder
 from sim.run.repetition import machine_for
 from sim.scenario.machine import Machine
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, GemmWork, Work
@@ -36,7 +36,7 @@ KEPT_ITERATIONS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class TimedLaunch:
     """Segments that the host launches together at ``start_s``; they begin later if the GPU is still busy."""
 
     name: str
@@ -45,7 +45,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class TimedRun:
     """A timed run on one GPU: kernels in order (s), where each launch's kernels begin, power and clock steps."""
 
     start_s: Floats
@@ -78,7 +78,7 @@ class Run:
         return float(inside + beyond * outside)
 
 
-def run_schedule(target: Machine, launches: Sequence[Launch], *, gap_s: float) -> Run:
+def run_schedule(target: Machine, launches: Sequence[TimedLaunch], *, gap_s: float) -> TimedRun:
     """Run ``launches`` on one GPU that has been idle, limiters acting; kernels pause ``gap_s`` between them."""
     phases = tuple(Phase(name=launch.name, segments=launch.segments) for launch in launches)
     pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=gap_s, world=1, cluster=target.cluster)
@@ -93,10 +93,10 @@ def run_schedule(target: Machine, launches: Sequence[Launch], *, gap_s: float) -
     return _run_of(records, sizes, target.model.idle_w(target.model.max_clock_hz))
 
 
-def _run_of(records: Recorder, sizes: Sequence[int], idle_w: float) -> Run:
+def _run_of(records: Recorder, sizes: Sequence[int], idle_w: float) -> TimedRun:
     order = np.argsort(records.span_op)
     states = [records.states[s] for s in records.step_state]
-    return Run(
+    return TimedRun(
         start_s=np.asarray(records.span_start_ps)[order] * 1e-12,
         end_s=np.asarray(records.span_end_ps)[order] * 1e-12,
         first_kernel=np.concatenate([[0], np.cumsum(sizes)]),
@@ -121,7 +121,7 @@ def duty(inputs: Inputs) -> dict[str, Any]:
     burst = (Segment(name="burst", kernels=(kernel,), repeat=count),)
     run = run_schedule(
         target,
-        [Launch(name="burst", start_s=i * period_s, segments=burst) for i in range(warm + bursts)],
+        [TimedLaunch(name="burst", start_s=i * period_s, segments=burst) for i in range(warm + bursts)],
         gap_s=0.0,
     )
     start_s, end_s = run.start_s.reshape(-1, count), run.end_s.reshape(-1, count)
@@ -151,14 +151,14 @@ def transient(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def transient_run(inputs: Inputs) -> Run:
+def transient_run(inputs: Inputs) -> TimedRun:
     """The engine's run of a transient record's schedule: one launch a step, on a chip as cool as an idle one."""
     target = _one_gpu(inputs)
     cool = target.curve.at(target.curve.leakage_free_c)
     target = replace(target, curve=cool, model=replace(target.model, idle_w=cool.idle_w))
     segments = {phase: _segments(str(inputs[phase]), phase, target) for phase in ("prefill", "decode")}
     launches = [
-        Launch(name=work, start_s=float(start_s), segments=segments[work])
+        TimedLaunch(name=work, start_s=float(start_s), segments=segments[work])
         for work, start_s, steps in inputs["schedule"]
         for _ in range(steps)
     ]
@@ -172,7 +172,7 @@ def _segments(described: str, phase: str, target: Machine) -> tuple[Segment, ...
     scenario = Scenario.parse(
         {"model": model, "gpu": target.gpu.id, "phase": phase, "ignore_memory": True} | sizes, where="record"
     )
-    program, _ = build(scenario, workloads.load_model(scenario.model))
+    program, _ = build(resolve_scenario(scenario), sms_per_cta=target.profile.sharing.sms_per_cta)
     return program.ranks[0].phases[0].segments
 
 

@@ -36,7 +36,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_numbers(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(_is_number(one) for one in value))
+    return value is None or (isinstance(value, list) and all(_is_number(item) for item in value))
 
 
 NUMBER_LIMIT = 1e15

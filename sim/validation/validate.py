@@ -15,7 +15,8 @@ from hardware.profile import fitted_row_digests, read_profile
 from sim.errors import SimError
 from sim.run.repetition import Prediction
 from sim.validation.engine_rows import served_latencies
-from sim.validation.predict import NotPredicted, predict
+from sim.validation.inputs import NotPredicted
+from sim.validation.predict import predict
 from sim.validation.records import Record, RecordError, read_records
 
 OUTPUTS = ("latency_s", "energy_j", "power_w", "sm_clock_mhz")
@@ -133,7 +134,7 @@ def validate(
 def _warmth(record: Record, typical: bool) -> dict[str, float]:
     """Mean temperature of the record's GPUs where it has one."""
     read = [] if typical else record.measured.get("temperature_c") or []
-    known = [one for one in read if one is not None]
+    known = [value for value in read if value is not None]
     return {"chip_temperature_c": statistics.fmean(known)} if known else {}
 
 

@@ -74,15 +74,15 @@ def print_orderings(found: Sequence[Ordering], console: Console) -> None:
     table = Table(title="Order and choice among overlap rows", title_justify="left")
     for name in ("group", "by", "pairs right", "choice above best", "chunks right", "one chunk", "most chunks"):
         table.add_column(name, justify="left" if name in ("group", "by") else "right")
-    for one in found:
+    for group in found:
         table.add_row(
-            " ".join(str(value) for value in one.group.values()),
-            one.output,
-            f"{one.pairs_right} of {one.pairs}",
-            f"{100 * one.choice_excess:.1f} %",
-            f"{one.chunk_right} of {one.chunk_cases}",
-            f"{one.one_chunk_right} of {one.chunk_cases}",
-            f"{one.most_chunks_right} of {one.chunk_cases}",
+            " ".join(str(value) for value in group.group.values()),
+            group.output,
+            f"{group.pairs_right} of {group.pairs}",
+            f"{100 * group.choice_excess:.1f} %",
+            f"{group.chunk_right} of {group.chunk_cases}",
+            f"{group.one_chunk_right} of {group.chunk_cases}",
+            f"{group.most_chunks_right} of {group.chunk_cases}",
         )
     console.print(table)
 

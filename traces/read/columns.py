@@ -77,7 +77,7 @@ def _exact_ns(text: bytes, reading: Reading) -> int:
     return value
 
 
-def int_column(values: list[Any], one: Callable[[Any], int] = whole) -> Ints:
+def int_column(values: list[Any], parse: Callable[[Any], int] = whole) -> Ints:
     """A column of integers: at once where all are integers or none is there, else one by one."""
     kinds = set(map(type, values))
     if kinds == {type(None)}:
@@ -87,7 +87,7 @@ def int_column(values: list[Any], one: Callable[[Any], int] = whole) -> Ints:
             return np.array(values, dtype=np.int64)
         except OverflowError:
             pass
-    return np.array([one(value) for value in values], dtype=np.int64)
+    return np.array([parse(value) for value in values], dtype=np.int64)
 
 
 def stream_number(value: Any) -> int:

@@ -19,7 +19,7 @@ from traces.read.values import TIME_LIMIT_NS, product, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ToolColumns:
     """Columns of one tool: a kernel's name, when it began and ended (or how long it took, ns), where it ran."""
 
     tool: str
@@ -41,17 +41,17 @@ class Table:
 
 
 TABLES = (
-    Table(
+    ToolColumns(
         tool="rocprofv3", name="Kernel_Name", start="Start_Timestamp", end="End_Timestamp", device="Agent_Id",
         stream=("Stream_Id", "Queue_Id", "Queue_ID"), correlation="Correlation_Id",
         grid=("Grid_Size_X", "Grid_Size_Y", "Grid_Size_Z"),
         block=("Workgroup_Size_X", "Workgroup_Size_Y", "Workgroup_Size_Z"),
     ),
-    Table(
+    ToolColumns(
         tool="rocprof", name="KernelName", start="BeginNs", end="EndNs", device="gpu-id", stream=("queue-id",),
         grid=("grd",), block=("wgr",),
     ),
-    Table(
+    ToolColumns(
         tool="nsys stats", name="Name", start="Start (ns)", duration="Duration (ns)", device="Device",
         stream=("Strm",), correlation="CorrId", grid=("GrdX", "GrdY", "GrdZ"), block=("BlkX", "BlkY", "BlkZ"),
         grid_in_threads=False,
@@ -59,7 +59,7 @@ TABLES = (
 )  # fmt: skip
 
 
-def table_of_head(head: bytes) -> Table | None:
+def table_of_head(head: bytes) -> ToolColumns | None:
     """Whose table begins with the line of column names in ``head``; None: nobody's."""
     line = head.lstrip(b"\xef\xbb\xbf \r\n").split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", "replace")
     try:
@@ -69,7 +69,7 @@ def table_of_head(head: bytes) -> Table | None:
     return next((table for table in TABLES if table.needed <= names), None)
 
 
-def read_csv(path: Path, table: Table) -> FileRows:
+def read_csv(path: Path, table: ToolColumns) -> FileRows:
     """Rows of a table.
 
     Raises :class:`TraceError` on a line with other cells than the header has.
@@ -88,10 +88,10 @@ def read_csv(path: Path, table: Table) -> FileRows:
             reading.note("negative-duration", f"{path.name}:{line}")
             continue
         device = devices.setdefault(cells.get(table.device, ""), len(devices))
-        stream = next((cells[one] for one in table.stream if cells.get(one)), "")
+        stream = next((cells[name] for name in table.stream if cells.get(name)), "")
         name = cells.get(table.name, "").removesuffix(".kd").removesuffix(" [clone .kd]") or "kernel"
-        block = [cells.get(one, "") for one in table.block]
-        grid = [cells.get(one, "") for one in table.grid]
+        block = [cells.get(name, "") for name in table.block]
+        grid = [cells.get(name, "") for name in table.grid]
         threads = product(*block)
         blocks = product(*grid)
         if table.grid_in_threads and blocks != NONE and threads > 0:
@@ -100,8 +100,8 @@ def read_csv(path: Path, table: Table) -> FileRows:
             (rows.name(name), _category(name), device, whole(stream), start, dur,
              whole(cells.get(table.correlation, "")), NONE, NONE, blocks, threads, NONE, NONE)
         )  # fmt: skip
-    if devices and all(re.fullmatch(r"\D*\d+|.*\(\d+\)", one) for one in devices):
-        reading.metadata["deviceProperties"] = [{"name": re.sub(r" *\(\d+\)$", "", one)} for one in devices]
+    if devices and all(re.fullmatch(r"\D*\d+|.*\(\d+\)", device) for device in devices):
+        reading.metadata["deviceProperties"] = [{"name": re.sub(r" *\(\d+\)$", "", device)} for device in devices]
     rows.work.append(block_of(taken, 13))
     rows.energy_j.append(np.full(len(taken), np.nan))
     return FileRows(rows=rows, reading=reading)

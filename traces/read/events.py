@@ -157,11 +157,11 @@ def _take_metadata(text: bytes, reading: Reading) -> None:
 def _are_devices(value: Any) -> bool:
     """A list of GPUs, each with what is read of it: a text for a name, a number of SMs."""
     return isinstance(value, list) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("name", ""), str)
-        and type(sms := one.get("numSms", 1)) is int
+        isinstance(event, dict)
+        and isinstance(event.get("name", ""), str)
+        and type(sms := event.get("numSms", 1)) is int
         and 0 < sms < SMS_LIMIT
-        for one in value
+        for event in value
     )
 
 

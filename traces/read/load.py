@@ -113,10 +113,10 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         samples=samples_of(parts, bases, ranks, origin),
     )  # fmt: skip
     capture = clipped(capture)
-    return capture if window is None else cut(capture, window)
+    return capture if window is None else within(capture, window)
 
 
-def cut(capture: Capture, window: Window) -> Capture:
+def within(capture: Capture, window: Window) -> Capture:
     """The work inside ``window``: rows that begin in it.
 
     Raises :class:`TraceError` when nothing is left.
@@ -213,7 +213,9 @@ def _tables(
     """The file's rows as columns, first rank, name, start, duration; names and collectives of all files."""
     rows: Rows = part.rows
     name = np.array([*(names.setdefault(text, len(names)) for text in rows.names), NONE], dtype=np.int64)
-    message = np.array([*(collectives.setdefault(one, len(collectives)) for one in rows.collectives), NONE])
+    message = np.array(
+        [*(collectives.setdefault(collective, len(collectives)) for collective in rows.collectives), NONE]
+    )
     host = min(ranks.values(), default=0)
 
     def rank_of(device: Ints) -> Ints:
@@ -221,15 +223,17 @@ def _tables(
         if not len(known):
             return np.full(len(device), host)
         at = np.clip(np.searchsorted(known, device), 0, len(known) - 1)
-        mapped = np.array([ranks[int(one)] for one in known], dtype=np.int64)[at]
+        mapped = np.array([ranks[int(number)] for number in known], dtype=np.int64)[at]
         return np.where(known[at] == device, mapped, host)
 
     energy_j = np.concatenate(rows.energy_j) if rows.energy_j else np.empty(0)
     w = _columns(rows.work, 13)
     product = {operator: matrices.setdefault(one, len(matrices)) for operator, one in rows.products.items()}
-    matrix = np.array([product.get(one, NONE) for one in w[12].tolist()] if product else np.full(len(w[12]), NONE))
-    works = {operator: stated.setdefault(one, len(stated)) for one, operator in rows.own_works.items()}
-    own = np.array([works.get(one, NONE) for one in w[12].tolist()] if works else np.full(len(w[12]), NONE))
+    matrix = np.array(
+        [product.get(operator, NONE) for operator in w[12].tolist()] if product else np.full(len(w[12]), NONE)
+    )
+    works = {operator: stated.setdefault(work, len(stated)) for work, operator in rows.own_works.items()}
+    own = np.array([works.get(operator, NONE) for operator in w[12].tolist()] if works else np.full(len(w[12]), NONE))
     work = np.stack(
         [
             rank_of(w[2]),

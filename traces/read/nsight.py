@@ -114,7 +114,7 @@ class _Export:
         if table not in self.tables:
             return []
         present = {row[1] for row in self.database.execute(f"pragma table_info({table})")}
-        chosen = ", ".join(f'"{one}"' if one in present else "NULL" for one in columns.split())
+        chosen = ", ".join(f'"{column}"' if column in present else "NULL" for column in columns.split())
         return self.database.execute(f"select {chosen} from {table} order by start").fetchall()
 
     def work(

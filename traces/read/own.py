@@ -35,9 +35,9 @@ def arrows_of(parts: Sequence[FileRows], bases: Sequence[int], ranks: Sequence[M
             continue
         number, half, device, own_stream, ts = np.concatenate(part.rows.arrows, axis=1)
         row = np.full(len(number), NONE, dtype=np.int64)
-        for one, lane in np.unique(np.stack([device, own_stream]), axis=1).T.tolist():
-            mine = np.flatnonzero((device == one) & (own_stream == lane))
-            first, last = lanes.get((mapped.get(one, NONE), lane), (0, 0))
+        for device_number, lane in np.unique(np.stack([device, own_stream]), axis=1).T.tolist():
+            mine = np.flatnonzero((device == device_number) & (own_stream == lane))
+            first, last = lanes.get((mapped.get(device_number, NONE), lane), (0, 0))
             at = np.searchsorted(start_ns[first:last], ts[mine] + base, side="right") - 1
             row[mine[at >= 0]] = order[first + at[at >= 0]]
         begins = {n: r for n, r in zip(number[half == 0].tolist(), row[half == 0].tolist(), strict=True) if r != NONE}

@@ -58,10 +58,10 @@ def read_perfetto(path: Path) -> FileRows:
         if packet.HasField("track_descriptor"):
             _learn(packet.track_descriptor, reader)
         for table in ("event_names", "event_categories", "debug_annotation_names"):
-            for one in getattr(packet.interned_data, table):
-                reader.texts[one.iid] = one.name
-        for one in packet.interned_data.debug_annotation_string_values:
-            reader.texts[one.iid] = one.str.decode("utf-8", "replace")
+            for entry in getattr(packet.interned_data, table):
+                reader.texts[entry.iid] = entry.name
+        for entry in packet.interned_data.debug_annotation_string_values:
+            reader.texts[entry.iid] = entry.str.decode("utf-8", "replace")
         if packet.HasField("track_event"):
             _take(packet, reader)
     if not str(reading.metadata.get("traceName", "")).startswith("wattline"):
@@ -82,8 +82,8 @@ def read_perfetto(path: Path) -> FileRows:
     if reader.arrows:
         rows.arrows.append(np.array(reader.arrows, dtype=np.int64).T)
     if reader.counts:
-        columns = np.array([one[:3] for one in reader.counts], dtype=np.int64).T
-        rows.counts.append((columns, np.array([one[3] for one in reader.counts])))
+        columns = np.array([count[:3] for count in reader.counts], dtype=np.int64).T
+        rows.counts.append((columns, np.array([count[3] for count in reader.counts])))
     return FileRows(rows=rows, reading=reading)
 
 
@@ -168,9 +168,9 @@ def _us(time_ns: int) -> msgspec.Raw:
 def _value(note: Any, reader: _Reader) -> Any:
     """One argument."""
     if note.dict_entries:
-        return {reader.texts.get(one.name_iid, ""): _value(one, reader) for one in note.dict_entries}
+        return {reader.texts.get(entry.name_iid, ""): _value(entry, reader) for entry in note.dict_entries}
     if note.array_values:
-        return [_value(one, reader) for one in note.array_values]
+        return [_value(entry, reader) for entry in note.array_values]
     match note.WhichOneof("value"):
         case "string_value_iid":
             return reader.texts.get(note.string_value_iid, "")

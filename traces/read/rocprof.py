@@ -33,7 +33,7 @@ class Correlation(msgspec.Struct):
     internal: int = NONE
 
 
-class Sizes(msgspec.Struct):
+class Dim3(msgspec.Struct):
     """Three sizes."""
 
     x: int = 1
@@ -47,11 +47,11 @@ class Dispatch(msgspec.Struct):
     agent_id: Handle = msgspec.field(default_factory=Handle)
     queue_id: Handle = msgspec.field(default_factory=Handle)
     kernel_id: int = NONE
-    grid_size: Sizes = msgspec.field(default_factory=Sizes)
-    workgroup_size: Sizes = msgspec.field(default_factory=Sizes)
+    grid_size: Dim3 = msgspec.field(default_factory=Dim3)
+    workgroup_size: Dim3 = msgspec.field(default_factory=Dim3)
 
 
-class Record(msgspec.Struct):
+class RocprofRecord(msgspec.Struct):
     """A dispatch, a copy or a call."""
 
     start_timestamp: int
@@ -70,9 +70,9 @@ class Record(msgspec.Struct):
 class Records(msgspec.Struct):
     """The tables that are read."""
 
-    kernel_dispatch: list[Record] = []
-    memory_copy: list[Record] = []
-    hip_api: list[Record] = []
+    kernel_dispatch: list[RocprofRecord] = []
+    memory_copy: list[RocprofRecord] = []
+    hip_api: list[RocprofRecord] = []
 
 
 class Agent(msgspec.Struct):
@@ -137,51 +137,53 @@ def _take(process: Process, rows: Rows, reading: Reading) -> None:
     gpus = [agent for agent in process.agents if agent.type == GPU_AGENT]
     number = {agent.id.handle: place for place, agent in enumerate(gpus)}
     names = {
-        one.kernel_id: one.formatted_kernel_name or one.demangled_kernel_name or one.kernel_name.removesuffix(".kd")
-        for one in process.kernel_symbols
+        symbol.kernel_id: symbol.formatted_kernel_name
+        or symbol.demangled_kernel_name
+        or symbol.kernel_name.removesuffix(".kd")
+        for symbol in process.kernel_symbols
     }
     if gpus:
         devices = [{"name": gpu.product_name} | ({"numSms": gpu.cu_count} if gpu.cu_count > 0 else {}) for gpu in gpus]
         reading.metadata.setdefault("deviceProperties", devices)
     taken, calls = [], []
-    for one in process.buffer_records.kernel_dispatch:
-        if not _timed(one, reading):
+    for dispatch in process.buffer_records.kernel_dispatch:
+        if not _timed(dispatch, reading):
             continue
-        where, block = one.dispatch_info, one.dispatch_info.workgroup_size
+        where, block = dispatch.dispatch_info, dispatch.dispatch_info.workgroup_size
         grid = where.grid_size
         sizes = [-(-items // max(1, threads)) for items, threads in zip(_three(grid), _three(block), strict=True)]
-        queue = one.stream_id.handle if one.stream_id is not None else where.queue_id.handle
+        queue = dispatch.stream_id.handle if dispatch.stream_id is not None else where.queue_id.handle
         taken.append(
             (rows.name(names.get(where.kernel_id, "kernel")), Category.KERNEL, number.get(where.agent_id.handle, 0),
-             whole(queue), one.start_timestamp, one.end_timestamp - one.start_timestamp, one.correlation_id.internal,
-             NONE, NONE, product(*sizes), product(*_three(block)), NONE, NONE)
+             whole(queue), dispatch.start_timestamp, dispatch.end_timestamp - dispatch.start_timestamp,
+             dispatch.correlation_id.internal, NONE, NONE, product(*sizes), product(*_three(block)), NONE, NONE)
         )  # fmt: skip
-    for one in process.buffer_records.memory_copy:
-        if not _timed(one, reading):
+    for copy in process.buffer_records.memory_copy:
+        if not _timed(copy, reading):
             continue
-        device = number.get(one.dst_agent_id.handle, number.get(one.src_agent_id.handle, 0))
-        stream = one.stream_id.handle if one.stream_id is not None else NONE
+        device = number.get(copy.dst_agent_id.handle, number.get(copy.src_agent_id.handle, 0))
+        stream = copy.stream_id.handle if copy.stream_id is not None else NONE
         taken.append(
-            (rows.name(COPIES.get(one.operation, "Memcpy")), Category.MEMCPY, device, whole(stream),
-             one.start_timestamp, one.end_timestamp - one.start_timestamp, one.correlation_id.internal, NONE,
-             whole(one.bytes), NONE, NONE, NONE, NONE)
+            (rows.name(COPIES.get(copy.operation, "Memcpy")), Category.MEMCPY, device, whole(stream),
+             copy.start_timestamp, copy.end_timestamp - copy.start_timestamp, copy.correlation_id.internal, NONE,
+             whole(copy.bytes), NONE, NONE, NONE, NONE)
         )  # fmt: skip
-    for one in process.buffer_records.hip_api:
-        if _timed(one, reading):
-            name = _call(process.strings.buffer_records, one.kind, one.operation)
-            span_ns = one.end_timestamp - one.start_timestamp
-            calls.append((rows.name(name), one.thread_id, one.start_timestamp, span_ns, one.correlation_id.internal))
+    for call in process.buffer_records.hip_api:
+        if _timed(call, reading):
+            name = _call(process.strings.buffer_records, call.kind, call.operation)
+            span_ns = call.end_timestamp - call.start_timestamp
+            calls.append((rows.name(name), call.thread_id, call.start_timestamp, span_ns, call.correlation_id.internal))
     rows.work.append(block_of(taken, 13))
     rows.energy_j.append(np.full(len(taken), np.nan))
     rows.calls.append(block_of(calls, 5))
 
 
-def _three(sizes: Sizes) -> tuple[int, int, int]:
+def _three(sizes: Dim3) -> tuple[int, int, int]:
     return sizes.x, sizes.y, sizes.z
 
 
-def _timed(one: Record, reading: Reading) -> bool:
-    if one.end_timestamp < one.start_timestamp:
+def _timed(record: RocprofRecord, reading: Reading) -> bool:
+    if record.end_timestamp < record.start_timestamp:
         reading.note("negative-duration", reading.path.name)
         return False
     return True

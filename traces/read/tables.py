@@ -88,7 +88,7 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
     keep = ~ghost
     joules = [a.energy_j for a in args]
     unknown = set(map(type, joules)) == {type(None)}
-    energy_j = np.full(len(args), np.nan) if unknown else np.array([joules_of(one) for one in joules])
+    energy_j = np.full(len(args), np.nan) if unknown else np.array([joules_of(value) for value in joules])
     rows.work.append(np.stack(columns)[:, keep])
     rows.energy_j.append(energy_j[keep])
 

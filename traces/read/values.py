@@ -36,5 +36,5 @@ def product(*sizes: Any) -> int:
     found = [whole(size) for size in sizes]
     if not found or NONE in found:
         return NONE
-    count = math.prod(max(1, one) for one in found)
+    count = math.prod(max(1, number) for number in found)
     return count if count < WHOLE_LIMIT else NONE

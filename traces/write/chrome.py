@@ -101,7 +101,7 @@ def _names(trace: Trace, launches: bool) -> Iterator[str]:
 
 def _part(trace: Trace, chosen: Ints) -> Trace:
     """``trace`` with the ``chosen`` of its spans only, and no lane and kind but theirs."""
-    spans = Spans(**{one.name: getattr(trace.spans, one.name)[chosen] for one in fields(Spans)})
+    spans = Spans(**{field.name: getattr(trace.spans, field.name)[chosen] for field in fields(Spans)})
     lanes, lane = np.unique(spans.lane, return_inverse=True)
     kinds, kind = np.unique(spans.kind, return_inverse=True)
     return replace(

@@ -84,8 +84,8 @@ def hosts_of(trace: Trace) -> Mapping[int, Host]:
         around = around[np.argsort(start_us[around], kind="stable")]
         at = np.searchsorted(start_us[around], begins, side="right") - 1
         names = [NUMBER.sub("", trace.kinds[kind].name) for kind in spans.kind[around].tolist()] or ["step"]
-        labels = [f"{max(0, one)}" for one in at.tolist()]
-        operators = [f"{label} {names[max(0, one)]}" for label, one in zip(labels, at.tolist(), strict=True)]
+        labels = [f"{max(0, kernel)}" for kernel in at.tolist()]
+        operators = [f"{label} {names[max(0, kernel)]}" for label, kernel in zip(labels, at.tolist(), strict=True)]
         found[pid] = Host(kernels=mine, issued_us=issued_us, operators=operators)
     return found
 

@@ -6,13 +6,14 @@ those pass keys and values round a ring (the two together: arXiv 2405.07719).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workloads.diffusion import DitSpec
 from workloads.errors import WorkloadError
 from workloads.families.ring import Ring, ring_kernels
 from workloads.kernels import elementwise_kernel, exchange_kernel, permute_kernel, product_kernel
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
+from workloads.passes import Passes
+from workloads.program import Kernel, in_turn
 from workloads.work import AttentionWork, DType, Elementwise
 
 ELEMENT = DType.BF16.bytes
@@ -20,13 +21,26 @@ ELEMENT = DType.BF16.bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """``batch`` copies of one branch over ``tokens`` latent tokens, as one rank of its groups sees it."""
+    """``batch`` copies of one branch over ``tokens`` latent tokens, as one rank of its groups sees it.
+
+    ``unfused``: the kernels of an implementation that fuses nothing, ``flash_2`` whether it attends by
+    FlashAttention 2; None: the reference's fused kernels.
+    """
 
     spec: DitSpec
     tokens: int
     batch: int = 1
     ulysses: tuple[int, ...] = (0,)
     ring: tuple[int, ...] = (0,)
+    unfused: Passes | None = None
+    flash_2: bool = False
+
+    def attending(self, kernel: Kernel) -> Kernel:
+        """``kernel``, an attention kernel, as this implementation runs it."""
+        if self.unfused is None or not self.flash_2:
+            return kernel
+        assert isinstance(kernel.work, AttentionWork)
+        return replace(kernel, work=replace(kernel.work, engine=self.unfused.id))
 
     @property
     def ranks(self) -> int:
@@ -56,34 +70,6 @@ def check_branch(branch: Branch) -> None:
         raise WorkloadError(f"{branch.ranks} ranks do not divide the {spec.joint_text} text tokens of {spec.id}")
 
 
-def build_denoise(spec: DitSpec, *, tokens: int, layers: int | None = None, ulysses: int = 1) -> Program:
-    """The layers of one branch of one denoising step over ``tokens`` latent tokens, ``ulysses`` ranks sharing them."""
-    branch = Branch(spec=spec, tokens=tokens, ulysses=tuple(range(ulysses)))
-    check_branch(branch)
-    rank = RankProgram(phases=(Phase(name="denoise", segments=tuple(layer_segments(branch, layers))),))
-    return Program(ranks=(rank,) * ulysses)
-
-
-def layer_segments(branch: Branch, layers: int | None = None) -> list[Segment]:
-    """All layers of a branch, or the first ``layers`` of them."""
-    spec = branch.spec
-    left = spec.layers if layers is None else layers
-    if not 1 <= left <= spec.layers:
-        raise WorkloadError(f"layers = {left}: {spec.id} has {spec.layers}")
-    made: list[Segment] = []
-    for name, count, block in (
-        ("layer", spec.cross_layers, cross_block),
-        ("double layer", spec.double_layers, double_block),
-        ("single layer", spec.single_layers, single_block),
-    ):
-        repeat = min(count, left)
-        if repeat:
-            first = spec.layers - left if layers is None else layers - left
-            made.append(Segment(name=name, kernels=tuple(block(branch)), repeat=repeat, first=first))
-            left -= repeat
-    return made
-
-
 def cross_block(branch: Branch) -> list[Kernel]:
     """Self-attention, attention to the text, feed-forward.
 
@@ -98,7 +84,7 @@ def cross_block(branch: Branch) -> list[Kernel]:
             product_kernel("qkv_gemm", own, 3 * width, width),
             _rope(own, spec),
         ],
-        _attention(branch),
+        joint_attention(branch),
         [
             product_kernel("o_gemm", own, width, width),
             _norm("add_rmsnorm_text", own, width),
@@ -128,7 +114,7 @@ def double_block(branch: Branch) -> list[Kernel]:
             _norm(f"add_norm_ff_{name}", rows, width),
             *_feed(rows, spec),
         ]
-    return in_turn(before, _attention(branch), after)
+    return in_turn(before, joint_attention(branch), after)
 
 
 def single_block(branch: Branch) -> list[Kernel]:
@@ -142,7 +128,7 @@ def single_block(branch: Branch) -> list[Kernel]:
             product_kernel("qkv_up_gemm", rows, 3 * width + spec.d_ff, width),
             _rope(rows, spec),
         ],
-        _attention(branch),
+        joint_attention(branch),
         [
             elementwise_kernel("gelu", Elementwise.GELU, rows, spec.d_ff, 2 * rows * spec.d_ff * ELEMENT),
             product_kernel("o_down_gemm", rows, width, width + spec.d_ff),
@@ -150,7 +136,7 @@ def single_block(branch: Branch) -> list[Kernel]:
     )
 
 
-def _attention(branch: Branch) -> list[Kernel]:
+def joint_attention(branch: Branch) -> list[Kernel]:
     """Attention over all tokens of the branch, its exchanges included; ``after`` counts from the first kernel."""
     spec, ulysses = branch.spec, len(branch.ulysses)
     rows, heads = branch.own + branch.own_text, spec.heads // ulysses
@@ -170,6 +156,7 @@ def _attention(branch: Branch) -> list[Kernel]:
         inside = ring_kernels(ring, 0, first=(-1,))
     else:
         inside = [flash("attention", tokens, tokens, heads, spec.head_dim, branch.batch)]
+    inside = [branch.attending(one) if isinstance(one.work, AttentionWork) else one for one in inside]
     if ulysses == 1:
         return inside
     width = spec.d_model

@@ -13,8 +13,10 @@ from typing import Literal, assert_never
 
 from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid
 from workloads.errors import WorkloadError
-from workloads.families.dit import ELEMENT, Branch, check_branch, flash, layer_segments
+from workloads.families.dit import ELEMENT, Branch, check_branch, flash
+from workloads.families.dit_layers import layer_segments
 from workloads.kernels import elementwise_kernel, exchange_kernel, product_kernel
+from workloads.passes import Passes
 from workloads.placement import bind
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AllReduce, CollectiveOp, Elementwise
@@ -31,7 +33,8 @@ class VideoRun:
     """``videos`` made at once in ``len(computed)`` steps; False: the step reuses the last computed residual.
 
     ``guidance``: no second branch, both in one batch, one after the other, or on two groups of ``ulysses`` x ``ring``
-    ranks. ``tokens`` replaces the video's where only the steps are wanted: no text encoder, no decoder.
+    ranks. ``tokens`` replaces the video's where only the steps are wanted: no text encoder, no decoder. ``unfused`` and
+    ``flash_2`` as of :class:`workloads.families.dit.Branch`.
     """
 
     spec: DitSpec
@@ -44,6 +47,8 @@ class VideoRun:
     ulysses: int = 1
     ring: int = 1
     layers: int | None = None
+    unfused: Passes | None = None
+    flash_2: bool = False
 
     @property
     def group(self) -> int:
@@ -82,7 +87,10 @@ def build_video(run: VideoRun) -> Program:
     if run.videos < 1 or not run.computed:
         raise WorkloadError(f"videos = {run.videos}, steps = {len(run.computed)}: give positive whole numbers")
     ulysses, ring = _members(run, 0)
-    branch = Branch(spec=run.spec, tokens=run.tokens, batch=run.at_once, ulysses=ulysses, ring=ring)
+    branch = Branch(
+        spec=run.spec, tokens=run.tokens, batch=run.at_once, ulysses=ulysses, ring=ring, unfused=run.unfused,
+        flash_2=run.flash_2,
+    )  # fmt: skip
     check_branch(branch)
     whole, reused = _computed(run, branch), _reused(run, branch)
     phases = [
@@ -130,12 +138,12 @@ def _computed(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
 
 def _reused(run: VideoRun, branch: Branch) -> tuple[Segment, ...]:
     """A step that adds the last residual: the first block of one branch is computed, to judge by."""
-    one = replace(branch, batch=run.videos)
+    video = replace(branch, batch=run.videos)
     head = (_pointwise("add_residual", branch.own, run.spec.d_model, 3), *_head(run, branch))
     return (
         Segment(name="embed", kernels=_embed(branch)),
-        *layer_segments(one, 1),
-        Segment(name="proxy", kernels=_judge(run, one)),
+        *layer_segments(video, 1),
+        Segment(name="proxy", kernels=_judge(run, video)),
         *(Segment(name="head", kernels=head),) * run.passes,
         Segment(name="scheduler", kernels=_schedule(run)),
     )

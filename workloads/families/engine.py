@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workloads.engine import Engine, Pass, load_engine
+from workloads.engine import Pass, ServingEngine, load_engine
 from workloads.errors import WorkloadError
 from workloads.families.moe import expert_width, shared_kernels
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
@@ -24,17 +24,17 @@ from workloads.work import (
 )
 
 
-def pass_kernel(name: str, engine: Engine, one: Pass, rows: int, width: int) -> Kernel:
+def pass_kernel(name: str, engine: ServingEngine, one: Pass, rows: int, width: int) -> Kernel:
     """A memory-bound kernel of the engine over ``rows`` x ``width`` elements."""
     return _own(name, engine, one.op, rows, width, one.element_bytes * rows * width)
 
 
-def _own(name: str, engine: Engine, op: EngineOp, rows: int, width: int, bytes_moved: int) -> Kernel:
+def _own(name: str, engine: ServingEngine, op: EngineOp, rows: int, width: int, bytes_moved: int) -> Kernel:
     work = ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, engine=engine.id)
     return Kernel(name=name, work=work, flops=float(rows * width), bytes_moved=float(bytes_moved))
 
 
-def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, *, experts: bool) -> list[Kernel]:
+def pointwise_kernels(node: Pointwise, shape: Shape, engine: ServingEngine, *, experts: bool) -> list[Kernel]:
     """A norm, rotation or activation; the one before a router stays in 16 bit. None: the libraries' kernel runs."""
     dtype = shape.precision.product.multiplies
     before_router = experts and node.name == "add_rmsnorm_ff"
@@ -56,7 +56,7 @@ def pointwise_kernels(node: Pointwise, shape: Shape, engine: Engine, *, experts:
             return [pass_kernel(node.name, engine, one, shape.tokens, shape.local_sizes(node.axis)[node.axis])]
 
 
-def product_kernels(node: Gemm, shape: Shape, engine: Engine) -> list[Kernel]:
+def product_kernels(node: Gemm, shape: Shape, engine: ServingEngine) -> list[Kernel]:
     """A product, its input quantised first where nothing before it has done so."""
     dtype = shape.precision.product.multiplies
     product = _product(node.name, node.ops, shape, engine, dtype)
@@ -67,7 +67,7 @@ def product_kernels(node: Gemm, shape: Shape, engine: Engine) -> list[Kernel]:
     return kernels
 
 
-def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: Engine, dtype: DType) -> Kernel:
+def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: ServingEngine, dtype: DType) -> Kernel:
     kernel = gemm_kernel(name, ops, shape, dtype)
     if dtype is DType.FP8:
         assert isinstance(kernel.work, GemmWork)
@@ -75,14 +75,14 @@ def _product(name: str, ops: tuple[Op, ...], shape: Shape, engine: Engine, dtype
     return kernel
 
 
-def all_reduce(name: str, shape: Shape, engine: Engine, rows: int) -> Kernel:
+def all_reduce(name: str, shape: Shape, engine: ServingEngine, rows: int) -> Kernel:
     """The sum of ``rows`` over the ranks of a layer: small ones by the engine's own kernel."""
     buffer = rows * shape.model.d_model * DType.BF16.bytes
     work = CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=shape.layout.ranks, buffer_bytes=buffer)
     return own_where_small(Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer)), engine)
 
 
-def own_where_small(kernel: Kernel, engine: Engine) -> Kernel:
+def own_where_small(kernel: Kernel, engine: ServingEngine) -> Kernel:
     """A collective as the engine runs it: all-reduces of small buffers by its own kernel."""
     work = kernel.work
     assert isinstance(work, CollectiveWork)
@@ -91,14 +91,14 @@ def own_where_small(kernel: Kernel, engine: Engine) -> Kernel:
     return replace(kernel, work=replace(work, engine=engine.id))
 
 
-def engine_attention(node: Attention, shape: Shape, engine: Engine) -> list[Kernel]:
+def engine_attention(node: Attention, shape: Shape, engine: ServingEngine) -> list[Kernel]:
     """Flash attention over the pages of the cache."""
     kernel = attention_kernel(node, shape)
     assert isinstance(kernel.work, AttentionWork)
     return [replace(kernel, work=replace(kernel.work, engine=engine.id))]
 
 
-def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: Engine) -> list[Kernel]:
+def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: ServingEngine) -> list[Kernel]:
     """Router, choice, sorting, the two products over sorted rows with the activation between, and the sum."""
     model, layout, tokens = shape.model, shape.layout, shape.tokens
     dtype = shape.precision.product.multiplies
@@ -133,7 +133,7 @@ def routed_experts(node: Experts, shape: Shape, load: ExpertLoad, engine: Engine
 
 
 def _routed(
-    name: str, engine: Engine, shape: Shape, load: ExpertLoad, inner: int, n: int, k: int, dtype: DType
+    name: str, engine: ServingEngine, shape: Shape, load: ExpertLoad, inner: int, n: int, k: int, dtype: DType
 ) -> Kernel:
     tiles = (*zip(SMALL_TILES, load.small_tiles, strict=True), (128, load.tiles128))
     work = RoutedGemmWork(
@@ -152,7 +152,7 @@ def _routed(
     return Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
 
 
-def engine_head(head: Kernel, shape: Shape, engine: Engine) -> tuple[Kernel, ...]:
+def engine_head(head: Kernel, shape: Shape, engine: ServingEngine) -> tuple[Kernel, ...]:
     """After the head: logits of all ranks together, a token a sequence, and what prepares the next step."""
     rows, vocabulary = shape.batch, shape.model.vocab
     kernels = [head]
@@ -169,6 +169,6 @@ def engine_head(head: Kernel, shape: Shape, engine: Engine) -> tuple[Kernel, ...
     return tuple(kernels)
 
 
-def engine_of(stack_engine: str | None) -> Engine | None:
+def engine_of(stack_engine: str | None) -> ServingEngine | None:
     """The engine behind a stack, if one is."""
     return None if stack_engine is None else load_engine(stack_engine)

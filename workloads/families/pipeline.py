@@ -23,7 +23,7 @@ TOKEN_BYTES = 8  # one token id, 64 bits, as frameworks keep them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StagePass:
     """One pass of all micro-batches, each of ``sequences``, through one stage.
 
     ``previous`` is the step before it, if tokens come back; ``returns`` says that its own tokens do.
@@ -51,7 +51,7 @@ class Step:
         return f"{self.label}: {event} {part}"
 
 
-def stage_segments(step: Step, compute: Sequence[Segment]) -> Iterator[Segment]:
+def stage_segments(step: StagePass, compute: Sequence[Segment]) -> Iterator[Segment]:
     """``compute`` once a micro-batch, with receives before and sends after; alone where there is one stage."""
     layout = step.shape.layout
     if layout.pp == 1:
@@ -70,7 +70,7 @@ def stage_segments(step: Step, compute: Sequence[Segment]) -> Iterator[Segment]:
             yield _receive(step, part, ahead=False)
         if not ahead and step.first and step.previous is not None:
             yield Segment(name=f"receive token {part}", kernels=(_token(step, "receive_token"),))
-        own = [replace(one, name=f"micro-batch {part} {one.name}") for one in compute]
+        own = [replace(kernel, name=f"micro-batch {part} {kernel.name}") for kernel in compute]
         if ahead and not step.first:
             own[0] = replace(own[0], waits=(step.mark("received", part),))
         if ahead and not step.last:
@@ -95,14 +95,14 @@ def activation_bytes(shape: Shape) -> int:
     return rows * shape.model.d_model * DType.BF16.bytes
 
 
-def _send(step: Step, part: int, *, ahead: bool) -> Segment:
+def _send(step: StagePass, part: int, *, ahead: bool) -> Segment:
     pair = stage_pairs(step.shape.layout)[step.stage]
     kernel = _transfer("send", pair, activation_bytes(step.shape), stream=SEND_STREAM if ahead else 0)
     waits = (step.mark("computed", part),) if ahead else ()
     return Segment(name=f"send {part}", kernels=(kernel,), waits=waits, asynchronous=ahead)
 
 
-def _receive(step: Step, part: int, *, ahead: bool) -> Segment:
+def _receive(step: StagePass, part: int, *, ahead: bool) -> Segment:
     pair = stage_pairs(step.shape.layout)[step.stage - 1]
     kernel = _transfer("receive", pair, activation_bytes(step.shape), stream=RECEIVE_STREAM if ahead else 0)
     waits: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ def _receive(step: Step, part: int, *, ahead: bool) -> Segment:
     return Segment(name=f"receive {part}", kernels=(kernel,), mark=mark, waits=waits, asynchronous=ahead)
 
 
-def _token(step: Step, name: str, *, stream: int = 0) -> Kernel:
+def _token(step: StagePass, name: str, *, stream: int = 0) -> Kernel:
     """The ids of a micro-batch on their way back to the first stage; they fit in one block."""
     pair = stage_pairs(step.shape.layout)[-1]
     return _transfer(name, pair, step.sequences * TOKEN_BYTES, stream=stream, ctas=1)

@@ -15,7 +15,7 @@ from workloads.families.nodes import PhaseName, node_kernels
 from workloads.families.options import Options, check_options, choice_of, positive, precision_in
 from workloads.families.overlap import overlapped_layer
 from workloads.families.pairs import Schedule, leave_sms
-from workloads.families.pipeline import Step, stage_segments
+from workloads.families.pipeline import StagePass, stage_segments
 from workloads.kernels import Shape, quantise_kernel, stored_kernel
 from workloads.model import ModelSpec
 from workloads.ops import Block, Experts, Gemm, op
@@ -157,7 +157,9 @@ def _role_program(
                 compute = (*image_segments(shape, stack, options), *compute)
             known[phase, shape.context] = compute
         returns = number < len(shapes) - 1
-        step = Step(shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns)
+        step = StagePass(
+            shape=shape, sequences=sequences, stage=role.stage, label=label, previous=previous, returns=returns
+        )
         phases.append(Phase(name=label, segments=tuple(stage_segments(step, compute))))
         previous = label
     return RankProgram(phases=tuple(phases))

@@ -59,7 +59,11 @@ def measure_at_clock(bench: Bench, row: Row) -> dict[str, Any]:
         replay()
         bench.synchronize()
         if bench.dry or time.monotonic() - began > counts_s:
-            seen += [one for one in stamps_between(bench, slots if bench.dry else slots.cpu(), pairs) if one[0] > 0.0]
+            seen += [
+                stamps
+                for stamps in stamps_between(bench, slots if bench.dry else slots.cpu(), pairs)
+                if stamps[0] > 0.0
+            ]
         if bench.dry:
             break
         if heavy is None:

@@ -76,13 +76,13 @@ def _gemm(bench: Bench, row: Row) -> Case:
         out = bench.empty(m, n)
         return Case(launch=lambda i: kernels.linear(x, weights[i % len(weights)], out), rotate=len(weights))
     if dtype == "fp8_e4m3":
-        one = bench.torch.ones((), device=bench.device, dtype=bench.torch.float32)
+        unit = bench.torch.ones((), device=bench.device, dtype=bench.torch.float32)
         x8 = _fp8(bench, x, values)
         # The pool is bf16; FP8 weights of half the bytes need twice the copies to leave the cache.
         eights = [_fp8(bench, w * 50, values) for w in bench.weights(n, k, span_bytes=512 << 20)]
 
         def launch(i: int) -> object:
-            return kernels.linear_fp8(x8, eights[i % len(eights)], one, fast_accumulation=fast)
+            return kernels.linear_fp8(x8, eights[i % len(eights)], unit, fast_accumulation=fast)
 
         return Case(launch=launch, rotate=len(eights))
     raise HardwareError(f"dtype = '{dtype}': the suite measures GEMMs in bf16 and fp8_e4m3")

@@ -18,7 +18,7 @@ def sampling_case(bench: Bench, how: str, rows: int, width: int) -> Case:
         noise.exponential_()
         return scores.softmax(dim=-1).div_(noise).argmax(dim=-1)
 
-    def cut(scores: Any) -> Any:
+    def top_p_of(scores: Any) -> Any:
         """Scores with the tail beyond 0.9 of the probability taken out."""
         ranked, place = scores.sort(dim=-1)
         tail = ranked.softmax(dim=-1).cumsum(dim=-1) <= 0.1
@@ -33,7 +33,7 @@ def sampling_case(bench: Bench, how: str, rows: int, width: int) -> Case:
             case "random":
                 return drawn(scores.div_(0.6))
             case "top_p":
-                return drawn(cut(scores.div_(0.6)))
+                return drawn(top_p_of(scores.div_(0.6)))
         raise HardwareError(f"how = '{how}': the suite samples greedy, random or top_p")
 
     return Case(launch=launch, kernels_each=16)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hardware.calibrate.suite.case import Case
+from hardware.calibrate.suite.cases_vllm_experts import expert_helper, experts_case
 from hardware.calibrate.suite.timing import Bench, capture, steady, together
 from hardware.errors import HardwareError
 
@@ -19,7 +20,6 @@ Row = Mapping[str, Any]
 PAGE_TOKENS = 16
 # Splits over the cache that vLLM allows while it captures graphs (attention_config of 0.24).
 GRAPH_SPLITS = 32
-_SETS = 8
 _KEPT_BUFFERS_BYTES = 256 << 20
 _ALL_REDUCES = 200
 
@@ -28,7 +28,7 @@ def build_vllm(bench: Bench, row: Row) -> Case:
     """The work of a row whose kind begins with ``vllm_``."""
     match row["kind"]:
         case "vllm_experts":
-            return _experts(bench, row)
+            return experts_case(bench, row)
         case "vllm_attention":
             return _attention(bench, row)
         case "vllm_scaled_gemm":
@@ -42,122 +42,11 @@ def build_vllm(bench: Bench, row: Row) -> Case:
         case "vllm_gate":
             return _gate(bench, row)
         case "vllm_act" | "vllm_expert_sum":
-            return _expert_helper(bench, row)
+            return expert_helper(bench, row)
         case "vllm_sample":
             return _sample(bench, row)
         case other:
             raise HardwareError(f"the suite has no kernel of vLLM '{other}'")
-
-
-def _experts(bench: Bench, row: Row) -> Case:
-    """Experts of one layer: the whole chain (``part`` all), or one of its two products alone.
-
-    ``experts`` chosen among, ``local`` of them here; ``routing`` draws ``top_k`` different ones a token with
-    probability ~ rank^-skew, a new draw each repetition.
-    """
-    from vllm.model_executor.layers.fused_moe import fused_moe as fm
-    from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
-    from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input
-    from vllm.triton_utils import tl
-
-    torch, device = bench.torch, bench.device
-    experts, local, hidden, ff = row["experts"], row["local"], row["hidden"], row["ff"]
-    tokens, top_k, eight = row["tokens"], row["top_k"], row["dtype"] == "fp8_e4m3"
-    block = list(row["block"]) if row.get("block") else None
-    w1, w2 = _weights(bench, local, 2 * ff, hidden, eight), _weights(bench, local, hidden, ff, eight)
-    scales = [_scales(bench, w, block) for w in (w1, w2)] if eight else [None, None]
-    quant = fp8_w8a8_moe_quant_config(w1_scale=scales[0], w2_scale=scales[1], block_shape=block) if eight else None
-    x = bench.randn(tokens, hidden)
-    chance = torch.arange(1, experts + 1, device=device, dtype=torch.float32) ** -float(row["skew"])
-    chance = chance[torch.randperm(experts, device=device)]
-    sets = [torch.multinomial(chance.expand(tokens, -1), top_k).to(torch.int32) for _ in range(_SETS)]
-    weights = torch.rand(tokens, top_k, device=device, dtype=torch.float32)
-    where = None
-    if local < experts:
-        where = torch.full((experts,), -1, device=device, dtype=torch.int32)
-        where[:local] = torch.arange(local, device=device, dtype=torch.int32)
-    config = fm.try_get_optimal_moe_config(
-        w1.size(), w2.size(), top_k, "fp8_w8a8" if eight else None, tokens, block_shape=block
-    )
-    rows = [torch.bincount(one.flatten().long(), minlength=experts)[:local] for one in sets]
-    facts = {
-        "rows": sum(int(one.sum()) for one in rows) / _SETS,
-        "distinct": sum(int((one > 0).sum()) for one in rows) / _SETS,
-        "tiles": sum(int((-(-one // config["BLOCK_SIZE_M"])).sum()) for one in rows) / _SETS,
-        "config": config,
-    }
-    if row["part"] == "all":
-
-        def chain(i: int) -> object:
-            return fm.fused_experts(
-                x,
-                w1,
-                w2,
-                weights,
-                sets[i % _SETS],
-                global_num_experts=experts,
-                expert_map=where,
-                quant_config=quant,
-            )
-
-        return Case(launch=chain, rotate=_SETS, kernels_each=8, facts=facts)
-    down = row["part"] == "down"
-    a = bench.randn(tokens * top_k, ff) if down else x
-    w, scale, each = (w2, scales[1], 1) if down else (w1, scales[0], top_k)
-    out = bench.empty(tokens, top_k, w.size(1))
-    a8, a_scale = moe_kernel_quantize_input(
-        A=a,
-        A_scale=None,
-        quant_dtype=torch.float8_e4m3fn if eight else None,
-        per_act_token_quant=False,
-        block_shape=block,
-    )
-    sorted_sets = [fm._prepare_expert_assignment(one, config, tokens, top_k, experts, where) for one in sets]
-
-    def product(i: int) -> object:
-        token_ids, expert_ids, padded = sorted_sets[i % _SETS]
-        return fm.dispatch_fused_moe_kernel(
-            a8,
-            w,
-            out,
-            a_scale,
-            scale,
-            None,
-            weights,
-            token_ids,
-            expert_ids,
-            padded,
-            down,
-            each,
-            config,
-            compute_type=tl.bfloat16,
-            use_fp8_w8a8=eight,
-            use_int8_w8a8=False,
-            use_int8_w8a16=False,
-            use_int4_w4a16=False,
-            per_channel_quant=False,
-            block_shape=block,
-        )
-
-    return Case(launch=product, rotate=_SETS, facts=facts)
-
-
-def _weights(bench: Bench, count: int, n: int, k: int, eight: bool) -> Any:
-    """Random weights [count, n, k], made expert by expert so that FP8 ones need no bf16 copy of all."""
-    torch = bench.torch
-    dtype = torch.float8_e4m3fn if eight else torch.bfloat16
-    out = torch.empty(count, n, k, device=bench.device, dtype=dtype)
-    for i in range(count):
-        one = bench.randn(n, k)
-        out[i] = (one if eight else one * 0.02).to(dtype)
-    return out
-
-
-def _scales(bench: Bench, weight: Any, block: list[int] | None) -> Any:
-    torch = bench.torch
-    count, n, k = weight.shape
-    shape = (count,) if block is None else (count, -(-n // block[0]), -(-k // block[1]))
-    return torch.full(shape, 0.02, device=bench.device, dtype=torch.float32)
 
 
 def _attention(bench: Bench, row: Row) -> Case:
@@ -181,7 +70,7 @@ def _attention(bench: Bench, row: Row) -> Case:
     used = torch.full((batch,), context, device=device, dtype=torch.int32)
     starts = torch.arange(0, (batch + 1) * queries, queries, device=device, dtype=torch.int32)
     splits = GRAPH_SPLITS if decode else 0
-    one = torch.ones((batch, kv_heads), device=device, dtype=torch.float32) if eight else None
+    unit = torch.ones((batch, kv_heads), device=device, dtype=torch.float32) if eight else None
     planned = get_scheduler_metadata(
         batch_size=batch,
         max_seqlen_q=queries,
@@ -214,9 +103,9 @@ def _attention(bench: Bench, row: Row) -> Case:
             scheduler_metadata=planned,
             fa_version=3,
             num_splits=splits,
-            q_descale=one,
-            k_descale=one,
-            v_descale=one,
+            q_descale=unit,
+            k_descale=unit,
+            v_descale=unit,
         )
 
     return Case(launch=launch, rotate=copies, kernels_each=2 if decode else 1)
@@ -229,14 +118,14 @@ def _scaled_gemm(bench: Bench, row: Row) -> Case:
     torch, device = bench.torch, bench.device
     m, n, k, block = row["m"], row["n"], row["k"], row["scales"] == "block"
     weights = [(w * 50).to(torch.float8_e4m3fn) for w in bench.weights(n, k, span_bytes=512 << 20)]
-    one = functools.partial(torch.ones, device=device, dtype=torch.float32)
+    ones = functools.partial(torch.ones, device=device, dtype=torch.float32)
     if block:
         from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
 
         x, scale_a = per_token_group_quant_fp8(bench.randn(m, k), 128, column_major_scales=True)
-        scale_b = one((-(-n // 128), k // 128)).t()
+        scale_b = ones((-(-n // 128), k // 128)).t()
     else:
-        x, scale_a, scale_b = bench.randn(m, k).to(torch.float8_e4m3fn), one((m, 1)), one((1,))
+        x, scale_a, scale_b = bench.randn(m, k).to(torch.float8_e4m3fn), ones((m, 1)), ones((1,))
 
     def launch(i: int) -> object:
         return ops.cutlass_scaled_mm(x, weights[i % len(weights)].t(), scale_a, scale_b, torch.bfloat16)
@@ -264,11 +153,11 @@ def _cache_write(bench: Bench, row: Row) -> Case:
     pages = max(4096, 2 * -(-tokens // PAGE_TOKENS))
     cache = bench.empty(2, pages, PAGE_TOKENS, heads, 128)
     slots = torch.randperm(pages * PAGE_TOKENS, device=device)[:tokens]
-    one = torch.ones((), device=device, dtype=torch.float32)
+    unit = torch.ones((), device=device, dtype=torch.float32)
 
     def launch(_: int) -> object:
         return ops.reshape_and_cache_flash(
-            qkv[:, :heads], qkv[:, heads : 2 * heads], cache[0], cache[1], slots, "auto", one, one
+            qkv[:, :heads], qkv[:, heads : 2 * heads], cache[0], cache[1], slots, "auto", unit, unit
         )
 
     return Case(launch=launch)
@@ -324,18 +213,6 @@ def _gate(bench: Bench, row: Row) -> Case:
     ids = torch.empty(tokens, row["top_k"], device=device, dtype=torch.int32)
     index = torch.empty(tokens, row["top_k"], device=device, dtype=torch.int32)
     return Case(launch=lambda _: ops.topk_softmax(weights, ids, index, logits, True))
-
-
-def _expert_helper(bench: Bench, row: Row) -> Case:
-    """SiLU-multiply over routed rows, or the sum over a token's experts, as the expert chain calls them."""
-    from vllm import _custom_ops as ops
-
-    torch, tokens, width, top_k = bench.torch, row["tokens"], row["width"], row["top_k"]
-    if row["kind"] == "vllm_act":
-        gate_up, out = bench.randn(tokens * top_k, 2 * width), bench.empty(tokens * top_k, width)
-        return Case(launch=lambda _: torch.ops._C.silu_and_mul(out, gate_up))
-    rows, out = bench.randn(tokens, top_k, width), bench.empty(tokens, width)
-    return Case(launch=lambda _: ops.moe_sum(rows, out))
 
 
 def _sample(bench: Bench, row: Row) -> Case:

@@ -123,7 +123,7 @@ class NcclComm:
         mine = self._torch.tensor([float(value)], dtype=self._torch.float64)
         all_ranks = [self._torch.zeros(1, dtype=self._torch.float64) for _ in range(self.world)]
         self._dist.all_gather(all_ranks, mine, group=self._host)
-        return [float(one) for one in all_ranks]
+        return [float(rank) for rank in all_ranks]
 
     def collective(self, op: str, buffer: Tensor, part: Tensor, ctas: int | None) -> None:
         """See :class:`Comm`."""

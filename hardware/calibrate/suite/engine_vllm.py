@@ -31,7 +31,7 @@ FIRST_TOKEN, LAST_TOKEN = 100, 30_000  # random prompts draw from these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class ServerSpec:
     """What server to start: ``model`` is a folder with a ``config.json``."""
 
     model: Path
@@ -73,12 +73,12 @@ Stamps = list[tuple[float, int]]  # when so many tokens of a request were there
 
 
 @dataclass(slots=True)
-class _Server:
+class _MeteredServer:
     """A running server, its meters, and random prompts."""
 
     vllm: Any
     engine: Any
-    spec: Engine
+    spec: ServerSpec
     meters: Sequence[Meter]
     draw: random.Random
     sent: int = 0
@@ -114,7 +114,7 @@ class _Server:
         }
 
 
-def measure_engine(spec: Engine, works: Sequence[Work]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def measure_engine(spec: ServerSpec, works: Sequence[Work]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Start the server, run ``works``, and stop it: what it is, and measured fields of each work.
 
     With ``spec.traces`` a profiler trace of the settled steps goes there. Raises :class:`HardwareError` without vLLM.
@@ -133,7 +133,7 @@ def measure_engine(spec: Engine, works: Sequence[Work]) -> tuple[dict[str, Any],
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(spec)))
         try:
             with _meters(spec.gpus) as meters:
-                server = _Server(vllm, engine, spec, meters, random.Random(7))
+                server = _MeteredServer(vllm, engine, spec, meters, random.Random(7))
                 await asyncio.gather(*(server.request(64, 32) for _ in range(8)))  # warms up
                 return [await _measured(server, work) for work in works]
         finally:
@@ -142,7 +142,7 @@ def measure_engine(spec: Engine, works: Sequence[Work]) -> tuple[dict[str, Any],
     return {"engine": "vllm", "engine_version": str(vllm.__version__)}, asyncio.run(run())
 
 
-def arguments(spec: Engine) -> dict[str, Any]:
+def arguments(spec: ServerSpec) -> dict[str, Any]:
     """Arguments of the engine: as users start it, with random weights and without a cache of prefixes."""
     found: dict[str, Any] = {
         "model": str(spec.model),
@@ -171,7 +171,7 @@ def arguments(spec: Engine) -> dict[str, Any]:
     return found
 
 
-async def _measured(server: _Server, work: Work) -> dict[str, Any]:
+async def _measured(server: _MeteredServer, work: Work) -> dict[str, Any]:
     match work:
         case Decode():
             return await _decode(server, work)
@@ -182,14 +182,14 @@ async def _measured(server: _Server, work: Work) -> dict[str, Any]:
     assert_never(work)
 
 
-async def _decode(server: _Server, work: Decode) -> dict[str, Any]:
+async def _decode(server: _MeteredServer, work: Decode) -> dict[str, Any]:
     """Seconds between tokens of the last request to start, once all generate."""
     prompt = max(1, work.seq_len - DECODE_TOKENS // 2)
     tasks = [asyncio.ensure_future(server.request(prompt, DECODE_TOKENS)) for _ in range(work.batch)]
     done = [stamps for _, stamps in await asyncio.gather(*tasks)]
     first, last = max(stamps[0][0] for stamps in done), min(stamps[-1][0] for stamps in done)
     start = first + DECODE_WARM_UP * (last - first)
-    settled = [one for one in max(done, key=lambda stamps: stamps[0][0]) if start <= one[0] <= last]
+    settled = [stamp for stamp in max(done, key=lambda stamps: stamps[0][0]) if start <= stamp[0] <= last]
     if len(settled) < 2:
         raise HardwareError(
             f"batch = {work.batch}, seq_len = {work.seq_len}: the sequences never all generate at once: fewer fit "
@@ -208,7 +208,7 @@ async def _decode(server: _Server, work: Decode) -> dict[str, Any]:
     }
 
 
-async def _prefill(server: _Server, work: Prefill) -> dict[str, Any]:
+async def _prefill(server: _MeteredServer, work: Prefill) -> dict[str, Any]:
     """Seconds of a batch of prompts, by the first tokens of the last three quarters."""
 
     async def send(batches: int) -> list[float]:
@@ -225,7 +225,7 @@ async def _prefill(server: _Server, work: Prefill) -> dict[str, Any]:
     return {"latency_s": (end - start) * work.batch / len(settled), **server.metered(start, end)}
 
 
-async def _serve(server: _Server, work: Serve) -> dict[str, Any]:
+async def _serve(server: _MeteredServer, work: Serve) -> dict[str, Any]:
     """Time to first token and per token of each request, joules from the first arrival to the last token."""
     began = time.monotonic() + 0.5
     done = await asyncio.gather(*(server.request(i, o, began + at) for at, i, o in work.requests))
@@ -241,7 +241,7 @@ async def _serve(server: _Server, work: Serve) -> dict[str, Any]:
     }
 
 
-async def _profiled(server: _Server, after_s: float) -> None:
+async def _profiled(server: _MeteredServer, after_s: float) -> None:
     await asyncio.sleep(after_s)
     await server.engine.start_profile()
     await asyncio.sleep(PROFILE_FOR_S)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hardware.calibrate.suite.cases import rope_tables
 from hardware.calibrate.suite.routing import route
-from hardware.calibrate.suite.shapes import HEAD_DIM, Shape
+from hardware.calibrate.suite.shapes import HEAD_DIM, ModelShape
 from hardware.calibrate.suite.timing import Bench
 
 Tensor = Any
@@ -57,7 +57,7 @@ class Norm:
 class FeedForward:
     """Fused gate-up GEMM, SiLU-multiply, down GEMM; ``tp`` splits the width."""
 
-    def __init__(self, bench: Bench, shape: Shape, *, tp: int, fp8: bool) -> None:
+    def __init__(self, bench: Bench, shape: ModelShape, *, tp: int, fp8: bool) -> None:
         self._bench = bench
         self.width = shape.ff // tp
         self.gate_up = Projection(bench, 2 * self.width, shape.width, fp8=fp8)
@@ -74,14 +74,16 @@ class FeedForward:
         return self.down(self.activate(self.gate_up(x)))
 
 
-class Experts:
+class ExpertLayer:
     """Router, gather, grouped GEMM, SiLU-multiply, grouped GEMM, and the weighted sum back to tokens.
 
     Routing is drawn once (seeded): its kernels run on the drawn indices. With ``ep`` > 1 a rank computes its
     own slice of experts for all tokens and index-adds (``ep_mode`` all_reduce).
     """
 
-    def __init__(self, bench: Bench, shape: Shape, *, tokens: int, skew: float, ep: int, rank: int, seed: int) -> None:
+    def __init__(
+        self, bench: Bench, shape: ModelShape, *, tokens: int, skew: float, ep: int, rank: int, seed: int
+    ) -> None:
         self._bench, self._shape, self._ep = bench, shape, ep
         torch = bench.torch
         own = shape.experts // ep
@@ -127,7 +129,7 @@ class Layer:
     def __init__(
         self,
         bench: Bench,
-        shape: Shape,
+        shape: ModelShape,
         *,
         tp: int,
         fp8: bool,

@@ -20,7 +20,7 @@ _CLOCK_EVERY_POLLS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class CounterTick:
     """One move of the energy counter: when it was seen (s, host monotonic) and its value (J)."""
 
     at_s: float
@@ -62,10 +62,10 @@ class Meter(Protocol):
         """The log of a detailed start: (s, energy counter mJ, power reading mW, SM MHz)."""
 
 
-def slope_w(ticks: list[Tick], start_s: float, end_s: float) -> float | None:
+def slope_w(ticks: list[CounterTick], start_s: float, end_s: float) -> float | None:
     """Joules per second between the first and the last tick inside [start_s, end_s].
 
-    >>> ticks = [Tick(at_s=0.1 * n, energy_j=50.0 * n) for n in range(10)]
+    >>> ticks = [CounterTick(at_s=0.1 * n, energy_j=50.0 * n) for n in range(10)]
     >>> round(slope_w(ticks, 0.15, 0.75))
     500
     >>> slope_w(ticks, 0.15, 0.25) is None
@@ -100,7 +100,7 @@ class NvmlMeter:
             pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
         except pynvml.NVMLError as error:
             raise HardwareError(f"NVML cannot meter GPU {index}: {error}; an energy counter is needed") from None
-        self._ticks: list[Tick] = []
+        self._ticks: list[CounterTick] = []
         self._clocks: list[tuple[float, int]] = []
         self._log: list[tuple[float, int, int, int]] = []
         self._running = threading.Event()
@@ -149,7 +149,7 @@ class NvmlMeter:
             at = time.monotonic()
             if now_mj != last_mj and last_mj >= 0:
                 # The counter moved somewhere between the two polls.
-                self._ticks.append(Tick(at_s=(last_at + at) / 2, energy_j=now_mj / 1e3))
+                self._ticks.append(CounterTick(at_s=(last_at + at) / 2, energy_j=now_mj / 1e3))
             if self._detail:
                 reading = int(self._nvml.nvmlDeviceGetPowerUsage(self._handle))
                 self._log.append((at, now_mj, reading, self._clock()))

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from hardware.calibrate.suite import plan
+from hardware.calibrate.suite.buffers import collective_buffers
 from hardware.calibrate.suite.cases import build
-from hardware.calibrate.suite.cases_pair import Lane, collective_buffers, make_lane, race
 from hardware.calibrate.suite.comm import most
+from hardware.calibrate.suite.race import StreamWork, make_lane, race
 from hardware.calibrate.suite.run import free_port, share_of
 from hardware.calibrate.suite.timing import Bench, capture, new_slots, repeated, steady, together
-from hardware.calibrate.suite.worker import Options, append, brief, label, make_bench
+from hardware.calibrate.suite.worker import SuiteOptions, append, brief, label, make_bench
 from hardware.errors import HardwareError
 
 Row = Mapping[str, Any]
@@ -131,7 +132,7 @@ def measure_alone(bench: Bench, work: Row, partition: Partition) -> dict[str, An
 
 def measure_beside(bench: Bench, a: Row, b: Row, first: Partition, second: Partition) -> dict[str, Any]:
     """``a`` on one partition and ``b`` on the other, each back to back: seconds of each while both ran, watts."""
-    lanes: list[Lane] = []
+    lanes: list[StreamWork] = []
     for work, partition in ((a, first), (b, second)):
         with on(bench, partition):
             launch, rotate = launcher(bench, work)
@@ -187,15 +188,13 @@ def beside_rows(share: int, of: int) -> list[Row]:
 def comm_rows() -> list[Row]:
     """Collectives of forced block counts on a partition, alone and beside a product on the rest."""
     ops = [plan.collective(op, COMM_BYTES, ctas) for op, ctas in itertools.product(OPS, BLOCKS)]
-    rows: list[Row] = [
-        {"kind": "partition", "kernel": one, "asked_sms": sms} for one in ops for sms in (None, *COMM_SMS)
-    ]
+    rows: list[Row] = [{"kind": "partition", "kernel": op, "asked_sms": sms} for op in ops for sms in (None, *COMM_SMS)]
     rows += [
-        {"kind": "partitions", "a": PREFILL, "b": one, "asked_b_sms": sms}
-        for one in ops
-        if one["op"] != "all_reduce"
+        {"kind": "partitions", "a": PREFILL, "b": op, "asked_b_sms": sms}
+        for op in ops
+        if op["op"] != "all_reduce"
         for sms in (None, *COMM_SMS)
-        if sms is None or sms >= one["ctas"]
+        if sms is None or sms >= op["ctas"]
     ]
     return rows
 
@@ -219,7 +218,7 @@ def measure(bench: Bench, splitter: Splitter, row: Row) -> dict[str, Any]:
     return {**facts, **measure_beside(bench, row["a"], row["b"], first, second)}
 
 
-def work(rank: int, rows: Sequence[Row], options: Options) -> None:
+def work(rank: int, rows: Sequence[Row], options: SuiteOptions) -> None:
     """One rank's process: every row; one that fails is said and left out."""
     flat = [{"kind": "x", "ctas": row.get("kernel", row.get("b", {})).get("ctas")} for row in rows]
     bench = make_bench(rank, flat, options)
@@ -248,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="check every row without a GPU; figures are fake")
     arguments = parser.parse_args(argv)
     share, of = arguments.share
-    options = Options(
+    options = SuiteOptions(
         out=arguments.out, world=arguments.world, port=free_port(), gpu_id=arguments.gpu, dry=arguments.dry_run
     )
     rows = comm_rows()[share::of] if arguments.world == 2 else [*alone_rows(share, of), *beside_rows(share, of)]

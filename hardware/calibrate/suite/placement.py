@@ -23,7 +23,7 @@ from hardware.calibrate.suite.placement_probe import CTAS, WORLD, Probe
 from hardware.calibrate.suite.placement_products import gemm_after, gemm_beside, gemm_running
 from hardware.calibrate.suite.plan import MIB
 from hardware.calibrate.suite.run import free_port
-from hardware.calibrate.suite.worker import Options, make_bench
+from hardware.calibrate.suite.worker import SuiteOptions, make_bench
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "sendrecv_ring")
 HOLD_NS, LONG_HOLD_NS = 200_000, 2_000_000
@@ -58,7 +58,7 @@ def beside_parked(probe: Probe) -> None:
 
     def fill(op: str, ctas: int | None, cluster: int) -> None:
         sm, start_us = _held(probe, cluster)
-        first = {one for one, start in zip(sm, start_us, strict=True) if start < HOLD_NS / 2e3}
+        first = {sm_id for sm_id, start in zip(sm, start_us, strict=True) if start < HOLD_NS / 2e3}
         missing = sorted(set(range(probe.bench.kernels.sms)) - first)
         probe.say("beside_parked", op=op, ctas=ctas, cluster=cluster, resident=len(first), missing=missing)
 
@@ -102,7 +102,7 @@ def _start(probe: Probe, ctas: int | None, cluster: int, blocks: int) -> tuple[f
 SECTIONS = (clusters, beside_parked, starts, gemm_after, gemm_beside, gemm_running)
 
 
-def measure(rank: int, options: Options, library: str) -> None:
+def measure(rank: int, options: SuiteOptions, library: str) -> None:
     """One rank's process: every section, met before and after."""
     bench = make_bench(rank, [{"kind": "collective", "ctas": ctas} for ctas in CTAS], options)
     torch = bench.torch
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if torch.cuda.device_count() < WORLD:
             print(f"placement: {torch.cuda.device_count()} GPUs found: it needs {WORLD}", file=sys.stderr)
             return 2
-        options = Options(out=arguments.out, world=WORLD, port=free_port(), gpu_id=arguments.gpu)
+        options = SuiteOptions(out=arguments.out, world=WORLD, port=free_port(), gpu_id=arguments.gpu)
         torch.multiprocessing.spawn(measure, args=(options, str(library)), nprocs=WORLD, join=True)
     return 0
 

@@ -53,7 +53,7 @@ BURSTS = ((0.004, 0.06), (0.004, 0.008), (0.004, 0.002), (0.02, 0.02), (0.04, 0.
 
 def smoke(world: int) -> list[PlannedRow]:
     """One row of every kind: does everything run on this machine?"""
-    one = [
+    one_token = [
         *HOST,
         gemm(1, 6144, 4096),
         gemm(64, 4096, 4096, "fp8_e4m3"),
@@ -78,7 +78,7 @@ def smoke(world: int) -> list[PlannedRow]:
         dit("wan2.1-1.3b", 2, 4096, 1),
     ]
     if world == 1:
-        return one
+        return one_token
     many: list[PlannedRow] = [
         {"kind": "host"},
         {"kind": "idle"},

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Reporter:
-    """Rank 0's voice; failures of every rank are told."""
+    """Prints rank 0's progress, and failures of every rank."""
 
     rank: int
     rows: int

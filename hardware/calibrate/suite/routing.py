@@ -18,7 +18,7 @@ EXPERTS, TOP_K = 128, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
+class RoutedRows:
     """Rows each expert of one rank received; ``token`` is the source token of each row, expert by expert."""
 
     rows_per_expert: Counts
@@ -51,7 +51,7 @@ def route(
     first: int = 0,
     count: int | None = None,
     seed: int = 0,
-) -> Routing:
+) -> RoutedRows:
     """Draw ``top_k`` distinct experts a token, probability ~ rank^-skew; keep experts [first, first + count).
 
     Expert popularity is shuffled once so that a rank's slice is a fair sample.
@@ -74,7 +74,7 @@ def route(
     token, expert = token[kept], expert[kept]
     order = np.argsort(expert, kind="stable")
     rows_per_expert = np.bincount(expert - first, minlength=count).astype(np.int64)
-    return Routing(rows_per_expert=rows_per_expert, token=token[order])
+    return RoutedRows(rows_per_expert=rows_per_expert, token=token[order])
 
 
 def tiles256_of(row: Mapping[str, Any]) -> int:

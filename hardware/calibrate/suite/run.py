@@ -14,7 +14,7 @@ from typing import Any
 
 from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s
 from hardware.calibrate.suite.plans import least_world, planned
-from hardware.calibrate.suite.shapes import SHAPES, Shape
+from hardware.calibrate.suite.shapes import SHAPES, ModelShape
 from hardware.errors import HardwareError
 
 
@@ -69,7 +69,7 @@ def run_rows(
     budget_s: float = math.inf,
     dry_run: bool = False,
     gpu_id: str | None = None,
-    shapes: Mapping[str, Shape] = SHAPES,
+    shapes: Mapping[str, ModelShape] = SHAPES,
     traces: Path | None = None,
 ) -> int:
     """Measure those of ``rows`` that ``out`` lacks; returns how many it gained.
@@ -92,9 +92,9 @@ def run_rows(
     out.parent.mkdir(parents=True, exist_ok=True)
     import torch
 
-    from hardware.calibrate.suite.worker import Options, work
+    from hardware.calibrate.suite.worker import SuiteOptions, work
 
-    options = Options(
+    options = SuiteOptions(
         out=out,
         world=world,
         port=free_port(),

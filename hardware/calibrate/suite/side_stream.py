@@ -8,7 +8,7 @@ from typing import Any
 from hardware.calibrate.suite.timing import Bench
 
 
-class Side:
+class SideStream:
     """A second stream beside the current one, with events between them; in a dry run, plain calls."""
 
     def __init__(self, bench: Bench, *, priority: int = -1) -> None:

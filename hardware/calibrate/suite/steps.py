@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from hardware.calibrate.suite.layers import Experts, Layer, Projection, Rotary
+from hardware.calibrate.suite.layers import ExpertLayer, Layer, Projection, Rotary
 from hardware.calibrate.suite.profiled import profile_steps
 from hardware.calibrate.suite.shapes import HEAD_DIM, shape_of
-from hardware.calibrate.suite.side_stream import Side
+from hardware.calibrate.suite.side_stream import SideStream
 from hardware.calibrate.suite.steps_overlap import overlap_step
 from hardware.calibrate.suite.timing import Bench, EventTimer, capture, steady, together
 from hardware.errors import HardwareError
@@ -112,14 +112,14 @@ class _Dense:
             raise HardwareError(f"ep_mode = '{row.get('ep_mode')}': the suite runs expert parallelism by all_reduce")
         tokens = self._batch * (1 if row["phase"] == "decode" else self._seq_len)
         self.rows_per_rank: list[int] | None = None
-        experts: list[Experts] = []
+        experts: list[ExpertLayer] = []
 
-        def forward_of(layer: int) -> Callable[[], Experts] | None:
+        def forward_of(layer: int) -> Callable[[], ExpertLayer] | None:
             if not shape.experts:
                 return None
 
-            def make() -> Experts:
-                made = Experts(
+            def make() -> ExpertLayer:
+                made = ExpertLayer(
                     bench,
                     shape,
                     tokens=tokens,
@@ -235,7 +235,7 @@ def _pipeline_step(bench: Bench, row: Row) -> Step:
     outputs = [bench.empty(tokens, shape.width) for _ in range(parts)]
     residual = bench.randn(tokens, shape.width)
     done = bench.torch.zeros(8, device=bench.device, dtype=bench.torch.bfloat16)
-    side = Side(bench)
+    side = SideStream(bench)
 
     def compute(part: int) -> None:
         x = inputs[part]

@@ -41,7 +41,7 @@ def _attention_backend(bench: Bench, name: str | None) -> AbstractContextManager
 def _step(bench: Bench, row: Row) -> Step:
     """One forward pass of the first ``layers`` (Wan2.1), or as many double and single ones."""
     torch, device = bench.torch, bench.device
-    width, height, frames = (int(one) for one in row["video"].split("x"))
+    width, height, frames = (int(size) for size in row["video"].split("x"))
     batch, layers = row["batch"], row["layers"]
 
     def ready(model: Any) -> Any:
@@ -108,7 +108,7 @@ def _step(bench: Bench, row: Row) -> Step:
 def _decode(bench: Bench, row: Row) -> Step:
     """One video or image through the VAE's decoder."""
     torch, device = bench.torch, bench.device
-    width, height, frames = (int(one) for one in row["video"].split("x"))
+    width, height, frames = (int(size) for size in row["video"].split("x"))
     dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
     with torch.device(device):
         match row["model"]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hardware.calibrate.suite.layers import FeedForward, Layer, Norm, Projection, Rotary
 from hardware.calibrate.suite.shapes import HEAD_DIM, WAN_TEXT_TOKENS, shape_of
-from hardware.calibrate.suite.side_stream import Side
+from hardware.calibrate.suite.side_stream import SideStream
 from hardware.calibrate.suite.timing import Bench, capture, steady, together
 from hardware.errors import HardwareError
 
@@ -33,7 +33,7 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
     layers = [Layer(bench, shape, tp=tp, fp8=row["dtype"] == "fp8_e4m3") for _ in range(row["layers"])]
     rotary = Rotary(bench, int(row["seq_len"]))
     x0, residual = bench.randn(tokens // tp, shape.width), bench.randn(tokens // tp, shape.width)
-    side = Side(bench)
+    side = SideStream(bench)
     piece, part = tokens // chunks, tokens // chunks // tp
 
     def gather(local: Tensor, i: int) -> Tensor:
@@ -89,8 +89,8 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
             rotary(qkv, layer.q_heads + layer.kv_heads)
             attended = layer.attend_prompt(bench, qkv, batch)
             kept.append(attended)
-            cut = [attended[i * piece : (i + 1) * piece] for i in range(chunks)]
-            x = scattered(cut, layer.out)
+            pieces = [attended[i * piece : (i + 1) * piece] for i in range(chunks)]
+            x = scattered(pieces, layer.out)
             local = layer.norm_ff(x, residual)
             kept.append(local)
             gated = gathered(local, partial(activated, layer.feed_forward))
@@ -174,7 +174,7 @@ def measure_ring(bench: Bench, row: Row) -> dict[str, Any]:
     q_heads, kv_heads = int(row["q_heads"]), int(row["kv_heads"])
     q = bench.randn(1, q_heads, block, HEAD_DIM)
     blocks = [bench.randn(2, 1, kv_heads, block, HEAD_DIM) for _ in range(2)]
-    side = Side(bench)
+    side = SideStream(bench)
     striped = row["layout"] == "striped"
     if row["layout"] not in ("striped", "contiguous"):
         raise HardwareError(f"layout = '{row['layout']}': striped or contiguous")

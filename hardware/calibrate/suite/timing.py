@@ -17,7 +17,7 @@ from typing import Any
 from hardware.calibrate.suite.comm import Comm, most
 from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import Meter
-from hardware.calibrate.suite.shapes import SHAPES, Shape
+from hardware.calibrate.suite.shapes import SHAPES, ModelShape
 
 SETTLE_CAPPED_S = 2.0
 SETTLE_FREE_S = 0.45
@@ -43,7 +43,7 @@ class Bench:
     gpu_id: str
     dry: bool
     pool: Any
-    shapes: Mapping[str, Shape] = field(default_factory=lambda: SHAPES)
+    shapes: Mapping[str, ModelShape] = field(default_factory=lambda: SHAPES)
     traces: Path | None = None
     window_s: float = WINDOW_S
     settle_capped_s: float = SETTLE_CAPPED_S
@@ -72,7 +72,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class SteadyReading:
     """What was read: seconds a repetition, watts (None: window too short), median SM clock, temperature."""
 
     latency_s: float
@@ -161,7 +161,9 @@ def repeated(
     return capture(bench, body, stream=stream), count
 
 
-def steady(bench: Bench, replay: Callable[[], None], repetitions: int, *, window_s: float | None = None) -> Steady:
+def steady(
+    bench: Bench, replay: Callable[[], None], repetitions: int, *, window_s: float | None = None
+) -> SteadyReading:
     """Replay until settled, then over a window; every rank replays the same number of times.
 
     One chunk of about 50 ms is always queued ahead, so the GPU does not see the host decide.
@@ -170,7 +172,7 @@ def steady(bench: Bench, replay: Callable[[], None], repetitions: int, *, window
     window_s = window_s or bench.window_s
     if bench.dry:
         replay()
-        return Steady(latency_s=1e-3 / repetitions, power_w=100.0, sm_clock_mhz=1980, temperature_c=40)
+        return SteadyReading(latency_s=1e-3 / repetitions, power_w=100.0, sm_clock_mhz=1980, temperature_c=40)
     start = timer.record()
     replay()
     each_s = most(bench.comm, timer.seconds(start, timer.record()))
@@ -219,7 +221,7 @@ def steady(bench: Bench, replay: Callable[[], None], repetitions: int, *, window
         total_s = timer.seconds(marks[settled_at], marks[end])
         bench.synchronize()
         meter.stop()
-        return Steady(
+        return SteadyReading(
             latency_s=total_s / (chunks * chunk * repetitions),
             power_w=meter.power_w(seen_s[settled_at], seen_s[end]),
             sm_clock_mhz=meter.sm_clock_mhz(seen_s[settled_at], seen_s[end]),
@@ -230,7 +232,7 @@ def steady(bench: Bench, replay: Callable[[], None], repetitions: int, *, window
         meter.stop()
 
 
-def together(bench: Bench, mine: Steady) -> dict[str, object]:
+def together(bench: Bench, mine: SteadyReading) -> dict[str, object]:
     """The measured fields of a record: slowest rank's latency, one power a GPU, energy of all GPUs."""
     share = bench.comm.share
     latency_s = max(share(mine.latency_s))

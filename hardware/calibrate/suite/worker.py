@@ -16,13 +16,7 @@ from typing import Any
 
 from hardware.calibrate.suite.at_clock import measure_at_clock
 from hardware.calibrate.suite.cases import measure_kernel
-from hardware.calibrate.suite.cases_pair import (
-    collective_of,
-    measure_alone,
-    measure_collective,
-    measure_in_context,
-    measure_together,
-)
+from hardware.calibrate.suite.cases_pair import measure_collective, measure_in_context, measure_together
 from hardware.calibrate.suite.cases_vllm import measure_vllm_all_reduce
 from hardware.calibrate.suite.comm import Comm, NcclComm, QuietComm, most
 from hardware.calibrate.suite.duty import measure_alternating, measure_duty, measure_host, measure_idle
@@ -31,7 +25,8 @@ from hardware.calibrate.suite.kernels import Kernels
 from hardware.calibrate.suite.meter import DryMeter, Meter, NvmlMeter
 from hardware.calibrate.suite.plan import estimated_s
 from hardware.calibrate.suite.progress import Reporter, reporter
-from hardware.calibrate.suite.shapes import SHAPES, Shape
+from hardware.calibrate.suite.race import collective_of, measure_alone
+from hardware.calibrate.suite.shapes import SHAPES, ModelShape
 from hardware.calibrate.suite.steps import measure_generate, measure_step
 from hardware.calibrate.suite.steps_diffusers import measure_diffusers
 from hardware.calibrate.suite.steps_overlap import measure_dit, measure_ring
@@ -49,7 +44,7 @@ _KNOWN_NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SuiteOptions:
     """How to run; picklable, so that every rank's process gets the same."""
 
     out: Path
@@ -58,7 +53,7 @@ class Options:
     gpu_id: str | None = None
     dry: bool = False
     budget_s: float = math.inf
-    shapes: Mapping[str, Shape] = field(default_factory=lambda: SHAPES)
+    shapes: Mapping[str, ModelShape] = field(default_factory=lambda: SHAPES)
     traces: Path | None = None
 
 
@@ -130,7 +125,7 @@ def block_counts(rows: Sequence[Row]) -> list[int | None]:
     return [None, *sorted(c for c in counts if c is not None)]
 
 
-def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
+def make_bench(rank: int, rows: Sequence[Row], options: SuiteOptions) -> Bench:
     """Open this rank's GPU, meter and group (or their stand-ins in a dry run)."""
     import torch
 
@@ -164,7 +159,7 @@ def make_bench(rank: int, rows: Sequence[Row], options: Options) -> Bench:
     )
 
 
-def work(rank: int, rows: Sequence[Row], options: Options) -> None:
+def work(rank: int, rows: Sequence[Row], options: SuiteOptions) -> None:
     """Measure ``rows`` in order; a row that fails on any rank is reported and left out."""
     bench = make_bench(rank, rows, options)
     with reporter(rank, rows) as report:
@@ -172,7 +167,7 @@ def work(rank: int, rows: Sequence[Row], options: Options) -> None:
     bench.comm.close()
 
 
-def _measure_all(bench: Bench, rows: Sequence[Row], options: Options, report: Reporter) -> None:
+def _measure_all(bench: Bench, rows: Sequence[Row], options: SuiteOptions, report: Reporter) -> None:
     began_s = time.monotonic()
     rank, failed = bench.comm.rank, 0
     for number, row in enumerate(rows, start=1):
@@ -219,7 +214,7 @@ def _finite(value: Any) -> Any:
         case dict():
             return {key: _finite(one) for key, one in value.items()}
         case list() | tuple():
-            return [_finite(one) for one in value]
+            return [_finite(item) for item in value]
         case _:
             return value
 

@@ -20,8 +20,8 @@ from simpy.events import NORMAL, Event, EventPriority
 from simpy.resources.base import BaseResource, Get, Put
 
 # SimPy orders events of one instant by priority: completions, requests and releases at NORMAL, then governors, then
-# arbitration (whose grants are NORMAL again), then the settling of rates and power.
-GOVERNOR, ARBITRATE, SETTLE = (EventPriority(NORMAL + step) for step in (1, 2, 3))
+# arbitration (whose grants are NORMAL again), then the update of rates and power.
+GOVERNOR, ARBITRATE, UPDATE = (EventPriority(NORMAL + step) for step in (1, 2, 3))
 
 
 class Moment(Event):

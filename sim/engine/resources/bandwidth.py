@@ -127,12 +127,14 @@ class Bandwidth(Arbitrated, Generic[Rule]):
         offer(self, None)
         moving = self.put_queue
         if moving:
-            weights = [one.weight for one in moving]
-            asked = self.shares.asked([one.demand for one in moving], weights, [one.few for one in moving])
+            weights = [transfer.weight for transfer in moving]
+            asked = self.shares.asked(
+                [transfer.demand for transfer in moving], weights, [transfer.few for transfer in moving]
+            )
             granted = self.shares.divide(asked, weights)
-            for one, rate in zip(moving, granted, strict=True):
-                one.rate = rate
-            first = min([one.left / one.rate for one in moving if one.rate], default=math.inf)
+            for transfer, rate in zip(moving, granted, strict=True):
+                transfer.rate = rate
+            first = min([transfer.left / transfer.rate for transfer in moving if transfer.rate], default=math.inf)
             if first < math.inf:
                 Moment(self._env, [self._again], NORMAL, first)
 

@@ -42,7 +42,9 @@ class HbmShares:
         capacity = self.bytes_per_s * self.mixed_share
         demands, weights = list(demands), list(weights)
         return [
-            crowded(demands[i], weights[i], demands[:i] + demands[i + 1 :], weights[:i] + weights[i + 1 :], capacity)
+            share_behind_others(
+                demands[i], weights[i], demands[:i] + demands[i + 1 :], weights[:i] + weights[i + 1 :], capacity
+            )
             if one
             else demands[i]
             for i, one in enumerate(few)
@@ -53,13 +55,15 @@ class Hbm(Bandwidth[HbmShares]):
     """One GPU's memory."""
 
 
-def crowded(demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float) -> float:
+def share_behind_others(
+    demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float
+) -> float:
     """What few blocks get of HBM when others fill it: their requests queue behind all that is in flight.
 
     Their level is what the others leave, at least their share by weight; demand and level join as squares of times,
     so that the wait grows with the load and not at once when the last byte a second is asked for.
 
-    >>> round(crowded(3.0, 1.0, [4.0], [1.0], 8.0), 3), crowded(3.0, 1.0, [], [], 8.0)
+    >>> round(share_behind_others(3.0, 1.0, [4.0], [1.0], 8.0), 3), share_behind_others(3.0, 1.0, [], [], 8.0)
     (2.4, 3.0)
     """
     if not others or demand <= 0.0:

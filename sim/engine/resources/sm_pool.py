@@ -186,18 +186,18 @@ class SmPool(Arbitrated):
             # Further clusters of a collective that has begun go before the waiting.
             first = self.put_queue[0]
             if self._partial and (self.scattered or len(self.put_queue) > 1 or first.wanted > self.free):
-                grew = self._grow([one for one in self.users if one.grid.collective])
+                grew = self._grow([user for user in self.users if user.grid.collective])
             queue = self.put_queue
             while queue and self._do_put(queue[0]):  # SimPy's loop where nothing behind a refused request is looked at
                 del queue[0]
-            for event in [one for one in queue if one.at_once]:
+            for event in [request for request in queue if request.at_once]:
                 self._do_put(event)
                 queue.remove(event)
             if self._late:
                 self._queue_late()
         if self._partial and self.free > 0.0:
             grew = self._grow(self.users) or grew
-            self._partial = any(one.held < one.wanted for one in self.users)
+            self._partial = any(user.held < user.wanted for user in self.users)
         if grew or self.put_queue:
             self.on_change()
 
@@ -233,7 +233,7 @@ class SmPool(Arbitrated):
     def _grow(self, users: Iterable[Blocks]) -> bool:
         """Blocks that have waited for SMs, of kernels that run, get those that are free."""
         grew = False
-        waiting = [one for one in users if one.held < one.wanted]
+        waiting = [user for user in users if user.held < user.wanted]
         for blocks in sorted(waiting, key=_by_key) if len(waiting) > 1 else waiting:
             more = self._more(blocks)
             if more > 0.0 and blocks.held == blocks.sms:

@@ -19,7 +19,7 @@ MANY_ROUNDS = 100_000
 
 
 @dataclass(slots=True)
-class Turns:
+class TileRounds:
     """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last (``lasts``)."""
 
     ready: float
@@ -29,10 +29,10 @@ class Turns:
     lasts: float = 1.0
 
 
-def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
+def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
     """Hand ``tiles`` to whichever of ``parts`` is ready first; a last round of few takes ``thin`` of one at least.
 
-    >>> parts = [Turns(ready=2.0, slots=100.0), Turns(ready=2.4, slots=32.0)]
+    >>> parts = [TileRounds(ready=2.0, slots=100.0), TileRounds(ready=2.4, slots=32.0)]
     >>> fetch(parts, 164)
     >>> [(part.ready, part.fetched, part.last) for part in parts]
     [(4.0, 132.0, 32.0), (3.4, 32.0, 32.0)]
@@ -58,7 +58,7 @@ def fetch(parts: Sequence[Turns], tiles: float, thin: float = 1.0) -> None:
         heapreplace(ready, (part.ready, ready[0][1]))
 
 
-class Part(Protocol):
+class BlockRequest(Protocol):
     """A request for SMs whose blocks are the whole kernel, or those that started at one time; see ``Blocks``."""
 
     grid: Grid
@@ -90,16 +90,16 @@ class Split:
         self.rounds, self.own, self.fetched, self.full, self.thin = rounds, own, fetched, full, thin
         self.fill = fill
         self.parts = 1
-        self.begun: list[Part] = []
+        self.begun: list[BlockRequest] = []
         self.energy_j = 0.0
         self.start_ps = -1
 
-    def join(self, part: Part, now_ps: int) -> None:
+    def join(self, part: BlockRequest, now_ps: int) -> None:
         """Blocks of the kernel start: from now on they do their share of its tiles."""
         self.begun.append(part)
         share_out(self, part.grid.sms_per_block, now_ps)
 
-    def ended(self, part: Part) -> bool:
+    def ended(self, part: BlockRequest) -> bool:
         """Take in a part that has ended; True of the last one."""
         self.parts -= 1
         self.begun.remove(part)
@@ -107,7 +107,7 @@ class Split:
         return not self.parts
 
 
-def split_of(blocks: Part) -> Split:
+def split_of(blocks: BlockRequest) -> Split:
     """A kernel that begins on part of its SMs.
 
     Where memory sets the pace, tiles of a last, thin round take the time of their arithmetic alone (28 us after 86 in a
@@ -135,7 +135,7 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
     tiles: each part is billed for those it has still to do, evenly over the rounds that it still goes through.
     """
     pool = split.fetched
-    turns: list[Turns] = []
+    turns: list[TileRounds] = []
     for part in split.begun:
         progress = part.progress
         assert progress is not None, "blocks with tiles of their own belong to a kernel whose progress is known"
@@ -150,7 +150,7 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
             part.rounds = float(max(split.own, begun))
             part.last, part.lasts = slots * (split.full if part.rounds == split.own else 1.0), 1.0
         pool -= part.fetched
-        turns.append(Turns(ready=part.rounds - part.gone, slots=slots))
+        turns.append(TileRounds(ready=part.rounds - part.gone, slots=slots))
     fetch(turns, pool, split.thin)
     for turn, part in zip(turns, split.begun, strict=True):
         if turn.fetched:
@@ -188,7 +188,7 @@ def begin_late(progress: Progress, share: float, now_ps: int) -> None:
     progress.due_ps = -1  # its end is another now
 
 
-def last_round(blocks: Part, split: Split | None) -> tuple[float, float]:
+def last_round(blocks: BlockRequest, split: Split | None) -> tuple[float, float]:
     """What the last round of a kernel, or of a part of one, is of the kernel's time, and the SMs that it needs."""
     grid = blocks.grid
     if split is not None:

@@ -10,7 +10,7 @@ from scipy.optimize import least_squares
 
 from sim.errors import SimError
 from sim.explore.closed_form.formula import NAMES, PARAMETERS, Floats, columns, predict
-from sim.explore.closed_form.sizes import Sizes
+from sim.explore.closed_form.sizes import PassSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,13 +24,13 @@ class Fitted:
     errors: Floats
     samples: int
 
-    def predict(self, sizes: Sequence[Sizes]) -> tuple[Floats, Floats]:
+    def predict(self, sizes: Sequence[PassSizes]) -> tuple[Floats, Floats]:
         """Latency (s) and energy (J, all GPUs)."""
         latency_s, energy_j = predict(self.values, columns(sizes))
         return latency_s, energy_j
 
 
-def fit(sizes: Sequence[Sizes], latency_s: Floats, energy_j: Floats) -> Fitted:
+def fit(sizes: Sequence[PassSizes], latency_s: Floats, energy_j: Floats) -> Fitted:
     """The coefficients that predict samples best, as ratios. Needs at least as many samples as coefficients.
 
     Raises :class:`SimError` when there are too few samples.

@@ -9,7 +9,7 @@ Every term is work that can be counted times one coefficient with a unit::
 
 G: FLOPs of matrix products, W: weight bytes, A: attention (FLOPs in prefill, KV bytes in decode), F: all FLOPs, H: all
 HBM bytes, B: bytes of elementwise kernels, R: bytes that all-reduces reduce, K kernels, L layers, m micro-batches, p
-pipeline stages (:class:`~sim.explore.closed_form.sizes.Sizes`). Eight coefficients for time and four for energy, in
+pipeline stages (:class:`~sim.explore.closed_form.sizes.PassSizes`). Eight coefficients for time and four for energy, in
 prefill and decode apart.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.explore.closed_form.sizes import Sizes
+from sim.explore.closed_form.sizes import PassSizes
 
 Floats = NDArray[np.float64]
 
@@ -61,9 +61,9 @@ PARAMETERS = (
 NAMES = tuple(parameter.name for parameter in PARAMETERS)
 
 
-def columns(sizes: Sequence[Sizes]) -> dict[str, Floats]:
+def columns(sizes: Sequence[PassSizes]) -> dict[str, Floats]:
     """Sizes as columns."""
-    return {field.name: np.array([getattr(s, field.name) for s in sizes], dtype=float) for field in fields(Sizes)}
+    return {field.name: np.array([getattr(s, field.name) for s in sizes], dtype=float) for field in fields(PassSizes)}
 
 
 def predict(values: Floats | Sequence[float], work: dict[str, Floats]) -> tuple[Any, Any]:

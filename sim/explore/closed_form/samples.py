@@ -11,8 +11,8 @@ import numpy as np
 
 from sim.errors import SimError
 from sim.explore.closed_form.formula import Floats
-from sim.explore.closed_form.sizes import Phase, Sizes
-from sim.explore.grid import Case, Grid
+from sim.explore.closed_form.sizes import PassSizes, Phase
+from sim.explore.grid import GridPoint, ScenarioGrid
 from sim.explore.row import row_id
 from sim.explore.sweep import Step, sweep
 from sim.explore.table import read_rows
@@ -27,7 +27,7 @@ class Sample:
     """What one layout costs: latency (s) and energy (J, all GPUs) of the prefill and of the mean decode step."""
 
     scenario: Scenario
-    sizes: Mapping[Phase, Sizes]
+    sizes: Mapping[Phase, PassSizes]
     latency_s: Mapping[Phase, float]
     energy_j: Mapping[Phase, float]
 
@@ -66,11 +66,11 @@ def parts(fields: Mapping[str, Any]) -> dict[Phase, dict[str, Any]]:
     return {"prefill": rest | {"phase": "prefill"}, "decode": rest | {"phase": "decode", "seq_len": mean}}
 
 
-def simulated(grid: Grid, rows: Path, *, pool: Pool, step: Step) -> list[Sample]:
+def simulated(grid: ScenarioGrid, rows: Path, *, pool: Pool, step: Step) -> list[Sample]:
     """Samples of every case of ``grid``; ``rows`` keeps the runs, so that a second call is quick."""
     pairs = [(case.fields, parts(case.fields)) for case in grid.cases]
-    cases = tuple(Case(fields=part) for _, both in pairs for part in both.values())
-    sweep(Grid(cases=cases, excluded=grid.excluded), rows, pool=pool, step=step)
+    cases = tuple(GridPoint(fields=part) for _, both in pairs for part in both.values())
+    sweep(ScenarioGrid(cases=cases, excluded=grid.excluded), rows, pool=pool, step=step)
     found = {row["scenario_id"]: row for row in read_rows(rows)}
     samples = []
     for fields, both in pairs:
@@ -80,7 +80,7 @@ def simulated(grid: Grid, rows: Path, *, pool: Pool, step: Step) -> list[Sample]
                 Sample(
                     scenario=Scenario.parse(fields, where="closed form"),
                     sizes={
-                        phase: Sizes.of(Scenario.parse(part, where="closed form"), phase)
+                        phase: PassSizes.of(Scenario.parse(part, where="closed form"), phase)
                         for phase, part in both.items()
                     },
                     latency_s={phase: float(run["latency_s"]) for phase, run in runs.items()},

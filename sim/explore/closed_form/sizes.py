@@ -20,7 +20,7 @@ Phase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class PassSizes:
     """One pass (a prefill, or a decode step) over a layout. Quantities are of the whole batch, ranks' shares together.
 
     ``micro_batches`` parts of the batch go through ``pp`` stages; weights are read once for each part, which
@@ -46,10 +46,10 @@ class Sizes:
     link_bytes: float
 
     @classmethod
-    def of(cls, scenario: Scenario, phase: Phase) -> Sizes:
+    def of(cls, scenario: Scenario, phase: Phase) -> PassSizes:
         """Sizes of ``scenario``, whose ``seq_len`` is the input length in prefill, the cached length in decode.
 
-        >>> sizes = Sizes.of(Scenario.of(model="llama3-8b", phase="decode", tp=2, batch=4, seq_len=1000), "decode")
+        >>> sizes = PassSizes.of(Scenario.of(model="llama3-8b", phase="decode", tp=2, batch=4, seq_len=1000), "decode")
         >>> round(sizes.weight_bytes / 1e9, 1), sizes.attention  # 8.0e9 weights less the embedding; 1000 x 4 x 128 KiB
         (15.0, 524288000.0)
         """

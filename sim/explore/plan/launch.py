@@ -22,20 +22,20 @@ PORT = 8000
 VLLM_IMAGE = "vllm/vllm-openai:latest"
 
 
-def roles(one: Deployment) -> dict[Role, int]:
+def roles(deployment: Deployment) -> dict[Role, int]:
     """How many replicas play which part."""
-    if one.mode == "disaggregated":
-        return {"prefill": one.spec["prefill_replicas"], "decode": one.spec["replicas"]}
-    return {"serve": one.spec["replicas"]}
+    if deployment.mode == "disaggregated":
+        return {"prefill": deployment.spec["prefill_replicas"], "decode": deployment.spec["replicas"]}
+    return {"serve": deployment.spec["replicas"]}
 
 
-def vllm(one: Deployment, role: Role) -> list[str]:
+def vllm(deployment: Deployment, role: Role) -> list[str]:
     """``vllm serve``; prompts and decoding apart hand caches over by NIXL."""
-    spec = one.server
+    spec = deployment.server
     command = [
-        "vllm", "serve", MODEL, "--tensor-parallel-size", str(one.group), "--dtype", DTYPES[spec.dtype],
+        "vllm", "serve", MODEL, "--tensor-parallel-size", str(deployment.group), "--dtype", DTYPES[spec.dtype],
         "--max-num-seqs", str(spec.max_num_seqs), "--max-num-batched-tokens", str(spec.max_num_batched_tokens),
-        "--gpu-memory-utilization", f"{spec.memory_share:g}", "--max-model-len", str(_longest(one)),
+        "--gpu-memory-utilization", f"{spec.memory_share:g}", "--max-model-len", str(_longest(deployment)),
         "--port", str(PORT),
     ]  # fmt: skip
     if spec.ep > 1:
@@ -47,14 +47,14 @@ def vllm(one: Deployment, role: Role) -> list[str]:
     return command
 
 
-def sglang(one: Deployment, role: Role) -> list[str]:
+def sglang(deployment: Deployment, role: Role) -> list[str]:
     """``sglang.launch_server``."""
-    spec = one.server
+    spec = deployment.server
     command = [
-        "python", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", str(one.group),
+        "python", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", str(deployment.group),
         "--dtype", DTYPES[spec.dtype], "--max-running-requests", str(spec.max_num_seqs),
         "--chunked-prefill-size", str(spec.max_num_batched_tokens), "--mem-fraction-static", f"{spec.memory_share:g}",
-        "--context-length", str(_longest(one)), "--port", str(PORT),
+        "--context-length", str(_longest(deployment)), "--port", str(PORT),
     ]  # fmt: skip
     if spec.ep > 1:
         command += ["--ep-size", str(spec.ep)]
@@ -65,13 +65,13 @@ def sglang(one: Deployment, role: Role) -> list[str]:
     return command
 
 
-def trtllm(one: Deployment, _: Role) -> list[str]:
+def trtllm(deployment: Deployment, _: Role) -> list[str]:
     """``trtllm-serve``, the same for each role: a file of ``trtllm-serve disaggregated`` says who hands over."""
-    spec = one.server
+    spec = deployment.server
     command = [
-        "trtllm-serve", MODEL, "--backend", "pytorch", "--tp_size", str(one.group),
+        "trtllm-serve", MODEL, "--backend", "pytorch", "--tp_size", str(deployment.group),
         "--max_batch_size", str(spec.max_num_seqs), "--max_num_tokens", str(spec.max_num_batched_tokens),
-        "--kv_cache_free_gpu_memory_fraction", f"{spec.memory_share:g}", "--max_seq_len", str(_longest(one)),
+        "--kv_cache_free_gpu_memory_fraction", f"{spec.memory_share:g}", "--max_seq_len", str(_longest(deployment)),
         "--port", str(PORT),
     ]  # fmt: skip
     if spec.ep > 1:
@@ -82,42 +82,42 @@ def trtllm(one: Deployment, _: Role) -> list[str]:
 ENGINES: dict[str, Callable[[Deployment, Role], list[str]]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
-def script(one: Deployment, engine: str) -> str:
+def script(deployment: Deployment, engine: str) -> str:
     """A shell script: what each role's replicas run, one after another to be copied to its machine."""
     lines = [
         "#!/bin/sh",
-        f"# {one.question.model}: {one.label} ({one.mode}), planned by wattline.",
+        f"# {deployment.question.model}: {deployment.label} ({deployment.mode}), planned by wattline.",
         "# One command a replica; MODEL is the model's hub id or folder.",
         "set -eu",
         ': "${MODEL:?set MODEL to the hub id or folder of the model}"',
     ]
-    if clock := one.spec.get("sm_clock_mhz"):
+    if clock := deployment.spec.get("sm_clock_mhz"):
         lines.append(f"# The plan locks the SM clock on every GPU first: nvidia-smi --lock-gpu-clocks={clock:.0f}")
-    if cap_w := one.spec.get("power_cap_w"):
+    if cap_w := deployment.spec.get("power_cap_w"):
         lines.append(f"# The plan limits power on every GPU first: nvidia-smi --power-limit={cap_w:.0f}")
-    for role, count in roles(one).items():
-        lines.append(f'if [ "${{ROLE:-serve}}" = {role} ]; then  # {count} of these, {one.group} GPUs each')
-        lines.append("  exec " + _shell(ENGINES[engine](one, role)))
+    for role, count in roles(deployment).items():
+        lines.append(f'if [ "${{ROLE:-serve}}" = {role} ]; then  # {count} of these, {deployment.group} GPUs each')
+        lines.append("  exec " + _shell(ENGINES[engine](deployment, role)))
         lines.append("fi")
-    lines.append(f'echo "ROLE is one of: {", ".join(roles(one))}" >&2; exit 2')
+    lines.append(f'echo "ROLE is one of: {", ".join(roles(deployment))}" >&2; exit 2')
     return "\n".join(lines) + "\n"
 
 
-def manifest(one: Deployment) -> dict[str, Any]:
+def manifest(deployment: Deployment) -> dict[str, Any]:
     """A Kubernetes list: a Deployment of vLLM a role, and a Service before it."""
     items: list[dict[str, Any]] = []
-    for role, count in roles(one).items():
+    for role, count in roles(deployment).items():
         name = f"wattline-{role}"
         labels = {"app": name}
-        arguments = [argument.replace(MODEL, "$(MODEL)") for argument in vllm(one, role)[1:]]
+        arguments = [argument.replace(MODEL, "$(MODEL)") for argument in vllm(deployment, role)[1:]]
         container = {
             "name": "vllm",
             "image": VLLM_IMAGE,
             "command": ["vllm"],
             "args": arguments,
-            "env": [{"name": "MODEL", "value": one.question.model}],
+            "env": [{"name": "MODEL", "value": deployment.question.model}],
             "ports": [{"containerPort": PORT}],
-            "resources": {"limits": {"nvidia.com/gpu": one.group}},
+            "resources": {"limits": {"nvidia.com/gpu": deployment.group}},
         }
         template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
         items.append(
@@ -139,12 +139,12 @@ def manifest(one: Deployment) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-def write_launch(one: Deployment, folder: Path) -> list[Path]:
+def write_launch(deployment: Deployment, folder: Path) -> list[Path]:
     """``vllm.sh``, ``sglang.sh``, ``trtllm.sh``, ``kubernetes.json`` and ``serve.json`` (for ``wattline serve``)."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {f"{engine}.sh": script(one, engine) for engine in ENGINES}
-    texts["kubernetes.json"] = json.dumps(manifest(one), indent=2) + "\n"
-    texts["serve.json"] = json.dumps(one.spec, indent=2) + "\n"
+    texts = {f"{engine}.sh": script(deployment, engine) for engine in ENGINES}
+    texts["kubernetes.json"] = json.dumps(manifest(deployment), indent=2) + "\n"
+    texts["serve.json"] = json.dumps(deployment.spec, indent=2) + "\n"
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
     return [folder / name for name in texts]
@@ -154,5 +154,5 @@ def _shell(command: list[str]) -> str:
     return " ".join('"$MODEL"' if part == MODEL else shlex.quote(part) for part in command)
 
 
-def _longest(one: Deployment) -> int:
-    return one.question.input_len + one.question.output_len
+def _longest(deployment: Deployment) -> int:
+    return deployment.question.input_len + deployment.question.output_len

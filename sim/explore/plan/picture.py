@@ -12,10 +12,10 @@ from sim.explore.plan.question import Deployment
 
 def write_front(found: Sequence[Deployment], path: Path) -> None:
     """Tokens a second of a user and of a GPU, joules a token as size; the front joined (PNG or SVG by the ending)."""
-    points = [(1.0 / one.tpot_s, one.tokens_per_s_per_gpu) for one in found]
+    points = [(1.0 / candidate.tpot_s, candidate.tokens_per_s_per_gpu) for candidate in found]
     best = sorted(points[i] for i in front([(-user, -gpu) for user, gpu in points]))
     with picture(path, height=5.0) as axis:
-        for mode in dict.fromkeys(one.mode for one in found):
+        for mode in dict.fromkeys(candidate.mode for candidate in found):
             mine = [(point, one) for point, one in zip(points, found, strict=True) if one.mode == mode]
             axis.scatter([user for (user, _), _ in mine], [gpu for (_, gpu), _ in mine], s=40, label=mode)
             for (user, gpu), one in mine:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sim.scenario.spec import Degree, GpuName, ModelName, Positive, Table
+from sim.scenario.spec import Degree, FieldTable, GpuName, ModelName, Positive
 from sim.serving.spec import ServeSpec
 
 Objective = Literal["throughput", "energy", "cost"]
@@ -21,7 +21,7 @@ def _listed(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
-class Question(Table):
+class Question(FieldTable):
     """What to plan for. Unknown keys are refused with the nearest known one.
 
     >>> Question.of(model="llama3-8b", gpus=2).objective

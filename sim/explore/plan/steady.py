@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class SteadyReplica:
     """A replica at a load: requests a second, mean time a token, power a GPU (W), the share of its steps (or time) that
     prompts take, and what times to first token and a token :data:`WITHIN` of the requests stay below.
     """
@@ -43,7 +43,7 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ReplicaLoad:
     """What requests ask of each of ``replicas`` that share them: tokens in and out; and what these are: tokens of a
     step, cap of a GPU's mean power, host time a step.
     """
@@ -56,7 +56,7 @@ class Load:
     replicas: int = 1
 
 
-def decoding_and_prompts(prices: StepPrices, load: Load, sequences: int) -> Steady | None:
+def decoding_and_prompts(prices: StepPrices, load: ReplicaLoad, sequences: int) -> SteadyReplica | None:
     """A replica that prefills and decodes, ``sequences`` of the latter at once; None where prompts cannot keep up.
 
     Each sequence asks for one prompt in ``output_len`` - 1 steps. Whole prompts share a step as far as it has room;
@@ -83,7 +83,7 @@ def decoding_and_prompts(prices: StepPrices, load: Load, sequences: int) -> Stea
             return None
         weights = _at_nodes(queue, most)[: len(batches)]
     assert queue is not None
-    return Steady(
+    return SteadyReplica(
         load_per_s=a_step / queue.mean_step_s,
         tpot_s=queue.mean_step_s,
         tpot_within_s=_tpot_within_s(load, sequences, queue.mean_step_s, float(times_s[1] - times_s[0])),
@@ -93,7 +93,7 @@ def decoding_and_prompts(prices: StepPrices, load: Load, sequences: int) -> Stea
     )
 
 
-def _tpot_within_s(load: Load, sequences: int, step_s: float, prompt_s: float) -> float:
+def _tpot_within_s(load: ReplicaLoad, sequences: int, step_s: float, prompt_s: float) -> float:
     """The time a token that :data:`WITHIN` of the requests stay below: others see more prompts come while they decode.
 
     As many prompts come as there are ``sequences``, give or take the root of that over the replicas; each takes
@@ -104,7 +104,7 @@ def _tpot_within_s(load: Load, sequences: int, step_s: float, prompt_s: float) -
     return step_s + more * prompt_s / (load.output_len - 1) / (1.0 - share)
 
 
-def _in_pieces(prices: StepPrices, load: Load, sequences: int, a_step: float) -> Steady | None:
+def _in_pieces(prices: StepPrices, load: ReplicaLoad, sequences: int, a_step: float) -> SteadyReplica | None:
     """Prompts longer than a step: they queue for its room one after another (M/D/1)."""
     pieces = _pieces(load.input_len, load.step_tokens - sequences)
     if pieces is None or a_step * len(pieces) >= MOST_LOAD:
@@ -118,7 +118,7 @@ def _in_pieces(prices: StepPrices, load: Load, sequences: int, a_step: float) ->
     step_s = sum(weight * (cost.time_s + load.host_s) for (weight, _), cost in zip(steps, costs, strict=True))
     prompt_s = sum(cost.time_s + load.host_s for cost in costs[1:])
     busy = a_step * len(pieces)
-    return Steady(
+    return SteadyReplica(
         load_per_s=a_step / step_s,
         tpot_s=step_s,
         tpot_within_s=_tpot_within_s(load, sequences, step_s, prompt_s - len(pieces) * costs[0].time_s),
@@ -128,7 +128,7 @@ def _in_pieces(prices: StepPrices, load: Load, sequences: int, a_step: float) ->
     )
 
 
-def prompts_alone(prices: StepPrices, load: Load, load_per_s: float) -> Steady | None:
+def prompts_alone(prices: StepPrices, load: ReplicaLoad, load_per_s: float) -> SteadyReplica | None:
     """A replica for prompts alone under ``load_per_s``; None where they come faster than it computes them."""
     idle_w = prices.machine.model.idle_w(prices.machine.model.max_clock_hz)
     most = min(load.step_tokens // load.input_len, MOST_PROMPTS)
@@ -153,10 +153,12 @@ def prompts_alone(prices: StepPrices, load: Load, load_per_s: float) -> Steady |
     if busy >= MOST_LOAD:
         return None
     power_w = busy * _power(prices, steps, costs, load.host_s) + (1.0 - busy) * idle_w
-    return Steady(load_per_s=load_per_s, tpot_s=0.0, tpot_within_s=0.0, power_w=power_w, ttft_s=ttft_s, busy=busy)
+    return SteadyReplica(
+        load_per_s=load_per_s, tpot_s=0.0, tpot_within_s=0.0, power_w=power_w, ttft_s=ttft_s, busy=busy
+    )
 
 
-def _batch(load: Load, sequences: int, *, prompts: int) -> Batch:
+def _batch(load: ReplicaLoad, sequences: int, *, prompts: int) -> Batch:
     whole = Chunk(tokens=load.input_len, context=load.input_len)
     cached = sequences * (load.input_len + load.output_len // 2)
     return Batch(decoding=sequences, cached=cached, chunks=(whole,) * prompts, ending=prompts)
@@ -177,7 +179,7 @@ def _at_nodes(queue: BulkQueue, most: int) -> list[float]:
     return [float(count[0]), float(count[1:] @ (1.0 - up)), float(count[1:] @ up)]
 
 
-def decoding_alone(prices: StepPrices, load: Load, sequences: int) -> Steady:
+def decoding_alone(prices: StepPrices, load: ReplicaLoad, sequences: int) -> SteadyReplica:
     """A replica that gets sequences with their first token, ``sequences`` of them at once."""
     batch = _batch(load, sequences, prompts=0)
     (cost,) = capped(prices, [(1.0, batch)], cap_w=load.cap_w, host_s=load.host_s)
@@ -186,7 +188,7 @@ def decoding_alone(prices: StepPrices, load: Load, sequences: int) -> Steady:
     power_w = _power(prices, [(1.0, batch)], [cost], load.host_s)
     fuller = _batch(load, math.ceil(sequences + SIGMAS * math.sqrt(sequences / load.replicas)), prompts=0)
     (slower,) = capped(prices, [(1.0, fuller)], cap_w=load.cap_w, host_s=load.host_s)
-    return Steady(
+    return SteadyReplica(
         load_per_s=load_per_s,
         tpot_s=tpot_s,
         tpot_within_s=slower.time_s + load.host_s,

@@ -149,8 +149,8 @@ def _answer(rows: Sequence[Saving]) -> str:
     for phase, launch in dict.fromkeys((row.phase, row.launch) for row in rows):
         for gpu in GPUS:
             mine = [row.energy for row in rows if (row.gpu, row.phase, row.launch) == (gpu, phase, launch)]
-            told = verdict(PUBLISHED[phase], min(mine), max(mine), lambda x: f"{100 * x:.2f} %")
-            points.append(f"- {phase.capitalize()}{EAGER if launch == 'eager' else ''} on `{gpu}`: {told}.")
+            text = verdict(PUBLISHED[phase], min(mine), max(mine), lambda x: f"{100 * x:.2f} %")
+            points.append(f"- {phase.capitalize()}{EAGER if launch == 'eager' else ''} on `{gpu}`: {text}.")
     return "## Against the published figures\n\n" + "\n".join(points) + "\n\n" + WHY
 
 

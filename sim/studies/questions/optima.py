@@ -132,19 +132,19 @@ def page(models: Sequence[str] = MODELS, batches: Sequence[int] = BATCHES) -> st
         for name, account in accounts.items():
             shares = []
             for phase in PHASES:
-                one = optima(account(run[phase]) for run in runs)
-                shares.append(one.differ)
+                counted = optima(account(run[phase]) for run in runs)
+                shares.append(counted.differ)
                 lines.append(
                     (
                         gpu.split("-")[0].upper(),
                         name,
                         phase,
-                        str(one.scenarios),
-                        percent(one.differ),
-                        percent(one.dear),
-                        percent(one.energy_excess),
-                        percent(one.time_excess),
-                        " and ".join(f"TP{tp} PP{pp}" for tp, pp in one.commonest),
+                        str(counted.scenarios),
+                        percent(counted.differ),
+                        percent(counted.dear),
+                        percent(counted.energy_excess),
+                        percent(counted.time_excess),
+                        " and ".join(f"TP{tp} PP{pp}" for tp, pp in counted.commonest),
                     )
                 )
             agrees = (

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import workloads
 from hardware.catalog import load_gpu
 from hardware.profile import profile_for
 from sim.errors import MemoryShortError, SimError
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.scenario.memory import check_memory
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.memory import transfer_cost
@@ -39,7 +39,7 @@ TPOT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class PhaseCost:
     """One phase on one group of GPUs. Energy is of all its GPUs, for one request."""
 
     tp: int
@@ -51,14 +51,14 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class PhaseSplit:
     """The most frugal prefill and decode apart, and both on one kind of group: at one clock, and with a free clock."""
 
-    prefill: Side
-    decode: Side
+    prefill: PhaseCost
+    decode: PhaseCost
     transfer: Cost
-    together: tuple[Side, Side]
-    free: tuple[Side, Side]
+    together: tuple[PhaseCost, PhaseCost]
+    free: tuple[PhaseCost, PhaseCost]
 
     @property
     def energy_j(self) -> float:
@@ -71,7 +71,7 @@ class Split:
         return 1.0 - self.energy_j / _both_j(self.together)
 
 
-def _both_j(sides: tuple[Side, Side]) -> float:
+def _both_j(sides: tuple[PhaseCost, PhaseCost]) -> float:
     return sum(side.energy_j for side in sides)
 
 
@@ -81,11 +81,11 @@ def largest_batch(gpu: str, tp: int, tokens: int) -> int:
     >>> largest_batch("h100-sxm-80gb", 1, 1024), largest_batch("h100-sxm-80gb", 4, 8192) > 1
     (0, True)
     """
-    model, spec = workloads.load_model(MODEL), load_gpu(gpu)
+    spec = load_gpu(gpu)
 
     def fits(batch: int) -> bool:
         try:
-            check_memory(Scenario.of(**_decode(gpu, tp, batch, tokens)), model, spec)
+            check_memory(resolve_scenario(Scenario.of(**_decode(gpu, tp, batch, tokens))), spec)
         except MemoryShortError:
             return False
         return True
@@ -110,7 +110,7 @@ def _decode(gpu: str, tp: int, batch: int, tokens: int, clock_mhz: float | None 
 
 
 @lru_cache(maxsize=256)
-def prefill_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int) -> Side | None:
+def prefill_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int) -> PhaseCost | None:
     """The most frugal prefill batch that meets the time to first token; None where none does."""
     found = []
     for batch in PREFILL_BATCHES:
@@ -124,8 +124,8 @@ def prefill_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int) -> 
     return min(found, key=lambda side: side.energy_j, default=None)
 
 
-def _side(tp: int, clock_mhz: float | None, batch: int, latency_s: float, energy_j: float) -> Side:
-    return Side(
+def _side(tp: int, clock_mhz: float | None, batch: int, latency_s: float, energy_j: float) -> PhaseCost:
+    return PhaseCost(
         tp=tp,
         clock_mhz=clock_mhz,
         batch=batch,
@@ -136,7 +136,7 @@ def _side(tp: int, clock_mhz: float | None, batch: int, latency_s: float, energy
 
 
 @lru_cache(maxsize=256)
-def decode_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int, tokens_out: int) -> Side | None:
+def decode_side(gpu: str, tp: int, clock_mhz: float | None, tokens_in: int, tokens_out: int) -> PhaseCost | None:
     """Decode at the largest batch that fits and meets the time per token; its latency is that of all steps."""
     room = largest_batch(gpu, tp, tokens_in + tokens_out)
 
@@ -158,7 +158,7 @@ def clocks(gpu: str) -> Iterator[float | None]:
         yield None if share == 1.0 else steps * spec.clock_step_hz / 1e6
 
 
-def split(gpu: str, tokens_in: int, tokens_out: int) -> Split:
+def split(gpu: str, tokens_in: int, tokens_out: int) -> PhaseSplit:
     """The best of every layout and clock, apart and together.
 
     Raises :class:`SimError` when no layout meets the limits.
@@ -174,7 +174,7 @@ def split(gpu: str, tokens_in: int, tokens_out: int) -> Split:
     decode = min((d for _, d in both if d is not None), key=lambda side: side.energy_j)
     narrow = min(prefill.tp, decode.tp)  # the narrower group's ranks carry the cache, each its part
     spec = ServeSpec.of(model=MODEL, gpu=gpu, tp=narrow, replicas=1, prefill_replicas=1)
-    return Split(
+    return PhaseSplit(
         prefill=prefill,
         decode=decode,
         transfer=transfer_cost(spec, tokens_in),
@@ -193,8 +193,8 @@ def page(requests: Sequence[tuple[int, int]] = REQUESTS) -> str:
             (
                 gpu.split("-")[0].upper(),
                 f"{tokens_in} in, {tokens_out} out",
-                _told(found.prefill),
-                _told(found.decode),
+                _summary(found.prefill),
+                _summary(found.decode),
                 room,
                 f"{found.prefill.energy_j:.1f}",
                 f"{found.decode.energy_j:.1f}",
@@ -210,7 +210,7 @@ def page(requests: Sequence[tuple[int, int]] = REQUESTS) -> str:
         verdicts.append(
             f"- `{gpu}`, {tokens_in} in, {tokens_out} out: {'agrees' if differ else 'differs'}: the sides want "
             f"{'different groups' if differ else 'one kind of group'}, which saves {100 * found.saving:.1f} %; one for "
-            f"both would be {_told(found.together[0])} and {found.together[1].batch}."
+            f"both would be {_summary(found.together[0])} and {found.together[1].batch}."
         )
     names = (
         "GPU", "request", "prefill side", "decode side", f"fits at TP{'/'.join(map(str, DEGREES))}", "prefill J",
@@ -225,7 +225,7 @@ def page(requests: Sequence[tuple[int, int]] = REQUESTS) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _told(side: Side) -> str:
+def _summary(side: PhaseCost) -> str:
     clock = "free clock" if side.clock_mhz is None else f"{side.clock_mhz:.0f} MHz"
     return f"TP{side.tp}, {clock}, batch {side.batch}"
 

@@ -1,8 +1,8 @@
-"""Long generations on context knots: decode steps of nearly equal context run as the step in their middle.
+"""Long generations by buckets of context: decode steps of nearly equal context run as the step in their middle.
 
 A decode step over c tokens takes time and energy that grow with c, at most in proportion to it (weights and
 launches do not grow). Steps within +-1/128 of a common context therefore differ from it by less than 0.8 % each,
-and those below and above cancel. The bound that a run states is tighter: it comes from the knots' own steps.
+and those below and above cancel. The bound that a run states is tighter: it comes from the steps that ran.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ WIDTH = 1.0 / 64.0
 EXACT_STEPS = 128
 
 
-def context_knots(first: int, steps: int) -> list[int]:
+def bucket_contexts(first: int, steps: int) -> list[int]:
     """The context that each of ``steps`` decode steps runs with, the first of which has ``first`` tokens cached.
 
-    >>> context_knots(100, 4), context_knots(320, 10)
+    >>> bucket_contexts(100, 4), bucket_contexts(320, 10)
     ([100, 101, 102, 103], [322, 322, 322, 322, 322, 327, 327, 327, 327, 327])
     """
     contexts: list[int] = []
@@ -32,9 +32,9 @@ def context_knots(first: int, steps: int) -> list[int]:
 
 
 def error_bound(costs: Sequence[float], counts: Sequence[int], total: float) -> float:
-    """Largest relative error of ``total`` when each knot's cost stands for ``counts`` steps around it.
+    """Largest relative error of ``total`` when the cost of each bucket's step stands for ``counts`` steps around it.
 
-    Costs grow with the context, so the steps of one half of a group lie between their knot and its neighbour's;
+    Costs grow with the context, so the steps of one half of a group lie between the step that ran and its neighbour;
     the two halves err in opposite directions, so that the larger one bounds both.
 
     >>> round(error_bound([10.0, 10.2, 10.4], [3, 3, 3], 100.0), 6)

@@ -16,21 +16,25 @@ from workloads.work import CollectiveWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SegmentStep:
     """One repetition of a segment, or a part of one, on all simulated GPUs."""
 
     phase: str
     segments: tuple[Segment, ...]
 
 
-def cut(steps: Iterable[tuple[Step, int]], folding: Folding) -> Iterator[tuple[tuple[Step, ...], int]]:
+def split_into_pieces(
+    steps: Iterable[tuple[SegmentStep, int]], folding: Folding
+) -> Iterator[tuple[tuple[SegmentStep, ...], int]]:
     """Pieces of ``steps`` (each with its repetitions): the steps of a piece, and how often it comes in a row."""
     if len(folding.classes) == 1:
         for step, repeat in steps:
             yield (step,), repeat
         return
-    open_: tuple[Step, ...] = ()
-    splits: dict[tuple[int, ...], tuple[Step, Step] | None] = {}  # equal steps give equal parts, by identity
+    open_: tuple[SegmentStep, ...] = ()
+    splits: dict[
+        tuple[int, ...], tuple[SegmentStep, SegmentStep] | None
+    ] = {}  # equal steps give equal parts, by identity
     for step, repeat in steps:
         key = tuple(id(segment.kernels) for segment in step.segments)
         if key not in splits:
@@ -55,7 +59,7 @@ def cut(steps: Iterable[tuple[Step, int]], folding: Folding) -> Iterator[tuple[t
         yield open_, 1
 
 
-def _split(step: Step, folding: Folding) -> tuple[Step, Step] | None:
+def _split(step: SegmentStep, folding: Folding) -> tuple[SegmentStep, SegmentStep] | None:
     """The step up to the end of its last collective of all GPUs, and the rest; None where it has none."""
     before: list[Segment] = []
     after: list[Segment] = []
@@ -71,4 +75,4 @@ def _split(step: Step, folding: Folding) -> tuple[Step, Step] | None:
             return None
         before.append(replace(segment, kernels=segment.kernels[:last], repeat=1))
         after.append(replace(segment, kernels=segment.kernels[last:], repeat=1))
-    return Step(phase=step.phase, segments=tuple(before)), Step(phase=step.phase, segments=tuple(after))
+    return SegmentStep(phase=step.phase, segments=tuple(before)), SegmentStep(phase=step.phase, segments=tuple(after))

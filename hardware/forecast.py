@@ -1,0 +1,153 @@
+"""Profiles of GPUs that were not measured: those of a like chip, moved by datasheet figures."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, TypeVar
+
+from hardware.gpu import GpuSpec
+from hardware.laws.attention import DecodeCoefficients
+from hardware.laws.elementwise import ElementwiseCoefficients
+from hardware.laws.gemm import GemmCoefficients
+from hardware.laws.grouped import GroupedCoefficients
+
+if TYPE_CHECKING:
+    from hardware.profile import Corrections, Profile
+
+
+# Laws whose rates of HBM are moved in proportion to the datasheets'.
+Streaming = TypeVar("Streaming", GemmCoefficients, DecodeCoefficients, ElementwiseCoefficients, GroupedCoefficients)
+
+
+def same_chip(gpu: GpuSpec, other: GpuSpec) -> bool:
+    """Whether both are the same silicon, on other boards or with other memory."""
+    return (gpu.architecture, gpu.sms) == (other.architecture, other.sms)
+
+
+@lru_cache(maxsize=1)
+def _own_figures() -> dict[str, dict[str, float]]:
+    return tomllib.loads((files("hardware") / "data" / "own_figures.toml").read_text(encoding="utf-8"))
+
+
+def with_own_figures(forecast: Profile) -> Profile:
+    """``forecast`` with what was measured on its card: joules of a byte from memory, and how far chips differ."""
+    own = _own_figures().get(forecast.gpu)
+    if own is None:
+        return forecast
+    ratio = own["hbm_byte_energy_ratio"]
+
+    def cooler(c: Streaming) -> Streaming:
+        return replace(c, hbm_byte_energy_j=c.hbm_byte_energy_j * ratio)
+
+    return replace(
+        forecast,
+        gemm={name: cooler(c) for name, c in forecast.gemm.items()},
+        decode=cooler(forecast.decode),
+        elementwise={name: cooler(c) for name, c in forecast.elementwise.items()},
+        grouped=cooler(forecast.grouped),
+        spread=replace(forecast.spread, power=own["chip_power_spread"]),
+    )
+
+
+def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
+    """``base`` carried over to ``gpu`` by SMs, clocks, peak rates, bandwidths and power.
+
+    Same architecture: a forecast (the same kernels run). Another one: uncalibrated, and the learnt
+    corrections, which belong to the base's kernels, are dropped. Energies per operation scale with the power
+    that the datasheets allow per unit of rate.
+    """
+    hbm = gpu.hbm_bytes_per_s / base_gpu.hbm_bytes_per_s
+    cache = gpu.sms * gpu.max_clock_hz / (base_gpu.sms * base_gpu.max_clock_hz)
+    same = gpu.architecture == base_gpu.architecture
+    flop_rate = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", 0.0))
+    joules_per_flop = 1.0 if same else (gpu.tdp_w / flop_rate) / (base_gpu.tdp_w / base_gpu.tensor_flops_per_s["bf16"])
+    power = gpu.tdp_w / base_gpu.tdp_w
+    idle = 1.0 if same and gpu.tdp_w == base_gpu.tdp_w else gpu.idle_w / base_gpu.idle_w
+    per_sm = hbm * base_gpu.sms / gpu.sms
+    link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
+    slower_link = base_gpu.link_bytes_per_s / link
+    links = gpu.link_bytes_per_s / base_gpu.link_bytes_per_s  # none where ranks meet over PCIe
+
+    def gemm(c: GemmCoefficients) -> GemmCoefficients:
+        return replace(
+            c,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * per_sm,
+            l2_bytes_per_s=c.l2_bytes_per_s * cache,
+            flop_energy_j=c.flop_energy_j * joules_per_flop,
+            padded_flop_energy_j=c.padded_flop_energy_j * joules_per_flop,
+            sm_power_w=c.sm_power_w * power,
+        )
+
+    none = base.decode_corrections.none()
+
+    def own(corrections: Corrections) -> Corrections:
+        return corrections if same else none
+
+    return replace(
+        base,
+        gpu=gpu.id,
+        status="forecast" if same else "uncalibrated",
+        basis=base.gpu,
+        curve=replace(
+            base.curve,
+            reference_clock_hz=gpu.max_clock_hz,
+            knee_hz=base.curve.knee_hz * gpu.max_clock_hz / base_gpu.max_clock_hz,
+            floor_hz=base.curve.floor_hz * gpu.max_clock_hz / base_gpu.max_clock_hz,
+            static_w=base.curve.static_w * idle,
+            clocked_w=base.curve.clocked_w * idle,
+            leakage_w_per_c=base.curve.leakage_w_per_c * idle,
+        ),
+        limits=base.limits.under(gpu.tdp_w),
+        gemm={name: gemm(c) for name, c in base.gemm.items()},
+        gemm_corrections={name: own(c) for name, c in base.gemm_corrections.items()},
+        prefill=replace(base.prefill, flop_energy_j=base.prefill.flop_energy_j * joules_per_flop),
+        prefill_corrections=own(base.prefill_corrections),
+        decode=replace(
+            base.decode,
+            hbm_bytes_per_s=base.decode.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=base.decode.hbm_bytes_per_s_per_sm * per_sm,
+            sm_power_w=base.decode.sm_power_w * power,
+        ),
+        # Its coordinates are lengths in HBM-bound kernels: with another bandwidth they would mislead.
+        decode_corrections=own(base.decode_corrections) if hbm == 1.0 else none,
+        elementwise={
+            name: replace(
+                c,
+                l2_bytes_per_s=c.l2_bytes_per_s * cache,
+                hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+                blocks_per_s=None if c.blocks_per_s is None else c.blocks_per_s * cache,
+                # The SMs' own work goes with their cycles, what it is held against with HBM.
+                follows_below=c.follows_below and c.follows_below * (hbm / cache if c.blocks_per_s is None else 1.0),
+                sm_power_w=c.sm_power_w * power,
+            )
+            for name, c in base.elementwise.items()
+        },
+        elementwise_corrections={name: own(c) for name, c in base.elementwise_corrections.items()},
+        grouped=replace(
+            base.grouped,
+            hbm_bytes_per_s=base.grouped.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=base.grouped.hbm_bytes_per_s_per_sm * per_sm,
+            flop_energy_j=base.grouped.flop_energy_j * joules_per_flop,
+            padded_flop_energy_j=base.grouped.padded_flop_energy_j * joules_per_flop,
+            sm_power_w=base.grouped.sm_power_w * power,
+        ),
+        grouped_corrections=own(base.grouped_corrections),
+        collective=replace(
+            base.collective,
+            tables=tuple(
+                replace(t, rows=tuple((c, b, s * slower_link, w) for c, b, s, w in t.rows))
+                for t in base.collective.tables
+            )
+            if not math.isclose(slower_link, 1.0)
+            else base.collective.tables,
+            step_power_w=base.collective.step_power_w * power,
+            waiting_power_w=base.collective.waiting_power_w * power,
+            links_power_w=base.collective.links_power_w * links,
+        ),
+        peak_hbm_bytes_per_s=base.peak_hbm_bytes_per_s * hbm,
+    )
