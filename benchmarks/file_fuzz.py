@@ -7,6 +7,7 @@ stderr; nothing raw reaches the terminal, no file takes longer than a few second
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import io
 import json
@@ -55,9 +56,9 @@ def _set(value: Any, rng: random.Random) -> None:
         if isinstance(value, dict) and rng.random() < 0.15:
             value.pop(place)
         elif isinstance(value, dict) and rng.random() < 0.05:
-            value[rng.choice(["x", "\x1b[2J", "batchs"])] = rng.choice(VALUES)
+            value[rng.choice(["x", "\x1b[2J", "batchs"])] = copy.deepcopy(rng.choice(VALUES))
         else:
-            value[place] = rng.choice(VALUES)
+            value[place] = copy.deepcopy(rng.choice(VALUES))  # a later change may go inside it
         return
 
 

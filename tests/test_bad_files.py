@@ -210,3 +210,16 @@ def test_a_journal_of_anything_is_no_hindrance(tmp_path: Path) -> None:
 
 def test_the_fuzz_is_seeded() -> None:
     assert KINDS["requests"](random.Random(3)) == KINDS["requests"](random.Random(3))
+
+
+@pytest.mark.parametrize(
+    "head", [b"SQLite\x00 formatted\rwith a return\n", b"Name\r,Start (ns)\n", b'"' + b"x" * 140_000]
+)
+def test_a_first_line_that_no_table_has_is_one_line(tmp_path: Path, head: bytes) -> None:
+    """Its readers stumbled over a return within the line, and over a cell of 140 kB."""
+    path = tmp_path / "damaged.sqlite"
+    path.write_bytes(head)
+    for command in (["inspect"], ["replay"]):
+        code, out, err = end_of([*command, str(path)])
+        assert code == 2
+        assert fault_of(code, out, err) is None

@@ -19,6 +19,7 @@ import numpy as np
 
 from hardware.calibrate.cards import of_one_kind, to_one_card
 from hardware.calibrate.fit import ELEMENTWISE, read_fit_records, record_files
+from hardware.calibrate.fit_clocks import moved_bytes
 from hardware.calibrate.fit_collective import blocks_of, fit_collectives
 from hardware.calibrate.fit_families import (
     decode_features_of,
@@ -33,13 +34,15 @@ from hardware.calibrate.fit_families import (
     grouped_terms_of,
     prefill_features_of,
     prefill_terms_of,
+    rows_of,
 )
 from hardware.calibrate.fit_gemm import base_terms, duty_anchors, features_of, fit_bf16, fit_fp8
 from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, settled_half
 from hardware.calibrate.fit_power import chip_of, fit_power, setting_of, work_hbm_bytes
 from hardware.catalog import load_gpu
 from hardware.laws.collective import UNFITTED, collective_base_terms
-from hardware.laws.correction import corrected
+from hardware.laws.correction import Course, corrected
+from hardware.laws.elementwise import elementwise_course
 from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import point_at
@@ -110,12 +113,13 @@ def _of_family(
     setting: FitSetting,
     terms_of: Callable[[Any, Row], KernelTerms],
     coordinates: Callable[[Row], tuple[float, ...]],
+    course: Course | None = None,
 ) -> Errors:
     learnt = family.corrections
     return [
         errors_of(
             row,
-            corrected(terms_of(family.coefficients, row), learnt.time, learnt.energy, coordinates(row)),
+            corrected(terms_of(family.coefficients, row), learnt.time, learnt.energy, coordinates(row), course),
             setting,
         )
         for row in test
@@ -152,8 +156,16 @@ def _grouped(setting: FitSetting, decode: Any, fold: Fold) -> Errors:
 
 def _elementwise(setting: FitSetting, hbm_j: float, fold: Fold) -> Errors:
     family = fit_elementwise(fold[0], setting, hbm_j)[fold[1][0]["kind"]]
+    first = fold[1][0]
+    course = elementwise_course(
+        family.coefficients,
+        bytes_a_block=moved_bytes(first) / (rows_of(first) * first["heads"]) if "heads" in first else 1.0,
+        l2_bytes=setting.gpu.l2_bytes,
+        max_clock_hz=setting.gpu.max_clock_hz,
+        sms=setting.gpu.sms,
+    )
     return _of_family(
-        family, fold[1], setting, lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of
+        family, fold[1], setting, lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of, course
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair, follow_the_clock, moved_bytes
+from hardware.calibrate.fit_gemm import STEEPEST_FALL
 from hardware.calibrate.fit_kit import (
     Constraints,
     FitSetting,
@@ -248,7 +249,7 @@ def fit_prefill(
         terms_of=lambda c, row: prefill_terms_of(c, row, gemm, setting),
         features_of=prefill_features_of,
     )
-    return fit_family(rows, setting, law, Learning(lengths=PREFILL_LENGTHS))
+    return fit_family(rows, setting, law, Learning(lengths=PREFILL_LENGTHS, steepest_fall=STEEPEST_FALL))
 
 
 def fit_decode(rows: Sequence[Row], setting: FitSetting, hbm_byte_energy_j: float) -> FittedFamily[DecodeCoefficients]:

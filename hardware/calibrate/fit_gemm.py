@@ -54,7 +54,8 @@ MOST = {"efficiency": 1.0}
 # rows alone.
 LENGTHS = (1.5, 1.0, 1.0, 1.0)
 # A row more costs no less: what is left for it is less than meters tell apart.
-LEARNING = Learning(lengths=LENGTHS, steepest_fall=0.004)
+STEEPEST_FALL = 0.004
+LEARNING = Learning(lengths=LENGTHS, steepest_fall=STEEPEST_FALL)
 
 
 def gemm_sizes(row: Row) -> GemmSizes:

@@ -146,41 +146,63 @@ def _table(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable | 
     return next((t for t in c.tables if t.op == op and t.world == world), None)
 
 
-def _interpolate(table: CollectiveTable, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:
-    """Log-log in bytes along each measured number of blocks; then time in blocks' share of the bytes (1 / blocks).
+# By number of blocks: logs of sizes, logs of seconds, and watts above idle.
+_Curves = Mapping[int, tuple[Sequence[float], Sequence[float], Sequence[float]]]
 
-    Numbers of blocks that were measured from larger sizes only are left out where two others cover the size.
-    """
-    curves = _curves(table)
-    log_bytes = math.log(buffer_bytes)
-    inside_sizes = [n for n, (x, _, _) in curves.items() if x[0] - 1e-9 <= log_bytes <= x[-1] + 1e-9]
-    counts = sorted(inside_sizes if len(inside_sizes) >= 2 else curves)
-    smallest = min(counts, key=lambda n: curves[n][0][0])
-    times, watts = [], []
-    for count in counts:
-        x, log_t, w = curves[count]
-        # Beyond the largest size time grows with bytes.
-        seconds = math.exp(float(np.interp(log_bytes, x, log_t)) + max(log_bytes - x[-1], 0.0))
-        if log_bytes < x[0] and curves[smallest][0][0] < x[0]:
-            # Below its smallest: the latency of the curve that reaches this size, and its own cost of bytes.
-            at_size, at_start = (math.exp(float(np.interp(v, *curves[smallest][:2]))) for v in (log_bytes, x[0]))
-            seconds = at_size + max(seconds - at_start, 0.0) * math.exp(log_bytes - x[0])
-        times.append(seconds)
-        watts.append(float(np.interp(log_bytes, x, w)))
-    share = [1.0 / count for count in counts]
-    time_s = float(np.interp(1.0 / ctas, share[::-1], times[::-1]))
+
+def _interpolate(table: CollectiveTable, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:
+    """Log-log in bytes along each number of blocks; then time in blocks' share of the bytes (1 / blocks)."""
+    curves, log_bytes = _curves(table), math.log(buffer_bytes)
+    counts = sorted(curves)
+    watts = [float(np.interp(log_bytes, curves[count][0], curves[count][2])) for count in counts]
     power_w = float(np.interp(math.log(ctas), [math.log(count) for count in counts], watts))
-    inside = min(curves) <= ctas <= max(curves) and log_bytes <= max(x[-1] for x, _, _ in curves.values())
-    return time_s, power_w, inside
+    inside = counts[0] <= ctas <= counts[-1] and log_bytes <= max(x[-1] for x, _, _ in curves.values())
+    return _seconds(curves, log_bytes, ctas), power_w, inside
+
+
+def _seconds(curves: _Curves, log_bytes: float, ctas: int) -> float:
+    counts = sorted(curves)
+    times = []
+    for count in counts:
+        x, log_t, _ = curves[count]
+        # Beyond the largest size time grows with bytes.
+        times.append(math.exp(float(np.interp(log_bytes, x, log_t)) + max(log_bytes - x[-1], 0.0)))
+    share = [1.0 / count for count in counts]
+    return float(np.interp(1.0 / ctas, share[::-1], times[::-1]))
+
+
+def no_less(values: Sequence[float]) -> list[float]:
+    """What comes nearest to ``values`` with none less than the one before it: neighbours share their mean.
+
+    >>> no_less([1.0, 3.0, 2.0, 4.0])
+    [1.0, 2.5, 2.5, 4.0]
+    """
+    ends = range(len(values))
+    return [max(min(float(np.mean(values[a : b + 1])) for b in ends[i:]) for a in ends[: i + 1]) for i in ends]
 
 
 @lru_cache(maxsize=256)
-def _curves(table: CollectiveTable) -> Mapping[int, tuple[Sequence[float], Sequence[float], Sequence[float]]]:
+def _curves(table: CollectiveTable) -> _Curves:
+    """Each number of blocks over all sizes, never quicker with more bytes: loops of small sizes differ by some % a run.
+
+    Below its smallest size it takes what those that reach further down take, at most its own time at that size, and the
+    cost of its own bytes where it is slower than they are there.
+    """
+    rows: dict[int, list[tuple[float, float, float]]] = {}
+    for ctas, size, time_s, power_w in sorted(table.rows):
+        rows.setdefault(ctas, []).append((math.log(size), time_s, power_w))
+    rows = {ctas: own for ctas, own in rows.items() if len(own) >= 2} or rows
     curves: dict[int, tuple[list[float], list[float], list[float]]] = {}
-    for ctas, size, seconds, watts in sorted(table.rows):
-        x, t, w = curves.setdefault(ctas, ([], [], []))
-        x.append(math.log(size))
-        t.append(math.log(seconds))
-        w.append(watts)
-    full = {ctas: curve for ctas, curve in curves.items() if len(curve[0]) >= 2}
-    return full or curves
+    for start in sorted({own[0][0] for own in rows.values()}):
+        reaching = dict(curves)
+        below = sorted({size for x, _, _ in reaching.values() for size in x if size < start})
+        for ctas, own in rows.items():
+            if own[0][0] != start:
+                continue
+            x, seconds, watts = (list(column) for column in zip(*own, strict=True))
+            seconds = no_less(seconds)
+            slower_s = max(seconds[0] - _seconds(reaching, start, ctas), 0.0) if reaching else 0.0
+            down = [min(_seconds(reaching, b, ctas), seconds[0]) + slower_s * math.exp(b - start) for b in below]
+            log_t = [math.log(s) for s in (*down, *seconds)]
+            curves[ctas] = ([*below, *x], log_t, [*(watts[0] for _ in below), *watts])
+    return curves

@@ -60,10 +60,16 @@ class Correction:
             steepest_fall=steepest_fall,
         )
 
-    def factor(self, x: tuple[float, ...]) -> float:
-        """exp of the expected log residual at ``x``, within the bound."""
+    def factor(self, x: tuple[float, ...], law: Floats | None = None) -> float:
+        """exp of the expected log residual at ``x``, within the bound.
+
+        With ``law``, the log of what is corrected at all ``SIZES`` of the first coordinate, the product of both never
+        falls along it where the law does not.
+        """
         if not self.points:
             return 1.0
+        if law is not None:
+            return math.exp(float(np.interp(x[0], SIZES, _held_up(self, x[1:], law.tobytes()))))
         if self.steepest_fall is not None:
             return math.exp(float(np.interp(2.0 ** x[0], _ROWS, _by_rows(self, x[1:]))))
         return math.exp(float(_logs(self, np.asarray([x]))[0]))
@@ -89,6 +95,29 @@ class Correction:
             return True
         points, _, _ = _arrays(self)
         return bool(np.any(points.max(axis=0) + 0.25 < x))
+
+
+# Log2 of sizes at which a law is known to a correction that must not make it fall.
+SIZES = np.arange(6.0, 37.0, 0.125)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Logs of a law's seconds and of its joules above idle at ``SIZES`` of the first coordinate, at one clock."""
+
+    seconds: Floats
+    joules: Floats
+
+
+@lru_cache(maxsize=4096)
+def _held_up(correction: Correction, others: tuple[float, ...], law: bytes) -> Floats:
+    """Logs at ``SIZES`` that let what they correct fall nowhere: halfway between the least such curve above and the
+    largest below."""
+    course = np.frombuffer(law)
+    corrected_logs = course + _logs(correction, np.array([(x, *others) for x in SIZES]))
+    above = np.maximum.accumulate(corrected_logs)
+    below = np.minimum.accumulate(corrected_logs[::-1])[::-1]
+    return np.asarray(0.5 * (above + below) - course)
 
 
 # Rows between which a correction with a steepest fall goes straight: halves of octaves, as the measured rows lie.
@@ -123,9 +152,12 @@ def _matern(left: Floats, right: Floats, lengths: Floats, amplitude: float) -> F
     return np.asarray(amplitude**2 * (1.0 + distance) * np.exp(-distance))
 
 
-def corrected(terms: KernelTerms, time: Correction, energy: Correction, x: tuple[float, ...]) -> KernelTerms:
-    """``terms`` with the learnt factors on time and on the energy above idle."""
-    scale, joules = time.factor(x), energy.factor(x)
+def corrected(
+    terms: KernelTerms, time: Correction, energy: Correction, x: tuple[float, ...], course: Course | None = None
+) -> KernelTerms:
+    """``terms`` with the learnt factors on time and on the energy above idle; ``course`` holds them up (``factor``)."""
+    scale = time.factor(x, None if course is None else course.seconds)
+    joules = energy.factor(x, None if course is None else course.joules)
     return replace(
         terms,
         scale=terms.scale * scale,

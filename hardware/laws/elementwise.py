@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
+from hardware.laws.correction import SIZES, Course
 from hardware.laws.residency import hbm_share
-from hardware.laws.terms import KernelTerms
+from hardware.laws.terms import KernelTerms, time_s
 
 # Kernels that take one block a row, whose time therefore depends on how wide rows are.
 BLOCK_A_ROW = frozenset({"add_rmsnorm", "rmsnorm"})
@@ -49,8 +52,6 @@ def elementwise_base_terms(
     """Terms of one memory-bound kernel; L2 follows the clock, HBM and block launches below a clock of their own."""
     c = coefficients
     share = hbm_share(c.footprint * bytes_moved, l2_bytes)
-    # Hits and misses take turns in every block: their times add up.
-    seconds_per_byte = share / c.hbm_bytes_per_s + (1.0 - share) / c.l2_bytes_per_s
     blocks = max(1, min(launched_blocks, 8 * sms) if c.blocks_per_s is None else launched_blocks)
     blocks = max(blocks, min(rows, sms))
     if c.blocks_per_s is None:
@@ -66,13 +67,37 @@ def elementwise_base_terms(
         quantised=False,
         shrink="fluid",
         hbm_bytes=share * bytes_moved,
-        hbm_bytes_per_s=share / seconds_per_byte if share else c.hbm_bytes_per_s,
+        hbm_bytes_per_s=c.hbm_bytes_per_s,
         l2_bytes=(1.0 - share) * bytes_moved,
         l2_bytes_per_cycle=c.l2_bytes_per_s / max_clock_hz,
+        taking_turns=True,  # hits and misses in every block
         core_energy_j=c.l2_byte_energy_j * bytes_moved,
         hbm_energy_j=c.hbm_byte_energy_j * share * bytes_moved,
         sm_power_w=c.sm_power_w,
     )
+
+
+@lru_cache(maxsize=256)
+def elementwise_course(
+    coefficients: ElementwiseCoefficients, *, bytes_a_block: float, l2_bytes: float, max_clock_hz: float, sms: int
+) -> Course:
+    """The law over sizes at the maximum clock; ``bytes_a_block`` counts where launches bound it."""
+    seconds, joules = [], []
+    for size in 2.0**SIZES:
+        terms = elementwise_base_terms(
+            coefficients,
+            rows=1,
+            bytes_moved=size,
+            launched_blocks=max(1, round(size / bytes_a_block)),
+            l2_bytes=l2_bytes,
+            max_clock_hz=max_clock_hz,
+            sms=sms,
+        )
+        held = float(min(terms.blocks, sms))
+        alone_s = time_s(terms, sms=held, sm_clock_hz=max_clock_hz)
+        seconds.append(alone_s)
+        joules.append(terms.core_energy_j + terms.hbm_energy_j + terms.sm_power_w * held / sms * alone_s)
+    return Course(seconds=np.log(seconds), joules=np.log(joules))
 
 
 # A copy that changes the order of runs of some KB keeps its SMs busy with addresses: bytes a cycle and SM from L2 and
@@ -98,6 +123,7 @@ def permuting(
         copy = replace(copy, hbm_bytes_per_s=share * max_clock_hz / (from_l2 + from_hbm))
     return replace(
         copy,
+        taking_turns=False,
         scale=1.0,
         l2_bytes=bytes_moved,
         l2_bytes_per_cycle=per_cycle,

@@ -10,7 +10,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.collective import collective_base_terms
 from hardware.laws.correction import corrected
-from hardware.laws.elementwise import elementwise_base_terms, elementwise_features, permuting
+from hardware.laws.elementwise import elementwise_base_terms, elementwise_course, elementwise_features, permuting
 from hardware.laws.exchange import CTAS, RoutedExchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
@@ -113,8 +113,9 @@ def elementwise_terms(
     name = op
     while name not in profile.elementwise and name in _LIKE:
         name = _LIKE[name]
+    own = profile.elementwise[name]
     terms = elementwise_base_terms(
-        profile.elementwise[name],
+        own,
         rows=rows,
         bytes_moved=bytes_moved,
         launched_blocks=launched_blocks,
@@ -124,8 +125,15 @@ def elementwise_terms(
     )
     learnt = profile.elementwise_corrections[name]
     x = elementwise_features(name, bytes_moved, rows)
+    course = elementwise_course(
+        own,
+        bytes_a_block=1.0 if own.blocks_per_s is None else bytes_moved / launched_blocks,
+        l2_bytes=gpu.l2_bytes,
+        max_clock_hz=gpu.max_clock_hz,
+        sms=gpu.sms,
+    )
     # Below the smallest buffer measured the floor alone is left: no extrapolation, and the correction stays.
-    held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x))
+    held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
     return replace(held, extrapolated=learnt.time.above(x))
 
 

@@ -24,6 +24,7 @@ class KernelTerms:
 
     Time:   ``scale * (floor_s + ((waves * cycles_per_block / clock)**p + transfer**p)**(1/p))`` with
     ``transfer`` the slowest of HBM, L2 and link transfer and of ``launch_s``, in which the GPU launches the blocks.
+    Where HBM and L2 are ``taking_turns`` in every block, their times add up.
     Only the compute and L2 parts follow the SM clock; the launcher has a clock of its own and serves all SMs.
     Energy: ``core_energy_j`` is at the reference voltage and scales with V(f)^2; HBM and link do not.
     ``sm_power_w`` is drawn by active SMs at the maximum clock when the whole GPU is held.
@@ -51,6 +52,7 @@ class KernelTerms:
     hbm_bytes_per_s_per_sm: float = math.inf
     l2_bytes: float = 0.0
     l2_bytes_per_cycle: float = math.inf
+    taking_turns: bool = False
     link_bytes: float = 0.0
     link_bytes_per_s: float = math.inf
     sharpness: float = math.inf
@@ -112,6 +114,8 @@ class Pace:
     cycles: float
     l2_cycles: float
     transfer_s: float
+    launch_s: float
+    taking_turns: bool
     moving_cycles: float
     floor_s: float
     scale: float
@@ -120,7 +124,9 @@ class Pace:
     def seconds(self, sm_clock_hz: float) -> float:
         """Seconds alone at ``sm_clock_hz`` with memory and links to itself."""
         compute_s = self.cycles / sm_clock_hz
-        transfer_s = max(self.transfer_s, self.l2_cycles / sm_clock_hz)
+        l2_s = self.l2_cycles / sm_clock_hz
+        transfer_s = self.transfer_s + l2_s if self.taking_turns else max(self.transfer_s, l2_s)
+        transfer_s = max(transfer_s, self.launch_s)
         longer, shorter = (compute_s, transfer_s) if compute_s > transfer_s else (transfer_s, compute_s)
         if longer and shorter and self.sharpness != math.inf:  # a p-norm written so that it cannot overflow
             longer *= (1.0 + (shorter / longer) ** self.sharpness) ** (1.0 / self.sharpness)
@@ -129,7 +135,9 @@ class Pace:
     def seconds_at(self, sm_clock_hz: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same at many clocks in one go."""
         compute_s = self.cycles / sm_clock_hz
-        transfer_s = np.maximum(self.transfer_s, self.l2_cycles / sm_clock_hz)
+        l2_s = self.l2_cycles / sm_clock_hz
+        transfer_s = self.transfer_s + l2_s if self.taking_turns else np.maximum(self.transfer_s, l2_s)
+        transfer_s = np.maximum(transfer_s, self.launch_s)
         longer, shorter = np.maximum(compute_s, transfer_s), np.minimum(compute_s, transfer_s)
         if self.sharpness != math.inf and longer.all():
             longer = longer * (1.0 + (shorter / longer) ** self.sharpness) ** (1.0 / self.sharpness)
@@ -145,7 +153,9 @@ def pace(terms: KernelTerms, sms: float) -> Pace:
     return Pace(
         cycles=waves(terms, sms) * terms.cycles_per_block + terms.tail_cycles,
         l2_cycles=terms.l2_bytes / terms.l2_bytes_per_cycle,
-        transfer_s=max(terms.hbm_bytes / hbm_rate, terms.link_bytes / terms.link_bytes_per_s, terms.launch_s),
+        transfer_s=max(terms.hbm_bytes / hbm_rate, terms.link_bytes / terms.link_bytes_per_s),
+        launch_s=terms.launch_s,
+        taking_turns=terms.taking_turns,
         moving_cycles=terms.moving_cycles,
         floor_s=terms.floor_s,
         scale=terms.scale,

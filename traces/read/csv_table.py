@@ -61,8 +61,11 @@ TABLES = (
 
 def table_of_head(head: bytes) -> ToolColumns | None:
     """Whose table begins with the line of column names in ``head``; None: nobody's."""
-    line = head.lstrip(b"\xef\xbb\xbf \r\n").split(b"\n", 1)[0].decode("utf-8", "replace")
-    names = {name.strip() for name in next(csv.reader([line]), [])}
+    line = head.lstrip(b"\xef\xbb\xbf \r\n").split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", "replace")
+    try:
+        names = {name.strip() for name in next(csv.reader([line]), [])}
+    except csv.Error:  # no line of a table: a return or too long a cell within it
+        return None
     return next((table for table in TABLES if table.needed <= names), None)
 
 
