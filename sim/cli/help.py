@@ -12,8 +12,8 @@ from sim.cli.examples import EXAMPLES
 # Options by what they are about, under their parameter's name; others stand first, under the command's own heading.
 PANELS = {
     "Model and work": (
-        "model", "phase", "batch", "seq_len", "source_len", "output_len", "images", "layers", "lm_head", "dtype", "weight_dtype",
-        "kv_dtype", "stack", "launch",
+        "model", "phase", "batch", "seq_len", "source_len", "output_len", "images", "layers", "lm_head", "dtype",
+        "weight_dtype", "kv_dtype", "stack", "launch",
     ),
     "Machine": ("gpu", "profile", "node"),
     "Layout over GPUs": (
@@ -21,7 +21,8 @@ PANELS = {
         "dp", "replicas", "prefill_replicas", "all_reduce",
     ),
     "Communication beside compute": (
-        "overlap", "overlap_chunks", "overlap_ops", "comm_ctas", "comm_sms", "sm_margin", "sm_partitions", "sm_partition",
+        "overlap", "overlap_chunks", "overlap_ops", "comm_ctas", "comm_sms", "sm_margin", "sm_partitions",
+        "sm_partition",
     ),
     "Experts": ("expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank"),
     "Training (phase train)": ("optimizer", "sharding", "accumulate"),
