@@ -10,6 +10,7 @@ import pytest
 from sim import simulate
 from sim.errors import ScenarioError
 from sim.scenario.spec import Scenario
+from sim.validation.validate import validate
 from workloads.diffusion import load_dit, parse_video, video_tokens
 from workloads.families.dit import Branch
 from workloads.families.dit_layers import layer_segments
@@ -56,6 +57,16 @@ def test_layers_of_flux_and_hunyuan_differ_in_their_norms_and_copies() -> None:
 def test_a_stack_runs_what_it_is_for(fields: dict[str, str], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         Scenario.of(**({"model": "wan2.1-14b"} | fields))
+
+
+def test_its_laws_meet_the_kernels_that_they_were_fitted_on_and_the_librarys_the_others() -> None:
+    """FlashAttention 2 and memory-bound kernels; linear layers and cuDNN's attention entered no fit."""
+    for name, fitted, bar in (("kernels", True, 0.02), ("unfitted", False, 0.05)):
+        rows = [row for row in validate((RECORDS / f"{name}.jsonl",)) if row.skipped is None]
+        assert len(rows) == (138 if fitted else 10) and all(row.fitted is fitted for row in rows)
+        for output in ("latency_s", "energy_j"):
+            errors = [row.error(output) for row in rows]
+            assert sum(abs(error) for error in errors if error is not None) / len(rows) < bar
 
 
 def steps() -> list[dict[str, object]]:

@@ -1,11 +1,14 @@
-"""Kernel rows of a serving engine (kinds ``vllm_...``) as the work that its stack would run."""
+"""Kernel rows of an engine (kinds ``vllm_...``, ``diffusers_...``) as the work that its stack would run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hardware.calibrate.engine_rows import moved_of
+from sim.validation.inputs import NotPredicted
+from sim.validation.kernel_work import attention_work
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
@@ -43,18 +46,7 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
         case "vllm_experts":
             return None
         case "vllm_attention":
-            decode = inputs["phase"] == "decode"
-            return AttentionWork(
-                batch=inputs["batch"],
-                q_len=1 if decode else inputs["seq_len"],
-                kv_len=inputs.get("kv_len") or inputs["seq_len"],
-                q_heads=inputs["q_heads"],
-                kv_heads=inputs["kv_heads"],
-                head_dim=inputs["head_dim"],
-                causal=not decode,
-                kv_dtype=DType(inputs["kv_dtype"]),
-                engine=ENGINE,
-            )
+            return replace(attention_work(inputs), kv_dtype=DType(inputs["kv_dtype"]), engine=ENGINE)
         case "vllm_scaled_gemm":
             return GemmWork(
                 m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType.FP8, engine=ENGINE, scales=inputs["scales"]
@@ -62,8 +54,35 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
         case "vllm_all_reduce":
             ranks = tuple(range(inputs["world"]))
             return CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=ranks, buffer_bytes=inputs["bytes"], engine=ENGINE)
-        case _:
-            moved = moved_of(inputs)
-            return ElementwiseWork(
-                op=EngineOp(moved.op), rows=moved.rows, width=1, bytes_moved=round(moved.bytes_moved), engine=ENGINE
+        case "diffusers_attention":
+            return _diffusers_attention(inputs)
+        case "diffusers_linear":
+            return GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"])
+        case "diffusers_conv":
+            raise NotPredicted(
+                "convolutions of a VAE are products of their unfolded input here, without a law of their own"
             )
+        case kind:
+            moved = moved_of(inputs)
+            engine = "diffusers" if kind == "diffusers_pass" else ENGINE
+            if moved.op not in set(EngineOp):
+                raise NotPredicted(f"how = '{moved.op}' is run by no stack")
+            return ElementwiseWork(
+                op=EngineOp(moved.op), rows=moved.rows, width=1, bytes_moved=round(moved.bytes_moved), engine=engine
+            )
+
+
+def _diffusers_attention(inputs: Mapping[str, Any]) -> AttentionWork:
+    """Attention of PyTorch's: FlashAttention 2 has a law of its own, cuDNN's is the libraries'."""
+    if inputs["backend"] not in ("flash", "cudnn"):
+        raise NotPredicted(f"backend = '{inputs['backend']}' has no law: flash and cudnn have")
+    return AttentionWork(
+        batch=inputs["batch"],
+        q_len=inputs["seq_len"],
+        kv_len=inputs["kv_len"],
+        q_heads=inputs["heads"],
+        kv_heads=inputs["heads"],
+        head_dim=inputs["head_dim"],
+        causal=False,
+        engine="diffusers" if inputs["backend"] == "flash" else None,
+    )
