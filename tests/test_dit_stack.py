@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hardware.calibrate.suite.plans_diffusers import PASS_BYTES
 from sim import simulate
 from sim.errors import ScenarioError
 from sim.scenario.spec import Scenario
@@ -37,6 +38,11 @@ def test_a_layer_of_wan_runs_the_kernels_of_the_trace() -> None:
     assert sum("gemm" in name for name in names) == 10
     # 32,760 tokens of 5,120: five kernels of 6, 8, 8, 8 and 6 bytes an element.
     assert sum(kernel.bytes_moved for kernel in layer.kernels[:5]) == 36 * 32_760 * 5_120
+
+
+def test_the_suite_measures_the_kernels_that_the_stack_runs() -> None:
+    """By the same names and with the same bytes an element."""
+    assert {op.value: size for op, size in PASSES.element_bytes.items()}.items() <= PASS_BYTES.items()
 
 
 def test_layers_of_flux_and_hunyuan_differ_in_their_norms_and_copies() -> None:

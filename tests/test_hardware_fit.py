@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hardware.calibrate.crossval import collective_errors, errors_of, folds
-from hardware.calibrate.fit import CHECK_KINDS, _digest, read_fit_records
+from hardware.calibrate.fit import CHECK_KINDS, read_fit_records
 from hardware.calibrate.fit_families import (
     DECODE_START,
     FREE_DECODE,
@@ -23,7 +23,15 @@ from hardware.calibrate.fit_families import (
     on_chip_clocks,
 )
 from hardware.calibrate.fit_gemm import LENGTHS, base_terms, duty_anchors, features_of
-from hardware.calibrate.fit_kit import FitSetting, Law, Learning, fit_coefficients, learn_corrections, settled_limit
+from hardware.calibrate.fit_kit import (
+    FitSetting,
+    Law,
+    Learning,
+    digest,
+    fit_coefficients,
+    learn_corrections,
+    settled_limit,
+)
 from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
@@ -67,9 +75,9 @@ def test_the_shipped_profile_holds_no_whole_model_row() -> None:
     fitted = set(PROFILE.provenance.row_digests)
     for name in ("model_step", "overlap", "ring_attention"):
         rows = [json.loads(line) for line in (SHARED / f"{name}.jsonl").read_text().splitlines()]
-        assert rows and not fitted & {_digest(row) for row in rows}
+        assert rows and not fitted & {digest(row) for row in rows}
         assert f"{name}.jsonl" not in PROFILE.provenance.files
-    assert fitted >= {_digest(row) for row in records("gemm", "attention")}
+    assert fitted >= {digest(row) for row in records("gemm", "attention")}
 
 
 def test_every_standard_error_is_finite() -> None:

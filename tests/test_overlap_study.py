@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from sim import simulate
-from sim.cli import main
 from sim.errors import ScenarioError
 from sim.explore.by_operator import per_operator
 from sim.explore.operators import choices_of
@@ -30,20 +29,11 @@ from sim.explore.overlap import (
 from sim.explore.overlap_page import write_page
 from sim.scenario.spec import Scenario
 from tests.browser_kit import DESKTOP, PHONE, chromium, opened
+from tests.command_kit import run
 from workloads import Layout, WorkloadError, build_program, load_model
 from workloads.model_file import parse_model
 
 BASE = {"model": "llama3-70b", "layers": 1, "seq_len": 1024}
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(arguments)
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def grid(**axes: Any) -> list[Scenario]:

@@ -19,11 +19,11 @@ class Stack:
 
     id: str
     validated: str | None
-    fused_add_norm: bool
-    fused_weights: bool
-    fused_gate: bool
-    kv_copies: bool
-    qk_norm: bool
+    fused_add_norm: bool = False
+    fused_weights: bool = False
+    fused_gate: bool = False
+    kv_copies: bool = False
+    qk_norm: bool = False
     eager: bool = False
     engine: str | None = None
     passes: str | None = None
@@ -47,32 +47,14 @@ STACKS = {
             kv_copies=True,
             qk_norm=False,  # what was measured as qwen3-30b-a3b had no kernel for it
         ),
-        Stack(
-            id="unfused-torch",
-            validated=None,
-            fused_add_norm=False,
-            fused_weights=False,
-            fused_gate=False,
-            kv_copies=True,
-            qk_norm=True,
-        ),
-        Stack(
-            id="eager-torch",
-            validated=None,
-            fused_add_norm=False,
-            fused_weights=False,
-            fused_gate=False,
-            kv_copies=True,
-            qk_norm=True,
-            eager=True,
-        ),
+        Stack(id="unfused-torch", validated=None, kv_copies=True, qk_norm=True),
+        Stack(id="eager-torch", validated=None, kv_copies=True, qk_norm=True, eager=True),
         Stack(
             id="paged-kv",
             validated=None,
             fused_add_norm=True,
             fused_weights=True,
             fused_gate=True,
-            kv_copies=False,
             qk_norm=True,
         ),
         Stack(
@@ -81,19 +63,13 @@ STACKS = {
             fused_add_norm=True,
             fused_weights=True,
             fused_gate=True,
-            kv_copies=False,
             qk_norm=True,
             engine="vllm",
         ),
         *(
             Stack(
                 id=name,
-                validated="steps of the modules of diffusers 0.42 on an H200 (docs/stacks.md)",
-                fused_add_norm=False,
-                fused_weights=False,
-                fused_gate=False,
-                kv_copies=False,
-                qk_norm=True,
+                validated="steps of the modules of diffusers 0.42 on an H200 (docs/video.md)",
                 passes="diffusers",
                 flash_2=flash_2,
             )

@@ -21,7 +21,7 @@ from hardware.calibrate.fit_collective import fit_collectives
 from hardware.calibrate.fit_engine import fit_engine
 from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
-from hardware.calibrate.fit_kit import FittedFamily, Row
+from hardware.calibrate.fit_kit import FittedFamily, Row, digest
 from hardware.calibrate.fit_limits import fit_limits
 from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.calibrate.suite.host_issue import LAUNCHES
@@ -129,7 +129,7 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     for kind in NEEDED:
         if kind not in kinds:
             raise HardwareError(f"no {kind} rows of {gpu.id} among the records: nothing to fit")
-    digests = tuple(sorted(_digest(row) for row in rows))
+    digests = tuple(sorted(digest(row) for row in rows))
     base = profile_for(gpu)  # for what these records do not show
     power = fit_power(rows, gpu)
     spread = (
@@ -292,8 +292,3 @@ def _spread_without_pauses(rows: Sequence[Row]) -> list[float]:
             of_chip.append(float(np.median(row["iter_s"])))
     chips = [[float(np.mean(own)) for own in each.values()] for each in times.values() if len(each) > 1]
     return [float(np.std(each, ddof=1) / np.mean(each)) for each in chips]
-
-
-def _digest(row: Row) -> str:
-    measured = {name: value for name, value in row.items() if name != "session"}
-    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:16]

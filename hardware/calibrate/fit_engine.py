@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
@@ -29,21 +29,17 @@ from hardware.calibrate.fit_families import (
 )
 from hardware.calibrate.fit_gemm import PRIORS
 from hardware.calibrate.fit_kit import (
-    Constraints,
     FitSetting,
-    FittedFamily,
     Law,
     Learning,
     Row,
-    fit_family,
-    settled_limit,
+    digest,
 )
 from hardware.catalog import load_gpu
-from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, Learnt, LeftOutErrors
+from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, prefill_base_terms
-from hardware.laws.correction import corrected
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
 from hardware.laws.engine_price import elementwise_features, scaled_base_terms, scaled_features
 from hardware.laws.gemm import GemmCoefficients
@@ -52,8 +48,6 @@ from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile, profile_for
 
-# Rows left out at a time where errors are reported: a fifth, drawn by their digests.
-FOLDS = 5
 # Length scales of the corrections (octaves) in the coordinates of each family.
 ROUTED_LENGTHS = (1.5, 1.5, 1.0, 1.0)
 SCALED_LENGTHS = (1.5, 1.0, 1.0)
@@ -111,57 +105,6 @@ def weights_of(row: Row) -> str:
     return f"{row['dtype']}_block" if row.get("block") else str(row["dtype"])
 
 
-class _Fits:
-    """Families one after the other, each with its errors on rows left out."""
-
-    def __init__(self, gpu: GpuSpec, setting: FitSetting) -> None:
-        self.gpu, self.setting = gpu, setting
-        self.coefficients: dict[str, Any] = {}
-        self.corrections: dict[str, Learnt] = {}
-        self.left_out: dict[str, LeftOutErrors] = {}
-        self.errors: dict[str, float] = {}
-
-    def add(
-        self,
-        name: str,
-        rows: Sequence[Row],
-        law: Law[Any],
-        learning: Learning,
-        priors: Mapping[str, float] | None = None,
-    ) -> Any:
-        """Fit ``name`` on ``rows`` and keep it."""
-        setting = settled_limit(self.setting, rows)
-
-        def fit(some: Sequence[Row]) -> FittedFamily[Any]:
-            return fit_family(some, setting, law, learning, Constraints(priors=priors or {}))
-
-        family = fit(rows)
-        self.coefficients[name] = family.coefficients
-        learnt = family.corrections
-        self.corrections[name] = Learnt(time=learnt.time, energy=learnt.energy)
-        self.errors |= {f"{name}.log.{key}": round(value, 4) for key, value in family.errors.items()}
-        time, energy = [], []
-        folds = [[row for row in rows if int(_digest(row), 16) % FOLDS == i] for i in range(FOLDS)]
-        for fold in folds:
-            rest = [row for row in rows if row not in fold]
-            if len(rest) < 2 or not fold:
-                continue
-            other = fit(rest)
-            for row in fold:
-                factors = other.corrections
-                terms = corrected(
-                    law.terms_of(other.coefficients, row), factors.time, factors.energy, law.features_of(row)
-                )
-                point = setting.point(terms, {"temperature_c": row.get("temperature_c"), "sm_clock_mhz": None})
-                time.append(abs(point.latency_s / row["latency_s"] - 1.0))
-                energy.append(abs(point.latency_s * point.power_w / row["energy_j"] - 1.0))
-        if time:
-            self.left_out[name] = LeftOutErrors(
-                rows=len(time), time=round(float(np.mean(time)), 4), energy=round(float(np.mean(energy)), 4)
-            )
-        return family.coefficients
-
-
 def fit_engine(
     rows: Sequence[Row], base: Profile, gpu: GpuSpec, *, near: EngineLaws | None, files: Mapping[str, str], command: str
 ) -> EngineLaws:
@@ -173,7 +116,7 @@ def fit_engine(
     if not rows:
         raise HardwareError(f"no rows of an engine's kernels on {gpu.id} among the records: nothing to fit")
     setting = FitSetting(gpu=gpu, curve=base.curve, limit_w=base.limits.slow_limit_w)
-    fits = _Fits(gpu, setting)
+    fits = EngineFamilies(setting)
     single = [row for row in rows if row["world"] == 1]
     hbm = gpu.hbm_bytes_per_s / load_gpu("h100-sxm-80gb").hbm_bytes_per_s
     bf16 = base.gemm["bf16"]
@@ -272,7 +215,7 @@ def fit_engine(
         command=command,
         date=datetime.now(UTC).date().isoformat(),
         files=files,
-        row_digests=tuple(sorted(_digest(row) for row in rows)),
+        row_digests=tuple(sorted(digest(row) for row in rows)),
         routed=routed,
         scaled=scaled,
         prefill=prefill,
@@ -328,12 +271,6 @@ def _all_reduce(rows: Sequence[Row], setting: FitSetting) -> tuple[AllReduceRow,
         for row in sorted(rows, key=lambda row: (row["world"], row.get("bytes", 0)))
         if row["kind"] == "vllm_all_reduce"
     )
-
-
-def _digest(row: Row) -> str:
-    return hashlib.sha256(
-        json.dumps({k: v for k, v in row.items() if k != "session"}, sort_keys=True).encode()
-    ).hexdigest()[:16]
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,6 +114,12 @@ class FitSetting:
         """True for a row whose median clock lay below the maximum, and for one that does not say."""
         clocks = row.get("sm_clock_mhz")
         return not clocks or clocks[0] * 1e6 < CAPPED_CLOCK * self.gpu.max_clock_hz
+
+
+def digest(row: Row) -> str:
+    """A row's name, by which a profile says what it was fitted on; ``session`` is no part of what was measured."""
+    measured = {name: value for name, value in row.items() if name != "session"}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def settled_half(row: Row, column: str) -> Floats:

@@ -10,7 +10,7 @@ import tomllib
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -166,7 +166,7 @@ def tile_of(engine: str, gpu: str, weights: str, experts: int, inner: int, token
 
 
 @lru_cache(maxsize=8)
-def _tiles(engine: str) -> dict:  # type: ignore[type-arg]  # plain TOML
+def _tiles(engine: str) -> dict[str, Any]:
     return tomllib.loads((files("hardware") / "data" / "engines" / engine / "tiles.toml").read_text(encoding="utf-8"))
 
 

@@ -166,7 +166,7 @@ def _path(ctx: click.Context) -> str:
 # -- completion ------------------------------------------------------------------------------------------------
 
 
-def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:  # noqa: ARG001
+def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:  # noqa: ARG001 - click's signature
     """Ids of the catalog; where none begins so, the shell looks among files."""
     from click.shell_completion import CompletionItem
 
@@ -176,14 +176,14 @@ def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [CompletionItem(one) for one in found] or [CompletionItem(incomplete, type="file")]
 
 
-def complete_gpu(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+def complete_gpu(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's signature
     """Ids of the catalog."""
     from hardware.catalog import list_gpus
 
     return list(_beginning(list_gpus(), incomplete))
 
 
-def complete_stack(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+def complete_stack(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's signature
     """Names of the stacks."""
     from workloads.stack import STACKS
 

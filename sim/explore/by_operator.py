@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sim.explore.operators import Search
 from sim.explore.overlap import OverlapPoint, blocks, headline_pair, point_of, saves, transform, work_of
+from sim.result.timeline import Timeline
 from sim.scenario.spec import Scenario
 from workloads.ops import Overlap
 
@@ -48,7 +50,7 @@ class PerOperator:
         } | {"simulated": self.simulated}
 
 
-def _cost(point: OverlapPoint, by: str) -> float:
+def _cost(point: OverlapPoint | Timeline, by: str) -> float:
     return point.latency_s if by == "quickest" else point.energy_j
 
 
@@ -67,9 +69,9 @@ def per_operator(points: Sequence[OverlapPoint], step: Callable[[], None] = lamb
     found: list[tuple[OverlapPoint, OverlapPoint]] = []
     simulated = 0
     for by in ("most frugal", "quickest"):
-        best = min(alike, key=lambda p, by=by: _cost(p, by))  # type: ignore[misc]
+        best = min(alike, key=partial(_cost, by=by))
         one = Search(start=best.scenario, settings=settings, step=step)
-        run = one.best(lambda made, by=by: made.latency_s if by == "quickest" else made.energy_j)  # type: ignore[misc]
+        run = one.best(partial(_cost, by=by))
         found.append((best, point_of(run, on_front=False, trace=None)))
         simulated += len(one.known)
     for_all, each = zip(*found, strict=True)

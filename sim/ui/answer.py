@@ -10,13 +10,14 @@ from time import perf_counter
 from typing import Any
 
 from sim.errors import MemoryShortError
+from sim.explore.choice import command_of
 from sim.result.report import duration, extent, summary
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.scenario.spec import Scenario
 from sim.ui import pictures
 from sim.ui.pictures import Picture
-from sim.ui.state import command, scenario_of
+from sim.ui.state import scenario_of
 
 # Plans and prices are shared by all requests: one simulates at a time.
 BUSY = threading.Lock()
@@ -68,7 +69,7 @@ def _answer(scenario: Scenario) -> Answer:
         timeline_note=note,
         roofline=pictures.roofline(run),
         basis=run.standing.words(),
-        command=command(scenario),
+        command=command_of(scenario),
         seconds=perf_counter() - begun,
         figures={
             "latency": run.latency_s,

@@ -102,7 +102,7 @@ def _options(name: str) -> list[str] | None:
         case "gpu":
             return list(list_gpus())
         case "stack":
-            return list(STACKS)
+            return [name for name, stack in STACKS.items() if not stack.of_diffusion]
         case "phase":
             return list(PHASES)
         case "dtype":
@@ -199,7 +199,6 @@ def study() -> Any:
                 className="pair",
                 hidden=True,
             ),
-            dcc.Store(id="studied"),
         ],
         className="study",
     )

@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from sim.errors import SimError
-from sim.explore.choice import command_of
 from sim.scenario.spec import Scenario
 
 SIDES = ("a", "b")
@@ -82,11 +81,6 @@ def scenario_of(fields: Mapping[str, Any]) -> Scenario:
         raise SimError("no model is chosen: pick one")
     extra = {"ep_mode": "all_to_all"} if int(fields.get("ep") or 1) > 1 else {}
     return Scenario.parse({**fields, **extra}, where="form")
-
-
-def command(scenario: Scenario) -> str:
-    """The command line that answers the same."""
-    return command_of(scenario)
 
 
 def _text(value: Any) -> str:

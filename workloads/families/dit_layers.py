@@ -47,5 +47,9 @@ def _blocks(branch: Branch) -> tuple[Block, Block, Block]:
     """Layers with cross-attention, double and single layers."""
     if branch.unfused is None:
         return dit.cross_block, dit.double_block, dit.single_block
-    made = (dit_passes.cross_block, dit_passes.double_block, dit_passes.single_block)
-    return tuple(partial(block, passes=branch.unfused) for block in made)  # type: ignore[return-value]  # three of three
+    passes = branch.unfused
+    return (
+        partial(dit_passes.cross_block, passes=passes),
+        partial(dit_passes.double_block, passes=passes),
+        partial(dit_passes.single_block, passes=passes),
+    )

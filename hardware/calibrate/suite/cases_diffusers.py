@@ -141,13 +141,10 @@ def _attention(bench: Bench, row: Row) -> Case:
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
     }[row["backend"]]
-    mask = None
-    if row.get("masked"):
-        mask = torch.ones(batch, 1, 1, row["kv_len"], device=bench.device, dtype=torch.bool)
 
     def launch(_: int) -> object:
         with sdpa_kernel(backend):
-            return attend(q, k, v, attn_mask=mask)
+            return attend(q, k, v)
 
     return Case(launch=launch)
 
@@ -164,14 +161,13 @@ def _convolution(bench: Bench, row: Row) -> Case:
     """A convolution of a VAE's decoder over ``frames`` (0: an image) of ``height`` x ``width``."""
     torch, kernel = bench.torch, int(row["kernel"])
     dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
-    sizes = [row["frames"]] if row["frames"] else []
-    layer = torch.nn.Conv3d if row["frames"] else torch.nn.Conv2d
-    padding = (0, kernel // 2, kernel // 2) if row["frames"] else kernel // 2
+    video = bool(row["frames"])
+    layer = torch.nn.Conv3d if video else torch.nn.Conv2d
+    padding = (0, kernel // 2, kernel // 2) if video else kernel // 2
     made = layer(row["channels_in"], row["channels_out"], kernel, padding=padding, device=bench.device, dtype=dtype)
-    if sizes:
-        sizes = [sizes[0] + kernel - 1]
+    along = [row["frames"] + kernel - 1] if video else []  # time is padded by the frames before
     x = torch.randn(
-        row["batch"], row["channels_in"], *sizes, row["height"], row["width"], device=bench.device, dtype=dtype
+        row["batch"], row["channels_in"], *along, row["height"], row["width"], device=bench.device, dtype=dtype
     )
 
     def launch(_: int) -> object:

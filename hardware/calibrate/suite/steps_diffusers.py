@@ -23,7 +23,7 @@ def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
         step()
         bench.synchronize()
         measured = together(bench, steady(bench, lambda: _ignore(step()), 1, window_s=_STEP_WINDOW_S))
-        if bench.traces is not None and row.get("traced", True):
+        if bench.traces is not None:
             name = f"{row['model']}-{row['kind'].removeprefix('diffusers_')}-{row['video']}-{row['layers']}"
             profile_steps(bench, lambda: _ignore(step()), bench.traces / f"{name}.json.gz")
     return measured
