@@ -131,3 +131,10 @@ def test_on_many_gpus_the_host_sets_the_pace() -> None:
     )
     assert one.latency_s > 2.0 * four.latency_s
     assert eight.latency_s == pytest.approx(four.latency_s, rel=0.02)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 50])
+def test_a_video_holds_the_cap_whatever_stands_around_its_steps(steps: int) -> None:
+    """The decoder draws more than the steps: of few of them it is a share that the limiters see."""
+    run = simulate(model="flux.1-dev", phase="denoise", video="1024x1024", steps=steps, stack="diffusers")
+    assert run.energy_j / run.latency_s <= 700.0 and run.standing.notes == ()

@@ -15,7 +15,7 @@ from typing import Unpack
 from sim.build.host import engine_issue_s
 from sim.build.program import build
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.running import Target
+from sim.engine.running import HeldClock, Target
 from sim.errors import FoldError, ScenarioError
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
@@ -28,7 +28,7 @@ from sim.scenario.partition import Partitions
 from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
-from sim.shortcuts.pieces import Part, Repeated, by_events, play, play_governed
+from sim.shortcuts.pieces import Part, by_events, play, play_governed
 from workloads.families.dit_video import STEP
 from workloads.program import Program
 
@@ -186,7 +186,7 @@ def _steady_state(
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
-            targets = steady_clocks(_lasting(cheapest), target.limits, len(cheapest.folding.classes))
+            targets = _settled_clocks(cheapest, target)
             parts = play(cheapest.sequence, tuple(targets)) if uneven else []
             if needs_time(parts, target.limits):
                 limiter = periodic(cheapest.sequence, target.limits, targets, parts)
@@ -203,10 +203,16 @@ def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
     return [place[ranks[0]] for ranks in layout.folding.classes]
 
 
-def _lasting(layout: PieceSequence) -> Sequence[Repeated]:
-    """What the limiters settle on: of a video its denoising steps, which outlast what comes before and after."""
+def _settled_clocks(layout: PieceSequence, target: Machine) -> list[HeldClock]:
+    """Each GPU's clock at which the mean power of the run is within the cap; that of a video's denoising steps, too,
+    which can last longer than the limiters look back, while the decoder runs on one GPU."""
+    gpus = len(layout.folding.classes)
+    clocks = steady_clocks(layout.sequence, target.limits, gpus)
     pieces = zip(layout.sequence, layout.phases, strict=True)
-    return [piece for piece, names in pieces if all(name.startswith(STEP) for name in names)] or layout.sequence
+    steps = [piece for piece, names in pieces if all(name.startswith(STEP) for name in names)]
+    if not steps:
+        return clocks
+    return [min(both) for both in zip(clocks, steady_clocks(steps, target.limits, gpus), strict=True)]
 
 
 def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, ...]:
