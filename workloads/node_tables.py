@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from inputs.texts import shown
 from workloads.einsum import AXES, OWN_AXES
@@ -11,6 +11,7 @@ from workloads.errors import WorkloadError
 from workloads.fields import positive, refuse_unknown
 from workloads.ops import (
     Attention,
+    EagerPass,
     Gemm,
     Indexer,
     Node,
@@ -43,17 +44,18 @@ def _node(entry: dict[str, Any], where: str) -> Node:
         raise WorkloadError(f"{where}: name = {shown(name)}: give a text")
     match kind:
         case "gemm":
-            refuse_unknown(entry, ("node", "name", "ops", "source", *_OVERLAP), where)
+            refuse_unknown(entry, ("node", "name", "ops", "source", "one_matrix", *_OVERLAP), where)
             ops = entry.get("ops")
             if not isinstance(ops, list) or not ops:
                 raise WorkloadError(f"{where}: ops is missing: give a list of {{ label, pattern, parallel }}")
             source = entry.get("source")
             if source is not None and not isinstance(source, str):
                 raise WorkloadError(f"{where}: source = {shown(source)}: give the name of an earlier node")
-            gemm = Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source)
+            one = _switch(entry, "one_matrix", where)
+            gemm = Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source, one_matrix=one)
             return replace(gemm, overlap=_overlap(entry, f"{where}: {name}"))
         case "attention":
-            refuse_unknown(entry, ("node", "name", "scores", "values", "parallel", "window", "cross"), where)
+            refuse_unknown(entry, ("node", "name", "scores", "values", "parallel", "window", "cross", "eager"), where)
             window = entry.get("window", 0)
             if isinstance(window, bool) or not isinstance(window, int) or window < 0:
                 raise WorkloadError(f"{where}: window = {shown(window)}: give the tokens that are attended to, or 0")
@@ -61,9 +63,11 @@ def _node(entry: dict[str, Any], where: str) -> Node:
                 _op({"label": part, "pattern": entry.get(part), "parallel": entry.get("parallel")}, where)
                 for part in ("scores", "values")
             )
-            return Attention(
-                name=name, scores=scores, values=values, window=window, cross=_switch(entry, "cross", where)
-            )
+            eager = entry.get("eager", ["scale", "mask", "softmax_fp32"])
+            if not isinstance(eager, list) or not {*eager} <= {*get_args(EagerPass)}:
+                raise WorkloadError(f"{where}: eager = {shown(eager)}: known are {', '.join(get_args(EagerPass))}")
+            cross = _switch(entry, "cross", where)
+            return Attention(name=name, scores=scores, values=values, window=window, cross=cross, eager=tuple(eager))
         case "pointwise":
             refuse_unknown(entry, ("node", "name", "op", "axis"), where)
             if entry.get("op") not in [e.value for e in Elementwise]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum, parse
@@ -197,6 +197,11 @@ class Block:
         return next((node for node in nodes if isinstance(node, LatentAttention) or not node.cross), None)
 
     @property
+    def without_windows(self) -> Block:
+        """The same over all tokens."""
+        return Block(nodes=tuple(replace(one, window=0) if isinstance(one, Attention) else one for one in self.nodes))
+
+    @property
     def keeps_state(self) -> bool:
         """Whether it has a state that takes the place of a cache."""
         return any(isinstance(node, StateSpace) for node in self.nodes)
@@ -271,31 +276,6 @@ def attention(*eager: EagerPass) -> Attention:
         scores=op("bKrsh,bKzh->bKrsz", parallel="K", label="scores"),
         values=op("bKrsz,bKzh->bKrsh", parallel="K", label="values"),
         eager=eager,
-    )
-
-
-def layer_norm_block(
-    *eager: EagerPass, activation: Elementwise, norm_first: bool = True, one_qkv: bool = False
-) -> Block:
-    """A layer of the LayerNorm families: attention and a feed-forward without gate, each added to its input.
-
-    The norm stands before each half (GPT-2, OPT, ViT) or after its sum (BERT). Biases ride in the products.
-    """
-
-    def half(name: str, *inner: Node) -> tuple[Node, ...]:
-        norm = Pointwise(name=f"layernorm_{name}", op=Elementwise.LAYERNORM, axis="m")
-        add = Pointwise(name=f"add_{name}", op=Elementwise.ADD, axis="m")
-        return (norm, *inner, add) if norm_first else (*inner, add, norm)
-
-    output = fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O"))
-    return block(
-        *half("attn", qkv_gemm(one_matrix=one_qkv), attention(*eager), output),
-        *half(
-            "ff",
-            fuse("up_gemm", op("bsm,mf->bsf", parallel="f", label="up")),
-            Pointwise(name="activation", op=activation),
-            fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down")),
-        ),
     )
 
 
