@@ -107,6 +107,9 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
         model = replace(model, encoder=replace(encoder, causal=False, front=front))
     if "vision" in table:
         model = replace(model, vision=_vision(table["vision"], model, values, where, read))
+    for beside in (model.encoder, model.vision and model.vision.model):
+        if beside is not None and beside.routed:
+            raise WorkloadError(f"{where}: {beside.id}: experts in an encoder are not simulated")
     return replace(model, refused=table.get("refused", "") or model.refused)
 
 
@@ -174,7 +177,10 @@ def _layers(table: Mapping[str, Any], values: _Values, count: int) -> tuple[list
         if key not in letters:
             letters[key] = chr(ord("A") + len(letters))
             block = Block(nodes=nodes_of(made, f"{where}: layer.{kind}" if len(kinds) > 1 else where))
-            shard(lower(block.nodes))  # refuses neighbours whose annotations do not fit
+            try:
+                shard(lower(block.nodes))  # refuses neighbours whose annotations do not fit
+            except WorkloadError as error:
+                raise WorkloadError(f"{where}: {error}") from None
             blocks.append((letters[key], "layer" if kind == "layer" else f"{kind} layer", block))
         pattern += letters[key]
     return blocks, pattern if len(blocks) > 1 else ""

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from workloads.errors import WorkloadError
 from workloads.mixers import Latent, StateSpaceSizes
-from workloads.ops import Attention, Block, Pointwise, axes_of
+from workloads.ops import Attention, Block, Experts, Pointwise, axes_of
 from workloads.precision import Precision
 from workloads.work import Elementwise
 
@@ -90,6 +90,11 @@ class ModelSpec:
     def blocks(self) -> tuple[Block, ...]:
         """Layers that differ."""
         return tuple(block for _, _, block in self.parts) or (self.block,)
+
+    @property
+    def routed(self) -> tuple[Experts, ...]:
+        """Experts of layers that differ."""
+        return tuple(node for block in self.blocks for node in block.nodes if isinstance(node, Experts))
 
     @property
     def windows(self) -> frozenset[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
@@ -98,6 +100,7 @@ class LatentAttention:
     v_up: Op
     window: int = 0
     top_keys: int = 0  # of all that are cached, so many are read; 0: all
+    source: str | None = None  # the earlier node that it reads
     copies: bool = False
 
 
@@ -125,6 +128,7 @@ class StateSpace:
 class Pointwise:
     """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's.
 
+    ``axis`` may be several, as heads of a size are. ``beside`` is an earlier node whose output it reads too.
     ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before. ``passes``
     is how often it moves each element, where a stack runs a part of it only.
     """
@@ -132,6 +136,7 @@ class Pointwise:
     name: str
     op: Elementwise
     axis: str = "f"
+    beside: str | None = None
     parallel: str | None = None
     group: Group = "tensor"
     passes: int | None = None
@@ -153,10 +158,16 @@ class Experts:
     down: Op
     shared: tuple[Gemm | Pointwise, ...] = ()
     name: str = "experts"
+    source: str | None = None  # the earlier node that it reads
 
 
 Node = Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | Experts
 ENCODER = "encoder"  # as a node's source: what the encoder beside the model yields
+
+
+def width_of(node: Pointwise, sizes: Mapping[str, int]) -> int:
+    """Elements of a token in a pointwise node of its own width."""
+    return math.prod(sizes[axis] for axis in node.axis)
 
 
 def axes_of(node: Node) -> str:

@@ -35,8 +35,16 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
     precision = shape.precision.of_images
     images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
     product = precision.product
-    nodes = stacked(placed_nodes(vision.model.block, Split.of(shape.layout)), stack)
-    layer = streamed(nodes, kernels_of(images, "prefill", None, stack, options))
+    split, run = Split.of(shape.layout), kernels_of(images, "prefill", None, stack, options)
+    layers = tuple(
+        Segment(
+            name=f"vision {name}",
+            kernels=tuple(streamed(stacked(placed_nodes(block, split), stack), run)),
+            repeat=len(which),
+            first=which.start,
+        )
+        for name, block, which in vision.model.layer_groups(range(vision.model.layers))
+    )
     read = replace(images, new_tokens=vision.tokens)
     projector: list[Kernel] = []
     for i, (deep, wide) in enumerate(vision.projector):
@@ -45,13 +53,9 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
             projector += node_kernels(_GELU, between, "prefill", None, stack, options)
         own = replace(read, model=replace(vision.model, d_model=deep, d_ff=wide))
         projector.append(stored_kernel(f"projector_{i}", (_PROJECTION,), own, product))
-    return (*_encoded(read, layer, product), Segment(name="projector", kernels=tuple(projector)))
-
-
-def _encoded(read: Shape, layer: list[Kernel], product: Product) -> tuple[Segment, Segment]:
-    """Patches and the encoder's layers."""
     embed = stored_kernel("embed_patches", (op("bsv,vm->bsm", label="patches"),), read, product)
     return (
         Segment(name="patches", kernels=(embed,)),
-        Segment(name="vision layer", kernels=tuple(layer), repeat=read.model.layers),
+        *layers,
+        Segment(name="projector", kernels=tuple(projector)),
     )

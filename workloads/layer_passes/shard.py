@@ -92,6 +92,9 @@ class _Walk:
             case Attention():
                 self._attention(node)
             case LatentAttention():
+                self._from(node)
+                self._meet(node.name, frozenset("H"))
+                self._reads(node.name, RESIDUAL)
                 self._whole_rows()
                 self.made.append(node)
                 self.held = Held(name=node.name, arrays=(_HEADS,), split=frozenset("H"), of_heads=True)
@@ -129,9 +132,8 @@ class _Walk:
         other slices."""
         held = [*self.waiting, self.held]
         self.waiting = []
-        partial = [one for one in held if one.partial]
-        if partial:
-            self._sum(partial[-1])
+        for last in {one.group: one for one in held if one.partial}.values():
+            self._sum(last)
         for one in held:
             if one.split - self.residual:
                 self._gather(one)
@@ -147,10 +149,47 @@ class _Walk:
 
     def _whole_rows(self) -> None:
         """Every rank has all tokens of the residual stream."""
-        self.settle()
+        if self.held.partial:
+            self.settle()
         if self.held.split:
-            self._gather(self.held)
-            self.held = replace(self.held, split=frozenset())
+            self._gather_whole()
+
+    def _from(self, node: Gemm | LatentAttention | Router) -> None:
+        """A node that reads an earlier one: what the one before it left waits for its reader."""
+        if node.source is None:
+            return
+        if node.source not in self.by_name:
+            raise WorkloadError(f"{node.name}: source = '{node.source}': no node before it has that name")
+        self.waiting.append(self.held)
+        self.held = self.by_name[node.source]
+
+    def _meet(self, name: str, split: frozenset[str]) -> None:
+        """Attention reads queries and keys of several products, and a gate of its output waits as it is."""
+        for one in [*self.waiting, self.held]:
+            if all(array in _QKV for array in one.arrays) and not one.partial and not one.of_heads:
+                if one.split != split and one.split:
+                    raise WorkloadError(
+                        f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
+                        f"{said(min(split, default=None))}: give both the same parallel"
+                    )
+                if one in self.waiting:
+                    self.waiting.remove(one)
+
+    def _reads(self, name: str, axes: str) -> None:
+        """Refuse a node whose input is no array of what it reads; latents of queries (``q``) are inside attention."""
+        wanted = {ALIKE.get(axis, axis) for axis in axes} - {*"bsq"}
+        if not any(wanted <= {ALIKE.get(axis, axis) for axis in one} for one in self.held.arrays):
+            raise WorkloadError(
+                f"{name}: reads '{axes}', and {self.held.name} yields {' and '.join(map(repr, self.held.arrays))}: "
+                "mend one of them, or name what it reads as its source"
+            )
+
+    def _gather_whole(self) -> None:
+        """What is held, whole on every rank from here on."""
+        self._gather(self.held)
+        self.held = replace(self.held, split=frozenset())
+        if self.held.name in self.by_name:
+            self.by_name[self.held.name] = self.held
 
     def _exchange(self, op: CollectiveOp, name: str, arrays: tuple[str, ...], *, group: Group = "tensor") -> None:
         self.made.append(Exchange(name=name, op=op, axes=arrays, group=group))
@@ -169,18 +208,15 @@ class _Walk:
                 f"{node.name}: '{node.ops[0].einsum.pattern}' multiplies tokens by tokens, of which a rank holds some "
                 "with cp: write it as node = 'attention', or use cp = 1"
             )
-        if node.source is not None:
-            if node.source not in self.by_name:
-                raise WorkloadError(f"{node.name}: source = '{node.source}': no node before it has that name")
-            self.waiting.append(self.held)
-            self.held = self.by_name[node.source]
+        self._from(node)
         first = node.ops[0]
+        if not first.einsum.of_activations:
+            self._reads(node.name, first.einsum.inputs[0])
         parallel = ALIKE.get(first.parallel or "", first.parallel)
         if self.held.partial:
             self.settle()
         if self.held.found_split(first.einsum.inputs[0]) - {parallel}:
-            self._gather(self.held)
-            self.held = replace(self.held, split=frozenset())
+            self._gather_whole()
         self.made.append(node)
         self.held = Held(
             name=node.name,
@@ -195,6 +231,8 @@ class _Walk:
         """Norms and sums of the residual stream want its width; what works on each element takes slices as they are."""
         if node.op in _WHOLE or self.held.partial:
             self.settle()
+        if node.beside is not None:
+            self._beside(node)
         split = self.held.found_split("H" if node.op in _PER_HEAD else node.axis) or self.held.found_split(_ROWS)
         self.made.append(replace(node, parallel=min(split, default=None)))
         if node.op in _WHOLE:
@@ -202,6 +240,19 @@ class _Walk:
             self.held = Held(name=node.name, split=self.residual)
         elif node.op not in _PER_HEAD:
             self.held = replace(self.held, arrays=self.held.arrays[:1])  # a gate and what it gates become one
+
+    def _beside(self, node: Pointwise) -> None:
+        """A second input, which has the elements of the first one."""
+        other = self.by_name.get(node.beside or "")
+        if other is None:
+            raise WorkloadError(f"{node.name}: beside = '{node.beside}': no node before it has that name")
+        if other.split != self.held.split or other.partial != self.held.partial:
+            raise WorkloadError(
+                f"{node.name}: {self.held.name} is split along {said(min(self.held.split, default=None))} and "
+                f"{other.name} along {said(min(other.split, default=None))}: give both the same parallel"
+            )
+        if other in self.waiting:
+            self.waiting.remove(other)
 
     def _attention(self, node: Attention) -> None:
         """Heads are independent, all else of an attention is summed over or normalised: only heads are split."""
@@ -218,6 +269,8 @@ class _Walk:
                 f"{said(node.values.parallel)}: give both the same parallel"
             )
         split = None if parallel is None else ALIKE.get(parallel, parallel)
+        if split is not None:
+            self._meet(node.name, frozenset(split))
         if self.held.partial:
             self.settle()
         if self.held.split - {split}:
@@ -244,6 +297,8 @@ class _Walk:
         """Rows go to where their experts are; of experts that others hold, or slices of them, sums are partial."""
         match node:
             case Router():
+                self._from(node)
+                self._reads(node.name, RESIDUAL)
                 self._whole_rows()
                 self.held = self.read = replace(self.held, split=frozenset(node.op.parallel or ""))
             case Rows():
