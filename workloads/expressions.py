@@ -75,8 +75,10 @@ def evaluate(text: str, lookup: Callable[[str], Any]) -> Any:
     """
     try:
         return _value(parse(text), lookup, text)
-    except (TypeError, ZeroDivisionError, IndexError, KeyError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ZeroDivisionError, IndexError, KeyError, ValueError, OverflowError) as error:
         raise WorkloadError(f"'{text}' cannot be worked out: {str(error)[:80]}") from None
+    except RecursionError:
+        raise WorkloadError(f"'{text}' cannot be worked out: it leads back to itself") from None
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Any], text: str) -> Any:

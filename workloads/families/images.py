@@ -13,7 +13,6 @@ from workloads.layer_passes.streams import streamed
 from workloads.layer_passes.tree import Split
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
-from workloads.precision import Product
 from workloads.program import Kernel, Segment
 from workloads.stack import Stack
 from workloads.work import Elementwise

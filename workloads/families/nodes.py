@@ -79,7 +79,9 @@ def node_kernels(
             shape = shape.over(node.group)
     match node:
         case Pointwise() if engine is not None:
-            return pointwise_kernels(node, shape, engine, experts=bool(shape.model.routed)) or _pointwise_kernels(node, shape)
+            return pointwise_kernels(node, shape, engine, experts=bool(shape.model.routed)) or _pointwise_kernels(
+                node, shape
+            )
         case Gemm() if engine is not None and not node.ops[0].einsum.of_activations:
             return product_kernels(node, shape, engine)
         case Router() | Rows() | Grouped() | ExpertAct() | Combine() if engine is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
-from workloads.ops import Experts, Gemm, Overlap
+from workloads.ops import Gemm, Overlap
 from workloads.parallel import Layout, check_layout
 from workloads.precision import Precision, resolve
 from workloads.routing import Choice, Routing

@@ -166,7 +166,7 @@ class _Walk:
     def _meet(self, name: str, split: frozenset[str]) -> None:
         """Attention reads queries and keys of several products, and a gate of its output waits as it is."""
         for one in [*self.waiting, self.held]:
-            if all(array in _QKV for array in one.arrays) and not one.partial and not one.of_heads:
+            if all(array in _QKV for array in one.arrays) and not one.partial:
                 if one.split != split and one.split:
                     raise WorkloadError(
                         f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
