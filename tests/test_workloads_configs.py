@@ -147,6 +147,7 @@ def test_what_changes_nothing_is_accepted() -> None:
     same = read(
         LLAMA, temperature=0.6, id2label={"0": "A"}, layer_types=["full_attention"] * 32, sliding_window=None,
         index_topk=None, chunk_size_feed_forward=0, is_decoder=False, pruned_heads={}, partial_rotary_factor=1.0,
+        activation="swiglu", is_llama_config=True, rope_interleaved=False,
         auto_map={"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}, attention_bias=True,
     )  # fmt: skip
     assert same == whole
