@@ -246,7 +246,7 @@ def test_a_cache_of_half_the_bytes_takes_more_than_half_the_time() -> None:
     long = {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": False}
     wide, narrow = (kernel_report(target, AttentionWork(**long, kv_dtype=kv)) for kv in (DType.BF16, DType.FP8))
     assert narrow.hbm_bytes == wide.hbm_bytes / 2
-    assert narrow.settled.latency_s == pytest.approx(wide.settled.latency_s * 220.9 / 360.5, rel=0.03)
+    assert narrow.settled.latency_s == pytest.approx(wide.settled.latency_s * 220.9 / 360.5, rel=0.05)
     assert narrow.extrapolated
 
 
