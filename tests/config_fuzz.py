@@ -46,7 +46,7 @@ WORK: dict[str, list[object]] = {
     "auto_map": [{"AutoModelForCausalLM": "modeling_other.OtherForCausalLM"}], "torch_dtype": ["float8_e4m3fn", 16],
     "dtype": ["int4"], "kv_cache_scheme": [{"num_bits": 5}, "odd"], "quantization": [{"bits": 4}],
     "position_embedding_type": ["relative_key_query"], "ffn_layernorm": [True], "post_norm": [True],
-    "model_type": ["gemma3_text", "llama4_text", "glm4_moe", "Llama", "", None, 7, ["llama"]],
+    "model_type": ["gemma3n_text", "llama4_text", "glm4_moe", "Llama", "", None, 7, ["llama"]],
 }  # fmt: skip
 # What a family itself may say, so that the key alone does not condemn it: the count decides.
 OWN = {

@@ -66,7 +66,8 @@ HUB: dict[str, tuple[Config, float, int, str, Config]] = {
                             shared_expert_intermediate_size=20480, num_experts_per_tok=8), 57.41, 57344, "bf16", {}),
     "phi-4-mini": (like("phi3", (3072, 32, 24, 8, 8192, 200064), tie_word_embeddings=True, sliding_window=262144,
                         partial_rotary_factor=0.75), 3.836, 131072, "bf16", {}),
-    "gemma-2b": (like("gemma", (2048, 18, 8, 1, 16384, 256000), head_dim=256, tie_word_embeddings=True), 2.506, 18432,
+    "gemma-2b": (like("gemma", (2048, 18, 8, 1, 16384, 256000), head_dim=256, tie_word_embeddings=True,
+                      hidden_act="gelu"), 2.506, 18432,
                  "bf16", {}),
     "nemotron-nano-9b-v2": (like(
         "nemotron_h", (4480, 56, 40, 8, 15680, 131072), hybrid_override_pattern=NANO, head_dim=128, mamba_num_heads=128,

@@ -82,7 +82,9 @@ class _Values:
 def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, read: Reader | None = None) -> ModelSpec:
     """The model of a configuration; ``read`` reads a configuration of another family inside it."""
     table = family.table
-    data = {**table.get("absent", {}), **data}
+    left_out = {key: one for key, one in table.get("absent", {}).items() if key not in data}
+    data = {**data, **{key: evaluate(one, data.__getitem__) if isinstance(one, str) else one
+                       for key, one in left_out.items()}}  # fmt: skip
     if data.get("model_type") not in family.model_types:
         raise WorkloadError(
             f"{where}: model_type = {shown(data.get('model_type'))}: {family.where} is for "
@@ -129,7 +131,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         if one is None:
             continue
         if not isinstance(one, list | str) or len(one) != sizes["layers"] or (known and not {*one} <= {*known}):
-            what = f"one of {', '.join(known)}" if known else "one"
+            what = f"one of {', '.join(map(str, known))}" if known else "one"
             raise WorkloadError(f"{where}: {key} = {shown(one)}: give {what} for each of the {sizes['layers']} layers")
     latent = {key: values.size(key, one, least=0) for key, one in table.get("latent", {}).items()}
     blocks, pattern = _layers(table, values, sizes["layers"])

@@ -66,7 +66,7 @@ def parse_family(text: str, *, where: str) -> FamilyFile:
         if not isinstance(table.get("layer"), dict) or not table["layer"]:
             raise WorkloadError(f"{where}: layer is missing: give [[layer.NAME]] tables, the nodes of a layer")
     read = set().union(*(names(one) for one in expressions_of(table, where)))
-    read = set(table.get("defaults", ())) | (set() if "language" in table else read)
+    read = {*table.get("defaults", ()), *table.get("per_layer", ())} | (set() if "language" in table else read)
     nested = {part["key"] for part in (table.get("language"), table.get("vision")) if part and "key" in part}
     known = (read | nested | set(table.get("ignored", ()))) - _OUTER - set(table.get("terms", ())) | common_keys()
     return FamilyFile(
