@@ -109,7 +109,7 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
         model = replace(model, encoder=replace(encoder, causal=False, front=front))
     if "vision" in table:
         model = replace(model, vision=_vision(table["vision"], model, values, where, read))
-    for beside in (model.encoder, model.vision and model.vision.model):
+    for beside in (model.encoder, None if model.vision is None else model.vision.model):
         if beside is not None and beside.routed:
             raise WorkloadError(f"{where}: {beside.id}: experts in an encoder are not simulated")
     return replace(model, refused=table.get("refused", "") or model.refused)

@@ -177,6 +177,8 @@ class _Walk:
 
     def _reads(self, name: str, axes: str) -> None:
         """Refuse a node whose input is no array of what it reads; latents of queries (``q``) are inside attention."""
+        if self.held.name == "input":  # a tree that starts inside a layer
+            return
         wanted = {ALIKE.get(axis, axis) for axis in axes} - {*"bsq"}
         if not any(wanted <= {ALIKE.get(axis, axis) for axis in one} for one in self.held.arrays):
             raise WorkloadError(
