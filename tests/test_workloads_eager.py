@@ -85,7 +85,7 @@ def test_what_a_family_cannot_do_is_said(name: str, options: dict[str, Any], mes
             {"activation_function": "swiglu"},
             "c: activation_function = 'swiglu': for model_type 'gpt2' only gelu_new",
         ),
-        ({"n_layer": None}, "c: n_layer is missing: give it"),
+        ({"n_layer": None}, "c: n_layer is missing: give a positive whole number"),
     ],
 )
 def test_a_configuration_is_checked(change: dict[str, Any], message: str) -> None:

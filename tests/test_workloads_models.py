@@ -290,7 +290,7 @@ def test_a_hugging_face_config_of_experts() -> None:
         ),
         (
             json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}),
-            "c.json: hidden_size is missing: give it",
+            "c.json: hidden_size is missing: give a positive whole number",
         ),
         (json.dumps(CONFIG | {"vocab_size": "1"}), "c.json: vocab_size = '1': give a positive whole number"),
         (

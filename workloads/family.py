@@ -68,8 +68,12 @@ class _Values:
 
     def size(self, name: str, value: Any, *, least: int = 1) -> int:
         """A whole number; a bare key is named as the file spells it."""
-        found = self.of(value)
-        said = value if isinstance(value, str) and value.isidentifier() else name
+        key = value if isinstance(value, str) and value.isidentifier() else None
+        said, found = key or name, None
+        if key is not None and key not in self.terms and key not in self.given:
+            found = self.data.get(key)
+        if found is None and (key is None or key in self.terms or key in self.given or key in self.defaults):
+            found = self.of(value)
         if found == 0 and not isinstance(found, bool) and least == 0:
             return 0
         return positive(found, said, self.where)
