@@ -192,7 +192,8 @@ def _wide(config: Config) -> bool:
     """Whether no matrix is so narrow that scales of a few elements weigh."""
     sizes = [config[name] for name in SIZES if type(config.get(name)) is int and name not in SMALL]
     heads = config.get("num_attention_heads") or config.get("n_head") or 1
-    return all(size >= 1024 for size in sizes) and (config.get("head_dim") or 128) * heads >= 1024
+    size = config.get("head_dim")
+    return all(one >= 1024 for one in sizes) and (size if type(size) is int and size else 128) * heads >= 1024
 
 
 def _run(model: ModelSpec, config: Config, tokens: int) -> tuple[str, str]:
