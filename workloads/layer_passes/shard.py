@@ -14,7 +14,18 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
-from workloads.layer_passes.held import ALIKE, RESIDUAL, Held, check_alike, said, split_of, word_of
+from workloads.layer_passes.held import (
+    ALIKE,
+    INPUT,
+    RESIDUAL,
+    Held,
+    check_alike,
+    check_reads,
+    check_together,
+    said,
+    split_of,
+    word_of,
+)
 from workloads.layer_passes.tree import (
     Combine,
     Exchange,
@@ -68,7 +79,7 @@ class _Walk:
         self.split = split
         self.residual = frozenset("s") if split.rows else frozenset()
         self.made: list[Placed] = []
-        self.held = Held(name="input", split=self.residual)
+        self.held = Held(name=INPUT, split=self.residual)
         self.by_name: dict[str, Held] = {}
         self.waiting: list[Held] = []
         self.read = self.held  # by the experts: what their router reads
@@ -94,7 +105,7 @@ class _Walk:
             case LatentAttention():
                 self._from(node)
                 self._meet(node.name, frozenset("H"))
-                self._reads(node.name, RESIDUAL)
+                check_reads(node.name, RESIDUAL, self.held)
                 self._whole_rows()
                 self.made.append(node)
                 self.held = Held(name=node.name, arrays=(_HEADS,), split=frozenset("H"), of_heads=True)
@@ -175,17 +186,6 @@ class _Walk:
                 if one in self.waiting:
                     self.waiting.remove(one)
 
-    def _reads(self, name: str, axes: str) -> None:
-        """Refuse a node whose input is no array of what it reads; latents of queries (``q``) are inside attention."""
-        if self.held.name == "input":  # a tree that starts inside a layer
-            return
-        wanted = {ALIKE.get(axis, axis) for axis in axes} - {*"bsq"}
-        if not any(wanted <= {ALIKE.get(axis, axis) for axis in one} for one in self.held.arrays):
-            raise WorkloadError(
-                f"{name}: reads '{axes}', and {self.held.name} yields {' and '.join(map(repr, self.held.arrays))}: "
-                "mend one of them, or name what it reads as its source"
-            )
-
     def _gather_whole(self) -> None:
         """What is held, whole on every rank from here on."""
         self._gather(self.held)
@@ -213,7 +213,7 @@ class _Walk:
         self._from(node)
         first = node.ops[0]
         if not first.einsum.of_activations:
-            self._reads(node.name, first.einsum.inputs[0])
+            check_reads(node.name, first.einsum.inputs[0], self.held)
         parallel = ALIKE.get(first.parallel or "", first.parallel)
         if self.held.partial:
             self.settle()
@@ -248,11 +248,7 @@ class _Walk:
         other = self.by_name.get(node.beside or "")
         if other is None:
             raise WorkloadError(f"{node.name}: beside = '{node.beside}': no node before it has that name")
-        if other.split != self.held.split or other.partial != self.held.partial:
-            raise WorkloadError(
-                f"{node.name}: {self.held.name} is split along {said(min(self.held.split, default=None))} and "
-                f"{other.name} along {said(min(other.split, default=None))}: give both the same parallel"
-            )
+        check_together(node.name, self.held, other)
         if other in self.waiting:
             self.waiting.remove(other)
 
@@ -300,7 +296,7 @@ class _Walk:
         match node:
             case Router():
                 self._from(node)
-                self._reads(node.name, RESIDUAL)
+                check_reads(node.name, RESIDUAL, self.held)
                 self._whole_rows()
                 self.held = self.read = replace(self.held, split=frozenset(node.op.parallel or ""))
             case Rows():
