@@ -37,15 +37,15 @@ from simpy.events import NORMAL
 
 from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds
 from sim.engine.resources.grid import Grid, Progress, room
-from sim.engine.resources.tiles import Split, begin_late, last_round, split_of
+from sim.engine.resources.tiles import WHOLE, Split, begin_late, last_round, split_of
 
 
 class Blocks(Ask):
     """A kernel's request for SMs: fires when its first blocks start.
 
     ``held`` SMs are out of the pool, ``sms`` set the pace: more than are held once the tail has let some go. Blocks of
-    a kernel that was recorded with the others beside it start ``at_once``: on what is free, even on nothing. The other
-    fields are those of a part of a kernel whose blocks started at different times.
+    a kernel that was recorded with the others beside it start ``at_once``: on what is free, even on nothing. ``part``
+    and ``fill`` (see it) are those of blocks that started when others of their kernel did not.
     """
 
     progress: Progress | None = None
@@ -53,13 +53,8 @@ class Blocks(Ask):
     at_once = False
     sms = 0.0
     held = 0.0
-    rounds = 0.0  # rounds of tiles of this part: all, and those behind it
-    gone = 0.0
-    fetched = 0.0  # tiles it fetches, and those whose joules are spent
-    billed = 0.0
-    last = 0.0  # blocks that are busy in its last round, and how many rounds that one takes
-    lasts = 1.0
-    fill = 1.0  # tiles of a round it goes through over the mean of the whole kernel's rounds
+    part = WHOLE
+    fill = 1.0
     tail_due: int | float = -1  # when SMs go back early
 
     def __init__(self, pool: Arbitrated, grid: Grid, key: tuple[float, ...], wanted: float) -> None:
