@@ -22,7 +22,7 @@ from traces.read.columns import (
 )
 from traces.read.events import Reading
 from traces.read.own import COUNTERS
-from traces.read.rows import Rows
+from traces.read.rows import Rows, packed
 from traces.read.schema import NOTHING, Args, Event
 from traces.read.values import whole
 
@@ -91,7 +91,7 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
         reading.note("kernel-without-time", count=int(ghost.sum()))
     keep = ~ghost
     energy_j = np.array([joules_of(value) for value in joules]) if _any(joules) else np.full(many, np.nan)
-    rows.work.append(np.stack(columns)[:, keep])
+    rows.work.append(packed([column[keep] for column in columns]))
     rows.energy_j.append(energy_j[keep])
 
 
@@ -108,7 +108,7 @@ def take_calls(events: list[Event], category: str, rows: Rows, reading: Reading)
         name_column([e.name or "unnamed" for e in events], rows),
         int_column([e.tid for e in events], stream_number),
     )
-    rows.calls.append(np.stack([name, thread, start, dur, correlation]))
+    rows.calls.append(packed([name, thread, start, dur, correlation]))
 
 
 def take_annotations(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:
@@ -119,7 +119,7 @@ def take_annotations(events: list[Event], category: str, rows: Rows, reading: Re
         int_column([e.tid for e in events], stream_number),
         np.full(len(events), ANNOTATIONS[category], dtype=np.int64),
     )
-    rows.annotations.append(np.stack([name, process, lane, on_gpu, start, dur]))
+    rows.annotations.append(packed([name, process, lane, on_gpu, start, dur]))
 
 
 def take_waits(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
@@ -138,7 +138,7 @@ def take_waits(events: list[Event], category: str, rows: Rows, reading: Reading)
         start,
         dur,
     ]
-    rows.waits.append(np.stack(columns))
+    rows.waits.append(packed(columns))
 
 
 def take_products(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
