@@ -105,7 +105,7 @@ def _spellings(name: str) -> tuple[str, str]:
 def _demangled(name: str) -> str:
     """The path of a function whose name no tool demangled (too long, or cut): its identifiers carry their lengths.
 
-    >>> _demangled("_ZN5deep_ep9intranode8dispatchILi8ELi768EEE")
+    >>> _demangled("_ZN7deep_ep9intranode8dispatchILi8ELi768EEE")
     'deep_ep::intranode::dispatch<ILi8ELi768EEE'
     >>> _demangled("ampere_sgemm_128x64_tn")
     'ampere_sgemm_128x64_tn'
