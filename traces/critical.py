@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces.capture import NONE, Capture
 from traces.classify import Classes
@@ -16,6 +18,7 @@ from traces.records import Ints
 
 ROWS_LIMIT = 2_000_000  # a few hundred bytes and microseconds a row
 BLOCKING = "Synchronize"
+Places = NDArray[np.signedinteger[Any]]  # of nodes: half the room of numbers of 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +98,9 @@ class _Graph:
     """
 
     first_ns: Ints
-    place: Ints
-    before: Ints
-    after: Ints
+    place: Places
+    before: Places
+    after: Places
     cost_ns: Ints
     ends: int  # a path ends in one of the first so many nodes
 
@@ -128,16 +131,16 @@ def _longest(graph: _Graph) -> tuple[Ints, Ints]:
     # Single items of an array are slow, lists of numbers large: a view is neither.
     length_ns = np.where(edges_in == 0, graph.first_ns, NONE)
     best = np.full(nodes, NONE, dtype=np.int32)
-    reached, entered = memoryview(length_ns), memoryview(best)
+    reached, entered = length_ns.data, best.data
     chain_ns = total_ns[before[meets]] + cost_ns[meets]
     columns = head[before[meets]], after[meets], chain_ns, meets
-    for source, target, chain, edge in zip(*map(memoryview, columns), strict=True):
+    for source, target, chain, edge in zip(*(column.data for column in columns), strict=True):
         if (length := reached[source] + chain) > reached[target]:
             reached[target], entered[target] = length, edge
     length_ns = length_ns[head] + total_ns
     met = np.flatnonzero(best != NONE)
     parent[met] = before[best[met]]
-    way = memoryview(parent)  # the node before each on its longest path; itself where there is none
+    way = parent.data  # the node before each on its longest path; itself where there is none
     node = int(np.argmax(length_ns[: graph.ends]))
     path = [node]
     while (earlier := way[node]) != node:
@@ -184,12 +187,12 @@ def _graph(capture: Capture, weight_ns: Ints, collective: Ints) -> _Graph:
     return _Graph(first_ns=first_ns, place=place, before=first, after=second, cost_ns=cost, ends=len(work))
 
 
-def _part(before: Ints, after: Ints, cost_ns: Ints) -> tuple[Ints, Ints, Ints]:
+def _part(before: Places, after: Places, cost_ns: Ints) -> tuple[Places, Places, Ints]:
     """Some edges; ``ROWS_LIMIT`` nodes have small numbers."""
     return before.astype(np.int32), after.astype(np.int32), cost_ns
 
 
-def _host_edges(capture: Capture, weight_ns: Ints, times_ns: list[Ints]) -> list[tuple[Ints, Ints, Ints]]:
+def _host_edges(capture: Capture, weight_ns: Ints, times_ns: list[Ints]) -> list[tuple[Places, Places, Ints]]:
     """Host calls in order on their thread, launches to their work, work to the call that waited for it.
 
     ``times_ns`` gets those of the calls that launch or block, as they begin, and of those that block, as they end.

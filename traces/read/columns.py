@@ -30,7 +30,7 @@ class TooCoarse(Exception):  # noqa: N818 - no error: the file is read again, ti
 
 def name_column(texts: Sequence[Loose], rows: Rows) -> Ints:
     """Numbers of names; ``NONE`` where there is none."""
-    names = rows.names
+    names: dict[Any, int] = rows.names  # asked for what may be no text
     found = list(map(names.get, texts))
     if None in found:
         found = [

@@ -76,7 +76,9 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         for part, base, rank in zip(parts, bases, ranks, strict=True)
     ]
     # A column at a time: what is joined or put in order makes room for the next.
-    work, calls, waits, annotations = (_joined([table[kind] for table in tables]) for kind in range(4))
+    work, calls, waits, annotations = (
+        _joined(list(kind)) for kind in zip(*(table[:4] for table in tables), strict=True)
+    )
     energy_j = np.concatenate([t[4] for t in tables])
     origin = int(min(table[2].min() for table in (work, calls, waits, annotations) if len(table[2])))
     order = np.lexsort((work[2], work[0]))
