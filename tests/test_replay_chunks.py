@@ -278,7 +278,7 @@ def test_a_graph_of_chunks_replays_in_its_time_and_its_overlap(chunks: int, ctas
 @pytest.mark.parametrize(
     ("chunks", "ctas", "bar"),
     [
-        # -1.98 % before the law of products had tiles of every 8 rows. In docs/replay.md: what runs beside a collective.
+        # Since the law of products has tiles of every 8 rows; docs/replay.md says where it comes from.
         pytest.param(
             4, 4, 0.02, marks=pytest.mark.xfail(strict=True, reason="-2.04 %: collectives hide 6 ms more than they did")
         ),

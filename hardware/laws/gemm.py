@@ -126,11 +126,11 @@ def gemm_base_terms(
     # A p-norm is at most 2^(1/p) of the longer: few tiles can be the fastest.
     few_tiles = np.flatnonzero(longer + reduce_s <= (longer * 2 ** (1 / p) + reduce_s).min())
     longer, shorter = longer.flat[few_tiles], shorter.flat[few_tiles]
-    best = few_tiles % len(a)
-    taken_s = longer * (1 + (shorter / longer) ** p) ** (1 / p) + reduce_s[best]
+    of = few_tiles % len(a)
+    taken_s = longer * (1 + (shorter / longer) ** p) ** (1 / p) + reduce_s[of]
     # Of those that end together, the one on most SMs: libraries launch grids that nearly fill the GPU.
-    on_sms = np.where(taken_s <= _TOGETHER * taken_s.min(), np.minimum(tiles[best], sms), 0.0)
-    best = int(best[np.argmax(on_sms - taken_s / taken_s.max())])
+    on_sms = np.where(taken_s <= _TOGETHER * taken_s.min(), np.minimum(tiles[of], sms), 0.0)
+    best = int(of[np.argmax(on_sms - taken_s / taken_s.max())])
     least_s, fewest_s = float(taken_s.min()), float((clocked_s + reduce_s).min())
     waits_s = max(least_s * max(1.0 - (fewest_s / least_s) ** p, 0.0) ** (1 / p), hbm_bytes / c.hbm_bytes_per_s)
     active = min(float(tiles[best]), float(sms))
