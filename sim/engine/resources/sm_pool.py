@@ -2,10 +2,10 @@
 
 A kernel asks for SMs for all its blocks. Requests are served by priority, then by the time at which they were made;
 the first that gets nothing keeps the others waiting. A kernel starts on fewer SMs than it asks for; its other blocks
-join in, or, where each block has tiles of its own, queue as a request of their own (:mod:`sim.engine.resources.tiles`).
-Kernels of short blocks give their SMs to requests of higher priority at once. While somebody waits, SMs that a
-kernel's last round of blocks does not need go back early. The pool arbitrates once an instant
-(:mod:`sim.engine.resources.arbitration`).
+join in before kernels that asked later begin, or, where each block has tiles of its own, queue as a request of their
+own (:mod:`sim.engine.resources.tiles`). Kernels of short blocks give their SMs to requests of higher priority at once.
+While somebody waits, SMs that a kernel's last round of blocks does not need go back early. The pool arbitrates once an
+instant (:mod:`sim.engine.resources.arbitration`).
 
 >>> from simpy import Environment
 >>> env = Environment()
@@ -182,10 +182,11 @@ class SmPool(Arbitrated):
         """Serve the waiting in order; then blocks of running kernels that have waited for SMs start on what is left."""
         grew = False
         if self.put_queue:
-            # Further clusters of a collective that has begun go before the waiting.
+            # Further blocks of kernels that have begun go before those of kernels that asked later.
             first = self.put_queue[0]
-            if self._partial and (self.scattered or len(self.put_queue) > 1 or first.wanted > self.free):
-                grew = self._grow([user for user in self.users if user.grid.collective])
+            if self._partial:
+                tight = self.scattered or len(self.put_queue) > 1 or first.wanted > self.free
+                grew = self._grow([u for u in self.users if (tight if u.grid.collective else u.key < first.key)])
             queue = self.put_queue
             while queue and self._do_put(queue[0]):  # SimPy's loop where nothing behind a refused request is looked at
                 del queue[0]
