@@ -16,9 +16,13 @@ from workloads.fields import flag, name_of, positive
 from workloads.layer_norm import LAYER_NORM, layer_norm_model
 from workloads.mixers import Latent
 from workloads.model import ModelSpec, with_block
+from workloads.params import weight_bytes
 from workloads.positions import max_positions, slides_everywhere, window_of
+from workloads.precision import plain
+from workloads.quantised_modules import Scheme
 from workloads.quantization import TYPED, precision_of, scheme_of
 from workloads.vision import VISION_LANGUAGE, vision_language_model
+from workloads.work import DType
 
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"})
 EXPERTS = frozenset({"qwen2_moe", "qwen3_moe", "mixtral"})
@@ -55,8 +59,7 @@ def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None =
     if kind in VISION_LANGUAGE:
         return vision_language_model(data, where=where, read=read_config)  # reads its scheme with its text
     model = layer_norm_model(data, where=where) if kind in LAYER_NORM else _gated_model(data, kind, where)
-    quantised = None if scheme is None else scheme.over(model.layers, tied=model.tied_embeddings)
-    return replace(model, family=kind, precision=precision, quantised=quantised)
+    return replace(_stored(model, scheme), family=kind, precision=precision)
 
 
 def supported_types() -> tuple[str, ...]:
@@ -91,9 +94,17 @@ def _of_family(data: dict[str, Any], family: FamilyFile, where: str) -> ModelSpe
     model = family_model(data, family, where=where, read=read_config)
     if "language" not in family.table or any(key in data for key in TYPED):
         model = replace(model, precision=precision)
-    if scheme is not None:
-        model = replace(model, quantised=scheme.over(model.layers, tied=model.tied_embeddings))
-    return replace(model, family=str(data["model_type"]))
+    return replace(_stored(model, scheme), family=str(data["model_type"]))
+
+
+def _stored(model: ModelSpec, scheme: Scheme | None) -> ModelSpec:
+    """The model as a scheme stores it; one that holds for none of its products is refused."""
+    if scheme is None:
+        return model
+    precision = scheme.over(model.layers, tied=model.tied_embeddings)
+    if precision.kv is DType.BF16 and weight_bytes(model, precision) == weight_bytes(model, plain(DType.BF16)):
+        raise WorkloadError(f"{scheme.where}: {scheme.method} holds for none of this model's products: take it out")
+    return replace(model, quantised=precision)
 
 
 def _gated_model(data: dict[str, Any], kind: str, where: str) -> ModelSpec:
