@@ -8,11 +8,14 @@ passes its cap, and how often and how far a neighbour comes out cheaper than it 
 from __future__ import annotations
 
 import argparse
+import math
 import random
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from hardware.catalog import load_gpu
 from sim import simulate
 from sim.errors import SimError
 from sim.result.report import status_text
@@ -31,25 +34,25 @@ class Finding(NamedTuple):
     fields: dict[str, Any]
 
 
-def generation(draw: random.Random) -> dict[str, Any]:
+def generation(draw: random.Random, gpus: Sequence[str] = GPUS, models: Sequence[str] = MODELS) -> dict[str, Any]:
     """A generation of short or long prompts and answers."""
-    fields = _common(draw) | {
+    fields = _common(draw, gpus, models) | {
         "phase": "generate",
-        "batch": draw.choice((1, 2, 4, 8, 16, 32)),
-        "seq_len": draw.choice((128, 256, 512, 1024, 2048, 4096)),
-        "output_len": draw.choice((2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)),
+        "batch": _size(draw, 1, 48),
+        "seq_len": _size(draw, 100, 4096),
+        "output_len": _size(draw, 2, 160),
     }
     if draw.random() < 0.25:
         fields["tp"] = 2
     return fields
 
 
-def pipeline(draw: random.Random) -> dict[str, Any]:
+def pipeline(draw: random.Random, gpus: Sequence[str] = GPUS, models: Sequence[str] = MODELS) -> dict[str, Any]:
     """A pipeline of two or four stages."""
-    fields = _common(draw) | {
+    fields = _common(draw, gpus, models) | {
         "phase": draw.choice(("prefill", "prefill", "decode")),
-        "batch": draw.choice((4, 8, 16, 32, 64)),
-        "seq_len": draw.choice((128, 512, 1024, 2048)),
+        "batch": 4 * _size(draw, 1, 16),
+        "seq_len": _size(draw, 100, 2048),
         "pp": draw.choice((2, 2, 4)),
     }
     fields["layers"] = draw.choice((4, 6, 8, 12))
@@ -58,20 +61,23 @@ def pipeline(draw: random.Random) -> dict[str, Any]:
     return fields
 
 
-def _common(draw: random.Random) -> dict[str, Any]:
+def _common(draw: random.Random, gpus: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
+    gpu = draw.choice(gpus)
     fields: dict[str, Any] = {
-        "model": draw.choice(MODELS),
-        "gpu": draw.choice(GPUS),
-        "layers": draw.choice((4, 8, 16, 24)),
-        "ignore_memory": True,
-    }
-    if draw.random() < 0.6:
-        fields["power_cap_w"] = float(draw.choice((250, 300, 350, 400, 450, 500, 600)))
+        "model": draw.choice(models), "gpu": gpu, "layers": draw.choice((4, 8, 16, 24)), "ignore_memory": True,
+    }  # fmt: skip
+    if draw.random() < 0.7:
+        fields["power_cap_w"] = float(round(load_gpu(gpu).tdp_w * draw.uniform(0.45, 0.99)))
     if draw.random() < 0.2:
-        fields["sm_clock_mhz"] = draw.choice((1200, 1350))
+        fields["sm_clock_mhz"] = draw.choice((1005, 1200, 1350))
     if draw.random() < 0.2:
         fields["launch"] = "eager"
     return fields
+
+
+def _size(draw: random.Random, least: int, most: int) -> int:
+    """A whole number, small ones as often as large ones."""
+    return round(math.exp(draw.uniform(math.log(least), math.log(most))))
 
 
 def neighbours(fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -140,7 +146,11 @@ def main() -> None:
         ("pipelines", arguments.pipelines, pipeline),
     ):
         draw, began = random.Random(arguments.seed), time.perf_counter()
-        found = [finding for _ in range(draws) for finding in findings(of(draw))]
+        found = []
+        for _ in range(draws):
+            for finding in findings(of(draw)):
+                found.append(finding)
+                print(f"{finding.kind} {finding.excess:.2%} {finding.fields}", file=sys.stderr, flush=True)
         print(f"{draws} {name}, {time.perf_counter() - began:.0f} s")
         for kind in sorted({finding.kind for finding in found}):
             own = sorted((f for f in found if f.kind == kind), key=lambda f: -f.excess)

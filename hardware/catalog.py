@@ -11,7 +11,7 @@ from typing import Any
 
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from inputs.files import read_text
+from inputs.files import contents, read_text
 from inputs.texts import parse_toml, shown
 
 TEXT = ("id", "name", "architecture", "link")
@@ -54,13 +54,19 @@ def load_figures(name: str) -> GpuSpec:
     return parse_gpu(text, where=f"{name}.toml")
 
 
-@lru_cache(maxsize=64)
 def load_gpu(name: str) -> GpuSpec:
     """A GPU by any spelling that :func:`gpu_id` knows, or from a .toml file of one's own.
+
+    One object for equal names, of a file as long as it stays as it is.
 
     >>> load_gpu("h100").id
     'h100-sxm-80gb'
     """
+    return _load(name, contents(name) if name.endswith(".toml") else ())
+
+
+@lru_cache(maxsize=64)
+def _load(name: str, _: tuple[object, ...]) -> GpuSpec:
     if name.endswith(".toml"):
         return parse_gpu(read_text(Path(name), "GPU file", HardwareError), where=name)
     if name in list_accelerators():

@@ -51,6 +51,22 @@ def read_text(path: Path, what: str, refusal: Refusal) -> str:
         raise refusal(_unreadable(path, what, error)) from None
 
 
+def contents(*paths: Path | str | None) -> tuple[object, ...]:
+    """What tells one state of users' files from another, for memos of what was read of them: their bytes.
+
+    None, a missing file and one that :func:`read_text` would refuse have no state.
+    """
+    return tuple(None if path is None else _content(Path(path)) for path in paths)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        known = path.stat()
+        return path.read_bytes() if stat.S_ISREG(known.st_mode) and known.st_size <= TEXT_LIMIT_BYTES else None
+    except (OSError, ValueError):
+        return None
+
+
 @contextmanager
 def open_bytes(path: Path, what: str, refusal: Refusal) -> Iterator[BinaryIO]:
     """``path`` for reading, decompressed if it is gzip by content; a damaged or cut one is refused where it breaks."""

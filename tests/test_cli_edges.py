@@ -216,7 +216,7 @@ def test_json_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
         "energy_to_first_token_j", "energy_wh_per_request", "energy_wh_per_token", "events_kernels", "expected_error",
         "exposed_communication_by_kind", "exposed_communication_s", "extrapolated_kernels", "files", "flops",
         "flops_per_hbm_byte", "gpu", "hbm_bytes", "kernels",
-        "latency_s", "mbu", "memory_bytes_per_gpu", "mfu", "mfu_at_clock", "model",
+        "latency_s", "mbu", "memory_bytes_per_gpu", "mfu", "mfu_at_clock", "mfu_type", "model",
         "positions", "power_target_w_per_gpu", "power_w_per_gpu", "precision", "scenario", "simpy_events",
         "sm_clock_hz_per_gpu", "status", "status_notes", "status_of_card", "status_reasons", "tokens",
         "tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user", "tpot_s",

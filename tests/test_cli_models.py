@@ -32,6 +32,17 @@ def test_models_says_what_is_read_of_a_configuration(tmp_path: Path, capsys: pyt
     assert out.splitlines()[3:5] == ["parameters           46,702,792,704", "active parameters    12,879,925,248"]
 
 
+def test_a_configuration_under_any_name_is_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my-qwen.json"
+    path.write_text(json.dumps(QWEN3), encoding="utf-8")
+    for command in ("simulate", "memory"):
+        code, out, _ = run([command, str(path), "--json"], capsys)
+        assert (code, json.loads(out)["model" if command == "simulate" else "scenario"] != {}) == (0, True)
+    path.write_text('{"model": "qwen3-8b", "layers": 1}', encoding="utf-8")
+    code, out, _ = run(["simulate", str(path), "--json"], capsys)
+    assert (code, json.loads(out)["model"]) == (0, "qwen3-8b")
+
+
 def test_a_run_beyond_rotary_positions_is_marked_in_words_and_numbers() -> None:
     inside, outside = (simulate(model="llama3-8b", layers=1, seq_len=tokens) for tokens in (8192, 8193))
     assert summary(inside)["positions"] == {"needed": 8192, "of_the_model": 8192, "beyond": False}

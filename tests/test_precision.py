@@ -16,7 +16,7 @@ from hardware.errors import HardwareError
 from sim import Scenario, simulate
 from sim.errors import MemoryShortError
 from sim.explore.kernel import kernel_report
-from sim.result.report import headline, summary
+from sim.result.report import headline, summary, summary_text
 from sim.scenario.machine import machine
 from sim.scenario.memory import check_memory, memory_use
 from sim.scenario.precision import precision_of
@@ -26,7 +26,7 @@ from sim.serving.memory import kv_blocks, transfer_cost
 from tests.config_kit import LLAMA
 from tests.test_cli import run
 from tests.transformer_kit import build, kernels, names
-from workloads import Options, WorkloadError, load_model
+from workloads import Options, WorkloadError
 from workloads.precision import Precision, Product, plain, resolve
 from workloads.storage import ALIASES, BITS, storage
 from workloads.work import AttentionWork, CollectiveWork, DType, GemmWork, GroupedGemmWork
@@ -34,6 +34,11 @@ from workloads.work import AttentionWork, CollectiveWork, DType, GemmWork, Group
 ROWS, DEPTH = 14336, 4096  # of one matrix
 ALL = ROWS * DEPTH
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+FP8_STATIC = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"},
+                                  "input_activations": {"num_bits": 8, "type": "float", "dynamic": False}}},
+}  # fmt: skip
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
 LLAMA_70B = LLAMA | {
     "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672,
@@ -43,7 +48,6 @@ LLAMA_70B = LLAMA | {
 def config(folder: Path, table: Any, model: dict[str, Any] = LLAMA) -> str:
     path = folder / "config.json"
     path.write_text(json.dumps(model | {"quantization_config": table}), encoding="utf-8")
-    load_model.cache_clear()
     return str(path)
 
 
@@ -265,6 +269,34 @@ def test_a_step_of_quantised_kernels_says_that_none_was_measured(tmp_path: Path)
     assert headline(run_) == (
         "decode, batch 4, 2048 tokens, int4_g128_zero weights, bf16 activations, 1 x h100-sxm-80gb"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ignore": ["lm_head", "re:.*self_attn.*"]}, "fp8_e4m3, bf16 in some products"),
+        ({"ignore": []}, "fp8_e4m3, fp8_e4m3 head"),
+    ],
+)
+def test_a_checkpoint_of_fp8_in_part_is_none_of_those_measured_in_fp8(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    fields = {"phase": "decode", "batch": 16, "layers": 2, "gpu": "h100"}
+    whole = simulate(model=config(tmp_path, FP8_STATIC), **fields)
+    assert (whole.standing.status, precision_of(whole.scenario).words()) == ("calibrated", "fp8_e4m3")
+    part = simulate(model=config(tmp_path, FP8_STATIC | change), **fields)
+    assert part.standing.status == "unchecked"
+    assert part.standing.reasons[0].startswith(f"no whole run with dtype = {words} was measured")
+    assert headline(part) == f"decode, batch 16, 2048 tokens, {words}, 1 x h100-sxm-80gb"
+    assert summary(part)["mfu_type"] == "fp8_e4m3"
+    assert "% of fp8_e4m3 FLOP/s" in summary_text(part)
+
+
+def test_weights_of_32_bits_that_run_in_16_are_named(tmp_path: Path) -> None:
+    run_ = simulate(model=config(tmp_path, None, LLAMA | {"torch_dtype": "float32"}), layers=2)
+    assert run_.standing.status == "calibrated"
+    assert run_.standing.notes == ("the file's weights are fp32, run in bf16: --dtype fp32 runs them as they are",)
+    assert simulate(model="llama3-8b", layers=2).standing.notes == ()
 
 
 def test_names_that_people_use_are_one_run() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -15,6 +17,7 @@ import sim
 from sim import Scenario, WattlineError, serve, simulate, sweep
 from sim.result.report import energy_rows, figures
 from sim.scenario.fields import ScenarioFields
+from tests.config_kit import MIXTRAL
 
 LAYER = {"model": "llama3-8b", "layers": 1, "seq_len": 128}
 
@@ -78,3 +81,33 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
 
 def test_serving_from_the_same_place() -> None:
     assert serve(model="llama3-8b", requests=5).summary["requests"] == 5
+
+
+def test_files_that_change_in_a_session_are_read_anew(tmp_path: Path) -> None:
+    model, gpu, rows = tmp_path / "m.json", tmp_path / "g.toml", tmp_path / "rows.csv"
+    shipped = files("hardware") / "data" / "gpus" / "h100-sxm-80gb.toml"
+    own = shipped.read_text(encoding="utf-8").replace('id = "h100-sxm-80gb"', 'id = "mine"')  # so that figures count
+    gpu.write_text(own, encoding="utf-8")
+    model.write_text(json.dumps(MIXTRAL), encoding="utf-8")
+    rows.write_text("expert,rows\n" + "\n".join(f"{i},10" for i in range(8)) + "\n", encoding="utf-8")
+    fields = {
+        "model": str(model),
+        "gpu": str(gpu),
+        "phase": "decode",
+        "batch": 64,
+        "seq_len": 512,
+        "layers": 2,
+        "ep": 2,
+    }
+    fields |= {"routing": str(rows), "ignore_memory": True, "ep_mode": "all_to_all"}
+    found = [simulate(**fields)]
+    rows.write_text("expert,rows\n0,35\n" + "\n".join(f"{i},5" for i in range(1, 8)) + "\n", encoding="utf-8")
+    found.append(simulate(**fields))
+    gpu.write_text(own.replace("{ value = 3350000000000.0", "{ value = 1350000000000.0"), encoding="utf-8")
+    found.append(simulate(**fields))
+    model.write_text(json.dumps(MIXTRAL | {"intermediate_size": 8192}), encoding="utf-8")
+    found.append(simulate(**fields))
+    latencies = [run.latency_s for run in found]
+    assert latencies[1] != latencies[0]
+    assert latencies[2] > 1.3 * latencies[1]
+    assert latencies[3] < 0.8 * latencies[2]

@@ -82,8 +82,8 @@ def test_a_cap_that_the_lowest_clock_passes_is_named_without_being_asked_for() -
 def test_caps_hold_and_more_work_is_not_cheaper(seed: int) -> None:
     """A small draw of ``benchmarks/steady.py``; what more of it finds is in benchmarks/results.md."""
     draw = random.Random(seed)
-    for fields in (steady.generation(draw), steady.pipeline(draw) | {"layers": 4, "pp": 2, "batch": 8}):
-        fields |= {"gpu": ("h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb")[seed - 1], "model": "llama3-8b"}
+    of = (("h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb")[seed - 1 : seed], ("llama3-8b",))
+    for fields in (steady.generation(draw, *of), steady.pipeline(draw, *of) | {"layers": 4, "pp": 2, "batch": 8}):
         fields.pop("sm_clock_mhz", None)
         assert list(steady.findings(fields)) == []
 

@@ -228,4 +228,13 @@ def test_positions_are_stretched_as_the_file_says() -> None:
     assert read(QWEN2).max_positions == 32768
     assert read(QWEN2, rope_scaling=yarn).max_positions == 131072
     assert read(LLAMA).max_positions == 131072  # llama3 scaling is in max_position_embeddings already
+    for kind in ("default", "linear", "dynamic", "longrope", "su", "llama3", "mrope"):
+        assert read(LLAMA, rope_scaling={"type": kind}).max_positions == 131072
+    known = "linear, dynamic, yarn, default, longrope, su, llama3, mrope, ntk, deepseek_yarn, proportional"
+    odd = {"rope_type": "spiral", "factor": 4.0}
+    assert refusal(LLAMA, rope_scaling=odd) == f"c.json: rope_scaling: rope_type = 'spiral': known are {known}"
+    for factor in ("4", 0, -1.0, True, 1e9):
+        assert refusal(LLAMA, rope_scaling=yarn | {"factor": factor}) == (
+            f"c.json: rope_scaling: factor = {factor!r}: give a number from 1 to 10000"
+        )
     assert refusal(LLAMA, rope_scaling="yarn") == "c.json: rope_scaling = 'yarn': give a table, or null"

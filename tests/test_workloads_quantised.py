@@ -165,6 +165,12 @@ def test_a_format_is_read_as_what_it_stores(table: Config, names: tuple[str, ...
         (ct(_I4, _F4), "config_groups.group_0: input_activations of 4 bits with weights in int4_g128"),
         (ct(_F8, sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: sparse weights"),
         ({"quant_method": "compressed-tensors"}, "config_groups is missing"),
+        (ct(_F8, transform_config={"config_groups": {"u": {}}}), "'transform_config' = {'config_groups': {'u': {}"),
+        (AWQ | {"sparsity": "2:4"}, "'sparsity' = '2:4': other work than is simulated"),
+        ({"quant_method": "gptq", "group_size": 128}, "bits is missing: GPTQ says there what weights are stored in"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin_24"}, "checkpoint_format = 'marlin_24'"),
+        ({"quant_method": "mxfp4"}, "mxfp4 holds for none of this model's products: take it out"),
+        (AWQ | {"modules_to_not_convert": ["self_attn", "mlp"]}, "awq holds for none of this model's products"),
     ],
 )  # fmt: skip
 def test_what_is_not_read_is_refused_by_name(table: Any, message: str) -> None:
@@ -315,16 +321,13 @@ def test_quantisation_is_found_wherever_it_stands(tmp_path: Path) -> None:
     beside = tmp_path / "hf_quant_config.json"
     cache = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
     beside.write_text(json.dumps({"quantization": cache}), encoding="utf-8")
-    load_model.cache_clear()
     assert facts(load_model(str(tmp_path)))["kv_bytes_per_token"] == 65536
     assert facts(load_model(str(tmp_path)))["precision"] == "bf16"
     inside = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
     beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": inside}), encoding="utf-8")
-    load_model.cache_clear()
     found = facts(load_model(str(tmp_path)))
     assert tuple(found[name] for name in NAMES) == ("nvfp4", "nvfp4", "fp8_e4m3", "modelopt")
     beside.write_text('{"quantization": {"quant_algo": "FP3"}}', encoding="utf-8")
-    load_model.cache_clear()
     with pytest.raises(
         WorkloadError, match=r"hf_quant_config.json: quantization: quant_algo = 'FP3': not simulated: did"
     ):

@@ -12,13 +12,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from inputs.files import read_text
+from inputs.files import contents, read_text
 from workloads.errors import WorkloadError
 from workloads.family_file import parse_family
 from workloads.huggingface import parse_config
 from workloads.model import ModelSpec
 from workloads.model_file import parse_model
-from workloads.quantization import quantised_beside
+from workloads.quantization import BESIDE, quantised_beside
 
 # A part of an id that says which size of a family it is ("-8b", "-8x7b", "-large"), unlike "-a3b", the active share.
 SIZE = re.compile(r"-(\d+x)?\d+(\.\d+)?[bm](-|$)|-(tiny|small|base|medium|large|huge|xl)(-|$)")
@@ -34,15 +34,27 @@ def list_models() -> tuple[str, ...]:
     return tuple(sorted(name.rsplit(".", 1)[0] for name in names))
 
 
-@lru_cache(maxsize=64)
 def load_model(name: str) -> ModelSpec:
     """A model by any spelling that :func:`model_id` knows, .toml file of one's own, or Hugging Face ``config.json``.
+
+    One object for equal names; for a file, as long as it and those beside it stay as they are.
 
     >>> load_model("llama3-70b").kv_heads
     8
     """
-    if is_path(name):
-        return _load_file(Path(name))
+    if not is_path(name):
+        return _shipped(name)
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    return _of_files(name, contents(path, *(path.parent / beside for beside in ("family.toml", *BESIDE))))
+
+
+@lru_cache(maxsize=64)
+def _of_files(name: str, _: tuple[object, ...]) -> ModelSpec:
+    return _load_file(Path(name))
+
+
+@lru_cache(maxsize=64)
+def _shipped(name: str) -> ModelSpec:
     wanted = model_id(name)
     if wanted in _aliases()["variants"]:
         variant = _aliases()["variants"][wanted]

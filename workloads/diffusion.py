@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from inputs.files import read_text
+from inputs.files import contents, read_text
 from inputs.texts import parse_toml, shown
 from workloads.errors import WorkloadError
 from workloads.fields import flag, positive, refuse_unknown
@@ -95,13 +95,17 @@ def list_dits() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
-@lru_cache(maxsize=16)
 def load_dit(name: str) -> DitSpec:
-    """A diffusion transformer by id or .toml file of one's own.
+    """A diffusion transformer by id or .toml file of one's own, read anew where that changed.
 
     >>> load_dit("wan2.1-14b").heads
     40
     """
+    return _load(name, contents(name) if name.endswith(".toml") or "/" in name else ())
+
+
+@lru_cache(maxsize=16)
+def _load(name: str, _: tuple[object, ...]) -> DitSpec:
     if name.endswith(".toml") or "/" in name:
         return parse_dit(read_text(Path(name), "model", WorkloadError), where=name)
     if name not in list_dits():

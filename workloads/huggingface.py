@@ -11,7 +11,11 @@ from workloads.errors import WorkloadError
 from workloads.family import family_model
 from workloads.family_file import FamilyFile, family_files
 from workloads.model import ModelSpec
+from workloads.params import weight_bytes
+from workloads.precision import plain
+from workloads.quantised_modules import Scheme
 from workloads.quantization import TYPED, precision_of, scheme_of
+from workloads.work import DType
 
 
 def parse_config(text: str, *, where: str, family: FamilyFile | None = None) -> ModelSpec:
@@ -36,9 +40,7 @@ def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None =
     model = family_model(data, own, where=where, read=read_config)
     if "language" not in own.table or any(key in data for key in TYPED):
         model = replace(model, precision=precision)
-    if scheme is not None:
-        model = replace(model, quantised=scheme.over(model.layers, tied=model.tied_embeddings))
-    return replace(model, family=str(kind))
+    return replace(_stored(model, scheme), family=str(kind))
 
 
 def supported_types() -> tuple[str, ...]:
@@ -55,3 +57,13 @@ def how_checked(kind: str) -> tuple[str, str]:
     """
     table = family_files()[kind].table
     return table["checked"], table.get("refused", "")
+
+
+def _stored(model: ModelSpec, scheme: Scheme | None) -> ModelSpec:
+    """The model as a scheme stores it; one that holds for none of its products is refused."""
+    if scheme is None:
+        return model
+    precision = scheme.over(model.layers, tied=model.tied_embeddings)
+    if precision.kv is DType.BF16 and weight_bytes(model, precision) == weight_bytes(model, plain(DType.BF16)):
+        raise WorkloadError(f"{scheme.where}: {scheme.method} holds for none of this model's products: take it out")
+    return replace(model, quantised=precision)

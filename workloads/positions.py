@@ -12,6 +12,8 @@ from workloads.model import ModelSpec
 
 # Ways of stretching rotary positions whose factor max_position_embeddings does not hold already.
 _STRETCHES = ("linear", "dynamic", "yarn")
+# Others, which turn the same heads by other angles: as many operations (transformers 4.57 and 5, vLLM 0.11).
+_ROTATIONS = (*_STRETCHES, "default", "longrope", "su", "llama3", "mrope", "ntk", "deepseek_yarn", "proportional")
 
 
 def check_reach(model: ModelSpec, tokens: int) -> None:
@@ -46,10 +48,20 @@ def max_positions(data: Mapping[str, Any], where: str) -> int:
             continue
         if not isinstance(table, dict):
             raise WorkloadError(f"{where}: {key} = {shown(table)}: give a table, or null")
-        factor = table.get("factor")
-        stretches = table.get("rope_type", table.get("type")) in _STRETCHES
-        if length and stretches and isinstance(factor, int | float) and 1 <= factor <= 1e4:
-            base = table.get("original_max_position_embeddings")
-            made_for = length if base is None else positive(base, f"{key}.original_max_position_embeddings", where)
-            length = max(length, int(factor * made_for))
+        length = max(length, _stretched(table, length, f"{where}: {key}"))
     return length
+
+
+def _stretched(table: Mapping[str, Any], length: int, where: str) -> int:
+    """Positions under one way of turning heads, 0 where it adds none; an unknown way is refused."""
+    kind = table.get("rope_type", table.get("type"))
+    if kind is not None and kind not in _ROTATIONS:
+        raise WorkloadError(f"{where}: rope_type = {shown(kind)}: known are {', '.join(_ROTATIONS)}")
+    factor = table.get("factor")
+    if kind not in _STRETCHES or factor is None or not length:
+        return 0
+    if type(factor) not in (int, float) or not 1 <= factor <= 1e4:
+        raise WorkloadError(f"{where}: factor = {shown(factor)}: give a number from 1 to 10000")
+    base = table.get("original_max_position_embeddings")
+    made_for = length if base is None else positive(base, f"original_max_position_embeddings of {where}", where)
+    return int(factor * made_for)

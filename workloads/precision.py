@@ -156,6 +156,10 @@ class Precision:
         """
         product = self.product
         cache = f", {self.kv.value} KV cache" if self.kv.bits != 16 else ""
+        if self.head is not None:
+            cache = f", {self.head.weights} head{cache}"
+        if apart := dict.fromkeys(str((one or self.kept).weights) for e in self.exceptions for _, one in e.products):
+            cache = f", {' and '.join(apart)} in some products{cache}"
         if product.stored is None:
             return f"{product.activations}{cache}"
         return f"{product.weights} weights, {product.activations} activations{cache}"

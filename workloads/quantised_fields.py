@@ -56,9 +56,12 @@ def flag(table: Table, name: str, where: str, *, default: bool = False) -> bool:
     return default if value is None else value
 
 
+BITS = ("bits", "w_bit", "wbits")
+
+
 def bits_of(table: Table, where: str, known: tuple[int, ...]) -> int:
     """Bits of an integer, by any of its names."""
-    bits = table.get("bits", table.get("w_bit", table.get("wbits", 4)))
+    bits = next((table[key] for key in BITS if key in table), 4)
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in known:
         raise WorkloadError(f"{where}: bits = {shown(bits)}: known are {', '.join(map(str, known))}")
     return bits

@@ -10,6 +10,7 @@ from inputs.texts import shown
 from workloads.errors import WorkloadError
 from workloads.precision import Product
 from workloads.quantised_fields import (
+    BITS,
     CACHE,
     ELEMENTS,
     Table,
@@ -58,6 +59,11 @@ def _fbgemm_fp8(table: Table, where: str) -> Scheme:
 
 
 def _gptq(table: Table, where: str) -> Scheme:
+    kept = table.get("checkpoint_format")
+    if kept not in (None, "gptq", "gptq_v2", "marlin"):
+        raise WorkloadError(f"{where}: checkpoint_format = {shown(kept)}: known are gptq, gptq_v2, marlin")
+    if not any(key in table for key in BITS):
+        raise WorkloadError(f"{where}: bits is missing: GPTQ says there what weights are stored in")
     bits = bits_of(table, where, (2, 3, 4, 8))
     product = Product(weights=grouped(bits, table, where, zero=True), activations=_SIXTEEN)
     rules: list[ModuleRule] = []

@@ -96,6 +96,9 @@ def read_scheme(table: Any, where: str, *, format_unsaid: str | None = None) -> 
         what = f"{known}{_details(table)}: not simulated yet" if known else f"unknown format {shown(method)}"
         raise WorkloadError(f"{where}: {what}: {_REMEDY}")
     _refuse_sparse(table.get("sparsity_config"), f"{where}: sparsity_config")
+    for key, value in table.items():
+        if key != "sparsity_config" and value and any(word in key.lower() for word in _TABLE["other_work"]["words"]):
+            raise WorkloadError(f"{where}: {shown(key)} = {shown(value)}: other work than is simulated: {_REMEDY}")
     scheme = READINGS[reading](table, where).named(str(name), where)
     for key in CACHE:
         kv = cached_type(table.get(key), f"{where}: {key}")

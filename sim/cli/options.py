@@ -12,7 +12,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from sim.cli.help import COMPLETE
-from sim.scenario.spec import FieldTable, Scenario
+from sim.scenario.spec import FieldTable, Scenario, read_mapping
 from workloads.storage import ALIASES
 
 Decorated = Callable[..., Any]
@@ -47,20 +47,26 @@ def scenario_of(file: Path | None, fields: dict[str, Any]) -> Scenario:
 def named_scenario(named: Path | None, fields: dict[str, Any]) -> Scenario:
     """The scenario of the flags, and of an argument that is a file of one (.toml, .json) or a model.
 
-    A ``config.json`` or an id of the catalog is a model. A model's own TOML file cannot be told from a
-    scenario's by its name, and goes to ``--model``.
+    A ``config.json``, by its name or its ``model_type``, or an id of the catalog is a model. A model's own TOML file
+    cannot be told from a scenario's by its name, and goes to ``--model``.
     """
     return scenario_of(*split_named(named, fields))
 
 
 def split_named(named: Path | None, fields: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     """An argument that is a file, by itself, or one that is a model, among the ``fields``; see above."""
-    described = named is not None and named.suffix in (".toml", ".json") and named.name != "config.json"
-    if named is None or described or named.is_dir():
+    if named is None or named.is_dir() or _describes_a_run(named):
         return named, fields
     if fields.get("model") is not None:
         raise click.UsageError(f"'{named}' and --model {fields['model']}: give one model")
     return None, {**fields, "model": str(named)}
+
+
+def _describes_a_run(file: Path) -> bool:
+    """Whether a file is a scenario's, as far as its name and a ``model_type`` in it say."""
+    if file.name == "config.json" or file.suffix not in (".toml", ".json"):
+        return False
+    return file.suffix == ".toml" or not file.is_file() or "model_type" not in read_mapping(file)
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:

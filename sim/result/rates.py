@@ -66,14 +66,14 @@ def rates(run: Run) -> dict[str, float]:
 def utilisation(run: Run) -> dict[str, float | None]:
     """FLOPs and HBM bytes of all GPUs, and their share of what the GPUs could do in the time of the run.
 
-    ``mfu`` is over the datasheet's dense rate at its boost clock for the type that products of weights multiply,
+    ``mfu`` is over the datasheet's dense rate at its boost clock for :func:`multiplied_type`,
     ``mfu_at_clock`` over the rate at the mean clock that the run had (None where the datasheet gives no rate for the
     type); ``mbu`` is over the datasheet's bandwidth.
     """
     flops = run.outcome.over_kernels(lambda cls: _number(cls.describe, "flops"))
     hbm_bytes = run.outcome.over_kernels(lambda cls: cls.terms.hbm_bytes)
     gpu, gpu_s = run.machine.gpu, run.latency_s * run.gpus
-    peak = gpu.tensor_flops_per_s.get(_multiplied(run.scenario))
+    peak = gpu.tensor_flops_per_s.get(multiplied_type(run.scenario))
     clock_hz = sum(run.sm_clock_hz_per_gpu) / run.gpus
     return {
         "flops": flops,
@@ -90,7 +90,8 @@ def memory(run: Run) -> MemoryUse | None:
     return memory_use(resolve_scenario(run.scenario)) if run.scenario.phase != "denoise" else None
 
 
-def _multiplied(scenario: Scenario) -> str:
+def multiplied_type(scenario: Scenario) -> str:
+    """The type that products of weights multiply in."""
     return scenario.dtype if scenario.phase == "denoise" else precision_of(scenario).product.multiplies.value
 
 

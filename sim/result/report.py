@@ -12,7 +12,7 @@ from rich.text import Text
 import workloads
 from sim.build.program import routing_of
 from sim.output.console import PlainConsole, visible
-from sim.result.rates import memory, rates, times, utilisation
+from sim.result.rates import memory, multiplied_type, rates, times, utilisation
 from sim.result.run import Run
 from sim.scenario.layout import layout_of
 from sim.scenario.memory import MemoryUse
@@ -62,7 +62,7 @@ def summary(run: Run) -> dict[str, Any]:
     balance = expert_balance(run.scenario)
     if balance is not None:
         result["expert_balance"] = balance
-    result |= times(run) | rates(run) | utilisation(run)
+    result |= times(run) | rates(run) | {"mfu_type": multiplied_type(run.scenario)} | utilisation(run)
     if (used := memory(run)) is not None:
         result["memory_bytes_per_gpu"] = used.as_json()
     if run.scenario.phase == "denoise":
@@ -219,7 +219,7 @@ def _used(data: dict[str, Any]) -> str:
     mbu = f"{data['mbu']:.1%} of HBM bandwidth"
     if data["mfu"] is None:
         return mbu
-    return f"{data['mfu']:.1%} of {data['scenario']['dtype']} FLOP/s ({data['mfu_at_clock']:.1%} at this clock), {mbu}"
+    return f"{data['mfu']:.1%} of {data['mfu_type']} FLOP/s ({data['mfu_at_clock']:.1%} at this clock), {mbu}"
 
 
 def _held(used: MemoryUse) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Unpack
 
+from inputs.files import contents
 from sim.build.host import engine_issue_s
 from sim.build.program import build
 from sim.engine.repeating import SteadyLimiter
@@ -226,7 +227,8 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
     its work.
     """
     work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
-    key = (work, id(resolved.model), id(target.profile), buckets)
+    files = contents(*(one for one in (resolved.scenario.routing, resolved.scenario.node) if one and "." in one))
+    key = (work, id(resolved.model), id(target.gpu), id(target.profile), files, buckets)
     return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
 
 
@@ -259,8 +261,8 @@ def _work(request: _Request) -> Work:
     if request.work[-1]:
         assert scenario.output_len is not None
         contexts = tuple(bucket_contexts(scenario.seq_len, scenario.output_len - 1))
-    fields, model, _, buckets = request.work
-    same = (fields, model, buckets)  # what runs does not depend on the profile
+    fields, model, gpu, _, files, buckets = request.work
+    same = (fields, model, gpu, files, buckets)  # what runs does not depend on the profile
     program, tokens = _built(_Request(same, same, resolved, target), contexts)
     eager = scenario.launch == "eager"
     classify = classifier(target, eager=eager)

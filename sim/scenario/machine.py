@@ -13,6 +13,7 @@ from hardware.cluster import Cluster, cluster_for, default_node, load_node
 from hardware.gpu import GpuSpec
 from hardware.power import PowerCurve
 from hardware.profile import Profile, own_profile, profile_for
+from inputs.files import contents
 from sim.engine.running import GpuModel
 from sim.errors import ScenarioError
 from sim.scenario.spec import Scenario
@@ -49,14 +50,22 @@ class Policy:
     links_asleep: bool = False  # several GPUs that exchange nothing
 
 
-@lru_cache(maxsize=256)
 def machine(
     gpu_name: str, world: int = 1, policy: Policy = Policy(), *, node: str | None = None, profile: str | None = None
 ) -> Machine:
     """Resolve names and policies once; equal requests share the object (and the memos behind it).
 
-    ``node`` None is the GPU's usual one, ``profile`` None the shipped one (else a file).
+    ``node`` None is the GPU's usual one, ``profile`` None the shipped one (else a file). Files that changed are read
+    anew.
     """
+    own = (gpu_name if gpu_name.endswith(".toml") else None, node if node and node.endswith(".toml") else None, profile)
+    return _machine(gpu_name, world, policy, node, profile, contents(*own))
+
+
+@lru_cache(maxsize=256)
+def _machine(
+    gpu_name: str, world: int, policy: Policy, node: str | None, profile: str | None, _: tuple[object, ...]
+) -> Machine:
     gpu = load_gpu(gpu_name)
     return _resolved(gpu, _profile(gpu, profile), node, world, policy)
 
