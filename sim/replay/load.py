@@ -54,6 +54,8 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     graph = np.flatnonzero(work.graph != NONE)
     graph = graph[cuda_graph[calls.name[work.graph[graph]]]]
     issue_ns[graph] += AFTER_GRAPH_NS - AFTER_CALL_NS
+    late = graph[np.isin(work.graph[graph], _begun_with_return(capture, graph))]
+    issue_ns[late] = (calls.start_ns + calls.dur_ns)[work.launch[late]]
     alone = known & (work.graph == NONE) & (work.category == Category.KERNEL)
     issue_ns[alone] = (calls.start_ns + calls.dur_ns)[work.launch[alone]] + AFTER_LAUNCH_NS
     blocks, tiles = rounds_of(capture, classes, sms)
@@ -91,6 +93,25 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
         clusters=clusters,
         pause_ns=USUAL_PAUSE_NS,
     )
+
+
+def _begun_with_return(capture: Capture, rows: Ints) -> Ints:
+    """The graphs among those of ``rows`` that began when their launch call returned, not soon after it began.
+
+    So do graphs that the call has to upload first. The trace tells it where the GPU had nothing else to do meanwhile:
+    the first kernel began nearer to the return.
+    """
+    work, calls = capture.work, capture.calls
+    before_ns = np.full(len(work), np.iinfo(np.int64).min)
+    for rank in capture.ranks:
+        mine = np.flatnonzero(work.rank == rank)
+        before_ns[mine[1:]] = np.maximum.accumulate(work.end_ns[mine])[:-1]
+    graphs, first = np.unique(work.graph[rows], return_index=True)
+    first = rows[first]  # rows go by rank, then start
+    call, began_ns = work.launch[first], work.start_ns[first]
+    soon_ns, return_ns = calls.start_ns[call] + AFTER_GRAPH_NS, calls.start_ns[call] + calls.dur_ns[call]
+    free = np.maximum(before_ns[first], soon_ns) + LONGEST_PAUSE_NS < began_ns
+    return graphs[free & (2 * began_ns > soon_ns + return_ns) & (began_ns <= return_ns + AFTER_CALL_NS)]
 
 
 def cleared_lead_ns(facts: Scheduling) -> int:
@@ -200,7 +221,7 @@ def fitted(load: ReplayRows, dag: Dag, waits: list[HostWait]) -> ReplayRows:
 
 
 def shown_pause_ns(capture: Capture, dag: Dag) -> int | None:
-    """The pause between kernels that queued, as the trace shows it (a median); None where it shows none.
+    """The pause between kernels that queued, as the trace shows it (a mean: sums count); None where it shows none.
 
     Kernels that came together (a graph, or before the trace began) show it. Those that the host launched one by one
     also wait for SMs and counters: their pauses are believed only where they are too short to hold any of that.
@@ -222,7 +243,7 @@ def shown_pause_ns(capture: Capture, dag: Dag) -> int | None:
         queued.append(pause_ns[fits & known[second] & (ready_ns[second] <= work.end_ns[first])])
     shown, hosted = np.concatenate(together), np.concatenate(queued)
     if len(shown) >= FEWEST_PAUSES:
-        return round(float(np.median(shown)))
+        return round(float(np.mean(shown)))
     if len(hosted) >= FEWEST_PAUSES and np.median(hosted) < SHORTEST_PAUSE_NS:
         return round(float(np.median(hosted)))
     return None
