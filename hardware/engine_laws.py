@@ -48,7 +48,8 @@ class EngineLaws:
     """One engine's kernels on one GPU type. Products, attention and elementwise kernels by type or name.
 
     ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
-    type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
+    type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``mean_power_factor``: watts above
+    idle of the mean card over those of the measured ones.
     ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their digests.
     """
 

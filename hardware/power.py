@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
+
+# How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
+POWER_TOLERANCE = 1e-10
+CLOCK_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +90,46 @@ def point_at(
     return OperatingPoint(sm_clock_hz=sm_clock_hz, latency_s=latency_s, power_w=curve.idle_w(sm_clock_hz) + dynamic)
 
 
-def highest_clock(power_at: Callable[[float], float], limit_w: float, low_hz: float, high_hz: float) -> float:
-    """The highest real-valued clock in [low, high] whose power is at most ``limit_w`` (power rises with it)."""
-    if power_at(high_hz) <= limit_w:
+def highest_clock(
+    power_at: Callable[[float], float], limit_w: float, low_hz: float, high_hz: float, step_hz: float = 0.0
+) -> float:
+    """The highest clock in [low, high] whose power is at most ``limit_w`` (power rises with it); else the lowest.
+
+    Real-valued, or on steps of ``step_hz`` from the lowest. It is one at which ``power_at`` was asked.
+    """
+    if (top_w := power_at(high_hz)) <= limit_w:
         return high_hz
-    if power_at(low_hz) >= limit_w:
+    if step_hz:
+        steps = range(int((high_hz - low_hz) / step_hz) + 1)
+        over = bisect_right(steps, limit_w, key=lambda step: power_at(low_hz + step * step_hz))
+        return low_hz + max(over - 1, 0) * step_hz
+    if (bottom_w := power_at(low_hz)) >= limit_w:
         return low_hz
-    for _ in range(30):  # 1.6 GHz / 2**30: about a hertz
-        mid = 0.5 * (low_hz + high_hz)
-        if power_at(mid) <= limit_w:
-            low_hz = mid
+    # False position between a clock that is within the limit and one that is not; an end that stays while the other
+    # moves twice counts for less (Anderson and Bjorck, BIT 13, 1973).
+    below_w, above_w = bottom_w - limit_w, top_w - limit_w
+    left_w, moved = -below_w, 0
+    for attempt in range(64):
+        if left_w <= POWER_TOLERANCE * limit_w or high_hz - low_hz <= CLOCK_TOLERANCE * high_hz:
+            break
+        chord = (low_hz * above_w - high_hz * below_w) / (above_w - below_w)
+        clock_hz = chord if attempt < 20 else 0.5 * (low_hz + high_hz)
+        over_w = power_at(clock_hz) - limit_w
+        if over_w <= 0.0:
+            if moved < 0:
+                above_w *= _shrink(over_w, below_w)
+            low_hz, below_w, left_w, moved = clock_hz, over_w, -over_w, -1
         else:
-            high_hz = mid
+            if moved > 0:
+                below_w *= _shrink(over_w, above_w)
+            high_hz, above_w, moved = clock_hz, over_w, 1
     return low_hz
+
+
+def _shrink(now: float, before: float) -> float:
+    """What is left of the weight of the end that stayed, from the values at the end that moved twice."""
+    share = 1.0 - now / before
+    return share if share > 0.0 else 0.5
 
 
 def steady_point(

@@ -190,4 +190,7 @@ def count(config: Config) -> int:
         return int(total + layers * (attention + 3 * d * config["intermediate_size"]))
     inner = config["intermediate_size" if kind == "mixtral" else "moe_intermediate_size"]
     shared = config.get("shared_expert_intermediate_size") or 0
-    return int(total + layers * (attention + experts * d + 3 * d * (experts * inner + shared)))
+    apart = set(config.get("mlp_only_layers") or ())
+    dense = sum((i + 1) % config.get("decoder_sparse_step", 1) != 0 or i in apart for i in range(layers))
+    sparse = (layers - dense) * (experts * d + 3 * d * (experts * inner + shared))
+    return int(total + layers * attention + sparse + (dense and dense * 3 * d * config["intermediate_size"]))

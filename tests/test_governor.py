@@ -276,16 +276,7 @@ def test_the_first_seconds_of_load_as_measured():
     assert run.energy_j(0.0, duration_s) == pytest.approx(measured_outputs(record)["energy_j"], rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        "gemm_8192",
-        pytest.param(
-            "gemm_512",
-            marks=pytest.mark.xfail(strict=True, reason="1.9 % quick without pauses since the refit of products"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("shape", ["gemm_8192", "gemm_512"])
 def test_bursts_of_big_gemms_as_measured(shape):
     rows = [r for r in record_rows("duty.jsonl") if r.inputs["work"].startswith(shape)]
     means: dict[tuple[str, float], list[tuple[float, ...]]] = {}

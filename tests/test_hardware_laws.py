@@ -320,3 +320,27 @@ def test_blocks_of_exchanges_follow_those_of_the_all_gather(
         profile_for(gpu), gpu, CollectiveSizes(op=op, world=2, buffer_bytes=2**28, ctas=ctas, in_graph=False)
     )
     assert time_s(terms, sms=132, sm_clock_hz=1.98e9) * 1e6 == pytest.approx(measured_us, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "batch", "kv_len", "clock_mhz", "measured_us"),
+    [
+        # records/*/vllm/kernels.jsonl: FlashAttention 3 over a paged FP8 cache, 32 query heads on 8 of 128
+        ("h100-sxm-80gb", 1, 512, 1980, 9.48),
+        ("h100-sxm-80gb", 32, 4096, 1980, 112.4),
+        ("h100-sxm-80gb", 64, 4096, 1830, 220.9),
+        ("h200-sxm-141gb", 1, 512, 1980, 9.78),
+        ("h200-sxm-141gb", 16, 1024, 1980, 19.7),
+        ("h200-sxm-141gb", 32, 4096, 1980, 101.9),
+        ("h200-sxm-141gb", 64, 4096, 1950, 196.9),
+        ("h200-sxm-141gb", 256, 512, 1980, 145.6),
+    ],
+)
+def test_a_cache_of_8_bits_is_bound_by_what_turns_it(
+    gpu_id: str, batch: int, kv_len: int, clock_mhz: int, measured_us: float
+) -> None:
+    gpu = load_gpu(gpu_id)
+
+    sizes = DecodeSizes(batch=batch, kv_len=kv_len, q_heads=32, kv_heads=8, head_dim=128, kv_bytes=1)
+    terms = price.decode_terms(profile_for(gpu), gpu, sizes)
+    assert 1e6 * time_s(terms, sms=gpu.sms, sm_clock_hz=clock_mhz * 1e6) == pytest.approx(measured_us, rel=0.1)

@@ -87,6 +87,10 @@ def test_kernels_on_partitions_are_as_measured() -> None:
     beside = [row for row in rows if row.record.kind == "partitions" and _products(row.record.inputs)]
     both = [row.error(name) for row in beside for name in ("latency_s", "beside_s")]
     assert len(both) == 10 and max(abs(error) for error in both if error is not None) < 0.06
+    # Whatever runs side by side, on partitions or not: a few are off by half, none by a multiple.
+    sides = [row.error("latency_s") for row in rows if row.record.kind == "partitions"]
+    far = [abs(error) for error in sides if error is not None]
+    assert len(far) == 30 and sum(far) / len(far) < 0.12 and max(far) < 0.6
 
 
 def _products(inputs: Mapping[str, Any]) -> bool:

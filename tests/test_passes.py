@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from workloads import WorkloadError
+from workloads.layer_passes.backward import partial_inputs, summed_over
 from workloads.layer_passes.lower import lower, lower_head
 from workloads.layer_passes.overlap import Beside, Stage, Step, beside_shared, overlap
 from workloads.layer_passes.schedule import Schedule
@@ -227,3 +230,35 @@ def test_a_whole_collective_runs_beside_what_does_not_read_it() -> None:
     assert [(kernel.name, kernel.stream, kernel.after) for kernel in made] == [
         ("up_gemm", 0, ()), ("x", 1, (0,)), ("down_gemm", 0, ()), ("gelu", 0, (1,)),
     ]  # fmt: skip
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------
+
+GRADIENTS = [
+    # Columns split: each rank knows a part of the input's gradient; rows split: each knows its slice of it.
+    ((fuse("up", op("bsm,mf->bsf", parallel="f", label="up")),
+      fuse("down", op("bsf,mf->bsm", parallel="f", label="down"))), Split(), {"up"}),
+    ((fuse("qkv", op("bsm,mHh->bsHh", parallel="H", label="Q"), op("bsm,mKh->bsKh", parallel="K", label="K")),
+      fuse("o", op("bsHh,mHh->bsm", parallel="H", label="O"))), Split(), {"qkv"}),
+    ((fuse("up", op("bsm,mf->bsf", label="up")), fuse("down", op("bsf,mf->bsm", label="down"))), Split(), set()),
+    ((fuse("up", op("bsm,mf->bsf", parallel="s", label="up")),), Split(), set()),  # tokens split: nothing is summed
+    ((fuse("up", op("bsm,mf->bsf", parallel="m", label="up")),), Split(), set()),
+    # Experts cut along their width, whole on other ranks beside the same tokens, or rows sent to them and back.
+    (lower((expert_feed(),)), Split(), {"gate_up_grouped"}),
+    (lower((expert_feed(),), SAME), SAME, {"gate_up_grouped", "down_grouped"}),
+    (lower((expert_feed(),), OWN), OWN, set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "split", "partial"), GRADIENTS)
+def test_gradients_of_inputs_are_sums_where_the_split_axis_is_contracted(
+    nodes: Any, split: Split, partial: set[str]
+) -> None:
+    assert partial_inputs(nodes, split) == partial
+
+
+def test_gradients_of_weights_are_summed_over_tokens_and_never_over_what_the_weight_has() -> None:
+    ops = [op("bsm,mf->bsf", label="up"), op("bsHh,mHh->bsm", label="O"), op("bsm,mKh->bsKh", label="K")]
+    assert [[axis for axis in "bsmfHKh" if axis in one.einsum.axes and summed_over(one, axis)] for one in ops] == [
+        ["b", "s"]
+    ] * 3

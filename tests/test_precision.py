@@ -244,12 +244,13 @@ def test_many_rows_pay_for_turning_weights_and_are_never_quicker_than_in_sixteen
     assert kernel_report(target, blocks).settled.latency_s == pytest.approx(eight, rel=0.01)
 
 
-def test_a_cache_of_half_the_bytes_reads_in_half_the_time_where_memory_bounds() -> None:
+def test_a_cache_of_half_the_bytes_takes_more_than_half_the_time() -> None:
+    """FlashAttention 3 over 64 x 4,096 keys: 220.9 us in FP8, 360.5 in bf16, H100 (records/*/vllm/kernels.jsonl)."""
     target = machine("h100-sxm-80gb")
-    long = {"batch": 64, "q_len": 1, "kv_len": 32768, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": False}
+    long = {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": False}
     wide, narrow = (kernel_report(target, AttentionWork(**long, kv_dtype=kv)) for kv in (DType.BF16, DType.FP8))
     assert narrow.hbm_bytes == wide.hbm_bytes / 2
-    assert narrow.settled.latency_s == pytest.approx(wide.settled.latency_s / 2, rel=0.01)
+    assert narrow.settled.latency_s == pytest.approx(wide.settled.latency_s * 220.9 / 360.5, rel=0.05)
     assert narrow.extrapolated
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,29 @@ def test_a_replay_that_misses_its_file_says_so(tmp_path: Path, capsys: pytest.Ca
     )
     main(["replay", str(path)])
     assert note in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("span_us", "overlap_us", "said"),
+    [
+        (99.1, 41.1, None),  # 0.9 and 2.7 %: within the bar, and nothing is said
+        (98.9, 40.0, "span of rank 0 by +1.1%"),
+        (101.2, 40.0, "span of rank 0 by -1.2%"),
+        (100.0, 38.8, "overlap of rank 0 by +3.1%"),
+        (100.0, 0.0, "overlap of rank 0 by +40.0 us"),
+    ],
+)
+def test_a_replay_is_flagged_beyond_1_percent_of_span_or_3_of_overlap(
+    tmp_path: Path, span_us: float, overlap_us: float, said: str | None
+) -> None:
+    result = replay_trace([write(tmp_path / "t.json", [launch(0, 1), kernel("gemm", 10, 100, correlation=1)])])
+    outcome = result.unchanged
+    again = replace(outcome.ranks[0], span_us=100.0, overlap_us=40.0)
+    measured = replace(again, span_us=span_us, overlap_us=overlap_us)
+    notes = notes_of(replace(result, measured=[measured], unchanged=replace(outcome, ranks=[again])))
+    rest = ": compare what-ifs with the replay, not with the file"
+    missed = [note for note in notes if note.startswith("the unchanged replay misses")]
+    assert missed == ([] if said is None else [f"the unchanged replay misses the file's {said}{rest}"])
 
 
 def test_steps_and_kernels_of_a_served_run_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from simpy import Environment
+from simpy import Environment, Event
 from simpy.resources.base import BaseResource
 
 from sim.engine.driver import Engine
@@ -51,6 +51,34 @@ def test_a_pool_of_fewer_sms_or_of_another_order_changes_the_timeline() -> None:
     # Half of the product's blocks start at first; the others are the next in the queue.
     assert changed(g, fewer) == [("gemm", 0, 0.0, 20.0), ("copy", 0, 20.0, 30.0)]
     assert changed(g, other_order)[0] == ("copy", 0, 0.0, 10.0)
+
+
+def test_blocks_of_a_kernel_that_runs_come_before_kernels_that_asked_later() -> None:
+    """A kernel that began on a few SMs does not starve behind a stream of others that end and begin at once."""
+    env = Environment()
+    pool = SmPool(env, 100)
+    began: list[tuple[str, float, float]] = []
+
+    def repeated(name: str, count: int) -> Iterator[Event]:
+        for _ in range(count):
+            blocks = pool.request(90)
+            yield blocks
+            began.append((name, env.now, blocks.held))
+            yield env.timeout(10)
+            yield pool.release(blocks)
+
+    def long(name: str) -> Iterator[Event]:
+        yield env.timeout(1)
+        blocks = pool.request(50)
+        yield blocks
+        began.append((name, env.now, blocks.held))
+        yield env.timeout(11)
+        began.append((name, env.now, blocks.held))
+
+    env.process(repeated("product", 2))
+    env.process(long("attention"))
+    env.run()
+    assert began == [("product", 0, 90), ("attention", 1, 10), ("product", 10, 50), ("attention", 12, 50)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.transformer_kit import build, kernels, names
-from workloads import DType, WorkloadError
+from workloads import DType, WorkloadError, load_model
 from workloads.huggingface import parse_config
-from workloads.layer_norm import patches
 from workloads.work import AttentionWork, ElementwiseWork, GemmWork
 
 MODELS = ("bert-large", "gpt2", "opt-1.3b", "qwen2-1.5b", "vit-large")
@@ -62,7 +61,7 @@ def test_an_encoder_has_no_head_and_no_mask() -> None:
     attention = next(one.work for one in kernels(build("vit-large", seq_len=197)) if one.name == "attention")
     assert isinstance(attention, AttentionWork)
     assert not attention.causal
-    assert patches({"image_size": 224, "patch_size": 16}, where="vit") == 197
+    assert load_model("vit-large").max_positions == 14 * 14 + 1
 
 
 @pytest.mark.parametrize(
@@ -81,8 +80,11 @@ def test_what_a_family_cannot_do_is_said(name: str, options: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_head": 7}, "c: n_embd = 768 is not a multiple of n_head = 7"),
-        ({"activation_function": "swiglu"}, "c: activation_function = 'swiglu': known are gelu_new, "),
+        ({"n_head": 7}, "c: n_embd = 768, n_head = 7: 768 is not a multiple of 7"),
+        (
+            {"activation_function": "swiglu"},
+            "c: activation_function = 'swiglu': for model_type 'gpt2' only gelu_new",
+        ),
         ({"n_layer": None}, "c: n_layer is missing: give a positive whole number"),
     ],
 )

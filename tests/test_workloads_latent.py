@@ -42,8 +42,8 @@ def gemms(program: Program, segment: int = 1) -> dict[str, tuple[int, int, int, 
 
 def test_the_config_is_the_catalogs_model() -> None:
     mine, theirs = parse_config(json.dumps(CONFIG), where="c"), load_model("deepseek-v3")
-    assert (mine.sizes(), mine.latent, mine.block, mine.dense_block) == (
-        theirs.sizes(), theirs.latent, theirs.block, theirs.dense_block,
+    assert (mine.sizes(), mine.latent, mine.parts, mine.pattern) == (
+        theirs.sizes(), theirs.latent, theirs.parts, theirs.pattern,
     )  # fmt: skip
     assert (mine.route_groups, mine.top_groups, params(mine)) == (8, 4, params(theirs))
 
@@ -155,9 +155,9 @@ def test_latent_decode_reaches_what_flash_mla_publishes(batch: int, heads: int, 
          "deepseek-v3: route_groups = 8 with top_groups = 9: groups must divide the 256 experts, and the best ones "
          "hold top_k = 8"),
         (("dense_d_ff = 18432\n", ""),
-         "deepseek-v3: dense_layers = 3 with dense_d_ff = 0: give both, dense_layers below layers = 61"),
+         "m: dense_layers = 3, layers = 61: give both dense_layers and dense_d_ff, dense_layers below layers"),
         (("experts = 256\ntop_k = 8\n", ""),
-         "deepseek-v3: shared_d_ff = 2048: is for a mixture of experts: give experts"),
+         "m: dense_d_ff = 18432, dense_layers = 3, route_groups = 8: is for a mixture of experts: give experts"),
     ],
 )  # fmt: skip
 def test_a_latent_model_is_read_strictly(change: tuple[str, str], message: str) -> None:

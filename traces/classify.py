@@ -81,6 +81,7 @@ def class_of(name: str, rules: Sequence[Rule] = ()) -> str:
     for rule in rules:
         if rule.pattern.search(name):
             return rule.cls
+    name = _demangled(name)
     whole, own = _spellings(name), _spellings(_own_name(name))
     comm_rules = [rule for rule in built_in() if rule.cls == COMMUNICATION]
     rest = [rule for rule in built_in() if rule.cls != COMMUNICATION]
@@ -99,6 +100,23 @@ PATH = re.compile(r"[\w.$~-]+(?:::[\w.$~-]+)*")
 def _spellings(name: str) -> tuple[str, str]:
     """The name, and the name with its words set apart by ``_``."""
     return name, WORDS.sub("_", name)
+
+
+def _demangled(name: str) -> str:
+    """The path of a function whose name no tool demangled (too long, or cut): its identifiers carry their lengths.
+
+    >>> _demangled("_ZN7deep_ep9intranode8dispatchILi8ELi768EEE")
+    'deep_ep::intranode::dispatch<ILi8ELi768EEE'
+    >>> _demangled("ampere_sgemm_128x64_tn")
+    'ampere_sgemm_128x64_tn'
+    """
+    if not name.startswith("_Z"):
+        return name
+    at, parts = len("_ZN") if name.startswith("_ZN") else len("_Z"), []
+    while (size := re.compile(r"\d+").match(name, at)) is not None:
+        at = size.end() + int(size.group())
+        parts.append(name[size.end() : at])
+    return f"{'::'.join(parts)}<{name[at:]}" if parts else name
 
 
 def _own_name(name: str) -> str:

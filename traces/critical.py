@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces.capture import NONE, Capture
 from traces.classify import Classes
@@ -16,6 +18,7 @@ from traces.records import Ints
 
 ROWS_LIMIT = 2_000_000  # a few hundred bytes and microseconds a row
 BLOCKING = "Synchronize"
+Places = NDArray[np.signedinteger[Any]]  # of nodes: half the room of numbers of 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,7 @@ def critical_path(capture: Capture, classes: Classes, *, top: int = 5) -> Critic
         least = np.full(int(collective.max()) + 1, np.iinfo(np.int64).max)
         np.minimum.at(least, collective[members], work.dur_ns[members])
         weight_ns[members] = least[collective[members]]
-    before, after, cost_ns = _edges(capture, weight_ns, collective)
-    first_ns = np.zeros(len(work) + 2 * len(capture.calls), dtype=np.int64)
-    first_ns[: len(work)] = weight_ns
-    path = _longest(first_ns, before, after, cost_ns, ends=len(work))
-    if path is None:
-        return _no_path("its times contradict one another: some work waited for what came after it")
-    nodes, time_ns = path
+    nodes, time_ns = _longest(_graph(capture, weight_ns, collective))
     on_gpu = nodes < len(work)
     rows, row_ns = nodes[on_gpu], time_ns[on_gpu]
     by_class = Counter(dict(zip(classes.labels, _sums(classes.index[rows], row_ns, len(classes.labels)), strict=True)))
@@ -93,16 +90,33 @@ def _no_path(why: str) -> CriticalPath:
     return CriticalPath(length_us=0.0, by_class={}, first=(), rows=np.empty(0, dtype=np.int64), skipped=why)
 
 
-def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints, *, ends: int) -> tuple[Ints, Ints] | None:
-    """Nodes of the longest path to one of the first ``ends`` and what each adds; None where edges go in a circle.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Graph:
+    """Rows of work, then calls begun, then blocking calls done; edges cost what the node behind them takes then.
 
-    A node that nothing comes before adds its ``first_ns``, others what the edge to them costs. Most nodes have one edge
-    before them and choose nothing: sums along such chains are taken at once, and only where edges meet is a path
-    searched.
+    A node that nothing comes before adds its ``first_ns``. ``place``: its place in the order of time.
     """
-    nodes = len(first_ns)
-    edges_in = np.bincount(after, minlength=nodes)
-    parent, total_ns = np.arange(nodes), np.zeros(nodes, dtype=np.int64)
+
+    first_ns: Ints
+    place: Places
+    before: Places
+    after: Places
+    cost_ns: Ints
+    ends: int  # a path ends in one of the first so many nodes
+
+
+def _longest(graph: _Graph) -> tuple[Ints, Ints]:
+    """Nodes of the longest path and what each adds.
+
+    Most nodes have one edge before them and choose nothing: sums along such chains are taken at once, and only where
+    edges meet is a path searched, in the order of time. An edge against it is none.
+    """
+    nodes = len(graph.place)
+    before, after, cost_ns = graph.before, graph.after, graph.cost_ns
+    if not (forward := graph.place[before] < graph.place[after]).all():
+        before, after, cost_ns = before[forward], after[forward], cost_ns[forward]
+    edges_in = np.minimum(np.bincount(after, minlength=nodes), 2).astype(np.int8)
+    parent, total_ns = np.arange(nodes, dtype=np.int32), np.zeros(nodes, dtype=np.int64)
     single = edges_in[after] == 1
     parent[after[single]], total_ns[after[single]] = before[single], cost_ns[single]
     head = parent.copy()  # of each node's chain: jumps double until all have arrived
@@ -112,24 +126,22 @@ def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints, *, ends: 
             break
         total_ns += total_ns[head]
         head = further
-    if (edges_in[head] == 1).any():
-        return None
-    meets = np.flatnonzero(~single)
-    heads = np.flatnonzero(edges_in != 1)
-    number = np.empty(nodes, dtype=np.int64)
-    number[heads] = np.arange(len(heads))
-    found = _between_heads(
-        first_ns[heads], number[head[before[meets]]], number[after[meets]], total_ns[before[meets]] + cost_ns[meets]
-    )
-    if found is None:
-        return None
-    length_ns, best = found
-    length_ns = length_ns[number[head]] + total_ns
-    chosen = parent.copy()  # the node before each on its longest path; itself where there is none
-    entered = heads[best != NONE]
-    chosen[entered] = before[meets[best[best != NONE]]]
-    way = memoryview(chosen.data)  # single items of an array are slow
-    node = int(np.argmax(length_ns[:ends]))
+    meets = np.flatnonzero(~single).astype(np.int32)
+    meets = meets[np.argsort(graph.place[after[meets]], kind="stable")]
+    # Single items of an array are slow, lists of numbers large: a view is neither.
+    length_ns = np.where(edges_in == 0, graph.first_ns, NONE)
+    best = np.full(nodes, NONE, dtype=np.int32)
+    reached, entered = length_ns.data, best.data
+    chain_ns = total_ns[before[meets]] + cost_ns[meets]
+    columns = head[before[meets]], after[meets], chain_ns, meets
+    for source, target, chain, edge in zip(*(column.data for column in columns), strict=True):
+        if (length := reached[source] + chain) > reached[target]:
+            reached[target], entered[target] = length, edge
+    length_ns = length_ns[head] + total_ns
+    met = np.flatnonzero(best != NONE)
+    parent[met] = before[best[met]]
+    way = parent.data  # the node before each on its longest path; itself where there is none
+    node = int(np.argmax(length_ns[: graph.ends]))
     path = [node]
     while (earlier := way[node]) != node:
         path.append(earlier)
@@ -138,44 +150,18 @@ def _longest(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints, *, ends: 
     return rows, np.diff(length_ns[rows], prepend=0)
 
 
-def _between_heads(first_ns: Ints, before: Ints, after: Ints, cost_ns: Ints) -> tuple[Ints, Ints] | None:
-    """Longest length to each node, and the edge (-1: none) that it ends with; None where edges go in a circle.
-
-    In plain lists: a graph library takes ten times as long for the same pass.
-    """
-    order = np.argsort(before, kind="stable")
-    targets, costs, edges = after[order].tolist(), cost_ns[order].tolist(), order.tolist()
-    begins = np.searchsorted(before[order], np.arange(len(first_ns) + 1)).tolist()
-    left = np.bincount(after, minlength=len(first_ns)).tolist()
-    ready = [node for node, count in enumerate(left) if not count]
-    length, best = [NONE] * len(left), [NONE] * len(left)
-    for node in ready:
-        length[node] = int(first_ns[node])
-    for node in ready:  # which grows
-        reached = length[node]
-        for edge in range(begins[node], begins[node + 1]):
-            target = targets[edge]
-            if reached + costs[edge] > length[target]:
-                length[target], best[target] = reached + costs[edge], edges[edge]
-            left[target] -= 1
-            if not left[target]:
-                ready.append(target)
-    if len(ready) < len(left):
-        return None
-    return np.array(length, dtype=np.int64), np.array(best, dtype=np.int64)
-
-
-def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> tuple[Ints, Ints, Ints]:
-    """Edges as columns: from, to, what the latter costs then. Rows of work first, then calls begun, then calls done."""
-    work, calls = capture.work, capture.calls
+def _graph(capture: Capture, weight_ns: Ints, collective: Ints) -> _Graph:
+    """What comes before what: streams, waits, collectives, and the host."""
+    work = capture.work
     dependencies = edges_of(capture)
     before, after = dependencies.before, dependencies.after
-    parts = [(before, after, weight_ns[after])]
+    del dependencies
+    parts = [_part(before, after, weight_ns[after])]
     # Where a kernel begins in the tail of the one before (programmatic dependent launch), its rest comes after that.
     first, second = stream_order(capture)
     tails = (work.start_ns[second] < work.end_ns[first]) & (work.end_ns[second] > work.end_ns[first])
     rest_ns = np.minimum(work.end_ns[second] - work.end_ns[first], weight_ns[second])
-    parts.append((first[tails], second[tails], rest_ns[tails]))
+    parts.append(_part(first[tails], second[tails], rest_ns[tails]))
     # The last to arrive starts a collective: what is before one member is before all.
     group: dict[int, list[int]] = {}
     for row in np.flatnonzero(collective != NONE).tolist():
@@ -189,17 +175,29 @@ def _edges(capture: Capture, weight_ns: Ints, collective: Ints) -> tuple[Ints, I
     ]
     if pairs:
         first, second = np.array(pairs, dtype=np.int64).T
-        parts.append((first, second, weight_ns[second]))
-    if len(calls):
-        parts += _host_edges(capture, weight_ns)
+        parts.append(_part(first, second, weight_ns[second]))
+    times_ns = [work.end_ns]
+    if len(capture.calls):
+        parts += _host_edges(capture, weight_ns, times_ns)
     first, second, cost = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return first, second, cost
+    in_time = np.argsort(np.concatenate(times_ns), kind="stable")
+    place = np.empty(len(in_time), dtype=np.int32)
+    place[in_time] = np.arange(len(place), dtype=np.int32)
+    first_ns = np.append(weight_ns, np.zeros(len(place) - len(work), dtype=np.int64))
+    return _Graph(first_ns=first_ns, place=place, before=first, after=second, cost_ns=cost, ends=len(work))
 
 
-def _host_edges(capture: Capture, weight_ns: Ints) -> list[tuple[Ints, Ints, Ints]]:
-    """Host calls in order on their thread, launches to their work, work to the call that waited for it."""
+def _part(before: Places, after: Places, cost_ns: Ints) -> tuple[Places, Places, Ints]:
+    """Some edges; ``ROWS_LIMIT`` nodes have small numbers."""
+    return before.astype(np.int32), after.astype(np.int32), cost_ns
+
+
+def _host_edges(capture: Capture, weight_ns: Ints, times_ns: list[Ints]) -> list[tuple[Places, Places, Ints]]:
+    """Host calls in order on their thread, launches to their work, work to the call that waited for it.
+
+    ``times_ns`` gets those of the calls that launch or block, as they begin, and of those that block, as they end.
+    """
     work, calls = capture.work, capture.calls
-    begun, done = len(work), len(work) + len(calls)
     launched = np.flatnonzero(work.launch != NONE)
     launching = np.zeros(len(calls), dtype=bool)
     launching[work.launch[launched]] = True
@@ -207,20 +205,24 @@ def _host_edges(capture: Capture, weight_ns: Ints) -> list[tuple[Ints, Ints, Int
     blocks = np.array([BLOCKING in name for name in capture.names])[calls.name]
     # A call that its own work ends within (a copy to pageable memory) blocked as well.
     blocks[work.launch[launched][work.end_ns[launched] <= ends[work.launch[launched]]]] = True
-    kept = np.flatnonzero(launching | blocks)
+    kept, blocking = np.flatnonzero(launching | blocks), np.flatnonzero(blocks)
+    begun, done = np.full((2, len(calls)), NONE, dtype=np.int32)
+    begun[kept] = len(work) + np.arange(len(kept))
+    done[blocking] = len(work) + len(kept) + np.arange(len(blocking))
+    times_ns += [calls.start_ns[kept], ends[blocking]]
     order = kept[np.lexsort((calls.start_ns[kept], calls.thread[kept], calls.rank[kept]))]
     same = (calls.rank[order][1:] == calls.rank[order][:-1]) & (calls.thread[order][1:] == calls.thread[order][:-1])
     earlier, later = order[:-1][same], order[1:][same]
-    since = np.where(blocks[earlier], ends[earlier], calls.start_ns[earlier])
-    blocking = np.flatnonzero(blocks)
+    returned = blocks[earlier] & (ends[earlier] < calls.start_ns[later])  # a call within another follows its begin
+    since = np.where(returned, ends[earlier], calls.start_ns[earlier])
     first, second = stream_order(capture)
     free_ns = np.full(len(work), np.iinfo(np.int64).min)
     free_ns[second] = work.end_ns[first]
     empty = launched[free_ns[launched] <= ends[work.launch[launched]]]  # the launch found its stream empty
     found = [
-        (np.where(blocks[earlier], done, begun) + earlier, begun + later, np.maximum(calls.start_ns[later] - since, 0)),
-        (begun + blocking, done + blocking, np.zeros(len(blocking), dtype=np.int64)),
-        (begun + work.launch[empty], empty, weight_ns[empty]),
+        _part(np.where(returned, done[earlier], begun[earlier]), begun[later], calls.start_ns[later] - since),
+        _part(begun[blocking], done[blocking], np.zeros(len(blocking), dtype=np.int64)),
+        _part(begun[work.launch[empty]], empty, weight_ns[empty]),
     ]
     for rank in capture.ranks:
         rows = np.flatnonzero(work.rank == rank)
@@ -228,5 +230,5 @@ def _host_edges(capture: Capture, weight_ns: Ints) -> list[tuple[Ints, Ints, Int
         mine = np.flatnonzero(blocks & (calls.rank == rank))
         place = np.searchsorted(work.end_ns[rows], ends[mine], side="right") - 1
         waited = (place >= 0) & (work.end_ns[rows[place]] > calls.start_ns[mine])
-        found.append((rows[place[waited]], done + mine[waited], np.zeros(int(waited.sum()), dtype=np.int64)))
+        found.append(_part(rows[place[waited]], done[mine[waited]], np.zeros(int(waited.sum()), dtype=np.int64)))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from traces.capture import NONE, Capture, Finding
 from traces.classify import COMMUNICATION, Classes
 from traces.read.events import Reading
 from traces.read.stream import open_trace
+from traces.records import Ints
 
 HTA_LAUNCHES = re.compile(r"(?:cuda|hip)(?:LaunchKernel(?:ExC)?|Memcpy\w*|Memset\w*)$")
 HTA_RANK = re.compile(rb'"rank":\s+\d+')
@@ -24,21 +24,25 @@ def lint_capture(capture: Capture, classes: Classes) -> list[Finding]:
     kernels = capture.kernels
     found: list[Finding] = []
 
-    def note(rule: str, rows: Sequence[int], remedy: str) -> None:
+    def note(rule: str, rows: Ints, remedy: str) -> None:
         if len(rows):
             name = capture.names[work.name[rows[0]]]
             found.append(Finding(rule=rule, count=len(rows), first=f"kernel '{name[:80]}'", remedy=remedy))
 
     collectives = kernels[classes.is_class(COMMUNICATION)[kernels]]
-    unseen = [row for row in collectives.tolist() if not capture.names[work.name[row]].startswith("nccl")]
-    note("hta-communication-unseen", unseen, "HTA takes only kernels named nccl... for communication")
+    seen = np.array([name.startswith("nccl") for name in capture.names])
+    note(
+        "hta-communication-unseen",
+        collectives[~seen[work.name[collectives]]],
+        "HTA takes only kernels named nccl... for communication",
+    )
     launched = kernels[work.launch[kernels] != NONE]
-    seen = {i: HTA_LAUNCHES.match(name) is not None for i, name in enumerate(capture.names)}
-    other = [row for row in launched.tolist() if not seen[int(capture.calls.name[work.launch[row]])]]
+    paired = np.array([HTA_LAUNCHES.match(name) is not None for name in capture.names])
+    other = launched[~paired[capture.calls.name[work.launch[launched]]]] if len(launched) else launched
     note("hta-launch-unseen", other, "HTA pairs kernels with cudaLaunchKernel alone: no queue length for these")
     if len(capture.sources) == 1 and len(capture.ranks) > 1:
         first = capture.ranks[0]
-        merged = np.flatnonzero(work.rank != first).tolist()
+        merged = np.flatnonzero(work.rank != first)
         note("hta-devices-merged", merged, "HTA merges the GPUs of one file by stream: write one file a rank")
     return found
 

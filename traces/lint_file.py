@@ -71,7 +71,7 @@ def lint_file(path: Path) -> list[Finding]:
     """
     seen, reading = _Seen(), Reading(path=path)
     with open_trace(path, reading) as stream:
-        for events in read_events(stream, reading, lambda _: LintEvent):
+        for events in read_events(stream, reading, lambda _: (LintEvent,)):
             for event in events:
                 _look(event, seen)
                 seen.events += 1

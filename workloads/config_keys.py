@@ -35,52 +35,15 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def checked_types() -> dict[str, str]:
-    """How well types that are read in Python were checked, where there is more to say than of their sizes."""
-    return dict(_table()["checked"])
-
-
 @lru_cache(maxsize=1)
 def common_keys() -> frozenset[str]:
     """Keys that change nothing in any family, and those of precision, which are read apart."""
     return frozenset(key for table in _table()["harmless"] for key in table["keys"]) | set(PRECISION_KEYS)
 
 
-@lru_cache(maxsize=1)
-def families() -> Mapping[str, Family]:
-    """Every ``model_type`` that is read.
-
-    >>> "llama" in families(), "sliding_window" in families()["llama"].known
-    (True, False)
-    """
-    data, common = _table(), common_keys()
-    found = {}
-    for kind, own in data["families"].items():
-        tables = [data["groups"][name] for name in own.get("groups", ())] + [own]
-
-        def all_of(field: str, tables: list[dict[str, Any]] = tables) -> list[str]:
-            return [name for table in tables for name in table.get(field, ())]
-
-        only: dict[str, tuple[Any, ...]] = {key: tuple(values) for key, values in data["only"].items()}
-        for table in tables:
-            only |= {key: tuple(values) for key, values in table.get("only", {}).items()}
-        known = common | {*all_of("reads"), *all_of("harmless")}
-        found[kind] = Family(
-            architectures=frozenset(all_of("architectures")),
-            known=frozenset(known),
-            only={key: values for key, values in only.items() if key not in known},
-            required=tuple(all_of("required")),
-        )
-    return found
-
-
-def check_keys(data: Mapping[str, Any], kind: str, where: str) -> None:
-    """Refuse the first key of a configuration that is not understood, or not with its value."""
-    check_against(data, kind, families()[kind], where)
-
-
 def check_against(data: Mapping[str, Any], kind: str, family: Family, where: str) -> None:
-    """:func:`check_keys` for a family from anywhere; what every family may say with one value only holds here too."""
+    """Refuse the first key of a configuration that is not understood, or not with its value; what every family may say
+    with one value only holds for each."""
     usual = {key: tuple(values) for key, values in _table()["only"].items()}
     family = replace(
         family, only={key: one for key, one in usual.items() if key not in family.known} | dict(family.only)

@@ -100,6 +100,17 @@ class Einsum:
             raise WorkloadError(f"'{self.pattern}': parallel axis '{parallel}' is not in the pattern ({self.axes})")
         return "all_reduce" if parallel in self.contracted else None
 
+    def gradient(self, position: int) -> Einsum:
+        """The einsum that gives an input's gradient (0), or the weight's (1), from the output's.
+
+        >>> up = parse("bsm,mf->bsf")
+        >>> up.gradient(0).pattern, up.gradient(1).pattern
+        ('bsf,mf->bsm', 'bsm,bsf->mf')
+        """
+        first, second = self.inputs
+        left = f"{self.output},{second}" if position == 0 else f"{first},{self.output}"
+        return parse(f"{left}->{self.inputs[position]}")
+
     @property
     def batched(self) -> str:
         """Axes of both operands and of the output: for each of their points a product of its own."""

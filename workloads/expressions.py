@@ -10,9 +10,17 @@ from typing import Any
 
 from workloads.errors import WorkloadError
 
+
+def _share(whole: int, parts: int) -> int:
+    """``/``: a division that must come out even, as widths over heads do."""
+    if whole % parts:
+        raise ValueError(f"{whole} is not a multiple of {parts}")
+    return whole // parts
+
+
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod,
+    ast.Div: _share, ast.Mod: operator.mod,
 }  # fmt: skip
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
@@ -69,6 +77,8 @@ def evaluate(text: str, lookup: Callable[[str], Any]) -> Any:
         return _value(parse(text), lookup, text)
     except (TypeError, ZeroDivisionError, IndexError, KeyError, ValueError, OverflowError) as error:
         raise WorkloadError(f"'{text}' cannot be worked out: {str(error)[:80]}") from None
+    except RecursionError:
+        raise WorkloadError(f"'{text}' cannot be worked out: it leads back to itself") from None
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Any], text: str) -> Any:

@@ -3,44 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inputs.texts import shown
 from workloads.config_keys import Family, check_against, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import evaluate, names
-from workloads.family_file import MORE, OF_VISION, SIZED, SIZES, FamilyFile, expressions_of, family_files
+from workloads.family_file import MORE, OF_VISION, SIZED, SIZES, WORKED_OUT, FamilyFile, expressions_of, family_files
 from workloads.fields import name_of, positive
 from workloads.layer_passes.lower import lower
 from workloads.layer_passes.shard import shard
 from workloads.mixers import Latent, StateSpaceSizes
-from workloads.model import ModelSpec, Vision, check_axes
+from workloads.model import MOST_LAYERS, ModelSpec, Vision, check_sizes
 from workloads.node_tables import nodes_of
 from workloads.ops import Block
 from workloads.positions import max_positions
+from workloads.quantization import scheme_of
 
 Reader = Callable[..., ModelSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Values:
-    """What names in expressions mean: keys of the configuration, then defaults, then names given from outside."""
+    """What names in expressions mean: the family's terms, names given from outside, keys of the configuration, then
+    defaults."""
 
     data: Mapping[str, Any]
     defaults: Mapping[str, Any]
-    given: Mapping[str, Any]
     where: str
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Any:
-        value = self.data.get(name)
-        if value is not None:
-            return value
+        if name in self.terms:
+            return self.of(self.terms[name])
         if name in self.given:
             return self.given[name]
+        value = self.data.get(name)
+        if value is not None:
+            if isinstance(value, int) and value < 0:
+                raise WorkloadError(f"{self.where}: {name} = {shown(value)}: give a whole number that is not negative")
+            return value
         if name in self.defaults:
-            default = self.defaults[name]
-            return evaluate(default, self) if isinstance(default, str) else default
+            return self.of(self.defaults[name])
         raise WorkloadError(f"{self.where}: {name} is missing: give it")
 
     def of(self, value: Any) -> Any:
@@ -53,14 +59,21 @@ class _Values:
             text = str(error)
             if text.startswith(self.where):
                 raise
-            read = [f"{key} = {shown(self.data[key])}" for key in sorted(names(value)) if key in self.data]
             why = text.rsplit(": ", 1)[-1]
-            raise WorkloadError(f"{self.where}: {', '.join(read[:3]) or value[:60]}: {why[:80]}") from None
+            raise WorkloadError(f"{self.where}: {self.read_by(value) or value[:60]}: {why[:80]}") from None
+
+    def read_by(self, value: str) -> str:
+        """Keys that an expression reads, as the configuration has them."""
+        return ", ".join([f"{key} = {shown(self.data[key])}" for key in sorted(names(value)) if key in self.data][:3])
 
     def size(self, name: str, value: Any, *, least: int = 1) -> int:
         """A whole number; a bare key is named as the file spells it."""
-        found = self.of(value)
-        said = value if isinstance(value, str) and value.isidentifier() else name
+        key = value if isinstance(value, str) and value.isidentifier() else None
+        said, found = key or name, None
+        if key is not None and key not in self.terms and key not in self.given:
+            found = self.data.get(key)
+        if found is None and (key is None or key in self.terms or key in self.given or key in self.defaults):
+            found = self.of(value)
         if found == 0 and not isinstance(found, bool) and least == 0:
             return 0
         return positive(found, said, self.where)
@@ -70,19 +83,25 @@ class _Values:
         return replace(self, given={**self.given, **given})
 
 
-def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, read: Reader) -> ModelSpec:
+def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, read: Reader | None = None) -> ModelSpec:
     """The model of a configuration; ``read`` reads a configuration of another family inside it."""
     table = family.table
+    left_out = {key: one for key, one in table.get("absent", {}).items() if key not in data}
+    data = {**data, **{key: evaluate(one, data.__getitem__) if isinstance(one, str) else one
+                       for key, one in left_out.items()}}  # fmt: skip
     if data.get("model_type") not in family.model_types:
         raise WorkloadError(
             f"{where}: model_type = {shown(data.get('model_type'))}: {family.where} is for "
             f"{', '.join(family.model_types)}"
         )
-    values = _Values(data=data, defaults=table.get("defaults", {}), given={}, where=where)
+    values = _Values(data=data, defaults=table.get("defaults", {}), terms=table.get("terms", {}), where=where)
     if "language" in table:
         model = _language(data, family, where, read)
     else:
         check_against(data, str(data["model_type"]), family.keys, where)
+        for one in table.get("check", ()):
+            if not values.of(one["that"]):
+                raise WorkloadError(f"{where}: {values.read_by(one['that'])}: {one['why']}")
         model = _spec(table, values, where, name_of(data, where), str(data.get("_source") or where))
     if "encoder" in table:
         given = values.within(model_width=model.d_model)
@@ -94,6 +113,9 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
         model = replace(model, encoder=replace(encoder, causal=False, front=front))
     if "vision" in table:
         model = replace(model, vision=_vision(table["vision"], model, values, where, read))
+    for beside in (model.encoder, None if model.vision is None else model.vision.model):
+        if beside is not None and beside.routed:
+            raise WorkloadError(f"{where}: {beside.id}: experts in an encoder are not simulated")
     return replace(model, refused=table.get("refused", "") or model.refused)
 
 
@@ -101,12 +123,6 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
     """Sizes and layers of one stack of layers."""
     sizes: dict[str, Any] = {key: values.size(key, table["sizes"].get(key), least=0 if key in MORE else 1)
              for key in (*SIZES, *(key for key in MORE if key in table["sizes"]))}  # fmt: skip
-    if sizes["q_heads"] % sizes["kv_heads"]:
-        raise WorkloadError(
-            f"{where}: {sizes['q_heads']} query heads are not a multiple of {sizes['kv_heads']} key/value heads"
-        )
-    if sizes.get("experts") and not 0 < sizes.get("top_k", 0) <= sizes["experts"]:
-        raise WorkloadError(f"{where}: {sizes.get('top_k', 0)} of {sizes['experts']} experts a token: at most all")
     state: dict[str, Any] = {key: values.size(key, one, least=0) if key != "rule" else one
              for key, one in table.get("state_space", {}).items()}  # fmt: skip
     if state and state["heads"] % state["groups"]:
@@ -114,41 +130,66 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
             f"{where}: {table['state_space']['heads']} = {state['heads']} is not a multiple of "
             f"{table['state_space']['groups']} = {state['groups']}"
         )
-    for key in table.get("per_layer", ()):
+    for key, known in table.get("per_layer", {}).items():
         one = values.data.get(key)
-        if one is not None and (not isinstance(one, list | str) or len(one) != sizes["layers"]):
-            raise WorkloadError(f"{where}: {key} = {shown(one)}: give one for each of the {sizes['layers']} layers")
+        if one is None:
+            continue
+        if not isinstance(one, list | str) or len(one) != sizes["layers"] or (known and not {*one} <= {*known}):
+            what = f"one of {', '.join(map(str, known))}" if known else "one"
+            raise WorkloadError(f"{where}: {key} = {shown(one)}: give {what} for each of the {sizes['layers']} layers")
     latent = {key: values.size(key, one, least=0) for key, one in table.get("latent", {}).items()}
-    kinds = table.get("layer", {})
-    if not kinds or sizes["layers"] > 10_000:
-        raise WorkloadError(f"{where}: layers = {sizes['layers']}: at most 10000 are simulated")
-    which = [_kind(values.within(i=i), table, kinds) for i in range(sizes["layers"])]
-    blocks = {}
-    for kind in dict.fromkeys(which):
-        nodes = [_worked_out(node, values) for node in kinds[kind] if values.of(node.get("when", True))]
-        block = Block(nodes=nodes_of(nodes, f"{where}: layer.{kind}"))
-        shard(lower(block.nodes))  # refuses neighbours whose annotations do not fit
-        blocks[kind] = block
-    letters = {kind: chr(ord("A") + number) for number, kind in enumerate(blocks)}
+    blocks, pattern = _layers(table, values, sizes["layers"])
     positions = values.size("positions", table["positions"], least=0) if "positions" in table else None
     made = ModelSpec(
         id=name,
         source=source,
         **sizes,
-        latent=Latent(**latent) if latent else None,
+        latent=Latent(**latent) if latent.get("kv_rank") else None,
         state_space=StateSpaceSizes(**state) if state else None,
         axes=tuple((axis, values.size(axis, one, least=0)) for axis, one in table.get("axes", {}).items()),
         extra_parameters=values.size("extra_parameters", table.get("extra_parameters", 0), least=0),
         tied_embeddings=_truth(values, table, "tied_embeddings", default=False),
         causal=_truth(values, table, "causal", default=True),
         learned_positions=bool(table.get("learned_positions", False)),
-        max_positions=positions if positions is not None else max_positions(values.data, where, partial=True),
-        pattern="".join(letters[kind] for kind in which) if len(blocks) > 1 else "",
-        parts=tuple((letters[kind], f"{kind} layer", block) for kind, block in blocks.items()) if len(blocks) > 1
-        else (),
-        block=blocks[which[0]],
+        max_positions=positions if positions is not None else max_positions(values.data, where),
+        pattern=pattern,
+        parts=tuple(blocks) if pattern else (),
+        block=blocks[0][2],
     )  # fmt: skip
-    return check_axes(made)
+    return check_sizes(made)
+
+
+def _layers(table: Mapping[str, Any], values: _Values, count: int) -> tuple[list[tuple[str, str, Block]], str]:
+    """Layers that differ, each with its letter and name, and the letters of all layers; none where all are alike.
+
+    The nodes of a layer are those of its kind; where all have one list, ``kind`` is but a name.
+    """
+    where, kinds = values.where, table.get("layer", {})
+    if not kinds or count > MOST_LAYERS:
+        raise WorkloadError(f"{where}: layers = {count}: at most {MOST_LAYERS} are simulated")
+    blocks: list[tuple[str, str, Block]] = []
+    letters: dict[str, str] = {}
+    pattern = ""
+    for i in range(count):
+        here = values.within(i=i)
+        kind = here.of(table["kind"]) if "kind" in table else next(iter(kinds))
+        if kind not in kinds and len(kinds) > 1:
+            raise WorkloadError(
+                f"{where}: layer {i} is {shown(kind)} by '{table.get('kind')}': known are {', '.join(kinds)}"
+            )
+        nodes = kinds[kind] if len(kinds) > 1 else next(iter(kinds.values()))
+        made = [_worked_out(node, here) for node in nodes if here.of(node.get("when", True))]
+        key = f"{kind} {made}"
+        if key not in letters:
+            letters[key] = chr(ord("A") + len(letters))
+            block = Block(nodes=nodes_of(made, f"{where}: layer.{kind}" if len(kinds) > 1 else where))
+            try:
+                shard(lower(block.nodes))  # refuses neighbours whose annotations do not fit
+            except WorkloadError as error:
+                raise WorkloadError(f"{where}: {error}") from None
+            blocks.append((letters[key], "layer" if kind == "layer" else f"{kind} layer", block))
+        pattern += letters[key]
+    return blocks, pattern if len(blocks) > 1 else ""
 
 
 def _truth(values: _Values, table: Mapping[str, Any], name: str, *, default: bool) -> bool:
@@ -158,31 +199,18 @@ def _truth(values: _Values, table: Mapping[str, Any], name: str, *, default: boo
     return found
 
 
-def _kind(values: _Values, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
-    if len(kinds) == 1 and "kind" not in table:
-        return next(iter(kinds))
-    found = values.of(table["kind"]) if "kind" in table else None
-    if found not in kinds:
-        raise WorkloadError(
-            f"{values.where}: layer {values.given['i']} is {shown(found)} by '{table.get('kind')}': known are "
-            f"{', '.join(kinds)}"
-        )
-    return str(found)
-
-
 def _worked_out(node: Mapping[str, Any], values: _Values) -> dict[str, Any]:
     """A node without its condition, its window and switches worked out."""
     made = {key: value for key, value in node.items() if key != "when"}
     for part in SIZED:
         if part in made:
             made[part] = values.size(part, made[part] or 0, least=0)
-    if "shared" in made:
-        made["shared"] = bool(values.of(made["shared"]))
-    return made
+    return made | {part: values.of(made[part]) for part in WORKED_OUT if part in made}
 
 
-def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Reader) -> ModelSpec:
+def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Reader | None) -> ModelSpec:
     """The language model inside a configuration: in a table of its own, or among the other keys."""
+    assert read is not None
     part = family.table["language"]
     types: Mapping[str, str] = part.get("types", {})
     text: Any = data.get(part["key"])
@@ -199,12 +227,14 @@ def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Rea
         text = {key: value for key, value in text.items() if key != "architectures"}
     check_against(tops, str(data["model_type"]), family.keys, where)
     kind = text.get("model_type") or part["model_type"]
-    model = read(part.get("defaults", {}) | text | {"model_type": types.get(kind, kind)}, where=inside)
+    usual = part.get("defaults", {}).get(kind, {})
+    model = read(usual | text | {"model_type": types.get(kind, kind)}, where=inside)
     return replace(model, id=name_of(data, where), source=str(data.get("_source") or where))
 
 
-def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: str, read: Reader) -> Vision:
+def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: str, read: Reader | None) -> Vision:
     """The image encoder, a family of its own, and the projector from its outputs to the language model."""
+    assert read is not None
     seen = values.data.get(part["key"])
     if seen is not None and not isinstance(seen, dict):
         raise WorkloadError(f"{where}: {part['key']} = {shown(seen)}: give the image encoder's configuration")
@@ -217,13 +247,16 @@ def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: s
         raise WorkloadError(f"{where}: {part['key']}.model_type = {shown(kind)}: is no image encoder that is known")
     given = {"language_width": model.d_model}
     inside = f"{where}: {part['key']}"
-    mine = _Values(data=config, defaults=tower.table.get("defaults", {}), given=given, where=inside)
+    if scheme_of(config, where=inside) is not None:
+        raise WorkloadError(f"{inside}: a quantised image encoder is not simulated: take that out")
+    tables = {name: tower.table.get(name, {}) for name in ("defaults", "terms")}
+    mine = _Values(data=config, given=given, where=inside, **tables)
     if "layer" in part:
         check_against(config, tower.model_types[0], tower.keys, inside)
         encoder = replace(_spec(part, mine, inside, f"images of {model.id}", model.source), causal=False)
     else:
         encoder = read(config | {"model_type": tower.model_types[0], "architectures": None}, where=inside)
-    both = _Values(data=values.data, defaults=values.defaults, given={}, where=where)
+    both = replace(values, given={})
 
     def of(name: str, value: Any) -> int:
         lookup = replace(mine, given=given | {key: both(key) for key in names(str(value)) if _in(both, key, mine)})

@@ -21,17 +21,21 @@ from workloads.node_tables import INDEXER
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
 MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups")
-_TABLES = ("defaults", "sizes", "axes", "latent", "state_space", "layer", "only", "language", "vision", "encoder")
+_TABLES = (
+    "absent", "defaults", "terms", "sizes", "axes", "latent", "state_space", "layer", "only", "per_layer", "check",
+    "language", "vision", "encoder",
+)  # fmt: skip
 _FIELDS = (
-    "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
-    "extra_parameters", "extra_active", "causal", "learned_positions", "positions", "kind",
-    "per_layer",
+    "like", "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
+    "extra_parameters", "causal", "learned_positions", "positions", "kind",
 )  # fmt: skip
 SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
-_EXPRESSIONS = ("when", "shared", *SIZED)
-_OF_STACK = ("tied_embeddings", "extra_parameters", "extra_active", "causal", "positions", "kind", "front")
+WORKED_OUT = ("shared", "gated", "q_latent", "one_matrix", "eager")  # what else of a node may be an expression
+_EXPRESSIONS = ("when", *WORKED_OUT, *SIZED)
+_OF_STACK = ("tied_embeddings", "extra_parameters", "causal", "positions", "kind", "front")
 OF_VISION = ("patches", "tokens", "projector", "extra_parameters")
 _NESTED = ("sizes", "axes", "latent", "state_space")
+_OUTER = frozenset({"i", "language_width", "model_width"})  # names that are no keys of a configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ class FamilyFile:
 
 def parse_family(text: str, *, where: str) -> FamilyFile:
     """A family from TOML text; a table that is not known, or an expression that is none, is refused by name."""
-    table = parse_toml(text, where, WorkloadError)
+    table = _with_base(parse_toml(text, where, WorkloadError), where)
     refuse_unknown(table, (*_FIELDS, *_TABLES), where)
     types = table.get("model_types")
     if not isinstance(types, list) or not types or not all(isinstance(one, str) for one in types):
@@ -62,21 +66,37 @@ def parse_family(text: str, *, where: str) -> FamilyFile:
         if not isinstance(table.get("layer"), dict) or not table["layer"]:
             raise WorkloadError(f"{where}: layer is missing: give [[layer.NAME]] tables, the nodes of a layer")
     read = set().union(*(names(one) for one in expressions_of(table, where)))
-    read = set(table.get("defaults", ())) | (set() if "language" in table else read)
+    read = {*table.get("defaults", ()), *table.get("per_layer", ())} | (set() if "language" in table else read)
     nested = {part["key"] for part in (table.get("language"), table.get("vision")) if part and "key" in part}
-    known = read | nested | set(table.get("ignored", ())) | common_keys()
+    known = (read | nested | set(table.get("ignored", ()))) - _OUTER - set(table.get("terms", ())) | common_keys()
     return FamilyFile(
         where=where,
         table=table,
         keys=Family(
-            architectures=frozenset(table["architectures"]) | {"LlamaForCausalLM"}
-            if table.get("architectures")
-            else frozenset(),
+            # Checkpoints that a converter wrote name Llama's class whatever they are.
+            architectures=frozenset(
+                [*table["architectures"], "LlamaForCausalLM"] if table.get("architectures") else ()
+            ),
             known=frozenset(known - set(table.get("only", {}))),
             only={key: tuple(values) for key, values in table.get("only", {}).items()},
             required=tuple(table.get("required", ())),
         ),
     )
+
+
+def _with_base(table: dict[str, Any], where: str) -> dict[str, Any]:
+    """A family over the one that it is ``like``: its own fields instead, tables entry by entry, layers whole."""
+    like = table.get("like")
+    if like is None:
+        return table
+    known = _texts()
+    if like not in known:
+        raise WorkloadError(f"{where}: like = {shown(like)}: known are {', '.join(known)}")
+    base = _with_base(parse_toml(known[like], like, WorkloadError), like)
+    whole = {key: value for key, value in base.items() if key not in ("model_types", "like")} | table
+    both = [key for key in base if isinstance(base[key], dict) and isinstance(table.get(key), dict) and key != "layer"]
+    checks = [*base.get("check", ()), *table.get("check", ())]
+    return whole | {key: base[key] | table[key] for key in both} | ({"check": checks} if checks else {})
 
 
 def expressions_of(table: Mapping[str, Any], where: str) -> list[str]:
@@ -104,7 +124,10 @@ def expressions_of(table: Mapping[str, Any], where: str) -> list[str]:
                     add(node.get(name, "") if isinstance(node, dict) else "")
 
     stack(table)
-    add(table.get("defaults", {}))
+    for name in ("defaults", "terms"):
+        add(table.get(name, {}))
+    for one in table.get("check", ()):
+        add(one["that"])
     stack(table.get("encoder", {}))
     if "vision" in table:
         for name in OF_VISION:
@@ -119,12 +142,18 @@ def expressions_of(table: Mapping[str, Any], where: str) -> list[str]:
 
 
 @lru_cache(maxsize=1)
+def _texts() -> Mapping[str, str]:
+    """Files of families that come with the package, by name."""
+    folder = files("workloads") / "data" / "families"
+    found = sorted((one for one in folder.iterdir() if one.name.endswith(".toml")), key=lambda one: one.name)
+    return {one.name.removesuffix(".toml"): one.read_text(encoding="utf-8") for one in found}
+
+
+@lru_cache(maxsize=1)
 def family_files() -> Mapping[str, FamilyFile]:
     """Every family that comes with the package, by ``model_type``."""
-    folder = files("workloads") / "data" / "families"
     found: dict[str, FamilyFile] = {}
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
-        if entry.name.endswith(".toml"):
-            family = parse_family(entry.read_text(encoding="utf-8"), where=entry.name)
-            found |= dict.fromkeys(family.model_types, family)
+    for name, text in _texts().items():
+        family = parse_family(text, where=f"{name}.toml")
+        found |= dict.fromkeys(family.model_types, family)
     return found

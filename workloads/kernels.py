@@ -173,7 +173,7 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
     kv = shape.precision.kv
-    window = 0 if node.cross else node.window or shape.model.usual_window
+    window = 0 if node.cross else node.window
     kv_len, causal = shape.context, shape.model.causal and not decode and not node.cross
     if window and shape.context > window:
         kv_len, causal = seen_keys(shape.new_tokens, shape.context, window), False

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from workloads.errors import WorkloadError
 from workloads.mixers import Latent, StateSpaceSizes
-from workloads.ops import Attention, Block, axes_of, decoder_block, expert_feed, gated_feed
+from workloads.ops import Attention, Block, Experts, Pointwise, axes_of
 from workloads.precision import Precision
+from workloads.work import Elementwise
 
-OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
 MOST_LAYERS, MOST_EXPERTS = 10_000, 4096  # tens of times those of any public model
 
 
@@ -18,14 +18,13 @@ MOST_LAYERS, MOST_EXPERTS = 10_000, 4096  # tens of times those of any public mo
 class ModelSpec:
     """A model as sizes and a block. ``d_ff`` is the width of one expert in a mixture of experts.
 
-    The first ``dense_layers`` layers run ``dense_block`` (a feed-forward of ``dense_d_ff``), the others ``block``.
-    ``shared_d_ff`` is the width of the shared experts together. With ``route_groups`` a token chooses its experts
-    among those of its ``top_groups`` best groups. With ``latent``, ``head_dim`` is the size of a value. A hybrid has
-    one letter a layer in ``pattern``, and what each letter means in ``parts``: letter, name, block.
+    ``shared_d_ff`` is the width of the shared experts together, ``dense_d_ff`` that of the feed-forwards of layers
+    without experts. With ``route_groups`` a token chooses its experts among those of its ``top_groups`` best groups.
+    With ``latent``, ``head_dim`` is the size of a value. All layers run ``block``; where they differ, ``pattern`` has
+    one letter a layer, and ``parts`` what each letter means: letter, name, block.
 
     ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
-    All layers attend over ``window`` tokens where ``window_everywhere``; else, with a ``window``, some that are not
-    named do, and attention is known in contexts within it only. ``precision`` is that of the stored
+    ``precision`` is that of the stored
     weights, ``quantised`` how those of a quantised checkpoint's products are stored instead. ``axes`` are sizes of axes
     of the model's own, ``extra_parameters`` weights that no node has, ``encoder`` what its cross attention reads,
     ``front`` an encoder's products before its layers (depth, width, rows a token), and ``refused`` why it is sized but
@@ -44,11 +43,9 @@ class ModelSpec:
     experts: int = 0
     top_k: int = 0
     shared_d_ff: int = 0
-    dense_layers: int = 0
     dense_d_ff: int = 0
     route_groups: int = 0
     top_groups: int = 0
-    qk_norm: bool = False
     latent: Latent | None = None
     tied_embeddings: bool = False
     causal: bool = True
@@ -59,12 +56,9 @@ class ModelSpec:
     quantised: Precision | None = None
     max_positions: int = 0
     learned_positions: bool = False
-    window: int = 0
-    window_everywhere: bool = False
     pattern: str = ""
     parts: tuple[tuple[str, str, Block], ...] = ()
     block: Block = field(default_factory=Block)
-    dense_block: Block = field(default_factory=Block)
     axes: tuple[tuple[str, int], ...] = ()
     extra_parameters: int = 0
     encoder: ModelSpec | None = None
@@ -93,16 +87,25 @@ class ModelSpec:
         return sizes | dict(self.axes)
 
     @property
-    def usual_window(self) -> int:
-        """The window of layers that name none of their own; 0: none."""
-        return self.window if self.window_everywhere else 0
+    def blocks(self) -> tuple[Block, ...]:
+        """Layers that differ."""
+        return tuple(block for _, _, block in self.parts) or (self.block,)
+
+    @property
+    def routed(self) -> tuple[Experts, ...]:
+        """Experts of layers that differ."""
+        return tuple(node for block in self.blocks for node in block.nodes if isinstance(node, Experts))
 
     @property
     def windows(self) -> frozenset[int]:
         """Windows of any layers."""
-        blocks = [block for _, _, block in self.parts] or [self.block, self.dense_block]
-        found = {block.attention.window for block in blocks if block.attention is not None}
-        return frozenset({*found, self.usual_window}) - {0}
+        found = {block.attention.window for block in self.blocks if block.attention is not None}
+        return frozenset(found) - {0}
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether heads are normed before they are turned."""
+        return any(isinstance(one, Pointwise) and one.op is Elementwise.RMSNORM for one in self.block.nodes)
 
     def attending(self, layers: range) -> int:
         """How many of ``layers`` attend to their own tokens, and so cache keys and values."""
@@ -115,7 +118,7 @@ class ModelSpec:
     def cached_tokens(self, layers: range, context: int) -> int:
         """Tokens whose keys and values ``layers`` keep of a sequence of ``context``, all together."""
         runs = ((len(run), block.attention) for _, block, run in self.layer_groups(layers))
-        return sum(count * kept_of(context, one.window or self.usual_window) for count, one in runs if one is not None)
+        return sum(count * kept_of(context, one.window) for count, one in runs if one is not None)
 
     def crossing(self, layers: range) -> int:
         """How many of ``layers`` attend to the encoder's tokens, and so keep keys and values of these."""
@@ -147,25 +150,20 @@ class ModelSpec:
             known = {letter: (name, part) for letter, name, part in self.parts}
             runs = [(letter, list(run)) for letter, run in groupby(layers, key=lambda layer: self.pattern[layer])]
             return tuple((*known[letter], range(run[0], run[-1] + 1)) for letter, run in runs)
-        border = min(max(self.dense_layers, layers.start), layers.stop)
-        groups = (
-            ("dense layer", self.dense_block, range(layers.start, border)),
-            ("layer", self.block, range(border, layers.stop)),
-        )
-        return tuple(group for group in groups if group[2])
+        return (("layer", self.block, layers),) if layers else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
     """An image encoder: its layers over ``patches`` tokens an image, ``tokens`` of which the language model reads.
 
-    ``projector``: widths in and out of the products between the two; none given: LLaVA's two.
+    ``projector``: widths in and out of the products between the two, GELU before the last one.
     """
 
     model: ModelSpec
     patches: int
     tokens: int
-    projector: tuple[tuple[int, int], ...] = ()
+    projector: tuple[tuple[int, int], ...]
     extra_parameters: int = 0
 
 
@@ -178,7 +176,7 @@ def check_axes(model: ModelSpec) -> ModelSpec:
     """``model``, or an error that names a node's axis that it has no size of."""
     sizes = model.sizes()
     known = {axis for axis, size in sizes.items() if size} | {"b", "s", "z"}
-    for block in [*(block for _, _, block in model.parts), model.block, model.dense_block]:
+    for block in model.blocks:
         for node in block.nodes:
             for axis in axes_of(node):
                 if axis not in known:
@@ -189,40 +187,19 @@ def check_axes(model: ModelSpec) -> ModelSpec:
     return model
 
 
-def with_block(model: ModelSpec) -> ModelSpec:
-    """``model`` with the usual decoder layers where it names none of its own; checks sizes."""
-    if model.layers > MOST_LAYERS:
-        raise WorkloadError(f"{model.id}: layers = {model.layers}: at most {MOST_LAYERS} are simulated")
-    if model.experts > MOST_EXPERTS:
-        raise WorkloadError(f"{model.id}: experts = {model.experts}: at most {MOST_EXPERTS} are simulated")
+def check_sizes(model: ModelSpec) -> ModelSpec:
+    """``model``, or an error that names the sizes that do not fit one another."""
+    for name, most in (("layers", MOST_LAYERS), ("experts", MOST_EXPERTS)):
+        if getattr(model, name) > most:
+            raise WorkloadError(f"{model.id}: {name} = {getattr(model, name)}: at most {most} are simulated")
     if model.q_heads % model.kv_heads:
         raise WorkloadError(f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}")
     if bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
         raise WorkloadError(
             f"{model.id}: experts = {model.experts} with top_k = {model.top_k}: give both, top_k at most experts"
         )
-    for name in OPTIONAL_SIZES[2:]:
-        if getattr(model, name) and not model.experts:
-            raise WorkloadError(
-                f"{model.id}: {name} = {getattr(model, name)}: is for a mixture of experts: give experts"
-            )
-    if bool(model.dense_layers) != bool(model.dense_d_ff) or model.dense_layers >= model.layers:
-        raise WorkloadError(
-            f"{model.id}: dense_layers = {model.dense_layers} with dense_d_ff = {model.dense_d_ff}: "
-            f"give both, dense_layers below layers = {model.layers}"
-        )
     _check_groups(model)
-    if model.block.nodes:
-        if model.dense_layers or model.latent:
-            raise WorkloadError(f"{model.id}: dense_layers and [latent] are for the usual layers: leave [[block]] out")
-        return check_axes(model)
-    latent = model.latent
-    attention = {
-        "qk_norm": model.qk_norm, "latent": latent is not None, "q_latent": latent is not None and latent.q_rank > 0,
-    }  # fmt: skip
-    feed = (expert_feed(shared=model.shared_d_ff > 0),) if model.experts else gated_feed()
-    dense = decoder_block(*gated_feed("d"), **attention) if model.dense_layers else Block()
-    return replace(model, block=decoder_block(*feed, **attention), dense_block=dense)
+    return check_axes(model)
 
 
 def _check_groups(model: ModelSpec) -> None:

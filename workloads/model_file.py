@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from inputs.texts import parse_toml, shown
 from workloads.einsum import OWN_AXES
 from workloads.errors import WorkloadError
+from workloads.family import family_model
+from workloads.family_file import SIZES, family_files
 from workloads.fields import flag, positive, refuse_unknown
-from workloads.layer_passes.lower import lower
-from workloads.layer_passes.shard import shard
-from workloads.mixers import Latent
-from workloads.model import OPTIONAL_SIZES, ModelSpec, with_block
-from workloads.node_tables import nodes_of
-from workloads.ops import Block
+from workloads.model import ModelSpec
 
-SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
+OPTIONAL_SIZES = ("experts", "top_k", "shared_d_ff", "dense_layers", "dense_d_ff", "route_groups", "top_groups")
 LIMITS = ("max_positions", "window")
 LATENT_SIZES = ("kv_rank", "nope_dim", "rope_dim")
 
@@ -31,27 +29,25 @@ def parse_model(text: str, *, where: str) -> ModelSpec:
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in SIZES}
     sizes |= {name: positive(data[name], name, where) for name in (*OPTIONAL_SIZES, *LIMITS) if name in data}
     tied, qk_norm = (flag(data, name, where) for name in flags)
-    nodes = nodes_of(data.get("block", []), where)
-    try:
-        shard(lower(nodes))  # refuses neighbours whose annotations do not fit
-    except WorkloadError as error:
-        raise WorkloadError(f"{where}: {error}") from None
-    return with_block(
-        ModelSpec(
-            id=data["id"],
-            source=data["source"],
-            tied_embeddings=tied,
-            qk_norm=qk_norm,
-            latent=_latent(data["latent"], where) if "latent" in data else None,
-            block=Block(nodes=nodes),
-            axes=_axes(data.get("axes", {}), where),
-            window_everywhere="window" in data,
-            **sizes,
-        )
-    )
+    family = family_files()["_decoder"]
+    table = dict(family.table) | {"axes": _axes(data.get("axes", {}), where)}
+    window = sizes.pop("window", 0)
+    if data.get("block"):
+        for name in ("dense_layers", "latent"):
+            if name in data:
+                raise WorkloadError(f"{where}: {name} is for the usual layers: leave [[block]] out")
+        usual = {"window": window} if window else {}
+        entries = data["block"]
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise WorkloadError(f"{where}: block = {shown(entries)}: give [[block]] tables")
+        table["layer"] = {"layer": [usual | one if one.get("node") == "attention" else one for one in entries]}
+    latent = _latent(data["latent"], where) if "latent" in data else {}
+    config = {"model_type": "_decoder", "_name_or_path": data["id"], "_source": data["source"], "window_size": window,
+              "tied_embeddings": tied, "normed": qk_norm, **sizes, **latent}  # fmt: skip
+    return family_model(config, replace(family, table=table), where=where)
 
 
-def _axes(table: Any, where: str) -> tuple[tuple[str, int], ...]:
+def _axes(table: Any, where: str) -> dict[str, int]:
     if not isinstance(table, dict):
         raise WorkloadError(f"{where}: axes = {shown(table)}: give an [axes] table")
     for axis in table:
@@ -59,12 +55,12 @@ def _axes(table: Any, where: str) -> tuple[tuple[str, int], ...]:
             raise WorkloadError(
                 f"{where}: axes: {shown(axis)}: an axis of your own is an upper-case letter but H and K"
             )
-    return tuple((axis, positive(size, f"axes.{axis}", where)) for axis, size in table.items())
+    return {axis: positive(size, f"axes.{axis}", where) for axis, size in table.items()}
 
 
-def _latent(table: Any, where: str) -> Latent:
+def _latent(table: Any, where: str) -> dict[str, int]:
     if not isinstance(table, dict):
         raise WorkloadError(f"{where}: latent = {shown(table)}: give a [latent] table")
     refuse_unknown(table, (*LATENT_SIZES, "q_rank"), f"{where}: latent")
-    sizes = {name: positive(table.get(name), f"latent.{name}", where) for name in LATENT_SIZES}
-    return Latent(q_rank=positive(table["q_rank"], "latent.q_rank", where) if "q_rank" in table else 0, **sizes)
+    given = [name for name in (*LATENT_SIZES, "q_rank") if name in table or name != "q_rank"]
+    return {name: positive(table.get(name), f"latent.{name}", where) for name in given}

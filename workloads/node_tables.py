@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from inputs.texts import shown
 from workloads.einsum import AXES, OWN_AXES
@@ -11,6 +11,7 @@ from workloads.errors import WorkloadError
 from workloads.fields import positive, refuse_unknown
 from workloads.ops import (
     Attention,
+    EagerPass,
     Gemm,
     Indexer,
     Node,
@@ -43,17 +44,22 @@ def _node(entry: dict[str, Any], where: str) -> Node:
         raise WorkloadError(f"{where}: name = {shown(name)}: give a text")
     match kind:
         case "gemm":
-            refuse_unknown(entry, ("node", "name", "ops", "source", *_OVERLAP), where)
+            refuse_unknown(entry, ("node", "name", "ops", "source", "one_matrix", *_OVERLAP), where)
             ops = entry.get("ops")
             if not isinstance(ops, list) or not ops:
                 raise WorkloadError(f"{where}: ops is missing: give a list of {{ label, pattern, parallel }}")
-            source = entry.get("source")
-            if source is not None and not isinstance(source, str):
-                raise WorkloadError(f"{where}: source = {shown(source)}: give the name of an earlier node")
-            gemm = Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source)
+            source = _source(entry, "source", where)
+            one = _switch(entry, "one_matrix", where)
+            gemm = Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source, one_matrix=one)
             return replace(gemm, overlap=_overlap(entry, f"{where}: {name}"))
         case "attention":
-            refuse_unknown(entry, ("node", "name", "scores", "values", "parallel", "window", "cross"), where)
+            refuse_unknown(entry, ("node", "name", "scores", "values", "parallel", "window", "cross", "eager"), where)
+            own = {*str(entry.get("scores")), *str(entry.get("values"))} - {*"bsKHrhz,->"}
+            if own and {type(entry.get(part)) for part in ("scores", "values")} == {str}:
+                raise WorkloadError(
+                    f"{where}: axis {shown(min(own))}: attention is over heads H, or K with r, of size h, tokens s and "
+                    "context z"
+                )
             window = entry.get("window", 0)
             if isinstance(window, bool) or not isinstance(window, int) or window < 0:
                 raise WorkloadError(f"{where}: window = {shown(window)}: give the tokens that are attended to, or 0")
@@ -61,28 +67,30 @@ def _node(entry: dict[str, Any], where: str) -> Node:
                 _op({"label": part, "pattern": entry.get(part), "parallel": entry.get("parallel")}, where)
                 for part in ("scores", "values")
             )
-            return Attention(
-                name=name, scores=scores, values=values, window=window, cross=_switch(entry, "cross", where)
-            )
+            eager = entry.get("eager", ["scale", "mask", "softmax_fp32"])
+            if not isinstance(eager, list) or not {*eager} <= {*get_args(EagerPass)}:
+                raise WorkloadError(f"{where}: eager = {shown(eager)}: known are {', '.join(get_args(EagerPass))}")
+            cross = _switch(entry, "cross", where)
+            return Attention(name=name, scores=scores, values=values, window=window, cross=cross, eager=tuple(eager))
         case "pointwise":
-            refuse_unknown(entry, ("node", "name", "op", "axis"), where)
+            refuse_unknown(entry, ("node", "name", "op", "axis", "beside"), where)
             if entry.get("op") not in [e.value for e in Elementwise]:
                 raise WorkloadError(
                     f"{where}: op = {shown(entry.get('op'))}: known are {', '.join(e.value for e in Elementwise)}"
                 )
             axis = entry.get("axis", "f")
-            if axis not in AXES and axis not in OWN_AXES:
-                raise WorkloadError(f"{where}: axis = {shown(axis)}: give one axis, for example 'f'")
-            return Pointwise(name=name, op=Elementwise(entry["op"]), axis=axis)
+            if not isinstance(axis, str) or not axis or not {*axis} <= {*AXES, *OWN_AXES}:
+                raise WorkloadError(f"{where}: axis = {shown(axis)}: give one axis, for example 'f', or several: 'Hh'")
+            return Pointwise(name=name, op=Elementwise(entry["op"]), axis=axis, beside=_source(entry, "beside", where))
         case "experts":
-            refuse_unknown(entry, ("node", "name", "shared", "gated"), where)
-            return expert_feed(
-                shared=_switch(entry, "shared", where), gated=_switch(entry, "gated", where, default=True)
-            )
+            refuse_unknown(entry, ("node", "name", "shared", "gated", "source"), where)
+            shared, gated = _switch(entry, "shared", where), _switch(entry, "gated", where, default=True)
+            return replace(expert_feed(shared=shared, gated=gated), source=_source(entry, "source", where))
         case "latent_attention":
-            refuse_unknown(entry, ("node", "name", "q_latent", "top_keys"), where)
+            refuse_unknown(entry, ("node", "name", "q_latent", "top_keys", "source"), where)
             top_keys = entry.get("top_keys", 0) and positive(entry["top_keys"], "top_keys", where)
-            return latent_attention(_switch(entry, "q_latent", where, default=True), top_keys)[0]
+            latent = latent_attention(_switch(entry, "q_latent", where, default=True), top_keys)[0]
+            return replace(latent, source=_source(entry, "source", where))
         case "indexer":
             refuse_unknown(entry, ("node", "name", *INDEXER), where)
             return Indexer(name=name, **{key: positive(entry.get(key), key, where) for key in INDEXER})
@@ -101,6 +109,13 @@ def _overlap(entry: dict[str, Any], where: str) -> Overlap | None:
         raise WorkloadError(f"{where}: {', '.join(given)} without chunks: give the pieces along tokens")
     sizes = {key: positive(value, key, where) for key, value in given.items()}
     return Overlap(chunks=sizes["chunks"], comm_ctas=sizes.get("comm_ctas"), stage=sizes.get("overlap_stage"))
+
+
+def _source(entry: dict[str, Any], key: str, where: str) -> str | None:
+    value = entry.get(key)
+    if value is not None and not isinstance(value, str):
+        raise WorkloadError(f"{where}: {key} = {shown(value)}: give the name of an earlier node")
+    return value
 
 
 def _switch(entry: dict[str, Any], name: str, where: str, *, default: bool = False) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum, parse
@@ -98,6 +100,7 @@ class LatentAttention:
     v_up: Op
     window: int = 0
     top_keys: int = 0  # of all that are cached, so many are read; 0: all
+    source: str | None = None  # the earlier node that it reads
     copies: bool = False
 
 
@@ -125,6 +128,7 @@ class StateSpace:
 class Pointwise:
     """A memory-bound kernel over the tokens; ``axis`` is its width where that is not the model's.
 
+    ``axis`` may be several, as heads of a size are. ``beside`` is an earlier node whose output it reads too.
     ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before. ``passes``
     is how often it moves each element, where a stack runs a part of it only.
     """
@@ -132,6 +136,7 @@ class Pointwise:
     name: str
     op: Elementwise
     axis: str = "f"
+    beside: str | None = None
     parallel: str | None = None
     group: Group = "tensor"
     passes: int | None = None
@@ -153,10 +158,16 @@ class Experts:
     down: Op
     shared: tuple[Gemm | Pointwise, ...] = ()
     name: str = "experts"
+    source: str | None = None  # the earlier node that it reads
 
 
 Node = Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | Experts
 ENCODER = "encoder"  # as a node's source: what the encoder beside the model yields
+
+
+def width_of(node: Pointwise, sizes: Mapping[str, int]) -> int:
+    """Elements of a token in a pointwise node of its own width."""
+    return math.prod(sizes[axis] for axis in node.axis)
 
 
 def axes_of(node: Node) -> str:
@@ -195,6 +206,11 @@ class Block:
         """The node that attends to the layer's own tokens, if one does."""
         nodes = (node for node in self.nodes if isinstance(node, Attention | LatentAttention))
         return next((node for node in nodes if isinstance(node, LatentAttention) or not node.cross), None)
+
+    @property
+    def without_windows(self) -> Block:
+        """The same over all tokens."""
+        return Block(nodes=tuple(replace(one, window=0) if isinstance(one, Attention) else one for one in self.nodes))
 
     @property
     def keeps_state(self) -> bool:
@@ -271,31 +287,6 @@ def attention(*eager: EagerPass) -> Attention:
         scores=op("bKrsh,bKzh->bKrsz", parallel="K", label="scores"),
         values=op("bKrsz,bKzh->bKrsh", parallel="K", label="values"),
         eager=eager,
-    )
-
-
-def layer_norm_block(
-    *eager: EagerPass, activation: Elementwise, norm_first: bool = True, one_qkv: bool = False
-) -> Block:
-    """A layer of the LayerNorm families: attention and a feed-forward without gate, each added to its input.
-
-    The norm stands before each half (GPT-2, OPT, ViT) or after its sum (BERT). Biases ride in the products.
-    """
-
-    def half(name: str, *inner: Node) -> tuple[Node, ...]:
-        norm = Pointwise(name=f"layernorm_{name}", op=Elementwise.LAYERNORM, axis="m")
-        add = Pointwise(name=f"add_{name}", op=Elementwise.ADD, axis="m")
-        return (norm, *inner, add) if norm_first else (*inner, add, norm)
-
-    output = fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O"))
-    return block(
-        *half("attn", qkv_gemm(one_matrix=one_qkv), attention(*eager), output),
-        *half(
-            "ff",
-            fuse("up_gemm", op("bsm,mf->bsf", parallel="f", label="up")),
-            Pointwise(name="activation", op=activation),
-            fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down")),
-        ),
     )
 
 

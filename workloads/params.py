@@ -70,10 +70,8 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
             if isinstance(node, LatentAttention) and model.latent:
                 per_layer += model.latent.q_rank + model.latent.kv_rank
         total += len(layers) * per_layer
-    if model.vision:  # and the projector's two products
-        wide = model.vision.model.d_model
-        projector = model.vision.projector or ((wide, model.d_model), (model.d_model, model.d_model))
-        total += params(model.vision.model) + sum(one * other for one, other in projector)
+    if model.vision:
+        total += params(model.vision.model) + sum(one * other for one, other in model.vision.projector)
         total += model.vision.extra_parameters
     if model.encoder:
         total += params(model.encoder)
@@ -126,7 +124,7 @@ def facts(model: ModelSpec) -> dict[str, Any]:
         "kv_bytes_per_token": cached * cache.bytes if model.causal else None,
         "layers": model.layers,
         "max_positions": model.max_positions or None,
-        "window": model.window or None,
+        "window": max(model.windows, default=None),
         "quantisation": stored.method or None,
         "activations": str(stored.product.activations),
         "kv_cache": cache.value if model.causal else None,

@@ -28,6 +28,7 @@ _OTHERS = re.compile(r"(vision|visual|audio|speech|encoder|mtp|img)")
 _LAYER = re.compile(r"(?:layers|h|blocks?|layer)\\?\.(\d{1,6})(?!\d)")
 _EXPERT = re.compile(r"experts\\?\.([1-9]\d*)(?=\\?\.|$)")
 _HEAD = "lm_head"
+_CLASS = re.compile(r"[A-Z][a-z0-9]+[A-Z]\w*(?<!Linear)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +188,8 @@ def _check_found(rules: Sequence[Matcher], layers: int, where: str) -> None:
     for rule in rules:
         words = set(re.findall(r"\w+", rule.pattern.removeprefix("re:")))
         if words & _ELSEWHERE or any(_OTHERS.match(word) for word in words):
+            continue
+        if _CLASS.fullmatch(rule.pattern):  # of modules around products: what is inside is quantised all the same
             continue
         if rule.named is not None and rule.named >= layers:  # layers that predict more tokens
             continue

@@ -39,9 +39,9 @@ START = GemmCoefficients(
     sm_power_w=15.0,
     hbm_byte_energy_j=100e-12,
 )
-# Sharpness is held: free, it trades against the L2 rate and leaves neither known. So is the rate of one SM, which no
-# row meets.
-HELD = ("hbm_byte_energy_j", "sharpness", "hbm_bytes_per_s_per_sm")
+# Sharpness is held: free, it trades against the L2 rate and leaves neither known. So are the rate of one SM, which no
+# row meets, and what splits of k cost, for which narrower tiles can stand in.
+HELD = ("hbm_byte_energy_j", "sharpness", "hbm_bytes_per_s_per_sm", "split_reduce_s")
 FREE_BF16 = tuple(f.name for f in fields(GemmCoefficients) if f.name not in HELD)
 # 8-bit rows do not tell energies of useful and padded FLOPs apart.
 FREE_FP8 = ("efficiency", "epilogue_cycles", "hbm_bytes_per_s", "floor_s", "flop_energy_j", "sm_power_w")

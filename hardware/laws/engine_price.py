@@ -19,7 +19,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms
-from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
+from hardware.laws.gemm import COMMON_TILES, GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
 from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes, RoutedSizes
 from hardware.laws.terms import KernelTerms
@@ -94,7 +94,7 @@ def elementwise_features(bytes_moved: float, rows: int) -> tuple[float, ...]:
 def scaled_base_terms(c: GemmCoefficients, gpu: GpuSpec, *, m: int, n: int, k: int) -> KernelTerms:
     """Uncorrected terms of an 8-bit product: the time of the rows that its kernel works on, the joules of its own."""
     sizes = GemmSizes(m=m, n=n, k=k, dtype="fp8_e4m3")
-    own, taken = (gemm_base_terms(c, of, gpu) for of in (sizes, replace(sizes, m=scaled_rows(m))))
+    own, taken = (gemm_base_terms(c, of, gpu, COMMON_TILES) for of in (sizes, replace(sizes, m=scaled_rows(m))))
     return replace(taken, core_energy_j=own.core_energy_j, hbm_energy_j=own.hbm_energy_j)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
@@ -14,21 +17,48 @@ from hardware.laws.residency import hbm_share
 from hardware.laws.sizes import GemmSizes, element_bytes
 from hardware.laws.terms import KernelTerms
 
-# Tile shapes (rows of n, columns of m) and K splits that cuBLAS's Hopper kernels use; kernel names in our own
-# profiler traces show 64..512 by 8..256.
-_TILE_N = np.array([64, 128, 192, 256, 320, 384])
-_TILE_M = np.array([8, 16, 32, 64, 128, 192, 256])
-_SPLITS = np.array([1, 2, 3, 4, 6, 8])
-_A, _B, _S = (grid.ravel() for grid in np.meshgrid(_TILE_N, _TILE_M, _SPLITS, indexing="ij"))
-# Registers bound a tile's accumulator: 128 x 256 and 256 x 128 are the largest that occur, narrow ones longer.
-_FITS = _A * _B <= 320 * 128
-_A, _B, _S = _A[_FITS], _B[_FITS], _S[_FITS]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tiles:
+    """Kernels that a library has: ``a`` columns of n by ``b`` rows of m a tile, ``s`` splits of k, and ``cycles`` of
+    the tensor cores over those of a tile that fills them."""
+
+    a: Integers
+    b: Integers
+    s: Integers
+    cycles: float | NDArray[np.float64]
+
+    @classmethod
+    def of(cls, sides: Iterable[tuple[int, int]], uneven: float = 1.0) -> Tiles:
+        """Tiles of such ``sides`` with each split; ``uneven``: cycles of those wider than 64 of no whole 64s."""
+        # Registers bound a tile's accumulator: 320 x 128 and 256 x 160 are the largest that occur.
+        shapes = sorted((a, b) for a, b in set(sides) if a * b <= 320 * 128)
+        splits = np.array([1, 2, 3, 4, 6, 8])
+        a, b = np.repeat(np.array(shapes), len(splits), axis=0).T
+        whole = (np.minimum(a, b) <= 64) | ((a % 64 == 0) & (b % 64 == 0))
+        return cls(a=a, b=b, s=np.tile(splits, len(shapes)), cycles=np.where(whole, 1.0, uneven))
+
+
+# Tiles of common widths, as CUTLASS and the libraries of GPUs before Hopper have them.
+COMMON_TILES = Tiles.of(product(range(64, 385, 64), (8, 16, 32, 64, 128, 192, 256)))
+# cuBLAS on Hopper: one side is that of the tensor instruction's 64 rows, the other any multiple of 8 up to its 256
+# columns. Names of kernels in our profiler traces show 80, 112, 168 and 176 by 128, 64 by 24 and 72, 256 by 8, 152
+# and 160, 384 by 16, 512 by 32. So a row more than full tiles takes slightly higher ones, not a round more of the same.
+# Uneven tiles: of 0, 3 and 6 % more cycles the middle one leaves the least error of rows left out, and of 48 products
+# in our traces of chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) 46 have their rounds with it,
+# 35 without.
+_WHOLE, _ANY = range(64, 513, 64), range(8, 257, 8)
+CUBLAS_TILES = Tiles.of([*product(_WHOLE, _ANY), *product(_ANY[7:], _WHOLE[:4])], uneven=1.03)
 # Elements of the result that one SM's tile holds in a large product: 128 x 256.
 _WAVE_TILE = 128 * 256
 # Rows that tiles compute beyond m, on average: half a tile of 64, the least that a tensor-core instruction does.
 _PADDING = 32
 # A kernel of so many waves more may divide weights more evenly; more than two never pay.
 _MORE_ROUNDS = np.arange(3.0)
+# Kernels whose times are within 0.2 % end together.
+_TOGETHER = 1.002
 # Where columns do not fill a wave, the SMs that have one take part of what the others leave: the power of the loss.
 # A half meets what 256 rows take at two clocks (duty, n 28672, k 8192): with 0 time follows the clock too much, with 1
 # too little.
@@ -58,8 +88,10 @@ class GemmCoefficients:
 
 
 @lru_cache(maxsize=65536)
-def gemm_base_terms(coefficients: GemmCoefficients, sizes: GemmSizes, gpu: GpuSpec) -> KernelTerms:
-    """Terms of one product before correction on all SMs, at no clock less for a row more.
+def gemm_base_terms(
+    coefficients: GemmCoefficients, sizes: GemmSizes, gpu: GpuSpec, library: Tiles | None = None
+) -> KernelTerms:
+    """Terms of one product before correction on all SMs, at no clock less for a row more; ``library`` None: cuBLAS.
 
     Of one tile and split: cycles = the longer of waves (2 a b (K/s) / (rate eta) + epilogue) and of L2 (both tiles
     read again), then the reduction; memory = HBM, longer where weights do not divide evenly over SMs. What rows add to
@@ -74,12 +106,13 @@ def gemm_base_terms(coefficients: GemmCoefficients, sizes: GemmSizes, gpu: GpuSp
     c = coefficients
     m, n, k, sms, max_clock_hz = sizes.m, sizes.n, sizes.k, gpu.sms, gpu.max_clock_hz
     bytes_each, flops_per_cycle_per_sm = element_bytes(sizes.dtype), gpu.tensor_flops_per_cycle_per_sm(sizes.dtype)
-    a, b, s, p = _A, _B, _S, coefficients.sharpness
+    library = library or (CUBLAS_TILES if gpu.clusters else COMMON_TILES)
+    a, b, s, p = library.a, library.b, library.s, coefficients.sharpness
     k_split = k / s
     columns = np.ceil(n / a) * s
     tiles = columns * np.ceil(m / b)
     rounds = np.ceil(tiles / sms) + _MORE_ROUNDS[:, None]
-    cycles = 2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency) + c.epilogue_cycles
+    cycles = library.cycles * (2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency)) + c.epilogue_cycles
     through_l2_s = bytes_each * tiles * (a + b) * k_split / c.l2_bytes_per_s
     clocked_s = np.maximum(rounds * cycles / max_clock_hz, through_l2_s)
     reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * sizes.out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
@@ -90,8 +123,14 @@ def gemm_base_terms(coefficients: GemmCoefficients, sizes: GemmSizes, gpu: GpuSp
     few = np.where(full >= sms, (rounds * sms / full) ** _SHORT_WAVE, 1.0)
     memory_s = hbm_bytes / rate * np.where(columns >= sms, np.ceil(columns / sms) * sms / columns, few)
     longer, shorter = np.maximum(clocked_s, memory_s), np.minimum(clocked_s, memory_s)
-    taken_s = longer * (1 + (shorter / longer) ** p) ** (1 / p) + reduce_s
-    best = int(np.argmin(taken_s)) % len(a)
+    # A p-norm is at most 2^(1/p) of the longer: few tiles can be the fastest.
+    few_tiles = np.flatnonzero(longer + reduce_s <= (longer * 2 ** (1 / p) + reduce_s).min())
+    longer, shorter = longer.flat[few_tiles], shorter.flat[few_tiles]
+    of = few_tiles % len(a)
+    taken_s = longer * (1 + (shorter / longer) ** p) ** (1 / p) + reduce_s[of]
+    # Of those that end together, the one on most SMs: libraries launch grids that nearly fill the GPU.
+    on_sms = np.where(taken_s <= _TOGETHER * taken_s.min(), np.minimum(tiles[of], sms), 0.0)
+    best = int(of[np.argmax(on_sms - taken_s / taken_s.max())])
     least_s, fewest_s = float(taken_s.min()), float((clocked_s + reduce_s).min())
     waits_s = max(least_s * max(1.0 - (fewest_s / least_s) ** p, 0.0) ** (1 / p), hbm_bytes / c.hbm_bytes_per_s)
     active = min(float(tiles[best]), float(sms))

@@ -15,6 +15,7 @@ from hardware.laws.exchange import CTAS, RoutedExchange, exchange_bytes, exchang
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
 from hardware.laws.grouped import grouped_base_terms, grouped_features
+from hardware.laws.narrow_cache import with_narrow_cache
 from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
 from hardware.laws.sizes import (
     CollectiveSizes,
@@ -97,6 +98,8 @@ def decode_terms(profile: Profile, gpu: GpuSpec, sizes: DecodeSizes) -> KernelTe
     """Flash attention of one query token a sequence."""
     terms, learnt = decode_base_terms(profile.decode, sizes, gpu.sms), profile.decode_corrections
     terms = corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
+    if sizes.kv_bytes < 2:
+        return with_narrow_cache(terms, sizes, gpu.sms)
     return terms if sizes.kv_bytes == 2 else replace(terms, extrapolated=True)  # rows of 16-bit caches alone
 
 

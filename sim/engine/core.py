@@ -52,7 +52,7 @@ class Core:
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._moves = [(c.terms.hbm_bytes > 0.0, c.terms.link_bytes > 0.0) for c in graph.classes]
-        self._grids = [models[0].grid(class_id) for class_id in range(len(graph.classes))]
+        self._asks = [(c.priority, models[0].grid(class_id)) for class_id, c in enumerate(graph.classes)]
         self._everyone = list(range(graph.gpus))
         self._alike = False
         self._updated_ps = -1
@@ -72,18 +72,18 @@ class Core:
         """The kernel is at the head of its queue and its predecessors are done: it asks for SMs or a copy engine."""
         graph = self.graph
         collective = graph.op_collective[op]
-        flow = self._flows.get(collective)  # that of no collective is never there
-        if flow is None:
-            if collective < 0:
-                flow = Flow(-1, 1)
-            else:
-                flow = self._flows[collective] = Flow(collective, len(graph.collective_members[collective]))
+        if collective < 0:
+            flow = Flow(-1, 1)
+        elif collective in self._flows:
+            flow = self._flows[collective]
+        else:
+            flow = self._flows[collective] = Flow(collective, len(graph.collective_members[collective]))
         class_id = graph.op_class[op]
         gpu = self.gpus[graph.op_gpu[op]]
-        key = (graph.classes[class_id].priority, now_ps, op)
-        grid = self._grids[class_id]
+        priority, grid = self._asks[class_id]
         place = self._partition[graph.op_queue[op]] if self._partition else 0
-        Entry(op, class_id, gpu, flow, grid, key, grid.sms, gpu.pools[place] if grid.sms else gpu.copy_engine)
+        pool = gpu.pools[place] if grid.sms else gpu.copy_engine
+        Entry(op, class_id, gpu, flow, grid, (priority, now_ps, op), grid.sms, pool)
 
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
@@ -101,10 +101,9 @@ class Core:
             entry.transfers = (Carried(gpu.hbm), Carried(gpu.port)) if moves[1] else (Carried(gpu.hbm),)
         elif moves[1]:
             entry.transfers = (Carried(gpu.port),)
-        if self._dirty:
-            self._dirty.add(gpu.index)
-        else:
+        if not self._dirty:
             self.touch(gpu.index)
+        self._dirty.add(gpu.index)
         if flow.collective >= 0 and not flow.missing:
             for member in flow.entries:
                 self._dirty.add(member.gpu.index)
@@ -186,20 +185,23 @@ class Core:
             solved.append((gpu, state))
         paces = {} if len(solved) == 1 else _paces(solved, alike)
         arms: dict[int, list[Flow]] = {}
+        changed = [(gpu.index, state.index) for gpu, state in solved if gpu.state is not state]
+        if changed:
+            indices, states = zip(*changed, strict=True)
+            recorder.step_gpu.extend(indices)
+            recorder.step_time_ps.extend([now_ps] * len(changed))
+            recorder.step_state.extend(states)
         for gpu, state in solved:
-            if gpu.state is not state:
-                gpu.state = state
-                recorder.step_gpu.append(gpu.index)
-                recorder.step_time_ps.append(now_ps)
-                recorder.step_state.append(state.index)
+            gpu.state = state
             for entry, rate in zip(gpu.running, state.rates):  # noqa: B905 - as many; the keyword costs time here
                 flow = entry.flow
                 if paces and flow in paces:
                     rate = paces[flow]
-                if (flow.rate != rate or flow.due_ps < 0) and not flow.missing:
+                before = flow.rate
+                if (before != rate or flow.due_ps < 0) and not flow.missing:
                     left = flow.left
-                    if flow.rate:
-                        left -= flow.rate * (now_ps - flow.updated_ps)
+                    if before:
+                        left -= before * (now_ps - flow.updated_ps)
                         flow.left = left = left if left > 0.0 else 0.0
                     else:
                         self.inflight += 1
@@ -261,11 +263,12 @@ class Core:
                     continue
                 entry.energy_j, entry.start_ps = split.energy_j, split.start_ps
             start_ps = entry.start_ps + self._gap_ps[entry.class_id]
-            recorder.span_op.append(entry.op)
+            op = entry.op
+            recorder.span_op.append(op)
             recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)
             recorder.span_end_ps.append(now_ps)
             recorder.span_energy_j.append(entry.energy_j)
-            finished(entry.op)
+            finished(op)
             self.left -= 1
         flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 

@@ -69,6 +69,7 @@ class Engine:
             gpu.hbm = Hbm(self.env, gpu.model.rules.hbm, paced=True)
             gpu.port = LinkPort(self.env, gpu.model.rules.link, paced=True)
         self._queue_of, self._successors = core.graph.op_queue, core.graph.successors
+        self._leads_ps, self._op_class, self._submit = core.lead_ps, core.graph.op_class, core.submit
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
         self._ready: set[int] = set()  # kernels whose turn has come before their predecessors have ended
@@ -131,12 +132,11 @@ class Engine:
         if self.blocked and self.blocked.get(op):
             self._ready.add(op)
             return
-        core = self.core
-        lead = core.lead_ps[core.graph.op_class[op]]
+        lead = self._leads_ps[self._op_class[op]]
         if lead:
             self._hold(op, lead)
         else:
-            core.submit(op, self.env._now)
+            self._submit(op, self.env._now)
 
     def _hold(self, op: int, lead_ps: int) -> None:
         """Have a kernel ask ``lead_ps`` from now."""

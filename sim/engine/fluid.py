@@ -7,19 +7,16 @@ the mean of the kernel's rounds, by which its power goes.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
+from hardware.power import highest_clock
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass
 from sim.engine.resources.grid import Grid
 from sim.engine.running import GpuModel, GpuState, Member, Rules, RunningSet, rules_of
 
-# How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
-POWER_TOLERANCE = 1e-10
-CLOCK_TOLERANCE = 1e-12
 # States of one GPU type remembered over all runs of a process; beyond it they are solved again.
 MAX_STATES = 200_000
 _COSTS: dict[tuple[KernelTerms, float, bool], int] = {}
@@ -29,12 +26,6 @@ Running = tuple[tuple[int, float, bool, float], ...]
 @lru_cache(maxsize=32)
 def _states_of(_gpu: GpuModel, _rules: Rules) -> dict[tuple[object, ...], GpuState]:
     return {}
-
-
-def _shrink(now: float, before: float) -> float:
-    """What is left of the weight of the end that stayed, from the values at the end that moved twice."""
-    share = 1.0 - now / before
-    return share if share > 0.0 else 0.5
 
 
 @dataclass(slots=True)
@@ -108,7 +99,7 @@ class FluidModel:
             if state is None:
                 if len(known) > MAX_STATES:
                     known.clear()
-                state = known[everywhere] = self._highest_clock(running, limit_w, clock_cap_hz, caps)
+                state = known[everywhere] = self._highest(running, limit_w, clock_cap_hz, caps)
             state = self._memo[key] = state.numbered(len(self.states))
             self.states.append(state)
         return state
@@ -122,41 +113,22 @@ class FluidModel:
             self._costs[class_id] = cost
         return cost
 
-    def _highest_clock(
+    def _highest(
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None
     ) -> GpuState:
         gpu = self.gpu
         top = self._end(running, clock_cap_hz, caps)
         if top.power_w <= limit_w or not running:
             return top
-        low, high = gpu.min_clock_hz, clock_cap_hz
         at = self._set_of(running, caps).at
-        if gpu.clock_step_hz:
-            steps = range(int((high - low) / gpu.clock_step_hz) + 1)
-            over = bisect_right(steps, limit_w, key=lambda step: at(low + step * gpu.clock_step_hz).power_w)
-            return at(low + max(over - 1, 0) * gpu.clock_step_hz)
-        bottom = self._end(running, low, caps)
-        if bottom.power_w >= limit_w:
-            return bottom
-        # False position between a clock that is within the limit and one that is not; an end that stays while the
-        # other moves twice counts for less (Anderson and Bjorck, BIT 13, 1973). The clock returned is within.
-        below_w, above_w = bottom.power_w - limit_w, top.power_w - limit_w
-        within, moved = bottom, 0
-        for attempt in range(64):
-            if limit_w - within.power_w <= POWER_TOLERANCE * limit_w or high - low <= CLOCK_TOLERANCE * high:
-                break
-            chord = (low * above_w - high * below_w) / (above_w - below_w)
-            state = at(chord if attempt < 20 else 0.5 * (low + high))
-            over_w = state.power_w - limit_w
-            if over_w <= 0.0:
-                if moved < 0:
-                    above_w *= _shrink(over_w, below_w)
-                low, below_w, within, moved = state.clock_hz, over_w, state, -1
-            else:
-                if moved > 0:
-                    below_w *= _shrink(over_w, above_w)
-                high, above_w, moved = state.clock_hz, over_w, 1
-        return within
+        seen = {clock_cap_hz: top}
+
+        def power_w(clock_hz: float) -> float:
+            if clock_hz not in seen:
+                seen[clock_hz] = self._end(running, clock_hz, caps) if clock_hz == gpu.min_clock_hz else at(clock_hz)
+            return seen[clock_hz].power_w
+
+        return seen[highest_clock(power_w, limit_w, gpu.min_clock_hz, clock_cap_hz, gpu.clock_step_hz)]
 
     def _end(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         """The state at one end of the clock range, which every power limit asks for."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heappush
 from typing import Any, Protocol, Self
 
-from simpy.events import NORMAL
+from simpy.events import NORMAL, PENDING
 
 from sim.engine.fluid import FluidModel
 from sim.engine.resources.arbitration import Arbitrated
@@ -16,6 +16,7 @@ from sim.engine.resources.grid import Grid
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.sm_pool import Blocks, SmPool
+from sim.engine.resources.tiles import WHOLE, Split
 from sim.engine.running import GpuState, Target, bounds
 from sim.engine.time import WholeTime
 
@@ -36,15 +37,14 @@ class Driver(Protocol):
 class Flow:
     """A running kernel: one progress shared by every rank that takes part."""
 
-    left = 1.0
-    rate = 0.0
-    updated_ps = 0
-    due_ps = -1
+    __slots__ = ("collective", "due_ps", "entries", "left", "missing", "rate", "updated_ps")
 
     def __init__(self, collective: int, missing: int) -> None:
         self.collective = collective
         self.entries: list[Entry] = []
         self.missing = missing
+        self.left, self.rate = 1.0, 0.0
+        self.updated_ps, self.due_ps = 0, -1
 
 
 class Entry(Blocks):
@@ -52,9 +52,6 @@ class Entry(Blocks):
 
     env: WholeTime
     proc = None
-    energy_j = 0.0
-    start_ps = 0
-    transfers: tuple[Carried, ...] = ()
 
     def __init__(
         self,
@@ -67,7 +64,7 @@ class Entry(Blocks):
         wanted: float,
         pool: Arbitrated,
     ) -> None:
-        # What Blocks and Ask do, in one go.
+        # What Blocks and Ask do, in one go. All fields are set here: Python keeps those that come later in a dict.
         self.env = pool._env  # type: ignore[assignment]  # the engine's
         self.callbacks = [gpu.begin]
         self.resource = pool
@@ -78,6 +75,13 @@ class Entry(Blocks):
         self.class_id = class_id
         self.gpu = gpu
         self.flow = self.progress = flow
+        self.held = self.sms = self.energy_j = 0.0
+        self.fill = 1.0
+        self.start_ps = self.tail_due = -1
+        self.transfers: tuple[Carried, ...] = ()
+        self.split: Split | None = None
+        self.part = WHOLE
+        self._ok, self._value = True, PENDING
         queue = pool.put_queue
         if queue and queue[-1].key > key:
             queue.append(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -22,7 +22,6 @@ from hardware.gpu import GpuSpec
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
-from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
@@ -146,9 +145,9 @@ def standing(
             unchecked.append(f"{name} = {value} was never measured")
     unchecked.sort()
     asked = kind_of(scenario, target.gpu.id)
-    known, missing = _measured(asked)
+    known, missing = measured_kind(asked)
     unchecked += missing
-    extrapolated = [] if known is None else _beyond(asked, known.kind)
+    extrapolated = [] if known is None else beyond(asked, known.kind)
     extrapolated += _policy(scenario, target, known)
     reach = positions(scenario)
     if reach is not None and reach["beyond"]:
@@ -167,7 +166,7 @@ def standing(
     if run.bits < 32 and scenario.phase != "denoise" and workloads.load_model(scenario.model).precision == "fp32":
         notes.append(f"the file's weights are fp32, run in {run.value}: --dtype fp32 runs them as they are")
     return Standing(
-        card=_card(scenario, target, known),
+        card=card_status(scenario, target, measured=known is not None),
         unchecked=tuple(unchecked),
         extrapolated=tuple(extrapolated),
         expected_error=_expected(target, known, bool(unchecked), bool(extrapolated)),
@@ -175,20 +174,20 @@ def standing(
     )
 
 
-def _card(scenario: Scenario, target: Machine, known: Checked | None) -> str:
-    """What the card's laws rest on: calibrated for a stack whose own kernels and whole runs were measured on it."""
+def card_status(scenario: Scenario, target: Machine, *, measured: bool) -> str:
+    """What the card's laws rest on: calibrated for a stack whose own kernels and whole runs were ``measured`` on it."""
     stack = workloads.load_stack(scenario.stack)
     engine = stack.engine or stack.passes
-    if known is not None and engine is not None and engine in shipped_engines(target.gpu.id):
+    if measured and engine is not None and engine in shipped_engines(target.gpu.id):
         return "calibrated"
     return target.profile.status
 
 
 def standing_of_kind(asked: Kind, target: Machine) -> Standing:
     """What a run rests on that is no scenario (a ring of attention alone)."""
-    known, missing = _measured(asked)
+    known, missing = measured_kind(asked)
     unchecked = _of_machine(target) + missing
-    extrapolated = [] if known is None else _beyond(asked, known.kind)
+    extrapolated = [] if known is None else beyond(asked, known.kind)
     return Standing(
         card=target.profile.status,
         unchecked=tuple(unchecked),
@@ -216,24 +215,6 @@ def standing_of_laws(target: Machine, *, outside: bool = False, unmeasured: Sequ
     )
 
 
-def standing_served(target: Machine, group: Scenario, *, beyond_positions: int = 0) -> Standing:
-    """What a served run of replicas like ``group`` rests on: laws of kernels, and measured steps of its stack.
-
-    ``beyond_positions`` requests are longer than the positions of the model.
-    """
-    precision = precision_of(group)
-    unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
-    laws = standing_of_laws(target, unmeasured=unlike)
-    decode, missing = _measured(kind_of(group, target.gpu.id))
-    if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
-        steps = f"decode steps of this stack: {decode.words()}"
-        laws = replace(laws, expected_error=steps)
-    if beyond_positions:
-        longer = f"{beyond_positions:,} requests are longer than the positions of the model"
-        laws = replace(laws, extrapolated=(*laws.extrapolated, longer))
-    return replace(laws, unchecked=(f"no server was measured; kernels of a step: {laws.status}", *laws.unchecked))
-
-
 def _of_machine(target: Machine) -> list[str]:
     """What of the machine itself no row ran on."""
     gpu = target.gpu
@@ -250,7 +231,7 @@ def _same_figures(gpu: GpuSpec, other: GpuSpec) -> bool:
     return gpu is other or all(getattr(gpu, name) == getattr(other, name) for name in names)
 
 
-def _measured(asked: Kind) -> tuple[Checked | None, list[str]]:
+def measured_kind(asked: Kind) -> tuple[Checked | None, list[str]]:
     """The rows of the kind that is asked for, else in which respect rows that come nearest differ."""
     rows = list(checked_runs())
     for name in KEY:
@@ -266,7 +247,7 @@ def _measured(asked: Kind) -> tuple[Checked | None, list[str]]:
     return rows[0], []
 
 
-def _beyond(asked: Kind, measured: Kind) -> list[str]:
+def beyond(asked: Kind, measured: Kind) -> list[str]:
     """Sizes that leave the measured range."""
     found = []
     for name, (value, _) in asked.sizes.items():

@@ -1,4 +1,7 @@
-"""What :func:`sim.simulate` returns: a run that shows itself as a table and writes itself as a trace."""
+"""What :func:`sim.simulate` returns: a run that shows itself as a table and writes itself as a trace.
+
+What draws tables and writes traces is loaded when one is asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sim.result.notebook import html_of
 from sim.result.rates import times
-from sim.result.report import summary, summary_text
 from sim.result.run import Run
-from sim.result.trace import write_timeline
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -19,10 +19,14 @@ class Timeline(Run):
 
     def to_chrome(self, path: str | Path, *, layout: Literal["one", "hta"] = "one") -> Path:
         """Write the timeline (``.json``, ``.json.gz``, or Perfetto's ``.pftrace``); see :mod:`sim.result.trace`."""
+        from sim.result.trace import write_timeline
+
         return write_timeline(self, Path(path), layout=layout)
 
     def summary(self) -> dict[str, Any]:
         """Every figure of the run under a name with its unit: what ``wattline simulate --json`` prints."""
+        from sim.result.report import summary
+
         return summary(self)
 
     @property
@@ -48,8 +52,12 @@ class Timeline(Run):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the figures of :meth:`__repr__` as tables."""
+        from sim.result.notebook import html_of
+
         return html_of(self)
 
     def __repr__(self) -> str:
         """An aligned table with units."""
+        from sim.result.report import summary_text
+
         return summary_text(self)

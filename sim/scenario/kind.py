@@ -12,7 +12,7 @@ from sim.scenario.spec import Scenario
 from sim.scenario.video import video_run
 from workloads.diffusion import load_dit
 from workloads.model import ModelSpec
-from workloads.ops import decoder_block, expert_feed, gated_feed
+from workloads.ops import Block, decoder_block, expert_feed, gated_feed
 
 # In the order in which a user would look for the nearest measured kind.
 KEY = ("gpu", "phase", "family", "dtype", "stack", "launch", "regime", "layout")
@@ -89,19 +89,23 @@ def family_of(model: ModelSpec) -> str:
     """
     if model.vision is not None:
         return "vision-language"
-    if model.pattern:
+    if model.mixing(range(model.layers)):
         return "hybrid"
     if not model.causal:
         return "encoder"
     if model.latent is not None:
         return "latent attention"
     if model.experts:
-        more = model.shared_d_ff or model.dense_layers or model.route_groups
-        if not more and model.block != decoder_block(expert_feed(), qk_norm=model.qk_norm):
-            return "other layers with experts"
-        return "mixture of experts with more" if more else "mixture of experts"
-    usual = decoder_block(*gated_feed(), qk_norm=model.qk_norm)
-    return "dense" if model.block == usual else "other layers"
+        if model.shared_d_ff or model.dense_d_ff or model.route_groups:
+            return "mixture of experts with more"
+        usual = decoder_block(expert_feed(), qk_norm=model.qk_norm)
+        return "mixture of experts" if _alike(model, usual) else "other layers with experts"
+    return "dense" if _alike(model, decoder_block(*gated_feed(), qk_norm=model.qk_norm)) else "other layers"
+
+
+def _alike(model: ModelSpec, usual: Block) -> bool:
+    """Whether all layers are ``usual``, but for windows, which are said apart."""
+    return all(block.without_windows == usual for block in model.blocks)
 
 
 def _language(scenario: Scenario) -> tuple[str, dict[str, float]]:

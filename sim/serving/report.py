@@ -63,7 +63,9 @@ def print_summary(run: ServeResult, console: Console) -> None:
         head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}")
     said = f"{data['stack']} ({spec.stack_reason})" if spec.stack_reason else data["stack"]
     head.add_row("stack", visible(said))
-    head.add_row("these numbers are", f"{data['status']}: {'; '.join(data['status_reasons'])}")
+    head.add_row(
+        "these numbers are", "; ".join(filter(None, (data["status"], data["expected_error"], *data["status_reasons"])))
+    )
     console.print(head)
     table = Table(title="Latency (ms)", title_justify="left")
     names = ("mean", "p50", "p90", "p99")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 import workloads
-from sim.result.status import standing_served
+from sim.result.served import standing_served
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
 from sim.serving.memory import kv_blocks, memory_of
@@ -94,7 +94,13 @@ class ServeResult:
             "model": spec.model,
             "gpu": self.machine.gpu.id,
             "stack": spec.own_stack,
-            **standing_served(self.machine, group, beyond_positions=self._beyond(table)).as_json(),
+            **standing_served(
+                self.machine,
+                group,
+                replicas=spec.replicas + spec.prefill_replicas,
+                requests_per_s=len(table) / max(float(table["arrival_s"].max()), span_s * 1e-6),
+                beyond_positions=self._beyond(table),
+            ).as_json(),
             "precision": precision.as_json(),
             "beyond_model_positions": self._beyond(table),
             "gpus": spec.gpus,

@@ -17,12 +17,13 @@ from typing import Any
 
 from hardware.catalog import load_gpu
 from sim.output.files import write_atomically
+from sim.result.served import OUTPUTS, server_kind
 from sim.scenario.kind import KEY, Kind, kind_of, ring_kind
 from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
 from sim.studies.fidelity import WHOLE, record_files
 from sim.validation.inputs import NotPredicted
-from sim.validation.predict import scenario_of
+from sim.validation.predict import scenario_of, served_spec
 from sim.validation.records import Record, read_records
 from sim.validation.validate import Row, validate
 
@@ -125,6 +126,38 @@ def text_of(rows: Sequence[CheckedRun], predicted: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
+def servers_text(rows: Sequence[Row]) -> str:
+    """The part of the data file that tells of servers: signed errors of each output, least and greatest."""
+    groups: dict[tuple[str, ...], list[tuple[Kind, Row]]] = {}
+    for row in rows:
+        asked = [float(at) for at, _, _ in row.record.inputs["requests"]]
+        spec = served_spec(row.record.inputs)
+        kind = server_kind(spec.group(), spec.gpu, requests_per_s=len(asked) / max(asked))
+        groups.setdefault(tuple(kind.key[name] for name in KEY), []).append((kind, row))
+    parts = []
+    for key, group in sorted(groups.items(), key=lambda entry: entry[0]):
+        lines = ["[[served]]", *(f"{name} = {json.dumps(value)}" for name, value in zip(KEY, key, strict=True))]
+        lines += [f"rows = {len(group)}", f"files = {json.dumps(sorted({row.record.path.name for _, row in group}))}"]
+        off: dict[str, list[float]] = {}
+        for _, row in group:
+            for name, share in _served_errors(row).items():
+                off.setdefault(name, []).append(share)
+        lines += ["[served.errors]", *(f"{name} = [{min(each):.4f}, {max(each):.4f}]" for name, each in off.items())]
+        sizes = {**spanned([kind for kind, _ in group]).sizes}
+        sizes["requests_per_s"] = (0.0, sizes["requests_per_s"][1])  # fewer are nearer to the lone steps
+        lines += ["[served.sizes]", *(f"{name} = [{low:.6g}, {high:.6g}]" for name, (low, high) in sizes.items())]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _served_errors(row: Row) -> dict[str, float]:
+    assert row.predicted is not None and row.predicted.served is not None
+    seen, said = row.measured["served"], row.predicted.served
+    found = {name: said[f"{name}_s"] / seen[f"{name}_s"] - 1.0 for name in OUTPUTS if name != "energy"}
+    energy = row.error("energy_j")
+    return found if energy is None else {**found, "energy": energy}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of this module: 0, or 2 with one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m sim.studies.checked_runs", description=__doc__)
@@ -136,8 +169,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = [path for folder in arguments.folders for path in record_files(folder)]
         rows = list(rows_of(paths))
         whole = sorted({row.record.path for row in rows})
-        write_atomically(arguments.out, text_of(rows, validate(whole)).encode())
-        print(f"{len(rows)} rows of {len(whole)} files in {len(grouped(rows))} kinds")
+        served = [path for path in paths if any(one.kind == "engine_serve" for one in read_records(path))]
+        predicted = {row.record.digest: row for row in validate(sorted({*whole, *served}))}
+        servers = [row for row in predicted.values() if row.record.kind == "engine_serve" and row.predicted is not None]
+        text = f"{text_of(rows, list(predicted.values()))}\n{servers_text(servers)}"
+        write_atomically(arguments.out, text.encode())
+        print(f"{len(rows)} rows of {len(whole)} files in {len(grouped(rows))} kinds, {len(servers)} servers")
 
     return exit_code("checked_runs", write)
 

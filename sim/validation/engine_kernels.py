@@ -73,7 +73,7 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
 
 
 def _diffusers_attention(inputs: Mapping[str, Any]) -> AttentionWork:
-    """Attention of PyTorch's: FlashAttention 2 and cuDNN under a mask have laws of their own, cuDNN's is the libraries'."""
+    """PyTorch's attention: FlashAttention 2 and cuDNN under a mask have their own laws, cuDNN's is the libraries'."""
     masked = bool(inputs.get("masked"))
     if inputs["backend"] not in ("flash", "cudnn"):
         raise NotPredicted(f"backend = '{inputs['backend']}' has no law: flash and cudnn have")

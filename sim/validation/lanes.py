@@ -101,6 +101,7 @@ def beside_waiting(inputs: Inputs, target: Machine) -> tuple[float, float, float
         pricer.price(Kernel(name="", work=work, flops=0.0, bytes_moved=0.0))
         for work in (GemmWork(m=m, n=n, k=k), receive)
     )
+    gemm = replace(gemm, terms=gemm.beside or gemm.terms, beside=None)  # in the tiles that decide what runs beside it
     held = min(wait.terms.blocks * wait.terms.sms_per_block, target.gpu.sms - 1.0) if inputs.get("waits") else 0.0
     spins_w = wait.terms.waiting_power_w if held else 0.0
     graph = graph_of_lanes(1, [gemm], [[0] * 8])

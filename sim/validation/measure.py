@@ -96,7 +96,7 @@ def _shape(model: ModelSpec) -> ModelShape:
     if model.head_dim != HEAD_DIM:
         raise ScenarioError(f"head_dim = {model.head_dim} of {model.id}: the suite's kernels have {HEAD_DIM}")
     feed = (expert_feed(),) if model.experts else gated_feed()
-    if model.block != decoder_block(*feed, qk_norm=model.qk_norm) or model.dense_layers:
+    if model.blocks != (decoder_block(*feed, qk_norm=model.qk_norm),):
         raise ScenarioError(f"{model.id} has layers of its own kind: the suite runs Llama-like layers only")
     return ModelShape(
         width=model.d_model,

@@ -148,7 +148,7 @@ def write_config(name: str, model: ModelSpec, folder: Path, *, layers: int | Non
 def _config(model: ModelSpec) -> dict[str, Any]:
     """What vLLM has to read of a catalog's Llama-like model, or of a Qwen-like mixture of experts."""
     feed = (expert_feed(),) if model.experts else gated_feed()
-    if model.block != decoder_block(*feed, qk_norm=model.qk_norm) or model.dense_layers:
+    if model.blocks != (decoder_block(*feed, qk_norm=model.qk_norm),):
         raise ScenarioError(f"{model.id} has layers of its own kind: give its Hugging Face config.json as --model")
     config: dict[str, Any] = {
         "hidden_size": model.d_model, "num_hidden_layers": model.layers, "num_attention_heads": model.q_heads,

@@ -200,12 +200,17 @@ def _engine_kernel(inputs: Inputs) -> Prediction:
     return _works(inputs, work)
 
 
-def _engine_serve(inputs: Inputs) -> Prediction:
-    """A server under the row's own arrivals; its time is the median request's between tokens."""
-    spec = ServeSpec.of(
+def served_spec(inputs: Inputs) -> ServeSpec:
+    """The server of a row of requests."""
+    return ServeSpec.of(
         host="stack", prefix_caching=False,
         **{name: inputs[name] for name in SERVED & inputs.keys() if inputs[name] is not None},
     )  # fmt: skip
+
+
+def _engine_serve(inputs: Inputs) -> Prediction:
+    """A server under the row's own arrivals; its time is the median request's between tokens."""
+    spec = served_spec(inputs)
     rows = inputs["requests"]
     traffic = Traffic(
         requests=[

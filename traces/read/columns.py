@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,23 +17,27 @@ from traces.read.events import Reading
 from traces.read.rows import Rows
 from traces.read.schema import Event, Loose
 from traces.read.values import TIME_LIMIT_NS, product, whole
-from traces.records import Ints
+from traces.records import Floats, Ints
 
 JOULES_LIMIT = 1e12  # of one piece of work: far beyond any
 MISSING = np.iinfo(np.int64).min
 DOUBLE_HOLDS_NS_US = float(1 << 43)  # up to here a double of microseconds tells nanoseconds apart
 
 
+class TooCoarse(Exception):  # noqa: N818 - no error: the file is read again, times as written
+    """Times that numbers do not hold to the nanosecond."""
+
+
 def name_column(texts: Sequence[Loose], rows: Rows) -> Ints:
     """Numbers of names; ``NONE`` where there is none."""
-    names = rows.names
-    return np.array(
-        [
+    names: dict[Any, int] = rows.names  # asked for what may be no text
+    found = list(map(names.get, texts))
+    if None in found:
+        found = [
             names.setdefault(text, len(names)) if type(text) is str else NONE if text is None else rows.name(text)
             for text in texts
-        ],
-        dtype=np.int64,
-    )
+        ]
+    return np.array(found, dtype=np.int64)
 
 
 def times(events: list[Event], reading: Reading) -> tuple[list[Event], Ints, Ints]:
@@ -48,18 +53,33 @@ def times(events: list[Event], reading: Reading) -> tuple[list[Event], Ints, Int
     return [event for event, good in zip(events, known.tolist(), strict=True) if good], start[known], dur[known]
 
 
-def ns_column(raws: list[msgspec.Raw], reading: Reading) -> Ints:
-    """Microseconds as written to whole nanoseconds, exactly; ``MISSING`` where they are none."""
-    texts = [bytes(raw) for raw in raws]
+def ns_column(values: list[Any], reading: Reading) -> Ints:
+    """Microseconds to whole nanoseconds, exactly; ``MISSING`` where they are none.
+
+    Raises :class:`TooCoarse` on numbers that are no longer exact: their texts are.
+    """
+    if msgspec.Raw in set(map(type, values)):
+        return _ns_of_texts([bytes(value) for value in values], reading)
+    value_us = np.array(values, dtype=np.float64)
+    missing = np.isnan(value_us)
+    if not (np.abs(value_us[~missing]) < DOUBLE_HOLDS_NS_US).all():
+        raise TooCoarse
+    return np.where(missing, MISSING, _whole_ns(np.where(missing, 0.0, value_us)))
+
+
+def _whole_ns(value_us: Floats) -> Ints:
+    """Whole and part on their own are exact where a double of microseconds tells nanoseconds apart."""
+    whole_us = np.floor(value_us)
+    return np.asarray(whole_us.astype(np.int64) * 1000 + np.rint((value_us - whole_us) * 1000).astype(np.int64))
+
+
+def _ns_of_texts(texts: list[bytes], reading: Reading) -> Ints:
     try:
         value_us = np.array(texts, dtype="S").astype(np.float64)
     except ValueError:
         value_us = np.full(len(texts), np.inf)
     plain = np.abs(value_us) < DOUBLE_HOLDS_NS_US
-    value_us = np.where(plain, value_us, 0.0)
-    # Whole and part on their own are exact where a double of microseconds tells nanoseconds apart.
-    whole_us = np.floor(value_us)
-    found = whole_us.astype(np.int64) * 1000 + np.rint((value_us - whole_us) * 1000).astype(np.int64)
+    found = _whole_ns(np.where(plain, value_us, 0.0))
     for place in np.flatnonzero(~plain).tolist():
         found[place] = _exact_ns(texts[place], reading)
     return found
@@ -77,7 +97,7 @@ def _exact_ns(text: bytes, reading: Reading) -> int:
     return value
 
 
-def int_column(values: list[Any], parse: Callable[[Any], int] = whole) -> Ints:
+def int_column(values: Sequence[Any], parse: Callable[[Any], int] = whole) -> Ints:
     """A column of integers: at once where all are integers or none is there, else one by one."""
     kinds = set(map(type, values))
     if kinds == {type(None)}:
@@ -97,6 +117,7 @@ def stream_number(value: Any) -> int:
     return whole(value)
 
 
+@lru_cache(maxsize=1 << 16)
 def block_count(value: Any) -> int:
     """Blocks of a grid, threads of a block."""
     return product(*value) if type(value) is tuple else NONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -41,8 +41,10 @@ class Reading:
         self.mended[rule] = (seen + count, first)
 
 
-def read_events(stream: BinaryIO, reading: Reading, kind_of: Callable[[Reading], type[Event]]) -> Iterator[list[Event]]:
-    """Lists of events decoded as what ``kind_of`` says (a ``msgspec.Struct``) of the file's head.
+def read_events(
+    stream: BinaryIO, reading: Reading, kinds_of: Callable[[Reading], Sequence[type[Event]]]
+) -> Iterator[list[Event]]:
+    """Lists of events decoded as what ``kinds_of`` says (``msgspec.Struct``, tried in turn) of the file's head.
 
     ``reading`` takes the metadata and the repairs.
 
@@ -50,8 +52,8 @@ def read_events(stream: BinaryIO, reading: Reading, kind_of: Callable[[Reading],
     that does not decode is walked event by event, mended, or refused with file, line and remedy.
     """
     rest = _skip_head(stream, reading)
-    kind = kind_of(reading)
-    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+    kinds = kinds_of(reading)
+    decoders = [msgspec.json.Decoder(list[kind]) for kind in kinds]  # type: ignore[valid-type]
     while True:
         block = stream.read(BLOCK_BYTES)
         text = rest + block
@@ -63,27 +65,37 @@ def read_events(stream: BinaryIO, reading: Reading, kind_of: Callable[[Reading],
                 raise _refusal(reading, f"no event ends within {EVENT_LIMIT_BYTES >> 20} MiB", "is it a trace?")
             rest = text
             continue
-        try:
-            yield decoder.decode(b"[" + text[: cut + 1] + b"]")
-            reading.line += text.count(b"\n", 0, cut + 1)
-            rest = text[cut:]
-        except msgspec.MsgspecError:
-            events, tail = _walk(text[: cut + 1], reading, kind)
+        rest, whole = text[cut:], text[: cut + 1]
+        if (events := _decoded(whole, decoders)) is not None:
             yield events
-            rest = text[cut:]
+            reading.line += whole.count(b"\n")
+        else:
+            events, tail = _walk(whole, reading, kinds[-1])
+            yield events
             if tail is not None:
                 _read_tail(tail + rest + stream.read(EVENT_LIMIT_BYTES), reading)
                 return
         comma = rest.index(b",") + 1
         reading.line += rest.count(b"\n", 0, comma)
         rest = rest[comma:]
-    events, tail = _walk(text, reading, kind)
+    events, tail = _walk(text, reading, kinds[-1])
     yield events
     if tail is None:
         reading.truncated = True
         reading.note("array-without-end")
     else:
         _read_tail(tail, reading)
+
+
+def _decoded(text: bytes, decoders: Sequence[msgspec.json.Decoder[list[Event]]]) -> list[Event] | None:
+    """All events of ``text`` by the first decoder that takes them."""
+    packed = b"[%b]" % text
+    for decoder in decoders:
+        try:
+            return decoder.decode(packed)
+        except msgspec.MsgspecError:
+            continue
+    return None
 
 
 def _last_boundary(text: bytes, fresh_from: int) -> int | None:

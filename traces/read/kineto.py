@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from traces.errors import TraceError
+from traces.read.columns import TooCoarse
 from traces.read.events import Reading, read_events
 from traces.read.own import ARROW, COUNTERS
 from traces.read.places import Places
 from traces.read.rows import FileRows, Rows
-from traces.read.schema import Event, OwnEvent
+from traces.read.schema import Event, ExactEvent, OwnExactEvent, OwnQuickEvent, QuickEvent
 from traces.read.stream import open_trace
 from traces.read.tables import table_of, take_arrows, take_counts, take_work
 
 
-def _kind(reading: Reading) -> type[Event]:
-    """What events of the file are decoded as: fewer arguments where they are not ours, which is quicker."""
-    return OwnEvent if isinstance(reading.metadata.get("wattline"), dict) else Event
+def _kinds(reading: Reading, exact: bool) -> Sequence[type[Event]]:
+    """What events of the file are decoded as, in turn: fewer arguments where they are not ours, which is quicker."""
+    ours = isinstance(reading.metadata.get("wattline"), dict)
+    quick, sure = (OwnQuickEvent, OwnExactEvent) if ours else (QuickEvent, ExactEvent)
+    return (sure,) if exact else (quick, sure)
 
 
 def read_file(path: Path) -> FileRows:
@@ -24,22 +29,22 @@ def read_file(path: Path) -> FileRows:
 
     Raises :class:`TraceError` with file, line and remedy where it cannot be read.
     """
+    try:
+        return _read(path, exact=False)
+    except TooCoarse:
+        return _read(path, exact=True)
+
+
+def _read(path: Path, *, exact: bool) -> FileRows:
     reading, rows = Reading(path=path), Rows()
     steps: list[Event] = []
     places = Places()
-    sorts: dict[str | None, list[Event] | None] = {None: None}
+    sorts: dict[str | None, list[Event] | None] = {None: None, "step": steps}
     with open_trace(path, reading) as stream:
-        for events in read_events(stream, reading, _kind):
+        for events in read_events(stream, reading, partial(_kinds, exact=exact)):
             arrows, counts, bare = [], [], []
             for event in events:
-                if event.ph != "X":
-                    if event.name == ARROW and event.cat == "flow":
-                        arrows.append(event)
-                    elif event.ph == "C" and event.name in COUNTERS:
-                        counts.append(event)
-                    elif event.ph == "M":
-                        places.learn(event)
-                else:
+                if event.ph == "X":
                     cat = event.cat
                     if cat is None and places.devices:
                         bare.append(event)
@@ -47,13 +52,19 @@ def read_file(path: Path) -> FileRows:
                         sorts[cat] = [] if cat is not None and table_of(cat.lower()) is not None else None
                     if (mine := sorts[cat]) is not None:
                         mine.append(event)
+                elif event.ph == "C":
+                    if event.name in COUNTERS:
+                        counts.append(event)
+                elif event.ph == "M":
+                    places.learn(event)
+                elif event.name == ARROW and event.cat == "flow":
+                    arrows.append(event)
             for cat, found in sorts.items():
-                if cat is not None and found:
+                if cat is not None and found and found is not steps:
                     table = table_of(cat.lower())
                     assert table is not None
                     table(found, cat.lower(), rows, reading)
                     found.clear()
-            steps += [event for event in events if event.cat == "step" and event.ph == "X"]
             if bare:
                 places.take(bare, rows, reading)
             if arrows:

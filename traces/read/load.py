@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from traces.errors import TraceError
 from traces.overruns import clipped
 from traces.read.own import arrows_of, samples_of
 from traces.read.remedies import REMEDIES
-from traces.read.rows import FileRows, Rows, leave_out_far
+from traces.read.rows import FileRows, Rows, column_of, leave_out_far, packed
 from traces.read.tools import read_any
 from traces.read.values import TIME_LIMIT_NS
-from traces.records import Ints
+from traces.records import Floats, Ints
 
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".pftrace", ".pftrace.gz", "_kernel_trace.csv")
 RANK_LIMIT = 1 << 31
@@ -58,13 +59,14 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     parts = [read_any(path) for path in files]
     for part in parts:
         leave_out_far(part)
-    if not any(block.shape[1] for part in parts for block in part.rows.work):
+    if not any(len(block[0]) for part in parts for block in part.rows.work):
         raise TraceError(
             f"trace '{files[0]}': no GPU work in it (no event of category kernel, gpu_memcpy or gpu_memset): "
             "profile with ProfilerActivity.CUDA"
         )
     bases = _bases(parts)
     ranks = _ranks(parts)
+    absolute = [base + _first_ns(part) > EPOCH_NS for part, base in zip(parts, bases, strict=True)]
     names: dict[str, int] = {}
     collectives: dict[CollectiveArgs, int] = {}
     matrices: dict[MatrixProduct, int] = {}
@@ -73,14 +75,16 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         _tables(part, base, rank, names, collectives, matrices, stated)
         for part, base, rank in zip(parts, bases, ranks, strict=True)
     ]
+    # A column at a time: what is joined or put in order makes room for the next.
     work, calls, waits, annotations = (
-        np.concatenate(columns, axis=1) for columns in zip(*(t[:4] for t in tables), strict=True)
+        _joined(list(kind)) for kind in zip(*(table[:4] for table in tables), strict=True)
     )
     energy_j = np.concatenate([t[4] for t in tables])
-    origin = int(min(table[2].min() for table in (work, calls, waits, annotations) if table.shape[1]))
+    origin = int(min(table[2].min() for table in (work, calls, waits, annotations) if len(table[2])))
     order = np.lexsort((work[2], work[0]))
-    work, energy_j = work[:, order], energy_j[order]
-    calls = calls[:, np.lexsort((calls[2], calls[0]))]
+    energy_j = energy_j[order]
+    _put_in_order(work, order)
+    _put_in_order(calls, np.lexsort((calls[2], calls[0])))
     launch = _launches(work[0], work[5], calls[0], calls[5])
     capture = Capture(
         names=list(names),
@@ -108,8 +112,8 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
         origin_ns=origin,
         sources=[str(path) for path in files],
         metadata={min(r.values(), default=0): part.reading.metadata for part, r in zip(parts, ranks, strict=True)},
-        findings=_findings(parts, bases, work[5], launch, len(calls[0])),
-        depends=arrows_of(parts, bases, ranks, work[[0, 2, 6]]),
+        findings=_findings(parts, absolute, work[5], launch, len(calls[0])),
+        depends=arrows_of(parts, bases, ranks, np.stack([work[0], work[2], work[6]])),
         samples=samples_of(parts, bases, ranks, origin),
     )  # fmt: skip
     capture = clipped(capture)
@@ -172,7 +176,9 @@ def _bases(parts: Sequence[FileRows]) -> list[int]:
 
 def _ranks(parts: Sequence[FileRows]) -> list[dict[int, int]]:
     """For each file, the rank of each of its devices."""
-    devices = [np.unique(_columns(part.rows.work, 13)[2]).tolist() for part in parts]
+    devices = [
+        sorted({device for block in part.rows.work for device in np.unique(block[2]).tolist()}) for part in parts
+    ]
     if len(parts) == 1 and len(devices[0]) > 1:
         plain = all(0 <= device < RANK_LIMIT for device in devices[0])
         return [{device: device if plain else number for number, device in enumerate(devices[0])}]
@@ -209,7 +215,7 @@ def _tables(
     collectives: dict[CollectiveArgs, int],
     matrices: dict[MatrixProduct, int],
     stated: dict[Stated, int],
-) -> tuple[Ints, Ints, Ints, Ints, Any]:
+) -> tuple[list[Ints], list[Ints], list[Ints], list[Ints], Floats]:
     """The file's rows as columns, first rank, name, start, duration; names and collectives of all files."""
     rows: Rows = part.rows
     name = np.array([*(names.setdefault(text, len(names)) for text in rows.names), NONE], dtype=np.int64)
@@ -227,42 +233,38 @@ def _tables(
         return np.where(known[at] == device, mapped, host)
 
     energy_j = np.concatenate(rows.energy_j) if rows.energy_j else np.empty(0)
-    w = _columns(rows.work, 13)
+    w = partial(column_of, rows.work)
+    operators = w(12)
     product = {operator: matrices.setdefault(one, len(matrices)) for operator, one in rows.products.items()}
-    matrix = np.array(
-        [product.get(operator, NONE) for operator in w[12].tolist()] if product else np.full(len(w[12]), NONE)
-    )
     works = {operator: stated.setdefault(work, len(stated)) for work, operator in rows.own_works.items()}
-    own = np.array([works.get(operator, NONE) for operator in w[12].tolist()] if works else np.full(len(w[12]), NONE))
-    work = np.stack(
-        [
-            rank_of(w[2]),
-            name[w[0]],
-            w[4] + base,
-            w[5],
-            w[1],
-            w[6],
-            w[3],
-            message[w[7]],
-            w[8],
-            w[9],
-            w[10],
-            name[w[11]],
-            matrix,
-            own,
-        ]
+    matrix, own = (
+        np.array(
+            [found.get(operator, NONE) for operator in operators.tolist()] if found else np.full(len(operators), NONE)
+        )
+        for found in (product, works)
     )
-    c = _columns(rows.calls, 5)
-    calls = np.stack([np.full(len(c[0]), host), name[c[0]], c[2] + base, c[3], c[1], c[4]])
-    s = _columns(rows.waits, 8)
-    waits = np.stack([rank_of(s[1]), name[s[0]], s[6] + base, s[7], s[2], s[3], s[4], s[5]])
-    a = _columns(rows.annotations, 6)
-    notes = np.stack([rank_of(a[1]), name[a[0]], a[4] + base, a[5], a[2], a[3]])
+    work = [
+        rank_of(w(2)), name[w(0)], w(4) + base, w(5), w(1), w(6), w(3), message[w(7)], w(8), w(9), w(10), name[w(11)],
+        matrix, own,
+    ]  # fmt: skip
+    rows.work.clear()
+    c, s, a = partial(column_of, rows.calls), partial(column_of, rows.waits), partial(column_of, rows.annotations)
+    calls = [np.full(len(c(0)), host), name[c(0)], c(2) + base, c(3), c(1), c(4)]
+    rows.calls.clear()
+    waits = [rank_of(s(1)), name[s(0)], s(6) + base, s(7), s(2), s(3), s(4), s(5)]
+    notes = [rank_of(a(1)), name[a(0)], a(4) + base, a(5), a(2), a(3)]
     return work, calls, waits, notes, energy_j
 
 
-def _columns(blocks: Sequence[Ints], width: int) -> Ints:
-    return np.concatenate(blocks, axis=1) if blocks else np.empty((width, 0), dtype=np.int64)
+def _joined(files: list[list[Ints]]) -> list[Ints]:
+    """The columns of all files as one, taken from them one by one."""
+    return packed([np.concatenate([columns.pop(0) for columns in files]) for _ in range(len(files[0]))])
+
+
+def _put_in_order(columns: list[Ints], order: Ints) -> None:
+    for number, column in enumerate(columns):
+        if column.strides != (0,):
+            columns[number] = column[order]
 
 
 def _launches(rank: Ints, correlation: Ints, call_rank: Ints, call_correlation: Ints) -> Ints:
@@ -289,11 +291,11 @@ def _graphs(launch: Ints, call_name: Ints, names: Sequence[str]) -> Ints:
 
 
 def _first_ns(part: FileRows) -> int:
-    return min((int(block[4].min()) for block in part.rows.work if block.shape[1]), default=0)
+    return min((int(block[4].min()) for block in part.rows.work if len(block[4])), default=0)
 
 
 def _findings(
-    parts: Sequence[FileRows], bases: Sequence[int], correlation: Ints, launch: Ints, calls: int
+    parts: Sequence[FileRows], absolute: Sequence[bool], correlation: Ints, launch: Ints, calls: int
 ) -> list[Finding]:
     total: Counter[str] = Counter()
     first: dict[str, str] = {}
@@ -301,7 +303,6 @@ def _findings(
         for rule, (count, place) in part.reading.mended.items():
             total[rule] += count
             first.setdefault(rule, place)
-    absolute = [base + _first_ns(part) > EPOCH_NS for part, base in zip(parts, bases, strict=True)]
     if len(parts) > 1 and len(set(absolute)) > 1:
         total["clocks-not-aligned"], first["clocks-not-aligned"] = (
             absolute.count(False),

@@ -16,7 +16,7 @@ from traces.errors import TraceError
 from traces.read.events import Reading
 from traces.read.own import COUNTERS
 from traces.read.rows import FileRows, Rows
-from traces.read.schema import OwnArgs, OwnEvent
+from traces.read.schema import OwnArgs, OwnExactEvent
 from traces.read.stream import open_trace
 from traces.read.tables import table_of, take_work
 from traces.write.files import check_package
@@ -40,8 +40,8 @@ class _Reader:
     reading: Reading
     tracks: dict[int, _Track] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)  # all interned names: the writer numbers them together
-    open: dict[int, list[tuple[int, OwnEvent]]] = field(default_factory=lambda: defaultdict(list))
-    events: list[OwnEvent] = field(default_factory=list)
+    open: dict[int, list[tuple[int, OwnExactEvent]]] = field(default_factory=lambda: defaultdict(list))
+    events: list[OwnExactEvent] = field(default_factory=list)
     arrows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     counts: list[tuple[int, int, int, float]] = field(default_factory=list)
 
@@ -142,7 +142,7 @@ def _take(packet: Any, reader: _Reader) -> None:
         if track.counter in COUNTERS:
             reader.counts.append((COUNTERS.index(track.counter), track.pid, at_ns, event.double_counter_value))
     elif event.type == event.TYPE_SLICE_BEGIN:
-        made = OwnEvent(
+        made = OwnExactEvent(
             ph="X",
             cat=reader.texts.get(event.category_iids[0]) if event.category_iids else None,
             name=reader.texts.get(event.name_iid),

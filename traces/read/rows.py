@@ -11,12 +11,13 @@ from traces.capture import CollectiveArgs, MatrixProduct, Stated
 from traces.read.events import Reading
 from traces.records import Floats, Ints
 
+Block = Sequence[Ints]  # columns of equal length
 FAR_NS = 1 << 52  # 52 days: twice that in picoseconds is a number of 64 bits
 
 
 @dataclass(slots=True)
 class Rows:
-    """Blocks of columns (one array a block, a row of it a column); times in nanoseconds of the file's own clock.
+    """Blocks of columns; times in nanoseconds of the file's own clock.
 
     ``work``: name, category, device, stream, start, duration, correlation, collective, moved bytes, blocks,
     threads, family, host operator. ``calls``: name, thread, start, duration, correlation. ``waits``: kind, device,
@@ -33,11 +34,11 @@ class Rows:
     own_works: dict[Stated, int] = field(default_factory=dict)
     arrows: list[Ints] = field(default_factory=list)
     counts: list[tuple[Ints, Floats]] = field(default_factory=list)
-    work: list[Ints] = field(default_factory=list)
+    work: list[Block] = field(default_factory=list)
     energy_j: list[Floats] = field(default_factory=list)
-    calls: list[Ints] = field(default_factory=list)
-    waits: list[Ints] = field(default_factory=list)
-    annotations: list[Ints] = field(default_factory=list)
+    calls: list[Block] = field(default_factory=list)
+    waits: list[Block] = field(default_factory=list)
+    annotations: list[Block] = field(default_factory=list)
 
     def name(self, text: object) -> int:
         """Index of a name."""
@@ -62,7 +63,7 @@ class FileRows:
 def leave_out_far(part: FileRows) -> None:
     """Leave out rows weeks away from the others of their file: no profile is that long, a damaged time is."""
     rows = part.rows
-    starts = [block[4] for block in rows.work if block.shape[1]]
+    starts = [block[4] for block in rows.work if len(block[4])]
     if not starts:
         return
     start = np.concatenate(starts)
@@ -73,11 +74,24 @@ def leave_out_far(part: FileRows) -> None:
             if near.all():
                 continue
             part.reading.note("time-far-from-all-others", part.reading.path.name, int((~near).sum()))
-            table[number] = block[:, near]
+            table[number] = [column[near] for column in block]
             if table is rows.work:
                 rows.energy_j[number] = rows.energy_j[number][near]
 
 
-def block_of(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+def packed(columns: list[Ints]) -> list[Ints]:
+    """``columns`` of which those of one value take no room."""
+    for number, column in enumerate(columns):
+        if len(column) and (column == column[0]).all():
+            columns[number] = np.broadcast_to(column[:1].copy(), len(column))
+    return columns
+
+
+def column_of(blocks: Sequence[Block], number: int) -> Ints:
+    """One column of all ``blocks``."""
+    return np.concatenate([block[number] for block in blocks]) if blocks else np.empty(0, dtype=np.int64)
+
+
+def block_of(rows: Sequence[tuple[int, ...]], width: int) -> Block:
     """Rows one by one as a block of columns."""
-    return np.array(rows, dtype=np.int64).T if rows else np.empty((width, 0), dtype=np.int64)
+    return list(np.array(rows, dtype=np.int64).T if rows else np.empty((width, 0), dtype=np.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -74,21 +75,44 @@ class OwnArgs(Args, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event; values may be of the wrong type, which is mended and counted, but not of a nested one."""
+    """One event; values may be of the wrong type, which is mended and counted, but not of a nested one.
+
+    Times are numbers here, and where that would lose nanoseconds, or they are none, texts (:class:`ExactEvent`).
+    """
 
     ph: str | None = None
     cat: str | None = None
     name: Loose = None
     pid: Loose = None
     tid: Loose = None
-    ts: msgspec.Raw = msgspec.Raw(b"null")  # as written: a float of epoch microseconds would lose nanoseconds
-    dur: msgspec.Raw = msgspec.Raw(b"null")
+    ts: int | float | msgspec.Raw = math.nan
+    dur: int | float | msgspec.Raw = math.nan
     id: Any = None
     args: Args | Loose | list[Any] = None
 
 
-class OwnEvent(Event, gc=False):
-    """One event of ours."""
+class QuickEvent(Event, gc=False):
+    """One event whose times are numbers, which is most of a file."""
+
+    ts: int | float = math.nan
+    dur: int | float = math.nan
+
+
+class ExactEvent(Event, gc=False):
+    """One event whose times stay as written: a float of epoch microseconds would lose nanoseconds."""
+
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class OwnQuickEvent(QuickEvent, gc=False):
+    """One event of ours, its times numbers."""
+
+    args: OwnArgs | Loose | list[Any] = None
+
+
+class OwnExactEvent(ExactEvent, gc=False):
+    """One event of ours, its times as written."""
 
     args: OwnArgs | Loose | list[Any] = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from traces.read.columns import (
 )
 from traces.read.events import Reading
 from traces.read.own import COUNTERS
-from traces.read.rows import Rows
+from traces.read.rows import Rows, packed
 from traces.read.schema import NOTHING, Args, Event
 from traces.read.values import whole
 
@@ -55,42 +56,48 @@ def table_of(category: str) -> Callable[[list[Event], str, Rows, Reading], None]
 def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:
     """Kernels, copies and memsets."""
     events, start, dur = times(events, reading)
+    if not events:
+        return
     args = args_of(events)
     if bare := args.count(NOTHING):
         reading.note("work-without-arguments", count=bare)
+    many = len(events)
+    # A comprehension a column: tuples of a row each would keep the garbage collector busy.
     stream = [a.stream if a.stream is not None else e.tid for a, e in zip(args, events, strict=True)]
     device = [a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
-    moved = [a.moved_bytes if a.buffer_bytes is None else a.buffer_bytes for a in args]
-    blocks = [a.blocks if a.grid is None else block_count(a.grid) for a in args]
+    family = [a.family for a in args]
+    ours = _any(family)
+    asks = ours or _any([a.operation for a in args])
+    joules = [a.energy_j for a in args]
     columns = [
         name_column([e.name or "unnamed" for e in events], rows),
-        np.full(len(events), int(WORK[category]), dtype=np.int64),
+        np.full(many, int(WORK[category]), dtype=np.int64),
         int_column(device),
         int_column(stream, stream_number),
         start,
         dur,
         int_column([a.correlation for a in args]),
-        np.array(
-            [_collective(a, rows) if a.operation is not None or a.family is not None else NONE for a in args],
-            dtype=np.int64,
-        ),
-        int_column(moved),
-        int_column(blocks),
+        np.array([_collective(a, rows) if a.operation is not None or a.family is not None else NONE for a in args])
+        if asks
+        else np.full(many, NONE),
+        int_column([a.moved_bytes if a.buffer_bytes is None else a.buffer_bytes for a in args]),
+        int_column([a.blocks if a.grid is None else block_count(a.grid) for a in args]),
         np.array([block_count(a.block) for a in args], dtype=np.int64),
-        name_column([a.family for a in args], rows)
-        if any(a.family is not None for a in args)
-        else np.full(len(args), NONE),
+        name_column(family, rows) if ours else np.full(many, NONE),
         int_column([a.external_id if a.family is None else _own_work(a, rows) for a in args]),
     ]
     ghost = (start == 0) & (dur == 0)
     if ghost.any():
         reading.note("kernel-without-time", count=int(ghost.sum()))
     keep = ~ghost
-    joules = [a.energy_j for a in args]
-    unknown = set(map(type, joules)) == {type(None)}
-    energy_j = np.full(len(args), np.nan) if unknown else np.array([joules_of(value) for value in joules])
-    rows.work.append(np.stack(columns)[:, keep])
+    energy_j = np.array([joules_of(value) for value in joules]) if _any(joules) else np.full(many, np.nan)
+    rows.work.append(packed([column[keep] for column in columns]))
     rows.energy_j.append(energy_j[keep])
+
+
+def _any(values: list[Any]) -> bool:
+    """Whether any value is there."""
+    return set(map(type, values)) != {type(None)}
 
 
 def take_calls(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
@@ -101,7 +108,7 @@ def take_calls(events: list[Event], category: str, rows: Rows, reading: Reading)
         name_column([e.name or "unnamed" for e in events], rows),
         int_column([e.tid for e in events], stream_number),
     )
-    rows.calls.append(np.stack([name, thread, start, dur, correlation]))
+    rows.calls.append(packed([name, thread, start, dur, correlation]))
 
 
 def take_annotations(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:
@@ -112,7 +119,7 @@ def take_annotations(events: list[Event], category: str, rows: Rows, reading: Re
         int_column([e.tid for e in events], stream_number),
         np.full(len(events), ANNOTATIONS[category], dtype=np.int64),
     )
-    rows.annotations.append(np.stack([name, process, lane, on_gpu, start, dur]))
+    rows.annotations.append(packed([name, process, lane, on_gpu, start, dur]))
 
 
 def take_waits(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
@@ -131,7 +138,7 @@ def take_waits(events: list[Event], category: str, rows: Rows, reading: Reading)
         start,
         dur,
     ]
-    rows.waits.append(np.stack(columns))
+    rows.waits.append(packed(columns))
 
 
 def take_products(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature

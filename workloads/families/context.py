@@ -82,7 +82,7 @@ def _ring(node: Attention, shape: Shape) -> list[Kernel]:
     model, mode = shape.model, shape.layout.cp_mode
     assert mode != "ulysses"
     layout: RingLayout = "contiguous" if mode == "ring" else mode
-    window = node.window or model.usual_window
+    window = node.window
     if window and shape.context > window:
         raise WorkloadError(f"cp_mode = '{mode}': attention over a window of {window} tokens: use cp_mode = 'ulysses'")
     ring = Ring(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from workloads.kernels import Shape, elementwise_kernel, product_kernel
-from workloads.ops import Attention, EagerPass, Pointwise
+from workloads.ops import Attention, EagerPass, Pointwise, width_of
 from workloads.program import Kernel
 from workloads.work import DType, Elementwise
 
@@ -76,7 +76,7 @@ def _size(node: Pointwise, shape: Shape) -> tuple[int, int]:
         case Elementwise.ADD_RMSNORM:
             return tokens, model.d_model
         case _:
-            return tokens, sizes[node.axis]
+            return tokens, width_of(node, sizes)
 
 
 def _chain(

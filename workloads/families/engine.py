@@ -9,7 +9,7 @@ from workloads.engine import Pass, ServingEngine, load_engine
 from workloads.families.moe import grouped_sizes
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
 from workloads.layer_passes.tree import Combine, ExpertAct, Grouped, Router, Rows, Sample
-from workloads.ops import Attention, Gemm, Op, Pointwise
+from workloads.ops import Attention, Gemm, Op, Pointwise, width_of
 from workloads.program import Kernel
 from workloads.routing import SMALL_TILES, ExpertLoad
 from workloads.work import (
@@ -54,7 +54,7 @@ def pointwise_kernels(node: Pointwise, shape: Shape, engine: ServingEngine, *, e
                 pass_kernel("cache_write", engine, engine.cache, shape.tokens, 2 * shape.kv_heads * size),
             ]
         case _:
-            return [pass_kernel(node.name, engine, one, shape.tokens, shape.local_sizes(node.axis)[node.axis])]
+            return [pass_kernel(node.name, engine, one, shape.tokens, width_of(node, shape.local_sizes(node.parallel)))]
 
 
 def product_kernels(node: Gemm, shape: Shape, engine: ServingEngine) -> list[Kernel]:

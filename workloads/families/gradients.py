@@ -18,7 +18,7 @@ from workloads.work import (
     RoutedGemmWork,
 )
 
-# What a collective of the forward pass becomes: slices that were gathered are summed, sums were of copies.
+# What a collective of the forward pass becomes: slices that were gathered are summed.
 _BACK = {
     CollectiveOp.ALL_GATHER: CollectiveOp.REDUCE_SCATTER,
     CollectiveOp.REDUCE_SCATTER: CollectiveOp.ALL_GATHER,

@@ -7,21 +7,23 @@ from dataclasses import replace
 from workloads.errors import WorkloadError
 from workloads.families.nodes import kernels_of, node_kernels, placed_nodes
 from workloads.families.options import Options
-from workloads.kernels import Shape, product_kernel, stored_kernel
+from workloads.kernels import Shape, stored_kernel
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
 from workloads.layer_passes.tree import Split
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
-from workloads.precision import Product
 from workloads.program import Kernel, Segment
 from workloads.stack import Stack
 from workloads.work import Elementwise
 
+_GELU = Pointwise(name="projector_gelu", op=Elementwise.GELU)
+_PROJECTION = op("bsm,mf->bsf", label="projector")
+
 
 def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segment, ...]:
     """Images of all sequences through the encoder, and what the language model reads of them through its projector."""
-    model, vision = shape.model, shape.model.vision
+    vision = shape.model.vision
     assert vision is not None
     if shape.context < options.images * vision.tokens:
         raise WorkloadError(
@@ -32,31 +34,27 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
     precision = shape.precision.of_images
     images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
     product = precision.product
-    nodes = stacked(placed_nodes(vision.model.block, Split.of(shape.layout)), stack)
-    layer = streamed(nodes, kernels_of(images, "prefill", None, stack, options))
-    read = replace(images, new_tokens=vision.tokens)
-    if vision.projector:
-        rows = read.tokens
-        projector = tuple(
-            product_kernel(f"projector_{i}", rows, wide, deep) for i, (deep, wide) in enumerate(vision.projector)
+    split, run = Split.of(shape.layout), kernels_of(images, "prefill", None, stack, options)
+    layers = tuple(
+        Segment(
+            name=f"vision {name}",
+            kernels=tuple(streamed(stacked(placed_nodes(block, split), stack), run)),
+            repeat=len(which),
+            first=which.start,
         )
-        return (*_encoded(read, layer, product), Segment(name="projector", kernels=projector))
-    wide = replace(read, model=replace(vision.model, d_ff=model.d_model))
-    deep = replace(read, model=replace(model, d_ff=model.d_model))
-    up, down = op("bsm,mf->bsf", label="up"), op("bsf,mf->bsm", label="down")
-    activation = Pointwise(name="projector_gelu", op=Elementwise.GELU)
-    projector = (
-        stored_kernel("projector_up", (up,), wide, product),
-        *node_kernels(activation, replace(deep, layout=Layout()), "prefill", None, stack, options),
-        stored_kernel("projector_down", (down,), deep, product),
+        for name, block, which in vision.model.layer_groups(range(vision.model.layers))
     )
-    return (*_encoded(read, layer, product), Segment(name="projector", kernels=projector))
-
-
-def _encoded(read: Shape, layer: list[Kernel], product: Product) -> tuple[Segment, Segment]:
-    """Patches and the encoder's layers."""
+    read = replace(images, new_tokens=vision.tokens)
+    projector: list[Kernel] = []
+    for i, (deep, wide) in enumerate(vision.projector):
+        if i and i == len(vision.projector) - 1:
+            between = replace(read, model=replace(vision.model, d_ff=deep), layout=Layout())
+            projector += node_kernels(_GELU, between, "prefill", None, stack, options)
+        own = replace(read, model=replace(vision.model, d_model=deep, d_ff=wide))
+        projector.append(stored_kernel(f"projector_{i}", (_PROJECTION,), own, product))
     embed = stored_kernel("embed_patches", (op("bsv,vm->bsm", label="patches"),), read, product)
     return (
         Segment(name="patches", kernels=(embed,)),
-        Segment(name="vision layer", kernels=tuple(layer), repeat=read.model.layers),
+        *layers,
+        Segment(name="projector", kernels=tuple(projector)),
     )

@@ -41,7 +41,7 @@ from workloads.layer_passes.tree import (
     Sample,
     Split,
 )
-from workloads.ops import WIDE, Attention, Block, Experts, Gemm, Indexer, LatentAttention, Pointwise, StateSpace
+from workloads.ops import WIDE, Attention, Block, Gemm, Indexer, LatentAttention, Pointwise, StateSpace, width_of
 from workloads.precision import Product
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
@@ -79,8 +79,9 @@ def node_kernels(
             shape = shape.over(node.group)
     match node:
         case Pointwise() if engine is not None:
-            experts = any(isinstance(one, Experts) for one in shape.model.block.nodes)
-            return pointwise_kernels(node, shape, engine, experts=experts) or _pointwise_kernels(node, shape)
+            return pointwise_kernels(node, shape, engine, experts=bool(shape.model.routed)) or _pointwise_kernels(
+                node, shape
+            )
         case Gemm() if engine is not None and not node.ops[0].einsum.of_activations:
             return product_kernels(node, shape, engine)
         case Router() | Rows() | Grouped() | ExpertAct() | Combine() if engine is not None:
@@ -171,7 +172,7 @@ def _pointwise_kernels(node: Pointwise, shape: Shape) -> list[Kernel]:
         case Elementwise.RMSNORM:
             rows, width = tokens * heads, model.head_dim
         case op if op in WIDE:
-            width = sizes[node.axis]
+            width = width_of(node, sizes)
         case _:
             width = model.d_model
     moved = passes * rows * width * element

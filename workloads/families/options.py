@@ -7,7 +7,7 @@ from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
-from workloads.ops import Experts, Gemm, Overlap
+from workloads.ops import Gemm, Overlap
 from workloads.parallel import Layout, check_layout
 from workloads.precision import Precision, resolve
 from workloads.routing import Choice, Routing
@@ -113,7 +113,7 @@ def _check_engine(engine: str, model: ModelSpec, layout: Layout, options: Option
             f"stack = '{engine}': its kernels are known in 16 bit and in FP8, not with {precision.words()}: "
             "use stack 'paged-kv'"
         )
-    if any(isinstance(node, Experts) and len(node.up) != 2 for node in model.block.nodes):
+    if any(len(node.up) != 2 for node in model.routed):
         raise WorkloadError(f"stack = '{engine}': its experts are known with a gate ({model.id}): use stack 'paged-kv'")
     if layout.cp > 1:
         raise WorkloadError(f"stack = '{engine}': cp = {layout.cp}: its context parallelism is not known: use cp = 1")

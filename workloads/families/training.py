@@ -1,11 +1,12 @@
 """A training step: the forward pass, the loss, the pass of gradients behind them, their sums, and the optimiser.
 
-Every matrix product of the forward pass becomes two (gradient of its input, gradient of its weights), attention 2.5 of
-the forward kernel's FLOPs; pointwise kernels and exchanges pass once more. Nothing is computed twice to save memory.
-Ranks that hold the same weights sum their gradients: those of the feed-forward products beside what follows, those of
-the attention products at the layer's end. ZeRO-1 and 2 (arXiv 1910.02054) scatter these sums and gather the weights
-that each rank has stepped, ZeRO-3 gathers each layer's weights before it, in the forward pass and again in the
-backward, beside the layer before.
+Every matrix product of the forward pass becomes two (gradient of its input, gradient of its weights), attention 2.5
+of the forward kernel's FLOPs; pointwise kernels and exchanges pass once more. Nothing is computed twice to save
+memory. Sums follow from the einsums (:mod:`workloads.layer_passes.backward`): ranks that split a product's columns
+sum the gradients of its input, once for all products of one norm; ranks that hold the same weights sum theirs, as
+their tokens differ: those of the feed-forward products beside what follows, those of the attention products at the
+layer's end. ZeRO-1 and 2 (arXiv 1910.02054) scatter these sums and gather the weights that each rank has stepped,
+ZeRO-3 gathers each layer's weights before it, in the forward pass and again in the backward, beside the layer before.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.families.gradients import gradients
+from workloads.families.nodes import placed_nodes
 from workloads.families.options import Options, precision_in
 from workloads.families.ring import COMM_STREAM, Ring, ring_kernels
 from workloads.families.training_memory import STATE_BYTES
+from workloads.families.training_pace import paced
 from workloads.families.transformer import build_program
 from workloads.kernels import elementwise_kernel, product_kernel
+from workloads.layer_passes.backward import partial_inputs, summed_over
+from workloads.layer_passes.lower import LM_HEAD
+from workloads.layer_passes.tree import Split
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Experts, Gemm, Pointwise
 from workloads.parallel import Layout
 from workloads.placement import groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 from workloads.work import (
-    AttentionWork,
     CollectiveOp,
     CollectiveWork,
     DType,
@@ -39,12 +44,6 @@ from workloads.work import (
 SUM_STREAM, GATHER_STREAM = COMM_STREAM + 1, COMM_STREAM + 2
 # AdamW reads weight, moments and gradient, writes weight, moments and the 16-bit copy.
 STEP_BYTES = 2 * STATE_BYTES + 2 * DType.BF16.bytes
-# Time of a training framework's kernels (eager, of 2023: FlashAttention of before Hopper, elementwise passes one by
-# one) over that of the kernels that the laws know: fitted on the eight rows of 760M and 1B models of LLM-foundry's
-# public table that tests/test_training.py names. Its rows of 3B, 7B and 13B gave nothing.
-PRODUCT_PACE = 1.44
-ATTENTION_PACE = 4.3
-POINTWISE_PACE = 2.4
 _TRANSFERS = ("send", "receive")
 
 
@@ -79,8 +78,9 @@ def build_training(
 
 def check_training(model: ModelSpec, layout: Layout, batch: int, options: Options) -> None:
     """Refuse what no gradient is known for."""
-    known = all(isinstance(node, Gemm | Pointwise | Attention | Experts)
-                for _, b, _ in model.layer_groups(range(model.layers)) for node in b.nodes)  # fmt: skip
+    nodes = [node for block in model.blocks for node in block.nodes]
+    weighted = all(summed_over(one) for node in nodes if isinstance(node, Gemm) for one in node.ops)
+    known = weighted and all(isinstance(node, Gemm | Pointwise | Attention | Experts) for node in nodes)
     if not (known and model.causal) or model.vision or model.encoder or options.images:
         raise WorkloadError(
             f"phase = 'train': {model.id} has other layers than attention, feed-forwards and experts: no gradient of "
@@ -157,7 +157,7 @@ class _Rank:
             phases += [Phase(name="forward", segments=tuple(ahead)), Phase(name="backward", segments=tuple(back))]
         if self.options.optimizer != "none":
             phases.append(Phase(name="optimizer", segments=tuple(stepped)))
-        return RankProgram(phases=tuple(_paced(one) for one in phases))
+        return RankProgram(phases=tuple(paced(one) for one in phases))
 
     def _passes(self, layers: Sequence[Segment], *, last: bool) -> tuple[list[Segment], list[Segment], list[Segment]]:
         """Forward, backward and the optimiser's step; only the last part's gradients are summed over ranks (in ZeRO-3
@@ -173,7 +173,7 @@ class _Rank:
                 ahead.append(segment)
                 back.append([_turned(segment)])
                 continue
-            kernels, weights, experts = self._backward(segment.kernels, sums=sums)
+            kernels, weights, experts = self._backward(segment, sums=sums)
             bare = replace(segment, mark=None, waits=())
             ahead += self._gathered(bare, weights)
             turned = replace(bare, name=f"{segment.name} backward", kernels=kernels)
@@ -206,15 +206,23 @@ class _Rank:
         ahead = Segment(name=f"gather {segment.name}", kernels=(replace(gather, stream=0),), first=segment.first)
         return [ahead, replace(segment, kernels=(replace(gather, after=(computed,)), *shifted))]
 
-    def _backward(self, forward: tuple[Kernel, ...], *, sums: bool) -> tuple[tuple[Kernel, ...], int, int]:
+    def _backward(self, segment: Segment, *, sums: bool) -> tuple[tuple[Kernel, ...], int, int]:
         """A layer from its end, and its weights, experts' apart; a ring's rounds are laid out anew."""
-        ring = self._ring()
+        forward, ring = segment.kernels, self._ring()
+        partial, owed = self._partial(segment.first), 0
         rounds = {"send_kv", "attention", "merge_out"} if ring else set()
         kernels: list[Kernel] = []
         waiting = weights = experts = 0
         home: tuple[int, ...] = ()  # the transfer that brings gradients of keys and values home
         for at in range(len(forward) - 1, -1, -1):
             one = forward[at]
+            if isinstance(one.work, CollectiveWork) and one.work.op is CollectiveOp.ALL_REDUCE:
+                continue  # the gradient of a sum is whole on every rank that added to it
+            if owed and _is_norm(one):
+                kernels.append(
+                    self._exchange("all_reduce_input_grad", CollectiveOp.ALL_REDUCE, self.tensor_ranks, owed)
+                )
+                owed = 0
             if sums and at and _is_norm(one):  # a half of the layer is behind: its sum runs beside the other half
                 kernels += self._sum(waiting, self.alike, (len(kernels) - 1,))
                 waiting = 0
@@ -222,6 +230,8 @@ class _Rank:
                 made = list(gradients(one))
                 kernels += [replace(k, after=home) for k in made] if home else made
                 home = ()
+                if one.name in partial and self.tensor_ranks:
+                    owed = self._tokens * self.model.d_model
                 if isinstance(one.work, GemmWork):
                     waiting += one.work.n * one.work.k
                     weights += one.work.n * one.work.k
@@ -237,6 +247,16 @@ class _Rank:
         if sums:
             kernels += self._sum(waiting, self.alike, (len(kernels) - 1,))
         return tuple(kernels), weights, experts
+
+    def _partial(self, layer: int) -> frozenset[str]:
+        """Nodes of a layer of whose input's gradient this rank has a part."""
+        split = Split.of(self.layout)
+        block = next(block for _, block, run in self.model.layer_groups(range(self.model.layers)) if layer in run)
+        return partial_inputs(placed_nodes(block, split), split)
+
+    @property
+    def _tokens(self) -> int:
+        return self.sequences * self.seq_len // self.layout.cp
 
     def _ring(self) -> Ring | None:
         layout = self.layout
@@ -260,12 +280,12 @@ class _Rank:
 
     def _head(self, *, sums: bool) -> tuple[Segment, Segment]:
         """Every token is scored; the loss reads the logits twice and turns them into gradients."""
-        rows, width = self.sequences * self.seq_len // self.layout.cp, self.model.d_model
+        rows, width = self._tokens, self.model.d_model
         vocab = -(-self.model.vocab // self.layout.tp)
         head = product_kernel("lm_head", rows, vocab, width)
         loss = elementwise_kernel("loss", Elementwise.COPY, rows, vocab, 3 * rows * vocab * DType.BF16.bytes)
         kernels = [*gradients(head)]
-        if self.tensor_ranks:
+        if self.tensor_ranks and LM_HEAD.einsum.gradient(0).reduction(LM_HEAD.parallel):
             kernels.append(self._exchange("all_reduce_head", CollectiveOp.ALL_REDUCE, self.tensor_ranks, rows * width))
         if sums:
             kernels += self._sum(vocab * width, self.alike, (len(kernels) - 1,))
@@ -305,26 +325,6 @@ class _Rank:
 def _is_norm(kernel: Kernel) -> bool:
     norms = (Elementwise.ADD_RMSNORM, Elementwise.LAYERNORM)
     return isinstance(kernel.work, ElementwiseWork) and kernel.work.op in norms
-
-
-def _paced(phase: Phase) -> Phase:
-    """``phase`` at the pace of a training framework's kernels."""
-    segments = (
-        replace(one, kernels=tuple(replace(kernel, pace=_pace(kernel)) for kernel in one.kernels))
-        for one in phase.segments
-    )
-    return replace(phase, segments=tuple(segments))
-
-
-def _pace(kernel: Kernel) -> float:
-    match kernel.work:
-        case GemmWork() | GroupedGemmWork():
-            return PRODUCT_PACE
-        case AttentionWork():
-            return ATTENTION_PACE
-        case ElementwiseWork():
-            return POINTWISE_PACE
-    return 1.0
 
 
 def _turned(segment: Segment) -> Segment:

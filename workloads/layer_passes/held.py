@@ -10,6 +10,7 @@ from workloads.ops import Group, Op
 # Heads are written by query or by key/value head: both are split alike.
 ALIKE = {"K": "H"}
 RESIDUAL = "bsm"
+INPUT = "input"  # the name of what a layer starts from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,27 @@ def check_alike(name: str, ops: tuple[Op, ...]) -> None:
                 f"{name}: {one.label} and {ops[0].label} share one kernel, and only one of them leaves partial sums: "
                 "give both the same parallel"
             )
+
+
+def check_reads(name: str, axes: str, held: Held) -> None:
+    """Refuse a node whose input is no array of what it reads; latents of queries (``q``) are inside attention."""
+    if held.name == INPUT:  # a tree that starts inside a layer
+        return
+    wanted = {ALIKE.get(axis, axis) for axis in axes} - {*"bsq"}
+    if not any(wanted <= {ALIKE.get(axis, axis) for axis in one} for one in held.arrays):
+        raise WorkloadError(
+            f"{name}: reads '{axes}', and {held.name} yields {' and '.join(map(repr, held.arrays))}: mend one of them, "
+            "or name what it reads as its source"
+        )
+
+
+def check_together(name: str, held: Held, other: Held) -> None:
+    """Refuse two inputs of one node of which ranks hold other parts."""
+    if (other.split, other.partial) != (held.split, held.partial):
+        raise WorkloadError(
+            f"{name}: {held.name} is split along {said(min(held.split, default=None))} and {other.name} along "
+            f"{said(min(other.split, default=None))}: give both the same parallel"
+        )
 
 
 def said(parallel: str | None) -> str:

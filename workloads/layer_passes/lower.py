@@ -55,7 +55,7 @@ def _experts(node: Experts, split: Split) -> Iterator[Placed]:
     group: Group = "experts" if split.experts == "same_tokens" else "tensor"
     up = tuple(replace(one, parallel=axis) for one in node.up)
     down = replace(node.down, parallel=axis)
-    yield Router(name="router_gemm", op=replace(node.router, parallel=tokens))
+    yield Router(name="router_gemm", op=replace(node.router, parallel=tokens), source=node.source)
     for part in node.shared:
         if isinstance(part, Gemm):
             ops = tuple(_along(one, tokens) for one in part.ops)

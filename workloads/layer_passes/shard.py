@@ -14,7 +14,18 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
-from workloads.layer_passes.held import ALIKE, RESIDUAL, Held, check_alike, said, split_of, word_of
+from workloads.layer_passes.held import (
+    ALIKE,
+    INPUT,
+    RESIDUAL,
+    Held,
+    check_alike,
+    check_reads,
+    check_together,
+    said,
+    split_of,
+    word_of,
+)
 from workloads.layer_passes.tree import (
     Combine,
     Exchange,
@@ -68,7 +79,7 @@ class _Walk:
         self.split = split
         self.residual = frozenset("s") if split.rows else frozenset()
         self.made: list[Placed] = []
-        self.held = Held(name="input", split=self.residual)
+        self.held = Held(name=INPUT, split=self.residual)
         self.by_name: dict[str, Held] = {}
         self.waiting: list[Held] = []
         self.read = self.held  # by the experts: what their router reads
@@ -92,6 +103,9 @@ class _Walk:
             case Attention():
                 self._attention(node)
             case LatentAttention():
+                self._from(node)
+                self._meet(node.name, frozenset("H"))
+                check_reads(node.name, RESIDUAL, self.held)
                 self._whole_rows()
                 self.made.append(node)
                 self.held = Held(name=node.name, arrays=(_HEADS,), split=frozenset("H"), of_heads=True)
@@ -129,9 +143,8 @@ class _Walk:
         other slices."""
         held = [*self.waiting, self.held]
         self.waiting = []
-        partial = [one for one in held if one.partial]
-        if partial:
-            self._sum(partial[-1])
+        for last in {one.group: one for one in held if one.partial}.values():
+            self._sum(last)
         for one in held:
             if one.split - self.residual:
                 self._gather(one)
@@ -147,10 +160,38 @@ class _Walk:
 
     def _whole_rows(self) -> None:
         """Every rank has all tokens of the residual stream."""
-        self.settle()
+        if self.held.partial:
+            self.settle()
         if self.held.split:
-            self._gather(self.held)
-            self.held = replace(self.held, split=frozenset())
+            self._gather_whole()
+
+    def _from(self, node: Gemm | LatentAttention | Router) -> None:
+        """A node that reads an earlier one: what the one before it left waits for its reader."""
+        if node.source is None:
+            return
+        if node.source not in self.by_name:
+            raise WorkloadError(f"{node.name}: source = '{node.source}': no node before it has that name")
+        self.waiting.append(self.held)
+        self.held = self.by_name[node.source]
+
+    def _meet(self, name: str, split: frozenset[str]) -> None:
+        """Attention reads queries and keys of several products, and a gate of its output waits as it is."""
+        for one in [*self.waiting, self.held]:
+            if all(array in _QKV for array in one.arrays) and not one.partial:
+                if one.split != split and one.split:
+                    raise WorkloadError(
+                        f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
+                        f"{said(min(split, default=None))}: give both the same parallel"
+                    )
+                if one in self.waiting:
+                    self.waiting.remove(one)
+
+    def _gather_whole(self) -> None:
+        """What is held, whole on every rank from here on."""
+        self._gather(self.held)
+        self.held = replace(self.held, split=frozenset())
+        if self.held.name in self.by_name:
+            self.by_name[self.held.name] = self.held
 
     def _exchange(self, op: CollectiveOp, name: str, arrays: tuple[str, ...], *, group: Group = "tensor") -> None:
         self.made.append(Exchange(name=name, op=op, axes=arrays, group=group))
@@ -169,18 +210,15 @@ class _Walk:
                 f"{node.name}: '{node.ops[0].einsum.pattern}' multiplies tokens by tokens, of which a rank holds some "
                 "with cp: write it as node = 'attention', or use cp = 1"
             )
-        if node.source is not None:
-            if node.source not in self.by_name:
-                raise WorkloadError(f"{node.name}: source = '{node.source}': no node before it has that name")
-            self.waiting.append(self.held)
-            self.held = self.by_name[node.source]
+        self._from(node)
         first = node.ops[0]
+        if not first.einsum.of_activations:
+            check_reads(node.name, first.einsum.inputs[0], self.held)
         parallel = ALIKE.get(first.parallel or "", first.parallel)
         if self.held.partial:
             self.settle()
         if self.held.found_split(first.einsum.inputs[0]) - {parallel}:
-            self._gather(self.held)
-            self.held = replace(self.held, split=frozenset())
+            self._gather_whole()
         self.made.append(node)
         self.held = Held(
             name=node.name,
@@ -195,6 +233,8 @@ class _Walk:
         """Norms and sums of the residual stream want its width; what works on each element takes slices as they are."""
         if node.op in _WHOLE or self.held.partial:
             self.settle()
+        if node.beside is not None:
+            self._beside(node)
         split = self.held.found_split("H" if node.op in _PER_HEAD else node.axis) or self.held.found_split(_ROWS)
         self.made.append(replace(node, parallel=min(split, default=None)))
         if node.op in _WHOLE:
@@ -202,6 +242,15 @@ class _Walk:
             self.held = Held(name=node.name, split=self.residual)
         elif node.op not in _PER_HEAD:
             self.held = replace(self.held, arrays=self.held.arrays[:1])  # a gate and what it gates become one
+
+    def _beside(self, node: Pointwise) -> None:
+        """A second input, which has the elements of the first one."""
+        other = self.by_name.get(node.beside or "")
+        if other is None:
+            raise WorkloadError(f"{node.name}: beside = '{node.beside}': no node before it has that name")
+        check_together(node.name, self.held, other)
+        if other in self.waiting:
+            self.waiting.remove(other)
 
     def _attention(self, node: Attention) -> None:
         """Heads are independent, all else of an attention is summed over or normalised: only heads are split."""
@@ -218,6 +267,8 @@ class _Walk:
                 f"{said(node.values.parallel)}: give both the same parallel"
             )
         split = None if parallel is None else ALIKE.get(parallel, parallel)
+        if split is not None:
+            self._meet(node.name, frozenset(split))
         if self.held.partial:
             self.settle()
         if self.held.split - {split}:
@@ -244,6 +295,8 @@ class _Walk:
         """Rows go to where their experts are; of experts that others hold, or slices of them, sums are partial."""
         match node:
             case Router():
+                self._from(node)
+                check_reads(node.name, RESIDUAL, self.held)
                 self._whole_rows()
                 self.held = self.read = replace(self.held, split=frozenset(node.op.parallel or ""))
             case Rows():

@@ -42,6 +42,7 @@ class Router:
 
     name: str
     op: Op
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from simpy.core import Environment
-from simpy.events import NORMAL
+from simpy.events import NORMAL, PENDING
 
 from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire, offer
 
@@ -62,6 +62,7 @@ class Carried(Ask):
         self.env = resource._env
         self.callbacks = []
         self.resource = resource
+        self._ok, self._value = True, PENDING  # here, as Python keeps fields that come later in a dict
         resource.put_queue.append(self)
 
     def moved(self, _now: int | float) -> bool:
@@ -74,7 +75,7 @@ class Carried(Ask):
         if self.callbacks:
             self.succeed()
         else:
-            self._ok, self._value, self.callbacks = True, None, None  # type: ignore[assignment]
+            self._value = self.callbacks = None  # type: ignore[assignment]
 
 
 class Stop(Give):

@@ -2,10 +2,10 @@
 
 A kernel asks for SMs for all its blocks. Requests are served by priority, then by the time at which they were made;
 the first that gets nothing keeps the others waiting. A kernel starts on fewer SMs than it asks for; its other blocks
-join in, or, where each block has tiles of its own, queue as a request of their own (:mod:`sim.engine.resources.tiles`).
-Kernels of short blocks give their SMs to requests of higher priority at once. While somebody waits, SMs that a
-kernel's last round of blocks does not need go back early. The pool arbitrates once an instant
-(:mod:`sim.engine.resources.arbitration`).
+join in before kernels that asked later begin, or, where each block has tiles of its own, queue as a request of their
+own (:mod:`sim.engine.resources.tiles`). Kernels of short blocks give their SMs to requests of higher priority at once.
+While somebody waits, SMs that a kernel's last round of blocks does not need go back early. The pool arbitrates once an
+instant (:mod:`sim.engine.resources.arbitration`).
 
 >>> from simpy import Environment
 >>> env = Environment()
@@ -37,15 +37,15 @@ from simpy.events import NORMAL
 
 from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds
 from sim.engine.resources.grid import Grid, Progress, room
-from sim.engine.resources.tiles import Split, begin_late, last_round, split_of
+from sim.engine.resources.tiles import WHOLE, Split, begin_late, last_round, split_of
 
 
 class Blocks(Ask):
     """A kernel's request for SMs: fires when its first blocks start.
 
     ``held`` SMs are out of the pool, ``sms`` set the pace: more than are held once the tail has let some go. Blocks of
-    a kernel that was recorded with the others beside it start ``at_once``: on what is free, even on nothing. The other
-    fields are those of a part of a kernel whose blocks started at different times.
+    a kernel that was recorded with the others beside it start ``at_once``: on what is free, even on nothing. ``part``
+    and ``fill`` (see it) are those of blocks that started when others of their kernel did not.
     """
 
     progress: Progress | None = None
@@ -53,13 +53,8 @@ class Blocks(Ask):
     at_once = False
     sms = 0.0
     held = 0.0
-    rounds = 0.0  # rounds of tiles of this part: all, and those behind it
-    gone = 0.0
-    fetched = 0.0  # tiles it fetches, and those whose joules are spent
-    billed = 0.0
-    last = 0.0  # blocks that are busy in its last round, and how many rounds that one takes
-    lasts = 1.0
-    fill = 1.0  # tiles of a round it goes through over the mean of the whole kernel's rounds
+    part = WHOLE
+    fill = 1.0
     tail_due: int | float = -1  # when SMs go back early
 
     def __init__(self, pool: Arbitrated, grid: Grid, key: tuple[float, ...], wanted: float) -> None:
@@ -187,10 +182,11 @@ class SmPool(Arbitrated):
         """Serve the waiting in order; then blocks of running kernels that have waited for SMs start on what is left."""
         grew = False
         if self.put_queue:
-            # Further clusters of a collective that has begun go before the waiting.
+            # Further blocks of kernels that have begun go before those of kernels that asked later.
             first = self.put_queue[0]
-            if self._partial and (self.scattered or len(self.put_queue) > 1 or first.wanted > self.free):
-                grew = self._grow([user for user in self.users if user.grid.collective])
+            if self._partial:
+                tight = self.scattered or len(self.put_queue) > 1 or first.wanted > self.free
+                grew = self._grow([u for u in self.users if (tight if u.grid.collective else u.key < first.key)])
             queue = self.put_queue
             while queue and self._do_put(queue[0]):  # SimPy's loop where nothing behind a refused request is looked at
                 del queue[0]

@@ -48,6 +48,7 @@ class Turn(Get["Stream"]):
     """Fires with the next kernel when its turn has come."""
 
     def __init__(self, stream: Stream) -> None:
+        self._value = PENDING
         # What simpy.resources.base.Get does, but that the stream itself lets waiting launches in.
         self.env = env = stream._env
         self.callbacks = []
@@ -94,8 +95,7 @@ class Stream(BaseResource[Launch, Turn]):
     def end(self) -> None:
         """The kernel whose turn it was has ended."""
         self.busy = False
-        if self.waiting and self.get_queue:
-            self._trigger_get(None)
+        self._trigger_get(None)
 
     def _do_put(self, event: Launch) -> bool:
         """Take launched kernels in, if there is room (a launch of more than there can ever be: when nobody waits)."""
@@ -123,6 +123,6 @@ class Stream(BaseResource[Launch, Turn]):
     def _trigger_get(self, _: Any) -> None:
         """SimPy's loop over the waiting turns; one that has not fired asks for further kernels and keeps its place."""
         queue = self.get_queue
-        while queue and not self.busy and self._do_get(queue[0]):
+        while self.waiting and queue and not self.busy and self._do_get(queue[0]):
             if queue[0]._value is not PENDING:
                 del queue[0]

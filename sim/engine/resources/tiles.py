@@ -59,18 +59,33 @@ def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
         heapreplace(ready, (part.ready, ready[0][1]))
 
 
+class Part(NamedTuple):
+    """The part of a kernel that some blocks do: its rounds of tiles, all and those behind it, and what they hold.
+
+    ``fetched`` tiles go beyond its blocks' own, the joules of ``billed`` ones are spent. In its last round, which takes
+    ``lasts`` of one, ``last`` blocks are busy. ``fill``: tiles of a round that it goes through over the mean of the
+    whole kernel's rounds.
+    """
+
+    rounds: float = 0.0
+    gone: float = 0.0
+    fetched: float = 0.0
+    billed: float = 0.0
+    last: float = 0.0
+    lasts: float = 1.0
+    fill: float = 1.0
+
+
+WHOLE = Part()  # before any tile is dealt
+
+
 class BlockRequest(Protocol):
     """A request for SMs whose blocks are the whole kernel, or those that started at one time; see ``Blocks``."""
 
     grid: Grid
     progress: Progress | None
     sms: float
-    rounds: float
-    gone: float
-    fetched: float
-    billed: float
-    last: float
-    lasts: float
+    part: Part
     fill: float
 
     def thin(self, rounds: int) -> float:
@@ -104,7 +119,7 @@ class Split:
         """Take in a part that has ended; True of the last one."""
         self.parts -= 1
         self.begun.remove(part)
-        self.fetched -= part.fetched
+        self.fetched -= part.part.fetched
         return not self.parts
 
 
@@ -129,20 +144,6 @@ def split_of(blocks: BlockRequest) -> Split:
     )
 
 
-class PartState(NamedTuple):
-    """A part before or after tiles are dealt: its slots, what is left of it, and fields of :class:`Part`."""
-
-    slots: float
-    left: float
-    gone: float
-    rounds: float
-    fetched: float
-    billed: float
-    last: float
-    lasts: float
-    fill: float
-
-
 def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
     """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
 
@@ -154,43 +155,44 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
         progress = part.progress
         assert progress is not None, "blocks with tiles of their own belong to a kernel whose progress is known"
         left = progress.left - progress.rate * (now_ps - progress.updated_ps)
-        slots, left = part.sms / sms_per_block, left if left > 0.0 else 0.0
-        before.append(
-            (slots, left, part.gone, part.rounds, part.fetched, part.billed, part.last, part.lasts, part.fill)
-        )
+        before.append((part.sms / sms_per_block, left if left > 0.0 else 0.0, part.part))
     after = deal(tuple(before), split.rounds, split.own, split.fetched, split.full, split.thin, split.fill)
     for part, dealt in zip(split.begun, after, strict=True):
-        _, left, part.gone, part.rounds, part.fetched, part.billed, part.last, part.lasts, part.fill = dealt
         progress = part.progress
         assert progress is not None
-        progress.left = left
+        progress.left, part.part = dealt
+        part.fill = part.part.fill
         progress.updated_ps = now_ps
         progress.due_ps = -1  # its end is another now
 
 
 @lru_cache(maxsize=4096)  # equal ranks and layers deal equal tiles
 def deal(
-    parts: tuple[tuple[float, ...], ...], rounds: int, own: int, fetched: float, full: float, thin: float, fill: float
-) -> tuple[PartState, ...]:
-    """The parts of a kernel with its tiles dealt anew; see :class:`Split` for what they are of."""
+    parts: tuple[tuple[float, float, Part], ...],
+    rounds: int, own: int, fetched: float, full: float, thin: float, fill: float,
+) -> tuple[tuple[float, Part], ...]:  # fmt: skip
+    """What is left of each part of a kernel, and the part, its tiles dealt anew; ``parts``: slots, left, part.
+
+    See :class:`Split` for what they are of.
+    """
     pool = fetched
     turns: list[TileRounds] = []
-    begun_parts: list[PartState] = []
-    for part in map(PartState._make, parts):
-        gone = max(0.0, part.rounds - part.left * rounds)
+    begun_parts: list[Part] = []
+    for slots, left, part in parts:
+        gone = max(0.0, part.rounds - left * rounds)
         begun = math.floor(gone + 1e-6) + 1
-        billed = part.billed + part.fill / fill * part.slots * (gone - part.gone)
+        billed = part.billed + part.fill / fill * slots * (gone - part.gone)
         part = part._replace(gone=gone, billed=billed)
         if not 0.0 < part.rounds <= begun:  # else it is in its last round, which no other part changes
             whole = float(max(own, begun))
             part = part._replace(
-                fetched=part.slots * max(0, begun - own),
+                fetched=slots * max(0, begun - own),
                 rounds=whole,
-                last=part.slots * (full if whole == own else 1.0),
+                last=slots * (full if whole == own else 1.0),
                 lasts=1.0,
             )
         pool -= part.fetched
-        turns.append(TileRounds(ready=part.rounds - gone, slots=part.slots))
+        turns.append(TileRounds(ready=part.rounds - gone, slots=slots))
         begun_parts.append(part)
     fetch(turns, pool, thin)
     dealt = []
@@ -199,11 +201,10 @@ def deal(
             part = part._replace(
                 fetched=part.fetched + turn.fetched, rounds=part.gone + turn.ready, last=turn.last, lasts=turn.lasts
             )
-        part = part._replace(left=turn.ready / rounds)
         if rounds > own:
             tiles = turn.slots * own + part.fetched - part.billed
             part = part._replace(fill=fill * tiles / (turn.slots * (part.rounds - part.gone)))
-        dealt.append(part)
+        dealt.append((turn.ready / rounds, part))
     return tuple(dealt)
 
 
@@ -234,7 +235,7 @@ def last_round(blocks: BlockRequest, split: Split | None) -> tuple[float, float]
     """What the last round of a kernel, or of a part of one, is of the kernel's time, and the SMs that it needs."""
     grid = blocks.grid
     if split is not None:
-        return blocks.lasts / split.rounds, blocks.last * grid.sms_per_block
+        return blocks.part.lasts / split.rounds, blocks.part.last * grid.sms_per_block
     tiles, slots = grid.tiles * blocks.sms / grid.sms, blocks.sms / grid.sms_per_block
     rounds = math.ceil(tiles / slots - 1e-9)
     return 1.0 / rounds, (tiles - (rounds - 1) * slots) * grid.sms_per_block

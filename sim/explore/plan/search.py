@@ -14,7 +14,7 @@ from sim.errors import ScenarioError, SimError
 from sim.explore.plan.question import Deployment, Question
 from sim.explore.plan.site import Site
 from sim.explore.workers import Pool, WorkerDied
-from sim.result.status import standing_served
+from sim.result.served import standing_served
 from sim.scenario.machine import machine_of
 from sim.serving.clock import clocks_mhz
 from sim.serving.memory import kv_blocks
@@ -132,7 +132,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> tuple[list[Deplo
     )
     if site.fitting < 1:
         raise ScenarioError(f"one request needs more KV cache than the {room:,} tokens that a replica holds")
-    standing = standing_served(target, group)
+    standing = standing_served(target, group, replicas=site.replicas)
     found = []
     for mode in question.modes:
         if mode == "disaggregated" and site.replicas < 2:

@@ -1,0 +1,117 @@
+"""What served runs rest on: servers that were measured under their own arrivals, else the steps of their stack.
+
+The measured servers are data (``served`` of ``hardware/data/checked_runs.toml``).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import workloads
+from sim.result.status import Standing, beyond, card_status, measured_kind, standing_of_laws
+from sim.scenario.kind import KEY, Kind, kind_of
+from sim.scenario.machine import Machine
+from sim.scenario.precision import precision_of
+from sim.scenario.spec import Scenario
+
+# Outputs of a server that are compared, and what they are called.
+OUTPUTS = {
+    "ttft_p50": "median time to first token",
+    "ttft_p99": "its 99 %",
+    "itl_p50": "median time between tokens",
+    "itl_p99": "its 99 %",
+    "energy": "joules",
+}
+# Sizes of a kind that are the model's: a server's batch and context follow from its requests.
+_MODEL_SIZES = frozenset({"d_model", "d_ff", "head_dim", "q_heads_per_kv_head", "experts", "top_k", "expert_skew"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedServers:
+    """Measured servers of one kind: how many, in which files, at which sizes and rates, and the errors of predictions.
+
+    ``errors``: least and greatest share by name of ``OUTPUTS``, with their signs.
+    """
+
+    kind: Kind
+    rows: int
+    files: tuple[str, ...]
+    errors: Mapping[str, tuple[float, float]]
+
+    def words(self) -> str:
+        """The errors in words."""
+        off = [
+            f"{words} {100 * low:+.0f} %" if low == high else f"{words} {100 * low:+.0f} to {100 * high:+.0f} %"
+            for words, (low, high) in self._named()
+        ]
+        servers = "one measured server" if self.rows == 1 else f"{self.rows} measured servers"
+        return f"{', '.join(off)} on {servers} of this kind"
+
+    def _named(self) -> list[tuple[str, tuple[float, float]]]:
+        return [(words, self.errors[name]) for name, words in OUTPUTS.items() if name in self.errors]
+
+
+def server_kind(group: Scenario, gpu_id: str, *, requests_per_s: float | None) -> Kind:
+    """The kind of a server whose replica is ``group``; its sizes are the model's and the rate of its requests."""
+    kind = kind_of(group, gpu_id)
+    sizes = {name: span for name, span in kind.sizes.items() if name in _MODEL_SIZES}
+    if requests_per_s is not None:
+        sizes["requests_per_s"] = (requests_per_s, requests_per_s)
+    return Kind(key={**kind.key, "phase": "served"}, sizes=sizes)
+
+
+@lru_cache(maxsize=1)
+def checked_servers() -> tuple[CheckedServers, ...]:
+    """All measured kinds of servers."""
+    text = (files("hardware") / "data" / "checked_runs.toml").read_text(encoding="utf-8")
+    return tuple(_checked(entry) for entry in tomllib.loads(text).get("served", ()))
+
+
+def _checked(entry: Mapping[str, Any]) -> CheckedServers:
+    sizes = {name: (low, high) for name, (low, high) in entry["sizes"].items()}
+    return CheckedServers(
+        kind=Kind(key={name: entry[name] for name in KEY}, sizes=sizes),
+        rows=entry["rows"],
+        files=tuple(entry["files"]),
+        errors={name: (low, high) for name, (low, high) in entry["errors"].items()},
+    )
+
+
+def standing_served(
+    target: Machine,
+    group: Scenario,
+    *,
+    replicas: int = 1,
+    requests_per_s: float | None = None,
+    beyond_positions: int = 0,
+) -> Standing:
+    """What a served run of ``replicas`` like ``group`` rests on: servers of its kind, else measured steps of its stack.
+
+    ``requests_per_s`` is what arrives; ``beyond_positions`` requests are longer than the positions of the model.
+    """
+    precision = precision_of(group)
+    unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
+    laws = standing_of_laws(target, unmeasured=unlike)
+    asked = server_kind(group, target.gpu.id, requests_per_s=requests_per_s)
+    known = next((one for one in checked_servers() if one.kind.key == asked.key), None)
+    if beyond_positions:
+        longer = f"{beyond_positions:,} requests are longer than the positions of the model"
+        laws = replace(laws, extrapolated=(*laws.extrapolated, longer))
+    if known is not None and replicas == 1 and not unlike:
+        return replace(
+            laws,
+            card=card_status(group, target, measured=True),
+            extrapolated=(*laws.extrapolated, *beyond(asked, known.kind)),
+            expected_error=known.words(),
+        )
+    decode, missing = measured_kind(kind_of(group, target.gpu.id))
+    if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
+        laws = replace(laws, expected_error=f"decode steps of this stack: {decode.words()}")
+    several = "of several replicas " if known is not None and not unlike else ""
+    none = f"no server {several}was measured; kernels of a step: {laws.status}"
+    return replace(laws, unchecked=(none, *laws.unchecked))
