@@ -191,7 +191,9 @@ def _bounds(case: Case, data: dict[str, Any], gpu: dict[str, Any], world: int) -
     """FLOPs and bytes as counted, and no time below what they take at the card's own rates."""
     least, read, most = work(case)
     latency_s = data["latency_s"]
-    if not 0.99 * least <= data["flops"] <= 1.02 * most:
+    # Ranks beyond the KV heads make the same keys and values again, of every token once.
+    twice = 2.0 * _twice(case) * case.fields["batch"] * (case.fields["seq_len"] + (case.fields.get("output_len") or 0))
+    if not 0.99 * least <= data["flops"] <= 1.02 * most + twice:
         yield f"{data['flops']:.4g} FLOPs, counted {least:.4g} to {most:.4g}"
     # What the L2 keeps from pass to pass is not read again.
     kept = gpu["l2_bytes"]["value"] * world * max(1, (case.fields.get("output_len") or 0))
@@ -231,13 +233,20 @@ def _power(case: Case, words: str, data: dict[str, Any], gpu: dict[str, Any]) ->
         yield f"clocks {data['sm_clock_hz_per_gpu']} outside {low} to {high}"
 
 
+def _twice(case: Case) -> float:
+    """Weights of keys and values that ranks hold besides their one copy, where there are more ranks than KV heads."""
+    heads = case.config["num_key_value_heads"]
+    whole = 2.0 * case.layers * case.config["hidden_size"] * heads * case.config["head_dim"]
+    return whole * max(0.0, case.fields.get("tp", 1) / heads - 1.0)
+
+
 def _memory(case: Case, data: dict[str, Any]) -> Iterator[str]:
     """A rank holds its share of weights and cache."""
     used, tp = data["memory_bytes_per_gpu"], case.fields.get("tp", 1)
     ends = case.config["hidden_size"] * case.config["vocab_size"] * (1 if case.config["tie_word_embeddings"] else 2)
     router = case.layers * (case.config.get("num_local_experts") or 0) * case.config["hidden_size"]
     inside = count(case.part) - ends - router
-    right = (inside * case.weight + ends * 2.0) / tp + router * 2.0
+    right = ((inside + _twice(case)) * case.weight + ends * 2.0) / tp + router * 2.0
     if not 0.99 < used["weights"] / right < 1.03:
         yield f"{used['weights']:.5g} bytes of weights a GPU, counted {right:.5g}"
     heads = max(1, case.config["num_key_value_heads"] / tp) / case.config["num_key_value_heads"]
