@@ -26,7 +26,6 @@ DECODE_TOKENS, DECODE_WARM_UP = 400, 0.15
 PREFILL_BATCHES = 24
 # A profile begins so long after every sequence generates, and lasts so long (s).
 PROFILE_AFTER_S, PROFILE_FOR_S = 0.5, 0.4
-CAPTURED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # steps that run as a graph, below a largest one of the user's
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000  # random prompts draw from these
 
 
@@ -41,7 +40,6 @@ class ServerSpec:
     dtype: str = "bf16"
     max_model_len: int = 8192
     max_num_batched_tokens: int = 8192
-    captured_tokens: int | None = None
     max_num_seqs: int = 256
     traces: Path | None = None
 
@@ -159,10 +157,6 @@ def arguments(spec: ServerSpec) -> dict[str, Any]:
         "max_num_seqs": spec.max_num_seqs,
         "gpu_memory_utilization": 0.9,
     }
-    if spec.captured_tokens is not None:
-        found["cudagraph_capture_sizes"] = [
-            *(size for size in CAPTURED if size < spec.captured_tokens), spec.captured_tokens,
-        ]  # fmt: skip
     if spec.dtype == "fp8_e4m3":
         found["quantization"] = "fp8"
     if spec.traces is not None:
