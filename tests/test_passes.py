@@ -9,12 +9,12 @@ import pytest
 from workloads import WorkloadError
 from workloads.layer_passes.backward import partial_inputs, summed_over
 from workloads.layer_passes.lower import lower, lower_head
-from workloads.layer_passes.overlap import Beside, Stage, Step, beside_shared, overlap
+from workloads.layer_passes.overlap import BesideExchange, Stage, Step, beside_shared, overlap
 from workloads.layer_passes.schedule import Schedule
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
-from workloads.layer_passes.tree import Exchange, Grouped, Placed, Split
+from workloads.layer_passes.tree import Exchange, Grouped, Placed, RankSplit
 from workloads.ops import (
     Gemm,
     Overlap,
@@ -36,8 +36,8 @@ UP = fuse("up_gemm", op("bsm,mf->bsf", parallel="f", label="up"))
 GELU = Pointwise(name="gelu", op=Elementwise.GELU)
 DOWN = fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down"))
 FEED = (NORM, UP, GELU, DOWN)
-ROWS = Split(rows=True)
-OWN, SAME = Split(experts="own_tokens"), Split(experts="same_tokens")
+ROWS = RankSplit(rows=True)
+OWN, SAME = RankSplit(experts="own_tokens"), RankSplit(experts="same_tokens")
 
 
 def said(nodes: tuple[Placed, ...]) -> str:
@@ -53,7 +53,7 @@ def said(nodes: tuple[Placed, ...]) -> str:
     [(None, "f", None, "tensor"), (SAME, "e", None, "experts"), (OWN, "e", "s", "tensor")],
 )
 def test_experts_are_spelled_out_with_the_axis_that_the_layout_splits(
-    split: Split | None, axis: str, tokens: str | None, group: str
+    split: RankSplit | None, axis: str, tokens: str | None, group: str
 ) -> None:
     nodes = lower((NORM, expert_feed(shared=True)), split)
     assert said(nodes) == (
@@ -91,7 +91,7 @@ def test_what_is_one_operator_stays_as_it_is() -> None:
     ],
 )
 def test_rows_travel_where_experts_are_elsewhere_and_sums_of_some_experts_are_partial(
-    split: Split | None, right: str
+    split: RankSplit | None, right: str
 ) -> None:
     assert said(shard(lower((expert_feed(),), split), split)) == right
 
@@ -115,10 +115,10 @@ def test_slices_of_the_tokens_are_gathered_before_and_scattered_after_a_pair() -
 
 def test_heads_are_exchanged_for_tokens_where_a_sequence_is_split() -> None:
     layer = (qkv_gemm(), attention("scale"))
-    assert said(shard(layer, Split(context="heads"), returns=False)) == (
+    assert said(shard(layer, RankSplit(context="heads"), returns=False)) == (
         "qkv_gemm permute_qkv [all_to_all_qkv] attention [all_to_all_out] permute_out"
     )
-    ring = shard(layer, Split(context="ring"), returns=False)
+    ring = shard(layer, RankSplit(context="ring"), returns=False)
     assert said(ring) == "qkv_gemm attention"
     assert getattr(ring[1], "keys", None) == "ring"
     assert getattr(shard(layer, returns=False)[1], "keys", None) == "own"
@@ -137,7 +137,7 @@ def test_neighbours_that_do_not_fit_are_refused_by_name() -> None:
         shard(wrong, OWN)
     scores = Gemm(name="values", ops=(op("bKrsz,bKzh->bKrsh", parallel="K", label="PV"),))
     with pytest.raises(WorkloadError, match=r"values: .* multiplies tokens by tokens, of which a rank holds some with"):
-        shard((scores,), Split(context="heads"))
+        shard((scores,), RankSplit(context="heads"))
     joined = lower((NORM, expert_feed(shared=True)))
     with pytest.raises(WorkloadError, match="add_shared: down_shared_gemm and the experts are split in different ways"):
         shard((*joined[:5], *lower((NORM, expert_feed(shared=True)), SAME)[5:]), SAME)
@@ -180,7 +180,9 @@ def test_one_stage_spans_the_nodes_that_share_its_number() -> None:
 
 def test_a_shared_expert_runs_beside_the_journeys_of_the_others_rows() -> None:
     steps = beside_shared(shard(lower((NORM, expert_feed(shared=True)), OWN), OWN))
-    found = [(step.exchange.name, [node.name for node in step.nodes]) for step in steps if isinstance(step, Beside)]
+    found = [
+        (step.exchange.name, [node.name for node in step.nodes]) for step in steps if isinstance(step, BesideExchange)
+    ]
     assert found == [
         ("all_to_all_dispatch", ["gate_up_shared_gemm", "silu_mul_shared"]),
         ("all_to_all_combine", ["down_shared_gemm"]),
@@ -226,7 +228,7 @@ def test_pieces_run_beside_the_collective_of_the_one_before() -> None:
 
 def test_a_whole_collective_runs_beside_what_does_not_read_it() -> None:
     exchange = Exchange(name="x", op=CollectiveOp.ALL_TO_ALL, axes=("bsm",))
-    made = streamed((UP, Beside(exchange=exchange, nodes=(DOWN,)), GELU), toy)
+    made = streamed((UP, BesideExchange(exchange=exchange, nodes=(DOWN,)), GELU), toy)
     assert [(kernel.name, kernel.stream, kernel.after) for kernel in made] == [
         ("up_gemm", 0, ()), ("x", 1, (0,)), ("down_gemm", 0, ()), ("gelu", 0, (1,)),
     ]  # fmt: skip
@@ -237,14 +239,14 @@ def test_a_whole_collective_runs_beside_what_does_not_read_it() -> None:
 GRADIENTS = [
     # Columns split: each rank knows a part of the input's gradient; rows split: each knows its slice of it.
     ((fuse("up", op("bsm,mf->bsf", parallel="f", label="up")),
-      fuse("down", op("bsf,mf->bsm", parallel="f", label="down"))), Split(), {"up"}),
+      fuse("down", op("bsf,mf->bsm", parallel="f", label="down"))), RankSplit(), {"up"}),
     ((fuse("qkv", op("bsm,mHh->bsHh", parallel="H", label="Q"), op("bsm,mKh->bsKh", parallel="K", label="K")),
-      fuse("o", op("bsHh,mHh->bsm", parallel="H", label="O"))), Split(), {"qkv"}),
-    ((fuse("up", op("bsm,mf->bsf", label="up")), fuse("down", op("bsf,mf->bsm", label="down"))), Split(), set()),
-    ((fuse("up", op("bsm,mf->bsf", parallel="s", label="up")),), Split(), set()),  # tokens split: nothing is summed
-    ((fuse("up", op("bsm,mf->bsf", parallel="m", label="up")),), Split(), set()),
+      fuse("o", op("bsHh,mHh->bsm", parallel="H", label="O"))), RankSplit(), {"qkv"}),
+    ((fuse("up", op("bsm,mf->bsf", label="up")), fuse("down", op("bsf,mf->bsm", label="down"))), RankSplit(), set()),
+    ((fuse("up", op("bsm,mf->bsf", parallel="s", label="up")),), RankSplit(), set()),  # tokens split: nothing is summed
+    ((fuse("up", op("bsm,mf->bsf", parallel="m", label="up")),), RankSplit(), set()),
     # Experts cut along their width, whole on other ranks beside the same tokens, or rows sent to them and back.
-    (lower((expert_feed(),)), Split(), {"gate_up_grouped"}),
+    (lower((expert_feed(),)), RankSplit(), {"gate_up_grouped"}),
     (lower((expert_feed(),), SAME), SAME, {"gate_up_grouped", "down_grouped"}),
     (lower((expert_feed(),), OWN), OWN, set()),
 ]  # fmt: skip
@@ -252,7 +254,7 @@ GRADIENTS = [
 
 @pytest.mark.parametrize(("nodes", "split", "partial"), GRADIENTS)
 def test_gradients_of_inputs_are_sums_where_the_split_axis_is_contracted(
-    nodes: Any, split: Split, partial: set[str]
+    nodes: Any, split: RankSplit, partial: set[str]
 ) -> None:
     assert partial_inputs(nodes, split) == partial
 

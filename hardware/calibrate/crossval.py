@@ -41,7 +41,7 @@ from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, settled_ha
 from hardware.calibrate.fit_power import chip_of, fit_power, setting_of, work_hbm_bytes
 from hardware.catalog import load_gpu
 from hardware.laws.collective import UNFITTED, collective_base_terms
-from hardware.laws.correction import Course, corrected
+from hardware.laws.correction import LawCurve, corrected
 from hardware.laws.elementwise import elementwise_course
 from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms, time_s
@@ -113,7 +113,7 @@ def _of_family(
     setting: FitSetting,
     terms_of: Callable[[Any, Row], KernelTerms],
     coordinates: Callable[[Row], tuple[float, ...]],
-    course: Course | None = None,
+    course: LawCurve | None = None,
 ) -> Errors:
     learnt = family.corrections
     return [

@@ -102,7 +102,7 @@ SIZES = np.arange(6.0, 37.0, 0.125)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class LawCurve:
     """Logs of a law's seconds and of its joules above idle at ``SIZES`` of the first coordinate, at one clock."""
 
     seconds: Floats
@@ -153,7 +153,7 @@ def _matern(left: Floats, right: Floats, lengths: Floats, amplitude: float) -> F
 
 
 def corrected(
-    terms: KernelTerms, time: Correction, energy: Correction, x: tuple[float, ...], course: Course | None = None
+    terms: KernelTerms, time: Correction, energy: Correction, x: tuple[float, ...], course: LawCurve | None = None
 ) -> KernelTerms:
     """``terms`` with the learnt factors on time and on the energy above idle; ``course`` holds them up (``factor``)."""
     scale = time.factor(x, None if course is None else course.seconds)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hardware.laws.correction import SIZES, Course
+from hardware.laws.correction import SIZES, LawCurve
 from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms, time_s
 
@@ -80,7 +80,7 @@ def elementwise_base_terms(
 @lru_cache(maxsize=256)
 def elementwise_course(
     coefficients: ElementwiseCoefficients, *, bytes_a_block: float, l2_bytes: float, max_clock_hz: float, sms: int
-) -> Course:
+) -> LawCurve:
     """The law over sizes at the maximum clock; ``bytes_a_block`` counts where launches bound it."""
     seconds, joules = [], []
     for size in 2.0**SIZES:
@@ -97,7 +97,7 @@ def elementwise_course(
         alone_s = time_s(terms, sms=held, sm_clock_hz=max_clock_hz)
         seconds.append(alone_s)
         joules.append(terms.core_energy_j + terms.hbm_energy_j + terms.sm_power_w * held / sms * alone_s)
-    return Course(seconds=np.log(seconds), joules=np.log(joules))
+    return LawCurve(seconds=np.log(seconds), joules=np.log(joules))
 
 
 # A copy that changes the order of runs of some KB keeps its SMs busy with addresses: bytes a cycle and SM from L2 and

@@ -16,7 +16,7 @@ from sim.scenario.spec import Scenario
 from workloads.families.nodes import placed_nodes
 from workloads.layer_passes.overlap import Stage, overlap
 from workloads.layer_passes.schedule import Schedule
-from workloads.layer_passes.tree import Exchange, Placed, Split
+from workloads.layer_passes.tree import Exchange, Placed, RankSplit
 from workloads.ops import WIDE, Gemm, Overlap, Pointwise
 from workloads.work import CollectiveOp
 
@@ -36,7 +36,7 @@ class Choices:
 
 def choices_of(scenario: Scenario) -> Choices:
     """What the overlap pass can cut of the model's layers in the scenario's layout."""
-    model, split = workloads.load_model(scenario.model), Split.of(layout_of(scenario))
+    model, split = workloads.load_model(scenario.model), RankSplit.of(layout_of(scenario))
     products: dict[str, None] = {}
     stages: dict[tuple[str, ...], None] = {}
     for _, block, _ in model.layer_groups(range(scenario.layers or model.layers)):

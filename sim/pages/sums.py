@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sim.engine.graph import KernelClass
 from sim.result.exposure import S_PER_PS, covered, moving_ps
 from sim.result.outcome import Outcome, power_steps
-from sim.shortcuts.pieces import Part
+from sim.shortcuts.pieces import RepeatedPiece
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -236,7 +236,7 @@ class _Spans:
     energy_j: Floats
 
     @classmethod
-    def of(cls, part: Part) -> _Spans:
+    def of(cls, part: RepeatedPiece) -> _Spans:
         records = part.played.records
         op, start, end = (
             np.frombuffer(column, dtype=np.int64)

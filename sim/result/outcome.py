@@ -18,7 +18,7 @@ from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
 from sim.result.exposure import S_PER_PS, exposure
 from sim.shortcuts.fold import Folding
-from sim.shortcuts.pieces import Part, Played
+from sim.shortcuts.pieces import Played, RepeatedPiece
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -104,7 +104,7 @@ class Outcome:
     """
 
     folding: Folding
-    parts: Sequence[Part]
+    parts: Sequence[RepeatedPiece]
     phases: Sequence[tuple[str, ...]]
     first_op: Sequence[Ints]
     detail: str
@@ -146,7 +146,7 @@ class Outcome:
     def _distinct(self) -> list[tuple[int, KernelGraph, Tally]]:
         """Each run of a piece once, with how often it stands in the whole."""
         repeats: dict[int, int] = {}
-        runs: dict[int, Part] = {}
+        runs: dict[int, RepeatedPiece] = {}
         for part in self.parts:
             key = id(part.played)
             repeats[key] = repeats.get(key, 0) + part.repeat

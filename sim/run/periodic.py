@@ -20,7 +20,7 @@ from sim.engine.repeating import SteadyLimiter
 from sim.engine.running import GpuModel, HeldClock
 from sim.errors import ScenarioError
 from sim.run.steady import mean_w, seconds_of
-from sim.shortcuts.pieces import Part, Repeated, play_governed
+from sim.shortcuts.pieces import Repeated, RepeatedPiece, play_governed
 
 # Two repetitions agree when times and joules differ by less than this share; the mean lies so far below the limit at
 # most, and above it by hardly more than nothing.
@@ -32,7 +32,7 @@ FREE_REPETITIONS = 8
 GRID_HZ, MOST_CHANGE = 0.25e6, 1.1
 
 
-def needs_time(parts: Sequence[Part], limits: ClockLimits) -> bool:
+def needs_time(parts: Sequence[RepeatedPiece], limits: ClockLimits) -> bool:
     """Whether repetitions of ``parts``, at settled clocks, meet another limiter than the slow one's mean."""
     if not parts or math.isinf(limits.slow_limit_w):
         return False
@@ -74,7 +74,7 @@ def _hottest_w(seconds: np.ndarray, power_w: np.ndarray, window_s: float) -> flo
 
 
 def periodic(
-    sequence: Sequence[Repeated], limits: ClockLimits, held: Sequence[HeldClock], parts: Sequence[Part]
+    sequence: Sequence[Repeated], limits: ClockLimits, held: Sequence[HeldClock], parts: Sequence[RepeatedPiece]
 ) -> SteadyLimiter:
     """The limiters as they stand before each repetition of the steady state.
 

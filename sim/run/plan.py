@@ -27,7 +27,7 @@ from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
 from sim.shortcuts.context_buckets import error_bound
 from sim.shortcuts.fold import Folding, fold, unfolded
-from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Part, Piece, Repeated, play
+from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Piece, Repeated, RepeatedPiece, play
 from sim.shortcuts.segments import SegmentStep, split_into_pieces
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 
@@ -159,7 +159,7 @@ class Plan:
         return PieceSequence(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
 
     def outcome(
-        self, layout: PieceSequence, parts: Sequence[Part], *, detail: str, why: str, bucket_error: float = 0.0
+        self, layout: PieceSequence, parts: Sequence[RepeatedPiece], *, detail: str, why: str, bucket_error: float = 0.0
     ) -> Outcome:
         """What a run of ``layout`` left behind."""
         return Outcome(

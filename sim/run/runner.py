@@ -29,7 +29,7 @@ from sim.scenario.partition import Partitions
 from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
-from sim.shortcuts.pieces import Part, by_events, play, play_governed
+from sim.shortcuts.pieces import RepeatedPiece, by_events, play, play_governed
 from workloads.families.dit_video import STEP
 from workloads.program import Program
 
@@ -162,7 +162,7 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 
 def _run(
     plan: Plan, layout: PieceSequence, target: Machine, scenario: Scenario, say: Progress, *, events: bool
-) -> tuple[list[Part], Sequence[Target]]:
+) -> tuple[list[RepeatedPiece], Sequence[Target]]:
     """Parts of the run and where the limiters hold each of the layout's GPUs."""
     gpus = len(layout.folding.classes)
     if scenario.regime == "cold":

@@ -9,7 +9,7 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, HeldClock
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, clock_of, top_step
-from sim.shortcuts.pieces import Part, Repeated, mean_w_at, play_governed
+from sim.shortcuts.pieces import Repeated, RepeatedPiece, mean_w_at, play_governed
 
 # Points of the grid that a search leaps while its ends are far apart.
 COARSE = 10
@@ -22,7 +22,7 @@ MOST_TRIMS, POWER_SLACK = 12, 0.001
 
 def governed(
     sequence: Sequence[Repeated], limits: ClockLimits, gpus: int, *, repetitions: int
-) -> tuple[list[Part], list[float]]:
+) -> tuple[list[RepeatedPiece], list[float]]:
     """Repetitions with the limiters acting in time; the parts are the last one's."""
     limiter = Limiter(limits, gpus=gpus)
     for _ in range(repetitions - 1):
@@ -31,12 +31,12 @@ def governed(
     return parts, limiter.targets_w()
 
 
-def seconds_of(parts: Sequence[Part]) -> float:
+def seconds_of(parts: Sequence[RepeatedPiece]) -> float:
     """How long the parts of a run take together."""
     return sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12
 
 
-def mean_w(parts: Sequence[Part]) -> list[float]:
+def mean_w(parts: Sequence[RepeatedPiece]) -> list[float]:
     """The mean power of each GPU over the parts of a run."""
     length_s = seconds_of(parts)
     gpus = range(len(parts[0].played.energy_j))

@@ -27,8 +27,7 @@ from sim.scenario.partition import Partitions
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
-from sim.shortcuts.pieces import Part as PlayedPart
-from sim.shortcuts.pieces import play
+from sim.shortcuts.pieces import RepeatedPiece, play
 from workloads.engine import HostPace
 from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -282,7 +281,7 @@ class StepPrices:
         )
 
 
-def _played(plan: Plan, target_w: float) -> tuple[PieceSequence, list[PlayedPart]]:
+def _played(plan: Plan, target_w: float) -> tuple[PieceSequence, list[RepeatedPiece]]:
     """The quickest way to run ``plan`` that its ranks and layers allow, and its parts."""
     for way in ("segments", "folded"):
         try:

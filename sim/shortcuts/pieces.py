@@ -164,7 +164,7 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RepeatedPiece:
     """``repeat`` repetitions in a row that ran alike."""
 
     number: int
@@ -186,7 +186,7 @@ class Part:
             yield (end_ps - begin_ps) * 1e-12, records.states[state].power_w
 
 
-def play(sequence: Sequence[Repeated], limits_w: Limits, *, events: bool = False) -> list[Part]:
+def play(sequence: Sequence[Repeated], limits_w: Limits, *, events: bool = False) -> list[RepeatedPiece]:
     """The parts of one run under fixed power targets, each different one by ``events`` or as it is quickest.
 
     Raises :class:`FoldError` where a cut is not level.
@@ -196,7 +196,7 @@ def play(sequence: Sequence[Repeated], limits_w: Limits, *, events: bool = False
         played = step.piece.play(limits_w, events=events)
         if (step.repeat > 1 or step is not sequence[-1]) and not played.level:
             raise _not_level(step)
-        parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=step.repeat))
+        parts.append(RepeatedPiece(number=step.number, piece=step.piece, played=played, repeat=step.repeat))
     return parts
 
 
@@ -219,7 +219,7 @@ def mean_w_at(sequence: Sequence[Repeated], held: Limits) -> list[float]:
     return [joules / (length_ps * 1e-12) for joules in energy_j]
 
 
-def by_events(parts: Sequence[Part]) -> list[Part]:
+def by_events(parts: Sequence[RepeatedPiece]) -> list[RepeatedPiece]:
     """The same parts with those that were summed run by SimPy."""
     return [
         part
@@ -229,11 +229,11 @@ def by_events(parts: Sequence[Part]) -> list[Part]:
     ]
 
 
-def play_governed(sequence: Sequence[Repeated], limiter: Limiters) -> list[Part]:
+def play_governed(sequence: Sequence[Repeated], limiter: Limiters) -> list[RepeatedPiece]:
     """The parts of one run with the limiters acting in time, as
     :meth:`sim.engine.governor.Limiter.process` has them act.
     """
-    parts: list[Part] = []
+    parts: list[RepeatedPiece] = []
     gpus = range(sequence[0].piece.graph.gpus)
     gpu = sequence[0].piece.model.gpu
     limiter.begin(gpu.idle_w(gpu.max_clock_hz))
@@ -263,7 +263,7 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiters) -> list[Part]
                 left_ps, since_j = live.left_ps, live.since_j
             if (step.repeat > 1 or step is not sequence[-1]) and not played.level:
                 raise FoldError(f"GPUs end '{step.piece.graph.segments[0][1]}' at different times")
-            parts.append(Part(number=step.number, piece=step.piece, played=played, repeat=alike))
+            parts.append(RepeatedPiece(number=step.number, piece=step.piece, played=played, repeat=alike))
             todo -= alike
     length_ps = sum(part.repeat * part.played.records.end_ps for part in parts)
     limiter.end(since_j, tick_ps - left_ps, length_ps)

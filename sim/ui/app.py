@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class UiServer:
     """A server that is ready to answer, and its address, which holds the token."""
 
     server: BaseWSGIServer
@@ -38,12 +38,12 @@ class _Quiet(WSGIRequestHandler):
         """Nothing: a line a request would bury the address."""
 
 
-def page(port: int = 0, start: str = "") -> Page:
+def page(port: int = 0, start: str = "") -> UiServer:
     """The page on ``port`` (0: any free one), opened at the state of the link ``start``."""
     token = secrets.token_urlsafe(16)
     state = PageState.parse(start)
     server = make_server(HOST, port, application(token).server, threaded=True, request_handler=_Quiet)
-    return Page(server=server, link=f"http://{HOST}:{server.port}/{token}/?{state.query()}")
+    return UiServer(server=server, link=f"http://{HOST}:{server.port}/{token}/?{state.query()}")
 
 
 def application(token: str) -> Dash:

@@ -9,7 +9,7 @@ from workloads.families.options import Options
 from workloads.kernels import Shape, product_kernel
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
-from workloads.layer_passes.tree import Split
+from workloads.layer_passes.tree import RankSplit
 from workloads.program import Segment
 from workloads.stack import Stack
 
@@ -19,7 +19,7 @@ def encoder_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segm
     encoder = shape.model.encoder
     assert encoder is not None
     read = replace(shape, model=encoder, new_tokens=shape.source, context=shape.source)
-    split = replace(Split.of(shape.layout), rows=False)
+    split = replace(RankSplit.of(shape.layout), rows=False)
     segments = []
     if encoder.front:
         products = (

@@ -8,7 +8,7 @@ from typing import assert_never
 from workloads.engine import Pass, ServingEngine, load_engine
 from workloads.families.moe import grouped_sizes
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
-from workloads.layer_passes.tree import Combine, ExpertAct, Grouped, Router, Rows, Sample
+from workloads.layer_passes.tree import Combine, ExpertAct, ExpertRouter, ExpertRows, Grouped, SampleToken
 from workloads.ops import Attention, Gemm, Op, Pointwise, width_of
 from workloads.program import Kernel
 from workloads.routing import SMALL_TILES, ExpertLoad
@@ -93,7 +93,7 @@ def engine_attention(node: Attention, shape: Shape, engine: ServingEngine) -> li
 
 
 def engine_part(
-    node: Router | Rows | Grouped | ExpertAct | Combine | Sample,
+    node: ExpertRouter | ExpertRows | Grouped | ExpertAct | Combine | SampleToken,
     shape: Shape,
     load: ExpertLoad | None,
     engine: ServingEngine,
@@ -103,9 +103,9 @@ def engine_part(
     model, layout, tokens = shape.model, shape.layout, shape.tokens
     around, width, chosen = engine.experts, model.d_model, tokens * model.top_k
     match node:
-        case Router():
+        case ExpertRouter():
             return [gemm_kernel(node.name, (node.op,), shape, DType.BF16)]
-        case Rows(name="gather"):
+        case ExpertRows(name="gather"):
             gate = tokens * (around.gate_bytes[0] * model.experts + around.gate_bytes[1] * model.top_k)
             kernels = [_own("gate", engine, EngineOp.GATE, tokens, model.experts, gate)]
             if chosen > around.unsorted_share * model.experts:
@@ -113,7 +113,7 @@ def engine_part(
             if layout.ep > 1:
                 kernels.append(_own("map_experts", engine, EngineOp.MAP, tokens, 1, 0))
             return kernels
-        case Rows():
+        case ExpertRows():
             return []
         case Grouped():
             assert load is not None
@@ -129,7 +129,7 @@ def engine_part(
                 _own("expert_sum", engine, EngineOp.EXPERT_SUM, tokens, width, moved),
                 elementwise_kernel("copy_experts", Elementwise.COPY, tokens, width, copied),
             ]
-        case Sample():
+        case SampleToken():
             return _sample(shape, engine)
     assert_never(node)
 

@@ -10,7 +10,7 @@ from workloads.families.options import Options
 from workloads.kernels import Shape, stored_kernel
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
-from workloads.layer_passes.tree import Split
+from workloads.layer_passes.tree import RankSplit
 from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
 from workloads.program import Kernel, Segment
@@ -34,7 +34,7 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
     precision = shape.precision.of_images
     images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
     product = precision.product
-    split, run = Split.of(shape.layout), kernels_of(images, "prefill", None, stack, options)
+    split, run = RankSplit.of(shape.layout), kernels_of(images, "prefill", None, stack, options)
     layers = tuple(
         Segment(
             name=f"vision {name}",

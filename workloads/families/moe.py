@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel, quantise_kernel
-from workloads.layer_passes.tree import Combine, Exchange, ExpertAct, Grouped, Join, Router, Rows
+from workloads.layer_passes.tree import Combine, Exchange, ExpertAct, ExpertRouter, ExpertRows, Grouped, Join
 from workloads.ops import Op
 from workloads.precision import Product
 from workloads.program import Kernel
@@ -14,15 +14,19 @@ from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, Gro
 
 
 def expert_kernels(
-    node: Router | Rows | Grouped | ExpertAct | Combine | Join, shape: Shape, load: ExpertLoad, *, slots: int
+    node: ExpertRouter | ExpertRows | Grouped | ExpertAct | Combine | Join,
+    shape: Shape,
+    load: ExpertLoad,
+    *,
+    slots: int,
 ) -> list[Kernel]:
     """Kernels of one part; ``slots`` are expert weights over all ranks, copies included."""
     model, element = shape.model, DType.BF16.bytes
     width = model.d_model
     match node:
-        case Router():
+        case ExpertRouter():
             return _router(node, shape)
-        case Rows():
+        case ExpertRows():
             return _rows(node, shape, load)
         case Grouped():
             return _grouped(node, shape, load, slots)
@@ -55,7 +59,7 @@ def own_tokens(shape: Shape, parallel: str | None) -> int:
     return sizes["b"] * sizes["s"]
 
 
-def _router(node: Router, shape: Shape) -> list[Kernel]:
+def _router(node: ExpertRouter, shape: Shape) -> list[Kernel]:
     model = shape.model
     kernels = [gemm_kernel(node.name, (node.op,), shape, DType.BF16)]
     if model.route_groups:
@@ -66,7 +70,7 @@ def _router(node: Router, shape: Shape) -> list[Kernel]:
     return kernels
 
 
-def _rows(node: Rows, shape: Shape, load: ExpertLoad) -> list[Kernel]:
+def _rows(node: ExpertRows, shape: Shape, load: ExpertLoad) -> list[Kernel]:
     """Tokens are quantised once, and rows travel as experts read them."""
     width, product = shape.model.d_model, shape.precision.of(node.op)
     match node.name:

@@ -30,16 +30,16 @@ from workloads.layer_passes.tree import (
     Combine,
     Exchange,
     ExpertAct,
+    ExpertRouter,
+    ExpertRows,
     Grouped,
     Head,
     Join,
     LastTokens,
     Permute,
     Placed,
-    Router,
-    Rows,
-    Sample,
-    Split,
+    RankSplit,
+    SampleToken,
 )
 from workloads.ops import WIDE, Attention, Block, Gemm, Indexer, LatentAttention, Pointwise, StateSpace, width_of
 from workloads.precision import Product
@@ -51,7 +51,7 @@ from workloads.work import DType, Elementwise
 PhaseName = Literal["prefill", "decode"]
 
 
-def placed_nodes(block: Block, split: Split) -> tuple[Placed, ...]:
+def placed_nodes(block: Block, split: RankSplit) -> tuple[Placed, ...]:
     """The nodes of a layer, spelled out and with their collectives."""
     return shard(lower(block.nodes, split), split)
 
@@ -84,7 +84,7 @@ def node_kernels(
             )
         case Gemm() if engine is not None and not node.ops[0].einsum.of_activations:
             return product_kernels(node, shape, engine)
-        case Router() | Rows() | Grouped() | ExpertAct() | Combine() if engine is not None:
+        case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() if engine is not None:
             assert load is not None
             return engine_part(node, shape, load, engine)
         case Pointwise() | Attention() if stack.eager:
@@ -101,14 +101,14 @@ def node_kernels(
             return indexer_kernels(node, shape, phase)
         case StateSpace():
             return state_space_kernels(node, shape, phase)
-        case Router() | Rows() | Grouped() | ExpertAct() | Combine() | Join():
+        case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() | Join():
             assert load is not None
             return expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
         case LastTokens():
             return []
         case Head():
             return _head_kernels(node, shape, stack)
-        case Sample():
+        case SampleToken():
             assert engine is not None
             return engine_part(node, shape, load, engine)
         case Permute():

@@ -12,9 +12,9 @@ from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
 from workloads.families.transformer import head_kernels, loads_of
 from workloads.kernels import Shape
-from workloads.layer_passes.overlap import Beside, Stage
+from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
-from workloads.layer_passes.tree import Split
+from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec
 from workloads.ops import Attention, LatentAttention
 from workloads.parallel import Layout, check_layout
@@ -105,8 +105,8 @@ def _rank(
     for name, block, precision, run in runs:
         kernels: list[Kernel] = []
         stored = replace(whole, precision=precision)
-        for node in stacked(placed_nodes(block, Split.of(whole.layout)), stack):
-            assert not isinstance(node, Stage | Beside)  # nothing overlaps in a server's step
+        for node in stacked(placed_nodes(block, RankSplit.of(whole.layout)), stack):
+            assert not isinstance(node, Stage | BesideExchange)  # nothing overlaps in a server's step
             match node:
                 case Attention() | LatentAttention():
                     for group in groups:

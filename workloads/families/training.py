@@ -25,7 +25,7 @@ from workloads.families.transformer import build_program
 from workloads.kernels import elementwise_kernel, product_kernel
 from workloads.layer_passes.backward import partial_inputs, summed_over
 from workloads.layer_passes.lower import LM_HEAD
-from workloads.layer_passes.tree import Split
+from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Experts, Gemm, Pointwise
 from workloads.parallel import Layout
@@ -250,7 +250,7 @@ class _Rank:
 
     def _partial(self, layer: int) -> frozenset[str]:
         """Nodes of a layer of whose input's gradient this rank has a part."""
-        split = Split.of(self.layout)
+        split = RankSplit.of(self.layout)
         block = next(block for _, block, run in self.model.layer_groups(range(self.model.layers)) if layer in run)
         return partial_inputs(placed_nodes(block, split), split)
 

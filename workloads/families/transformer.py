@@ -20,7 +20,7 @@ from workloads.layer_passes.schedule import Schedule, leave_sms
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
-from workloads.layer_passes.tree import Split
+from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec
 from workloads.ops import Block, Gemm, Overlap
 from workloads.parallel import Layout, check_layout
@@ -222,7 +222,7 @@ def _layer_kernels(
     if options.overlap == "two_batch":
         half = replace(shape, batch=shape.batch // 2)
         return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
-    nodes = placed_nodes(with_settings(block, dict(options.overlap_ops)), Split.of(shape.layout))
+    nodes = placed_nodes(with_settings(block, dict(options.overlap_ops)), RankSplit.of(shape.layout))
     margin = 0
     if options.overlap == "bulk" and has_experts(nodes):
         steps = beside_shared(nodes)
@@ -268,5 +268,5 @@ def head_kernels(shape: Shape, stack: Stack, options: Options) -> tuple[Kernel, 
     A serving engine draws a token from its logits, and prepares the next step.
     """
     last = replace(shape, new_tokens=1)
-    nodes = shard(lower_head(samples=stack.engine is not None), Split.of(shape.layout), returns=False)
+    nodes = shard(lower_head(samples=stack.engine is not None), RankSplit.of(shape.layout), returns=False)
     return tuple(kernel for node in nodes for kernel in node_kernels(node, last, "decode", None, stack, options))

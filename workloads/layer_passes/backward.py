@@ -8,19 +8,19 @@ are not; the tokens, which no weight has, are contracted in every weight's.
 
 from __future__ import annotations
 
-from workloads.layer_passes.tree import Grouped, Placed, Split
+from workloads.layer_passes.tree import Grouped, Placed, RankSplit
 from workloads.ops import Gemm, Op
 
 TOKENS = "bs"
 
 
-def partial_inputs(nodes: tuple[Placed, ...], split: Split) -> frozenset[str]:
+def partial_inputs(nodes: tuple[Placed, ...], split: RankSplit) -> frozenset[str]:
     """Names of the nodes of which each rank knows a part of their input's gradient only.
 
     >>> from workloads.ops import fuse, op
     >>> up = fuse("up_gemm", op("bsm,mf->bsf", parallel="f", label="up"))
     >>> down = fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down"))
-    >>> sorted(partial_inputs((up, down), Split()))
+    >>> sorted(partial_inputs((up, down), RankSplit()))
     ['up_gemm']
     """
     return frozenset(
@@ -30,7 +30,7 @@ def partial_inputs(nodes: tuple[Placed, ...], split: Split) -> frozenset[str]:
     )
 
 
-def _partial(one: Op, split: Split) -> bool:
+def _partial(one: Op, split: RankSplit) -> bool:
     """Whether the axis that ``one`` is split along is summed over in its input's gradient; of experts that others hold
     no rank of the same tokens has the gradient."""
     if one.parallel is None:

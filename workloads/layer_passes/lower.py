@@ -8,22 +8,22 @@ from dataclasses import replace
 from workloads.layer_passes.tree import (
     Combine,
     ExpertAct,
+    ExpertRouter,
+    ExpertRows,
     Grouped,
     Head,
     Join,
     LastTokens,
     Placed,
-    Router,
-    Rows,
-    Sample,
-    Split,
+    RankSplit,
+    SampleToken,
 )
 from workloads.ops import Experts, Gemm, Group, Node, Op, op
 
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 
 
-def lower(nodes: tuple[Node, ...], split: Split | None = None) -> tuple[Placed, ...]:
+def lower(nodes: tuple[Node, ...], split: RankSplit | None = None) -> tuple[Placed, ...]:
     """``nodes`` with experts as router, rows, grouped products and sum.
 
     >>> from workloads.ops import expert_feed
@@ -33,7 +33,7 @@ def lower(nodes: tuple[Node, ...], split: Split | None = None) -> tuple[Placed, 
     made: list[Placed] = []
     for node in nodes:
         if isinstance(node, Experts):
-            made += _experts(node, split or Split())
+            made += _experts(node, split or RankSplit())
         else:
             made.append(node)
     return tuple(made)
@@ -42,10 +42,10 @@ def lower(nodes: tuple[Node, ...], split: Split | None = None) -> tuple[Placed, 
 def lower_head(*, samples: bool) -> tuple[Placed, ...]:
     """What follows the last layer: the tokens that are scored, their logits, and the choice of the next ones."""
     head = (LastTokens(), Head(name="lm_head", op=LM_HEAD))
-    return (*head, Sample()) if samples else head
+    return (*head, SampleToken()) if samples else head
 
 
-def _experts(node: Experts, split: Split) -> Iterator[Placed]:
+def _experts(node: Experts, split: RankSplit) -> Iterator[Placed]:
     """Ranks hold whole experts (``e``), or a slice of each one's width (``f``).
 
     Where each rank has its own tokens, those of a tensor group share theirs out (``s``): all of them hold the same.
@@ -55,15 +55,15 @@ def _experts(node: Experts, split: Split) -> Iterator[Placed]:
     group: Group = "experts" if split.experts == "same_tokens" else "tensor"
     up = tuple(replace(one, parallel=axis) for one in node.up)
     down = replace(node.down, parallel=axis)
-    yield Router(name="router_gemm", op=replace(node.router, parallel=tokens), source=node.source)
+    yield ExpertRouter(name="router_gemm", op=replace(node.router, parallel=tokens), source=node.source)
     for part in node.shared:
         if isinstance(part, Gemm):
             ops = tuple(_along(one, tokens) for one in part.ops)
             yield replace(part, ops=ops, group=group)
         else:
             yield replace(part, group=group)
-    yield Rows(name="quantise_rows", op=up[0], parallel=tokens)
-    yield Rows(name="gather", op=up[0], parallel=axis if axis == "e" else None)
+    yield ExpertRows(name="quantise_rows", op=up[0], parallel=tokens)
+    yield ExpertRows(name="gather", op=up[0], parallel=axis if axis == "e" else None)
     yield Grouped(name="gate_up_grouped", ops=up)
     yield ExpertAct(name="silu_mul" if len(up) == 2 else "activation", down=down)
     yield Grouped(name="down_grouped", ops=(down,))

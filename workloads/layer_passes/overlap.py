@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
 from workloads.layer_passes.schedule import Schedule
-from workloads.layer_passes.tree import Combine, Exchange, Join, Placed, Rows
+from workloads.layer_passes.tree import Combine, Exchange, ExpertRows, Join, Placed
 from workloads.ops import WIDE, Gemm, Overlap, Pointwise
 from workloads.work import CollectiveOp
 
@@ -29,14 +29,14 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class BesideExchange:
     """A whole collective beside nodes that do not read what it brings."""
 
     exchange: Exchange
     nodes: tuple[Placed, ...]
 
 
-Step = Placed | Stage | Beside
+Step = Placed | Stage | BesideExchange
 
 
 def overlap(nodes: Sequence[Placed], wish: Wish) -> tuple[Step, ...]:
@@ -119,7 +119,7 @@ def _last_of_stage(nodes: Sequence[Placed], first: int, asked: Overlap | None) -
 
 def beside_shared(nodes: Sequence[Placed]) -> tuple[Step, ...]:
     """``nodes`` with the shared expert beside the others' rows on their way: its last product beside the way home."""
-    start = next((i for i, node in enumerate(nodes) if isinstance(node, Rows)), None)
+    start = next((i for i, node in enumerate(nodes) if isinstance(node, ExpertRows)), None)
     join = next((i for i, node in enumerate(nodes) if isinstance(node, Join)), None)
     if start is None or join is None:
         return tuple(nodes)
@@ -129,7 +129,9 @@ def beside_shared(nodes: Sequence[Placed]) -> tuple[Step, ...]:
     made: list[Step] = [*nodes[: router + 1]]
     for node in nodes[start:]:
         if isinstance(node, Exchange) and node.travel is not None:
-            made.append(Beside(exchange=node, nodes=tuple(shared[:-1] if node.travel == "away" else shared[-1:])))
+            made.append(
+                BesideExchange(exchange=node, nodes=tuple(shared[:-1] if node.travel == "away" else shared[-1:]))
+            )
         else:
             made.append(node)
     return tuple(made)

@@ -30,16 +30,16 @@ from workloads.layer_passes.tree import (
     Combine,
     Exchange,
     ExpertAct,
+    ExpertRouter,
+    ExpertRows,
     Grouped,
     Head,
     Join,
     LastTokens,
     Permute,
     Placed,
-    Router,
-    Rows,
-    Sample,
-    Split,
+    RankSplit,
+    SampleToken,
 )
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.work import CollectiveOp, Elementwise
@@ -54,7 +54,7 @@ _PER_HEAD = (Elementwise.ROPE, Elementwise.RMSNORM)
 
 
 @lru_cache(maxsize=512)
-def shard(nodes: tuple[Placed, ...], split: Split | None = None, *, returns: bool = True) -> tuple[Placed, ...]:
+def shard(nodes: tuple[Placed, ...], split: RankSplit | None = None, *, returns: bool = True) -> tuple[Placed, ...]:
     """``nodes`` of a layer with their collectives; they start from the residual stream and, if it ``returns``, leave
     it: whole, or in the slices of the tokens that ``split`` says.
 
@@ -64,7 +64,7 @@ def shard(nodes: tuple[Placed, ...], split: Split | None = None, *, returns: boo
     >>> [node.name for node in shard((up, down))]
     ['up_gemm', 'down_gemm', 'all_reduce_down']
     """
-    walk = _Walk(split or Split())
+    walk = _Walk(split or RankSplit())
     for node in nodes:
         walk.visit(node)
     if returns:
@@ -75,7 +75,7 @@ def shard(nodes: tuple[Placed, ...], split: Split | None = None, *, returns: boo
 class _Walk:
     """The pass at work: nodes made so far, what the last one left, and branches that nobody has read yet."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: RankSplit) -> None:
         self.split = split
         self.residual = frozenset("s") if split.rows else frozenset()
         self.made: list[Placed] = []
@@ -115,7 +115,7 @@ class _Walk:
             case StateSpace():
                 self.made.append(node)
                 self.held = Held(name=node.name, arrays=("bsi",), split=self.held.split & {"i"})
-            case Router() | Rows() | Grouped() | ExpertAct() | Combine() | Join():
+            case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() | Join():
                 self._experts(node)
             case LastTokens():
                 if self.split.rows:  # these tokens lie on the last rank
@@ -127,7 +127,7 @@ class _Walk:
                     self._gather(self.held)
                 self.made.append(node)
                 self.held = Held(name="logits", arrays=(node.op.einsum.output,), split=split_of((node.op,)))
-            case Sample():
+            case SampleToken():
                 if self.held.split:
                     self._gather(self.held)
                 self.made.append(node)
@@ -165,7 +165,7 @@ class _Walk:
         if self.held.split:
             self._gather_whole()
 
-    def _from(self, node: Gemm | LatentAttention | Router) -> None:
+    def _from(self, node: Gemm | LatentAttention | ExpertRouter) -> None:
         """A node that reads an earlier one: what the one before it left waits for its reader."""
         if node.source is None:
             return
@@ -291,19 +291,19 @@ class _Walk:
             name=node.name, arrays=(_HEADS,), split=frozenset(() if split is None else split), of_heads=True
         )
 
-    def _experts(self, node: Router | Rows | Grouped | ExpertAct | Combine | Join) -> None:
+    def _experts(self, node: ExpertRouter | ExpertRows | Grouped | ExpertAct | Combine | Join) -> None:
         """Rows go to where their experts are; of experts that others hold, or slices of them, sums are partial."""
         match node:
-            case Router():
+            case ExpertRouter():
                 self._from(node)
                 check_reads(node.name, RESIDUAL, self.held)
                 self._whole_rows()
                 self.held = self.read = replace(self.held, split=frozenset(node.op.parallel or ""))
-            case Rows():
+            case ExpertRows():
                 if self.held is not self.read and self.held.name != "rows":
                     self.waiting.append(self.held)  # the shared expert's output
                 if node.parallel == "e" and self.split.experts == "own_tokens":
-                    self.made.append(Rows(name="gather_dispatch", op=node.op))
+                    self.made.append(ExpertRows(name="gather_dispatch", op=node.op))
                     self._travel("away", node.op)
                 self.held = Held(name="rows", arrays=(_ROUTED,), split=frozenset(node.parallel or ""))
             case Grouped():
@@ -313,7 +313,7 @@ class _Walk:
             case Combine():
                 elsewhere = "e" in self.held.split
                 if elsewhere and self.split.experts == "own_tokens":
-                    self.made.append(Rows(name="gather_return", op=self._last_op()))
+                    self.made.append(ExpertRows(name="gather_return", op=self._last_op()))
                     self._travel("home", self._last_op())
                 node = replace(node, partial=elsewhere and self.split.experts == "same_tokens")
                 partial = node.partial or self.held.partial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from workloads.layer_passes.overlap import Beside, Stage, Step
+from workloads.layer_passes.overlap import BesideExchange, Stage, Step
 from workloads.layer_passes.tree import Placed
 from workloads.ops import Attention, Gemm, LatentAttention, Pointwise
 from workloads.stack import Stack
@@ -28,7 +28,7 @@ def _of_stack(node: Step, stack: Stack) -> Iterator[Step]:
         case Stage():
             inside = tuple(one for part in node.nodes for one in _of_stack(part, stack))
             yield replace(node, nodes=tuple(one for one in inside if isinstance(one, Gemm | Pointwise)))
-        case Beside():
+        case BesideExchange():
             yield replace(node, nodes=tuple(one for part in node.nodes for one in _placed(part, stack)))
         case Gemm() if not stack.fused_weights and not node.one_matrix:
             yield replace(node, fused=False)
@@ -41,7 +41,7 @@ def _of_stack(node: Step, stack: Stack) -> Iterator[Step]:
 
 
 def _placed(node: Placed, stack: Stack) -> Iterator[Placed]:
-    yield from (one for one in _of_stack(node, stack) if not isinstance(one, Stage | Beside))
+    yield from (one for one in _of_stack(node, stack) if not isinstance(one, Stage | BesideExchange))
 
 
 def _pointwise(node: Pointwise, stack: Stack) -> Iterator[Pointwise]:

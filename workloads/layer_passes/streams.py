@@ -8,7 +8,7 @@ from typing import assert_never
 
 from workloads.errors import WorkloadError
 from workloads.kernels import elementwise_kernel
-from workloads.layer_passes.overlap import Beside, Stage, Step
+from workloads.layer_passes.overlap import BesideExchange, Stage, Step
 from workloads.layer_passes.schedule import (
     COMM_PRIORITY,
     COMM_STREAM,
@@ -32,7 +32,7 @@ def streamed(steps: Iterable[Step], kernels_of: KernelsOf, *, margin_ctas: int =
         match step:
             case Stage():
                 layer.stage(step)
-            case Beside():
+            case BesideExchange():
                 layer.beside(step)
             case _:
                 layer.plain(step)
@@ -51,7 +51,7 @@ class _Layer:
     def plain(self, node: Placed) -> None:
         self._in_turn(self.kernels_of(node))
 
-    def beside(self, step: Beside) -> None:
+    def beside(self, step: BesideExchange) -> None:
         for kernel in self.kernels_of(step.exchange):
             last = len(self.kernels) - 1
             self._add(replace(kernel, stream=COMM_STREAM, priority=COMM_PRIORITY), last)

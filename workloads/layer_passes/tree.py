@@ -11,7 +11,7 @@ from workloads.work import CollectiveOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class RankSplit:
     """What groups of ranks hold in slices, beside what ``parallel`` of a node says.
 
     ``rows``: the residual stream, each rank of a tensor group some of the tokens (sequence parallelism). ``experts``:
@@ -24,7 +24,7 @@ class Split:
     context: Literal["heads", "ring"] | None = None
 
     @classmethod
-    def of(cls, layout: Layout) -> Split:
+    def of(cls, layout: Layout) -> RankSplit:
         """What ``layout`` splits."""
         experts: dict[str | None, Literal["same_tokens", "own_tokens"]]
         experts = {"all_reduce": "same_tokens", "all_to_all": "own_tokens"}
@@ -37,7 +37,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Router:
+class ExpertRouter:
     """Scores of all experts, and the choice of some."""
 
     name: str
@@ -46,7 +46,7 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class ExpertRows:
     """Tokens as rows of experts: quantised once, then sorted by rank, by expert, or by where they came from.
 
     ``parallel`` is what they are split along: ``e`` where each rank takes the rows of its experts.
@@ -107,7 +107,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class SampleToken:
     """Draws a token from the logits of the whole vocabulary."""
 
     name: str = "sample"
@@ -140,6 +140,6 @@ class Permute:
 
 
 Placed = (
-    Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | Router | Rows | Grouped | ExpertAct
-    | Combine | Join | LastTokens | Head | Sample | Exchange | Permute
+    Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | ExpertRouter | ExpertRows | Grouped
+    | ExpertAct | Combine | Join | LastTokens | Head | SampleToken | Exchange | Permute
 )  # fmt: skip
