@@ -112,7 +112,8 @@ def _begun_with_return(capture: Capture, rows: Ints) -> Ints:
     call, began_ns = work.launch[first], work.start_ns[first]
     soon_ns, return_ns = calls.start_ns[call] + AFTER_GRAPH_NS, calls.start_ns[call] + calls.dur_ns[call]
     free = np.maximum(before_ns[first], soon_ns) + LONGEST_PAUSE_NS < began_ns
-    return graphs[free & (2 * began_ns > soon_ns + return_ns) & (began_ns <= return_ns + AFTER_CALL_NS)]
+    late = free & (2 * began_ns > soon_ns + return_ns) & (began_ns <= return_ns + AFTER_CALL_NS)
+    return np.asarray(graphs[late])
 
 
 def cleared_lead_ns(facts: Scheduling) -> int:
