@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sim.replay.study import Replayed, replay_trace
@@ -12,6 +14,7 @@ from traces.capture import Capture
 from traces.classify import classify
 from traces.collectives import match_collectives, waiting_ns
 from traces.critical import critical_path
+from traces.edges import edges_of
 from traces.read.load import read_trace
 
 H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]
@@ -142,6 +145,28 @@ def test_a_graph_begins_with_the_return_of_its_launch_where_the_file_shows_it(
     assert result.unchanged.capture.work.start_ns[1] == round(1e3 * replayed_us)
 
 
+@pytest.mark.parametrize(
+    ("name", "lead_us"),
+    [
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)", 0.0),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 2.2),
+    ],
+)
+def test_only_the_collectives_of_nccl_begin_later_than_other_kernels_of_a_graph(
+    tmp_path: Path, name: str, lead_us: float
+) -> None:
+    """35 all-reduces among 70 products, 0.4 us apart; NCCL's begin 2.2 us later still (scheduling.toml)."""
+    events: list[Event] = [launch(0, 1, name="cudaGraphLaunch", dur=20)]
+    at = 49.0
+    for i in range(105):
+        at += lead_us * (i % 3 == 2)
+        events.append(kernel(name if i % 3 == 2 else "nvjet_a", at, 20, correlation=1, **SMALL))
+        at += 20.4
+    result = replay_trace([write(tmp_path / "t.json", events, deviceProperties=H100)])
+    assert result.pause_ns == 400
+    assert abs(_miss(result)) < 1e-4
+
+
 def test_a_graph_that_queued_behind_other_work_tells_nothing_of_its_launch(tmp_path: Path) -> None:
     events: list[Event] = [launch(0, 1), kernel("gemm", 3.5, 745.5, correlation=1)]
     events += [launch(100, 2, name="cudaGraphLaunch", dur=700)]
@@ -252,3 +277,30 @@ def test_a_kernel_in_the_tail_of_another_keeps_the_path_whole(tmp_path: Path) ->
         events += _ran("nvjet_a", 200 + 18 * number, 20, 1 + number, host_us=10.0 * number)
     capture = read_trace(write(tmp_path / "t.json", events))
     assert critical_path(capture, classify(capture)).by_class == {"gemm": 182.0}
+
+
+def test_a_call_within_a_blocking_call_follows_its_begin(tmp_path: Path) -> None:
+    """A kernel launched 40 us into a copy that blocks for 80: the host takes 40 us to it, not the copy's end."""
+    events = [_call("cudaMemcpy", 100, 1, dur=80), kernel("Memcpy DtoH", 150, 20, stream=9, correlation=1, **SMALL)]
+    events += _ran("nvjet_a", 145, 400, 2, host_us=140)
+    capture = read_trace(write(tmp_path / "t.json", events))
+    assert critical_path(capture, classify(capture)).by_class == {"gemm": 400.0, "host": 40.0}
+
+
+def test_an_edge_against_the_order_of_time_is_no_part_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two products of one stream; an edge from what ended later back to the other would make a circle."""
+    events = _ran("nvjet_a", 100, 140, 1) + _ran("nvjet_b", 250, 200, 2)
+    capture = read_trace(write(tmp_path / "t.json", events))
+    path = critical_path(capture, classify(capture))
+    edges = edges_of(capture)
+    assert (edges.before.tolist(), edges.after.tolist()) == ([0], [1])
+    both = replace(
+        edges, before=np.array([0, 1]), after=np.array([1, 0]), kind=edges.kind[[0, 0]],
+        confidence=edges.confidence[[0, 0]],
+    )  # fmt: skip
+    monkeypatch.setattr("traces.critical.edges_of", lambda _: both)
+    again = critical_path(capture, classify(capture))
+    assert again.rows.tolist() == path.rows.tolist()
+    assert again.by_class == path.by_class == {"gemm": 340.0}
