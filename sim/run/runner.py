@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Unpack
 
+from inputs.same import Same
 from sim.build.host import engine_issue_s
 from sim.build.program import build
 from sim.engine.repeating import SteadyLimiter
@@ -226,7 +227,7 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
     its work.
     """
     work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
-    key = (work, id(resolved.model), id(target.profile), buckets)
+    key = (work, Same(resolved.model), Same(target.profile), buckets)
     return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
 
 
