@@ -48,7 +48,7 @@ class EngineLaws:
     """One engine's kernels on one GPU type. Products, attention and elementwise kernels by type or name.
 
     ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
-    type of the cache. ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
+    type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
     ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their digests.
     """
 
@@ -63,6 +63,7 @@ class EngineLaws:
     elementwise: Mapping[str, ElementwiseCoefficients]
     corrections: Mapping[str, Learnt]
     all_reduce: tuple[AllReduceRow, ...] = ()
+    masked: PrefillCoefficients | None = None
     mean_power_factor: float = 1.0
     left_out: Mapping[str, LeftOutErrors] = field(default_factory=dict)
     standard_errors: Mapping[str, float] = field(default_factory=dict)

@@ -49,6 +49,15 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
     return fake
 
 
+def measured_prompts(vllm: FakeVllm) -> set[int]:
+    """Lengths of prompts after a batch of 64 and a lone prompt of each size that warm the server up."""
+    largest = vllm.started[0]["max_num_batched_tokens"]
+    sizes = [size for power in range(4, largest.bit_length()) for size in (2**power, 2**power + 1)]
+    lone = [size for size in sizes if size < vllm.started[0]["max_model_len"]]
+    assert vllm.prompts[: 8 + len(lone)] == [64] * 8 + lone
+    return set(vllm.prompts[8 + len(lone) :])
+
+
 def rows(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -68,7 +77,7 @@ def test_a_decode_scenario_leaves_records_a_trace_and_the_comparison(
     assert row["power_w"] == [pytest.approx(500.0, rel=0.5)] and row["temperature_c"] == [55]
     assert row["energy_j"] == pytest.approx(row["latency_s"] * row["power_w"][0])  # type: ignore[operator, index]
     # Prompts are short of the asked context by half of what is generated: their mean is the row's.
-    assert set(vllm.prompts[8:]) == {544 - 40} and abs(row["seq_len"] - 544) <= 20  # type: ignore[operator]
+    assert measured_prompts(vllm) == {544 - 40} and abs(row["seq_len"] - 544) <= 20  # type: ignore[operator]
     started = vllm.started[0]
     assert started["load_format"] == "dummy" and started["enable_prefix_caching"] is False
     assert started["tensor_parallel_size"] == 1 and started["max_num_batched_tokens"] == 8192
@@ -85,7 +94,7 @@ def test_a_prefill_step_holds_the_whole_batch(vllm: FakeVllm, tmp_path: Path) ->
     assert vllm.started[0]["max_num_batched_tokens"] == 1024 and "profiler_config" not in vllm.started[0]
     row = rows(out)[1]
     assert (row["phase"], row["batch"], row["seq_len"]) == ("prefill", 2, 512)
-    assert set(vllm.prompts[8:]) == {512} and len(vllm.prompts) == 8 + 8 * 2
+    assert measured_prompts(vllm) == {512} and vllm.prompts.count(512) == 8 * 2 + 1
 
 
 def test_a_file_of_requests_is_served_for_real_and_in_simulation(
@@ -97,6 +106,7 @@ def test_a_file_of_requests_is_served_for_real_and_in_simulation(
     main(["measure", str(requests), "--engine", "vllm", "--model", "llama3-8b", "--out", str(out)])
     row = rows(out)[1]
     assert vllm.stopped == 1 and vllm.started[0]["max_model_len"] == 85
+    assert "cudagraph_capture_sizes" not in vllm.started[0]  # as users start it
     assert row["kind"] == "served" and row["requests"] == [[0.0, 64, 20], [0.02, 32, 10], [0.03, 16, 1]]
     assert len(row["ttft_s"]) == len(row["tpot_s"]) == 3 and row["tpot_s"][2] == 0.0  # type: ignore[arg-type, index]
     assert all(one >= 1e-3 for one in row["ttft_s"])  # type: ignore[union-attr]

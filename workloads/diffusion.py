@@ -13,7 +13,7 @@ from typing import Any
 from inputs.files import read_text
 from inputs.texts import parse_toml, shown
 from workloads.errors import WorkloadError
-from workloads.fields import positive, refuse_unknown
+from workloads.fields import flag, positive, refuse_unknown
 from workloads.work import DType
 
 # Each stage of a VAE's decoder doubles height and width for the next: layers of two convolutions a stage.
@@ -27,7 +27,8 @@ class DitSpec:
     ``cross_layers`` attend to themselves, then to the text; ``double_layers`` hold weights of their own for image and
     text, which attend together; ``single_layers`` run attention and feed-forward side by side on both. The text
     encoder is a T5 of ``text_layers`` x ``text_width``; ``decoder_widths`` are the VAE decoder's, latent end first,
-    its kernels 3 wide in space and ``decoder_depth`` in time.
+    its kernels 3 wide in space and ``decoder_depth`` in time. ``masks_text``: its modules hand attention a mask of the
+    text's padding.
     """
 
     id: str
@@ -48,6 +49,7 @@ class DitSpec:
     cross_layers: int = 0
     double_layers: int = 0
     single_layers: int = 0
+    masks_text: bool = False
 
     @property
     def layers(self) -> int:
@@ -120,7 +122,7 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in _NUMBERS}
     sizes |= {name: positive(data[name], name, where) for name in _LAYERS if name in data}
     sizes |= {name: _whole_numbers(data.get(name), name, count, where) for name, count in _LISTS.items()}
-    spec = DitSpec(id=data["id"], source=data["source"], **sizes)
+    spec = DitSpec(id=data["id"], source=data["source"], masks_text=flag(data, "masks_text", where), **sizes)
     if not spec.layers or (spec.cross_layers and spec.layers > spec.cross_layers):
         raise WorkloadError(f"{where}: layers: give cross_layers, or double_layers and single_layers")
     if spec.heads * spec.head_dim != spec.d_model:

@@ -170,7 +170,8 @@ class AttentionWork:
 
     ``v_head_dim`` is the size of a value where that is not a key's. ``latent``: decode over one cached vector a
     token that is key and value of all heads (``head_dim`` long, its first ``v_head_dim`` are the value).
-    ``backward``: the kernel that makes the gradients of queries, keys and values.
+    ``backward``: the kernel that makes the gradients of queries, keys and values. ``masked``: a mask of padded keys is
+    read, which hides none of the work.
     """
 
     batch: int
@@ -186,6 +187,7 @@ class AttentionWork:
     latent: bool = False
     engine: str | None = None
     backward: bool = False
+    masked: bool = False
 
     @property
     def mean_head_dim(self) -> int:

@@ -64,12 +64,12 @@ def moved_of(row: Row) -> Moved:
 def prefill_of(row: Row) -> Row | None:
     """A row of flash attention over new tokens as one of vLLM's; None for any other row.
 
-    Of diffusers' rows those of FlashAttention 2: PyTorch's own choice is the libraries' kernel.
+    Of diffusers' rows those of FlashAttention 2 and of cuDNN under a mask: without one, it is the libraries' kernel.
     """
     match row["kind"]:
         case "vllm_attention" if row["phase"] == "prefill" and row["kv_dtype"] == "bf16":
             return {**row, "causal": True, "kv_len": row.get("kv_len") or row["seq_len"]}
-        case "diffusers_attention" if row["backend"] == "flash":
+        case "diffusers_attention" if row["backend"] == "flash" or row.get("masked"):
             return {**row, "q_heads": row["heads"], "kv_heads": row["heads"], "causal": False}
         case _:
             return None

@@ -39,7 +39,7 @@ from hardware.catalog import load_gpu
 from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.attention import DecodeCoefficients, prefill_base_terms
+from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, prefill_base_terms
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
 from hardware.laws.engine_price import elementwise_features, scaled_base_terms, scaled_features
 from hardware.laws.gemm import GemmCoefficients
@@ -122,7 +122,6 @@ def fit_engine(
     bf16 = base.gemm["bf16"]
 
     decodes: dict[str, DecodeCoefficients] = {}
-    prefill = base.prefill
     attention = [row for row in single if row["kind"] == "vllm_attention"]
     for cache in ("bf16", "fp8_e4m3"):
         some = [row for row in attention if row["phase"] == "decode" and row["kv_dtype"] == cache]
@@ -137,8 +136,12 @@ def fit_engine(
             priors = {"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5}
             decodes[cache] = fits.add(f"decode.{cache}", some, decode, Learning(lengths=DECODE_LENGTHS), priors)
     hbm_j = decodes["bf16"].hbm_byte_energy_j if decodes else bf16.hbm_byte_energy_j
-    some = [flash for row in single if (flash := prefill_of(row)) is not None]
-    if some:
+    prefills: dict[str, list[Row]] = {}
+    for row in single:
+        if (prompt := prefill_of(row)) is not None:
+            prefills.setdefault("masked" if row.get("masked") else "prefill", []).append(prompt)
+    prefill: dict[str, PrefillCoefficients] = {}
+    for name, some in prefills.items():
         prompts = Law(
             start=base.prefill,
             free=FREE_PREFILL,
@@ -147,7 +150,7 @@ def fit_engine(
             ),
             features_of=prefill_features_of,
         )
-        prefill = fits.add("prefill", some, prompts, Learning(lengths=PREFILL_LENGTHS))
+        prefill[name] = fits.add(name, some, prompts, Learning(lengths=PREFILL_LENGTHS))
 
     routed: dict[str, RoutedCoefficients] = {}
     experts = [row for row in single if row["kind"] == "vllm_experts" and row["part"] != "all"]
@@ -218,7 +221,8 @@ def fit_engine(
         row_digests=tuple(sorted(digest(row) for row in rows)),
         routed=routed,
         scaled=scaled,
-        prefill=prefill,
+        prefill=prefill.get("prefill", base.prefill),
+        masked=prefill.get("masked"),
         decode=decodes or {"bf16": base.decode},
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},

@@ -130,11 +130,13 @@ def engine_decode_terms(laws: EngineLaws, gpu: GpuSpec, sizes: DecodeSizes, kv_d
     return corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
 
 
-def engine_prefill_terms(laws: EngineLaws, profile: Profile, gpu: GpuSpec, sizes: PrefillSizes) -> KernelTerms:
-    """Flash attention of new tokens over a paged cache."""
-    learnt = laws.learnt("prefill")
+def engine_prefill_terms(
+    laws: EngineLaws, profile: Profile, gpu: GpuSpec, sizes: PrefillSizes, *, masked: bool
+) -> KernelTerms:
+    """The engine's attention of new tokens; ``masked``: the kernel that reads a mask of padded keys."""
+    learnt = laws.learnt("masked" if masked else "prefill")
     terms = prefill_base_terms(
-        laws.prefill,
+        laws.masked if masked and laws.masked is not None else laws.prefill,
         sizes,
         gpu,
         hbm_bytes_per_s=profile.gemm["bf16"].hbm_bytes_per_s,

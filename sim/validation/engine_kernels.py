@@ -73,7 +73,8 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
 
 
 def _diffusers_attention(inputs: Mapping[str, Any]) -> AttentionWork:
-    """Attention of PyTorch's: FlashAttention 2 has a law of its own, cuDNN's is the libraries'."""
+    """Attention of PyTorch's: FlashAttention 2 and cuDNN under a mask have laws of their own, cuDNN's is the libraries'."""
+    masked = bool(inputs.get("masked"))
     if inputs["backend"] not in ("flash", "cudnn"):
         raise NotPredicted(f"backend = '{inputs['backend']}' has no law: flash and cudnn have")
     return AttentionWork(
@@ -84,5 +85,6 @@ def _diffusers_attention(inputs: Mapping[str, Any]) -> AttentionWork:
         kv_heads=inputs["heads"],
         head_dim=inputs["head_dim"],
         causal=False,
-        engine="diffusers" if inputs["backend"] == "flash" else None,
+        engine="diffusers" if inputs["backend"] == "flash" or masked else None,
+        masked=masked,
     )

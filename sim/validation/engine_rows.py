@@ -29,6 +29,8 @@ class EngineRows:
 
     def read(self, row: dict[str, Any]) -> dict[str, Any]:
         """``row`` in the schema of records; rows of other sources as they are."""
+        if row["kind"] == "served" and _same_length(row, "requests", "ttft_s", "tpot_s"):
+            return _served(row)
         if row["kind"] not in ENGINE_KINDS or "name" not in row or "gpu" not in row:
             return row
         if row["kind"] == "start":
@@ -53,6 +55,17 @@ class EngineRows:
                 measured = {"span_s": row.get("span_s"), "ttft_s": row.get("ttft_s"), "e2e_s": row.get("e2e_s")}
                 return {"kind": "engine_serve", **inputs, **measured, **_power(row, row.get("span_s"))}
         return row
+
+
+def _served(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Requests that ``wattline measure --engine`` sent, as those of the measuring script."""
+    after_first = [each * (output - 1) for each, (_, _, output) in zip(row["tpot_s"], row["requests"], strict=True)]
+    whole = [first + rest for first, rest in zip(row["ttft_s"], after_first, strict=True)]
+    return {**row, "kind": "engine_serve", "e2e_s": whole}
+
+
+def _same_length(row: Mapping[str, Any], *names: str) -> bool:
+    return all(isinstance(row.get(name), list) for name in names) and len({len(row[name]) for name in names}) == 1
 
 
 def _are(row: Mapping[str, Any], *names: str) -> bool:

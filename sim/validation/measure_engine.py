@@ -102,12 +102,14 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
         max_model_len=max(i + o for _, i, o in requests) + 1,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_num_seqs=spec.max_num_seqs,
+        captured_tokens=spec.captured_tokens,
         traces=traces,
     )
     facts, (measured,) = measure_engine(engine, [Serve(requests=requests)])
     row = {
         "kind": "served", "gpu": spec.gpu, "world": spec.gpus, "model": spec.model, "tp": spec.tp, "ep": spec.ep,
-        "dtype": spec.dtype, "stack": spec.stack, "requests": [list(request) for request in requests],
+        "dtype": spec.dtype, "stack": spec.stack, "captured_tokens": spec.captured_tokens,
+        "requests": [list(request) for request in requests],
     }  # fmt: skip
     return [_host(spec.gpu, spec.gpus, facts), row | _joules(measured)]
 

@@ -256,7 +256,6 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = (
 
 SKIPPED = {
     "host": "describes the machine, measures nothing",
-    "served": "requests of a real server: wattline measure --engine prints them beside wattline serve",
     "idle": "an input of the fit: idle power is a coefficient",
     "start": "says how the engine of the rows after it was started",
     "profile": "a profiler trace was taken: no time of its own",

@@ -37,10 +37,11 @@ class Branch:
 
     def attending(self, kernel: Kernel) -> Kernel:
         """``kernel``, an attention kernel, as this implementation runs it."""
-        if self.unfused is None or not self.flash_2:
+        masked = self.spec.masks_text and not self.flash_2  # FlashAttention 2 takes no mask
+        if self.unfused is None or not (self.flash_2 or masked):
             return kernel
         assert isinstance(kernel.work, AttentionWork)
-        return replace(kernel, work=replace(kernel.work, engine=self.unfused.id))
+        return replace(kernel, work=replace(kernel.work, engine=self.unfused.id, masked=masked))
 
     @property
     def ranks(self) -> int:

@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 Launch = Callable[[], object]
 HEAD_DIM = 128
 TEXT_TOKENS = 512
+PADDED_TEXT_TOKENS = 200  # of 256
 _EPS = 1e-6
 
 
@@ -126,14 +127,21 @@ def _pass(bench: Bench, how: str, tokens: int, width: int) -> Launch:
 
 
 def _attention(bench: Bench, row: Row) -> Case:
-    """Attention over all tokens through one backend of PyTorch; heads lie side by side as projections leave them."""
+    """Attention over all tokens through one backend of PyTorch; heads lie side by side as projections leave them.
+
+    ``masked``: with HunyuanVideo's mask of padded text, a row of bool over the keys of which the last are false.
+    """
     torch = bench.torch
     batch, heads, dim = row["batch"], row["heads"], row["head_dim"]
     q = bench.randn(batch, row["seq_len"], heads, dim).transpose(1, 2)
     k, v = (bench.randn(batch, row["kv_len"], heads, dim).transpose(1, 2) for _ in range(2))
+    mask = None
+    if row.get("masked"):
+        mask = torch.ones(batch, 1, 1, row["kv_len"], dtype=torch.bool, device=bench.device)
+        mask[..., -PADDED_TEXT_TOKENS:] = False
     attend = torch.nn.functional.scaled_dot_product_attention
     if bench.dry:
-        return Case(launch=lambda _: attend(q, k, v))
+        return Case(launch=lambda _: attend(q, k, v, attn_mask=mask))
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backend = {
@@ -144,7 +152,7 @@ def _attention(bench: Bench, row: Row) -> Case:
 
     def launch(_: int) -> object:
         with sdpa_kernel(backend):
-            return attend(q, k, v)
+            return attend(q, k, v, attn_mask=mask)
 
     return Case(launch=launch)
 

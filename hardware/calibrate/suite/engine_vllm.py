@@ -26,7 +26,7 @@ DECODE_TOKENS, DECODE_WARM_UP = 400, 0.15
 PREFILL_BATCHES = 24
 # A profile begins so long after every sequence generates, and lasts so long (s).
 PROFILE_AFTER_S, PROFILE_FOR_S = 0.5, 0.4
-CAPTURED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # batches that run as a graph
+CAPTURED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # steps that run as a graph, below a largest one of the user's
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000  # random prompts draw from these
 
 
@@ -41,6 +41,7 @@ class ServerSpec:
     dtype: str = "bf16"
     max_model_len: int = 8192
     max_num_batched_tokens: int = 8192
+    captured_tokens: int | None = None
     max_num_seqs: int = 256
     traces: Path | None = None
 
@@ -134,7 +135,9 @@ def measure_engine(spec: ServerSpec, works: Sequence[Work]) -> tuple[dict[str, A
         try:
             with _meters(spec.gpus) as meters:
                 server = _MeteredServer(vllm, engine, spec, meters, random.Random(7))
-                await asyncio.gather(*(server.request(64, 32) for _ in range(8)))  # warms up
+                await asyncio.gather(*(server.request(64, 32) for _ in range(8)))  # a batch that decodes
+                for tokens in warm_up_prompts(spec):
+                    await server.request(tokens, 1)
                 return [await _measured(server, work) for work in works]
         finally:
             engine.shutdown()
@@ -155,8 +158,11 @@ def arguments(spec: ServerSpec) -> dict[str, Any]:
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "max_num_seqs": spec.max_num_seqs,
         "gpu_memory_utilization": 0.9,
-        "cudagraph_capture_sizes": [size for size in CAPTURED if size <= spec.max_num_seqs],
     }
+    if spec.captured_tokens is not None:
+        found["cudagraph_capture_sizes"] = [
+            *(size for size in CAPTURED if size < spec.captured_tokens), spec.captured_tokens,
+        ]  # fmt: skip
     if spec.dtype == "fp8_e4m3":
         found["quantization"] = "fp8"
     if spec.traces is not None:
@@ -169,6 +175,16 @@ def arguments(spec: ServerSpec) -> dict[str, Any]:
             "ignore_frontend": True,
         }
     return found
+
+
+def warm_up_prompts(spec: ServerSpec) -> list[int]:
+    """Lengths of prompts, sent one by one, that run a step of every size: no kernel is compiled in a measurement.
+
+    Triton compiles a kernel anew for each bucket of rows and for rows of odd number; the first ten seconds of a
+    mixture's server went into that (on an H200 time to first token 1.5 s instead of 0.1 s).
+    """
+    powers = [1 << power for power in range(4, spec.max_num_batched_tokens.bit_length())]
+    return [tokens for power in powers for tokens in (power, power + 1) if tokens < spec.max_model_len]
 
 
 async def _measured(server: _MeteredServer, work: Work) -> dict[str, Any]:

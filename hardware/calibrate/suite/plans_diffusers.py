@@ -20,6 +20,10 @@ SELF_ATTENTION = (
     (1024, 24), (4608, 24), (4608, 12), (4608, 6), (4608, 3), (9216, 24), (16384, 12), (32760, 40), (32760, 12),
     (32760, 5), (75600, 5), (75600, 10), (119056, 3), (119056, 24),
 )  # fmt: skip
+# With HunyuanVideo's mask of padded text.
+MASKED_ATTENTION = (
+    (1024, 24), (4608, 24), (4608, 6), (9216, 24), (16384, 12), (25696, 24), (32760, 12), (75600, 5), (119056, 3),
+)  # fmt: skip
 STEPS = (
     ("wan2.1-14b", "832x480x81", (1, 3)),
     ("wan2.1-1.3b", "832x480x81", (10,)),
@@ -55,6 +59,10 @@ def diffusers(_: int) -> list[PlannedRow]:
             {**attention, "seq_len": tokens, "kv_len": tokens, "heads": heads, "backend": backend}
             for tokens, heads in sizes
         ]
+    rows += [
+        {**attention, "seq_len": tokens, "kv_len": tokens, "heads": heads, "backend": "cudnn", "masked": True}
+        for tokens, heads in MASKED_ATTENTION
+    ]
     rows += [
         {**attention, "seq_len": tokens, "kv_len": 512, "heads": heads, "backend": "flash"}
         for tokens, heads in ((4095, 40), (16380, 40), (32760, 40), (32760, 12))

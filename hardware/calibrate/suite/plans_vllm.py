@@ -79,7 +79,8 @@ def vllm(world: int) -> list[PlannedRow]:
     rows += [attention("decode", batch, seq_len, 32, 4) for batch, seq_len in decode[::2]]
     rows += [attention("decode", batch, seq_len, 16, 2) for batch, seq_len in decode[1::3]]
     rows += [attention("decode", batch, seq_len, 8, 1) for batch, seq_len in decode[::3]]
-    rows += [attention("decode", batch, seq_len, 32, 8, kv_dtype="fp8_e4m3") for batch, seq_len in decode[::3]]
+    rows += [attention("decode", batch, seq_len, 32, 8, kv_dtype="fp8_e4m3") for batch, seq_len in decode]
+    rows += [attention("decode", batch, seq_len, 8, 1, kv_dtype="fp8_e4m3") for batch, seq_len in decode[::3]]
     prompts = [(1, 512), (16, 512), (1, 2048), (4, 2048), (2, 4096), (1, 8192)]
     rows += [attention("prefill", batch, seq_len, heads, 8) for (batch, seq_len), heads in product(prompts, (32, 64))]
     rows += [attention("prefill", batch, seq_len, 32, 4) for batch, seq_len in prompts[::2]]
@@ -89,14 +90,16 @@ def vllm(world: int) -> list[PlannedRow]:
     many = (1, 16, 64, 128, 192, 256, 512, 2048, 8192)
     scaled = {"kind": "vllm_scaled_gemm", "world": 1}
     rows += [{**scaled, "m": m, "n": n, "k": k, "scales": "token"} for m, (n, k) in product(many, shapes)]
-    blocked = ((6144, 4096), (28672, 4096), (4096, 14336))
+    blocked = ((6144, 4096), (28672, 4096), (4096, 14336), (4096, 7168), (7168, 2048))
     rows += [
-        {**scaled, "m": m, "n": n, "k": k, "scales": "block"} for m, (n, k) in product((16, 128, 512, 8192), blocked)
+        {**scaled, "m": m, "n": n, "k": k, "scales": "block"}
+        for m, (n, k) in product((1, 8, 16, 32, 64, 128, 192, 256, 512, 1024, 2048, 8192), blocked)
     ]
     small = (1, 32, 128, 256, 2048, 8192)
+    tiny = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
     rows += [
         {"kind": "vllm_quantise", "world": 1, "tokens": tokens, "width": width, "scales": scales}
-        for tokens, width, scales in product(small, (4096, 14336), ("token", "block"))
+        for tokens, width, scales in product(tiny, (4096, 14336), ("token", "block"))
     ]
     rows += [{"kind": "vllm_cache_write", "world": 1, "tokens": tokens, "kv_heads": 8} for tokens in small]
     widths = {"add_rmsnorm": 4096, "add_rmsnorm_fp8": 4096, "silu_mul": 14336, "silu_mul_fp8": 14336, "rope": 5120}
