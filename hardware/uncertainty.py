@@ -30,6 +30,7 @@ from scipy.stats import qmc
 from hardware.laws.collective import Sharing
 from hardware.power import PowerCurve
 from hardware.profile import BASE_GPU, Matrix, Profile
+from inputs.same import Same
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -71,23 +72,19 @@ def left_out(gpu: str) -> Mapping[str, FamilyError]:
     return {name: FamilyError(**row) for name, row in table.get(gpu, table[BASE_GPU]).items()}
 
 
-_DRAWN: dict[tuple[int, int, int, int, bool], tuple[Profile, tuple[Profile, ...]]] = {}
-
-
 def drawn(profile: Profile, *, gpus: int, count: int, seed: int, known_chips: bool = False) -> tuple[Profile, ...]:
     """``count`` profiles that the records of ``profile`` allow, for runs on ``gpus`` GPUs; the same every time.
 
     ``known_chips`` leaves out how chips differ in power: theirs was measured.
     A Latin hypercube: each drawn figure covers its distribution evenly. Equal requests share their profiles.
     """
-    key = (id(profile), gpus, count, seed, known_chips)  # the kept profile holds its identity
-    known = _DRAWN.get(key)
-    if known is None:
-        if len(_DRAWN) >= 32:
-            _DRAWN.clear()
-        normal = ndtri(qmc.LatinHypercube(d=DIMENSIONS, rng=np.random.default_rng(seed)).random(count))
-        known = _DRAWN[key] = (profile, tuple(_draw(profile, gpus, row, known_chips) for row in normal))
-    return known[1]
+    return _drawn(Same(profile), gpus, count, seed, known_chips)
+
+
+@lru_cache(maxsize=32)
+def _drawn(profile: Same[Profile], gpus: int, count: int, seed: int, known_chips: bool) -> tuple[Profile, ...]:
+    normal = ndtri(qmc.LatinHypercube(d=DIMENSIONS, rng=np.random.default_rng(seed)).random(count))
+    return tuple(_draw(profile.held, gpus, row, known_chips) for row in normal)
 
 
 def _draw(profile: Profile, gpus: int, normal: Floats, known_chips: bool) -> Profile:

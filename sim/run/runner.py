@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Unpack
 
 from inputs.files import contents
+from inputs.same import Same
 from sim.build.host import engine_issue_s
 from sim.build.program import build
 from sim.engine.repeating import SteadyLimiter
@@ -228,7 +229,7 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
     """
     work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
     files = contents(*(one for one in (resolved.scenario.routing, resolved.scenario.node) if one and "." in one))
-    key = (work, id(resolved.model), id(target.gpu), id(target.profile), files, buckets)
+    key = (work, Same(resolved.model), Same(target.gpu), Same(target.profile), files, buckets)
     return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
 
 
