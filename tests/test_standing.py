@@ -167,7 +167,8 @@ def test_kernels_rest_on_their_laws_limit_and_clock() -> None:
             ["overlap", "--model", "llama3-70b", "--layers", "1", "--tp", "2", "--chunks", "1", "--ctas", "8"],
             "calibrated",
         ),
-        (["serve", "--model", "llama3-8b", "--requests", "3"], "unchecked"),
+        (["serve", "--model", "llama3-8b", "--requests", "3"], "calibrated"),  # servers of this kind were measured
+        (["serve", "--model", "llama3-8b", "--requests", "3", "--tp", "2"], "unchecked"),
     ],
 )
 def test_every_command_says_its_status(arguments: list[str], status: str, capsys: pytest.CaptureFixture[str]) -> None:
