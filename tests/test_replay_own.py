@@ -98,6 +98,17 @@ def test_a_what_if_of_a_steady_run_is_the_other_run(
     assert simulated.energy_j == pytest.approx(other.energy_j, rel=0.02)
 
 
+def test_a_steady_run_asked_cold_leaves_its_settled_clocks_and_says_what_it_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_timeline(simulate(**EIGHT, batch=8, seq_len=2048), tmp_path / "steady.json.gz")
+    main(["replay", str(path), "--regime", "cold", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    before_us, after_us = (data["ranks"][0][key]["span_us"] for key in ("unchanged", "simulated"))
+    assert after_us < 0.95 * before_us  # 700 W held it below its highest clocks
+    assert any("changed: " in note and "more than its limit of 700 W" in note for note in data["notes"])
+
+
 def test_a_cap_only_ever_speeds_up_as_it_rises_and_is_kept(tmp_path: Path) -> None:
     path = write_timeline(simulate(**PREFILL, power_cap_w=500.0), tmp_path / "run.json.gz")
     spans, watts = [], []

@@ -8,6 +8,7 @@ from dataclasses import replace
 from sim.errors import SimError
 from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes
+from sim.replay.own import RunConditions
 from sim.replay.setting import ReplayTimes
 from sim.replay.study import replay_capture
 from sim.scenario.machine import machine
@@ -38,10 +39,11 @@ def _saving(capture: Capture, classes: Classes, advice: Advice) -> Advice | None
     gpu = gpu_id_of(capture)
     if ways is None or len(capture.work) > ROWS_LIMIT or (gpu is None and advice.rule == "exposed-collectives"):
         return replace(advice, saves_j=_idle_j(capture, advice, gpu))
+    own = RunConditions.of(capture)
+    if gpu is None or (own is not None and own.steady):  # what was steady stays so
+        ways = tuple(replace(changes, regime=None) for changes in ways)
     try:
-        results = [
-            replay_capture(capture, classes, changes if gpu else replace(changes, regime=None)) for changes in ways
-        ]
+        results = [replay_capture(capture, classes, changes) for changes in ways]
     except SimError:
         return advice
     best = min(results, key=lambda result: _span_us(result.simulated))

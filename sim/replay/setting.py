@@ -137,12 +137,11 @@ class ReplaySetup:
     def under(self, changes: Changes) -> ReplayTimes:
         """Run under ``changes``; where power settles, at the clocks that keep each GPU's mean within the cap.
 
-        What was recorded steady stays so unless a regime is asked for.
+        What was recorded steady stays so unless a regime is asked for: cold, its recorded clocks are not the answer.
         """
-        settles = (
-            self.recorded is not None and self.recorded.steady and changes.regime is None and self.base is not None
-        )
-        if not (changes.by_law or settles):
+        was_steady = self.recorded is not None and self.recorded.steady and self.base is not None
+        settles = was_steady and changes.regime is None
+        if not (changes.by_law or was_steady):
             return self._run(changes, self.target, self.base)
         known, jobs, _ = self._known()
         if self.classes.is_class(STEP).any():
