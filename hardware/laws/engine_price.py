@@ -132,11 +132,14 @@ def engine_decode_terms(laws: EngineLaws, gpu: GpuSpec, sizes: DecodeSizes, kv_d
 
 def engine_prefill_terms(
     laws: EngineLaws, profile: Profile, gpu: GpuSpec, sizes: PrefillSizes, *, masked: bool
-) -> KernelTerms:
-    """The engine's attention of new tokens; ``masked``: the kernel that reads a mask of padded keys."""
+) -> KernelTerms | None:
+    """The engine's attention of new tokens; ``masked``: under a mask of padded keys (None: no row tells its law)."""
+    coefficients = laws.masked if masked else laws.prefill
+    if coefficients is None:
+        return None
     learnt = laws.learnt("masked" if masked else "prefill")
     terms = prefill_base_terms(
-        laws.masked if masked and laws.masked is not None else laws.prefill,
+        coefficients,
         sizes,
         gpu,
         hbm_bytes_per_s=profile.gemm["bf16"].hbm_bytes_per_s,

@@ -5,8 +5,9 @@ The measured servers are data (``served`` of ``hardware/data/checked_runs.toml``
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -56,6 +57,18 @@ class CheckedServers:
         return [(words, self.errors[name]) for name, words in OUTPUTS.items() if name in self.errors]
 
 
+def arrival_rate(arrivals_s: Sequence[float]) -> float | None:
+    """Requests a second between the first arrival and the last; None for a lone one, infinite where all come at once.
+
+    >>> arrival_rate([0.0, 1.0, 2.0]), arrival_rate([3.0]), arrival_rate([0.0, 0.0])
+    (1.0, None, inf)
+    """
+    if len(arrivals_s) < 2:
+        return None
+    span_s = max(arrivals_s) - min(arrivals_s)
+    return (len(arrivals_s) - 1) / span_s if span_s else math.inf
+
+
 def server_kind(group: Scenario, gpu_id: str, *, requests_per_s: float | None) -> Kind:
     """The kind of a server whose replica is ``group``; its sizes are the model's and the rate of its requests."""
     kind = kind_of(group, gpu_id)
@@ -86,13 +99,14 @@ def standing_served(
     target: Machine,
     group: Scenario,
     *,
-    replicas: int = 1,
+    asks: Sequence[str] = (),
     requests_per_s: float | None = None,
     beyond_positions: int = 0,
 ) -> Standing:
-    """What a served run of ``replicas`` like ``group`` rests on: servers of its kind, else measured steps of its stack.
+    """What a served run of replicas like ``group`` rests on: servers of its kind, else measured steps of its stack.
 
-    ``requests_per_s`` is what arrives; ``beyond_positions`` requests are longer than the positions of the model.
+    ``asks``: what it does that no measured server did; ``requests_per_s`` is what arrives; ``beyond_positions``
+    requests are longer than the positions of the model.
     """
     precision = precision_of(group)
     unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
@@ -102,7 +116,7 @@ def standing_served(
     if beyond_positions:
         longer = f"{beyond_positions:,} requests are longer than the positions of the model"
         laws = replace(laws, extrapolated=(*laws.extrapolated, longer))
-    if known is not None and replicas == 1 and not unlike:
+    if known is not None and not unlike and not asks:
         return replace(
             laws,
             card=card_status(group, target, measured=True),
@@ -112,6 +126,6 @@ def standing_served(
     decode, missing = measured_kind(kind_of(group, target.gpu.id))
     if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
         laws = replace(laws, expected_error=f"decode steps of this stack: {decode.words()}")
-    several = "of several replicas " if known is not None and not unlike else ""
-    none = f"no server {several}was measured; kernels of a step: {laws.status}"
+    beside = f" with {', '.join(asks)}" if known is not None and asks else ""
+    none = f"no server was measured{beside}; kernels of a step: {laws.status}"
     return replace(laws, unchecked=(none, *laws.unchecked))

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 import workloads
-from sim.result.served import standing_served
+from sim.result.served import arrival_rate, standing_served
+from sim.result.status import Standing
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
 from sim.serving.memory import kv_blocks, memory_of
@@ -82,6 +83,18 @@ class ServeResult:
         return {"prefill": log.prefill_j, "decode": log.decode_j, "transfer": log.transfer_j, "idle": log.idle_j}
 
     @cached_property
+    def standing(self) -> Standing:
+        """What the run rests on: servers that were measured."""
+        table, hits = self.requests, ("prompt tokens found in its cache",)
+        return standing_served(
+            self.machine,
+            self.spec.group(),
+            asks=self.spec.unmeasured + (hits if table["hit_tokens"].any() else ()),
+            requests_per_s=arrival_rate(table["arrival_s"].tolist()),
+            beyond_positions=self._beyond(table),
+        )
+
+    @cached_property
     def summary(self) -> dict[str, Any]:
         """Headline figures in SI units."""
         spec, log, table = self.spec, self.log, self.requests
@@ -94,13 +107,7 @@ class ServeResult:
             "model": spec.model,
             "gpu": self.machine.gpu.id,
             "stack": spec.own_stack,
-            **standing_served(
-                self.machine,
-                group,
-                replicas=spec.replicas + spec.prefill_replicas,
-                requests_per_s=len(table) / max(float(table["arrival_s"].max()), span_s * 1e-6),
-                beyond_positions=self._beyond(table),
-            ).as_json(),
+            **self.standing.as_json(),
             "precision": precision.as_json(),
             "beyond_model_positions": self._beyond(table),
             "gpus": spec.gpus,

@@ -34,6 +34,17 @@ from sim.serving.scale import Measure
 
 DEFAULT_STACK = "vllm"
 
+# Fields that a measured kind of server or its sizes hold, its load (Poisson arrivals, lengths of any kind), what the
+# measured ones varied, and what changes no number. Any other that is not its default asks for what no server did.
+MEASURED = frozenset(
+    {
+        "model", "gpu", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "stack", "launch", "power_cap_w",
+        "sm_clock_mhz", "chip_temperature_c", "captured_tokens", "trace", "trace_block_tokens", "rate_per_s",
+        "requests", "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale", "seed",
+        "prefix_caching", "slo_ttft_s", "slo_tpot_s",
+    }
+)  # fmt: skip
+
 
 class ServeSpec(FieldTable):
     """A server and its traffic. Unknown keys are refused with the nearest known one.
@@ -155,6 +166,12 @@ class ServeSpec(FieldTable):
     def gpus(self) -> int:
         """GPUs in all."""
         return max(self.tp, self.ep) * (self.replicas + self.prefill_replicas)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What this server does that none did which was measured: fields that are not their defaults."""
+        fields = ((name, field) for name, field in type(self).model_fields.items() if name not in MEASURED)
+        return tuple(f"{name} = {value}" for name, field in fields if (value := getattr(self, name)) != field.default)
 
     @property
     def sides(self) -> int:

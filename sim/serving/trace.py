@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sim.result.served import standing_served
 from sim.result.trace import FIRST_STREAM, release
 from sim.serving.beside import PHASES
 from sim.serving.kernels import kernels_of
@@ -155,7 +154,7 @@ def _about(run: ServeResult) -> dict[str, Any]:
     return {
         "version": release(),
         "gpu": run.machine.gpu.id,
-        **standing_served(run.machine, spec.group(), replicas=spec.replicas + spec.prefill_replicas).as_json(),
+        **run.standing.as_json(),
         "world": spec.group().world,
         "scenario": {name: value for name, value in policy.items() if value is not None},
     } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})

@@ -17,7 +17,7 @@ from typing import Any
 
 from hardware.catalog import load_gpu
 from sim.output.files import write_atomically
-from sim.result.served import OUTPUTS, server_kind
+from sim.result.served import OUTPUTS, arrival_rate, server_kind
 from sim.scenario.kind import KEY, Kind, kind_of, ring_kind
 from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
@@ -130,9 +130,9 @@ def servers_text(rows: Sequence[Row]) -> str:
     """The part of the data file that tells of servers: signed errors of each output, least and greatest."""
     groups: dict[tuple[str, ...], list[tuple[Kind, Row]]] = {}
     for row in rows:
-        asked = [float(at) for at, _, _ in row.record.inputs["requests"]]
+        rate = arrival_rate([float(at) for at, _, _ in row.record.inputs["requests"]])
         spec = served_spec(row.record.inputs)
-        kind = server_kind(spec.group(), spec.gpu, requests_per_s=len(asked) / max(asked))
+        kind = server_kind(spec.group(), spec.gpu, requests_per_s=rate)
         groups.setdefault(tuple(kind.key[name] for name in KEY), []).append((kind, row))
     parts = []
     for key, group in sorted(groups.items(), key=lambda entry: entry[0]):

@@ -132,7 +132,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> tuple[list[Deplo
     )
     if site.fitting < 1:
         raise ScenarioError(f"one request needs more KV cache than the {room:,} tokens that a replica holds")
-    standing = standing_served(target, group, replicas=site.replicas)
+    standing = standing_served(target, group, asks=("the load of a plan",))
     found = []
     for mode in question.modes:
         if mode == "disaggregated" and site.replicas < 2:
