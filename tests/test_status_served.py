@@ -26,6 +26,7 @@ def test_a_server_like_those_measured_says_how_far_off_these_were() -> None:
     [
         ({"rate_per_s": 400.0}, "extrapolated", "requests_per_s = "),
         ({"requests": 1}, "calibrated", ""),
+        ({"input_tokens": 30_000}, "extrapolated", "longest_tokens = "),
         ({"power_cap_w": 500.0}, "extrapolated", "no measurement was taken under this power limit"),
         ({"model": "qwen3-8b"}, "extrapolated", "d_ff = 12288 (measured: 14336 alone)"),
         ({"replicas": 2}, "unchecked", "no server was measured with replicas = 2;"),

@@ -28,6 +28,7 @@ OUTPUTS = {
     "itl_p99": "its 99 %",
     "energy": "joules",
 }
+LOAD_SIZES = ("requests_per_s", "longest_tokens")  # of Load
 # Sizes of a kind that are the model's: a server's batch and context follow from its requests.
 _MODEL_SIZES = frozenset({"d_model", "d_ff", "head_dim", "q_heads_per_kv_head", "experts", "top_k", "expert_skew"})
 
@@ -57,24 +58,34 @@ class CheckedServers:
         return [(words, self.errors[name]) for name, words in OUTPUTS.items() if name in self.errors]
 
 
-def arrival_rate(arrivals_s: Sequence[float]) -> float | None:
-    """Requests a second between the first arrival and the last; None for a lone one, infinite where all come at once.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests a second (None: a lone one, which waits for nobody), and tokens of the longest request."""
 
-    >>> arrival_rate([0.0, 1.0, 2.0]), arrival_rate([3.0]), arrival_rate([0.0, 0.0])
-    (1.0, None, inf)
-    """
-    if len(arrivals_s) < 2:
-        return None
-    span_s = max(arrivals_s) - min(arrivals_s)
-    return (len(arrivals_s) - 1) / span_s if span_s else math.inf
+    requests_per_s: float | None
+    longest_tokens: float
+
+    @classmethod
+    def of(cls, arrivals_s: Sequence[float], tokens: Sequence[float]) -> Load:
+        """Of requests that arrive so, of so many tokens in and out; the rate is infinite where all come at once.
+
+        >>> Load.of([0.0, 1.0, 2.0], [90, 500, 70])
+        Load(requests_per_s=1.0, longest_tokens=500)
+        >>> Load.of([3.0], [90]).requests_per_s, Load.of([0.0, 0.0], [9, 9]).requests_per_s
+        (None, inf)
+        """
+        span_s = max(arrivals_s) - min(arrivals_s)
+        rate = None if len(arrivals_s) < 2 else (len(arrivals_s) - 1) / span_s if span_s else math.inf
+        return cls(requests_per_s=rate, longest_tokens=max(tokens))
 
 
-def server_kind(group: Scenario, gpu_id: str, *, requests_per_s: float | None) -> Kind:
-    """The kind of a server whose replica is ``group``; its sizes are the model's and the rate of its requests."""
+def server_kind(group: Scenario, gpu_id: str, load: Load | None) -> Kind:
+    """The kind of a server whose replica is ``group``; its sizes are the model's and those of its load, if known."""
     kind = kind_of(group, gpu_id)
     sizes = {name: span for name, span in kind.sizes.items() if name in _MODEL_SIZES}
-    if requests_per_s is not None:
-        sizes["requests_per_s"] = (requests_per_s, requests_per_s)
+    for name in LOAD_SIZES if load is not None else ():
+        if (value := getattr(load, name)) is not None:
+            sizes[name] = (value, value)
     return Kind(key={**kind.key, "phase": "served"}, sizes=sizes)
 
 
@@ -100,18 +111,18 @@ def standing_served(
     group: Scenario,
     *,
     asks: Sequence[str] = (),
-    requests_per_s: float | None = None,
+    load: Load | None = None,
     beyond_positions: int = 0,
 ) -> Standing:
     """What a served run of replicas like ``group`` rests on: servers of its kind, else measured steps of its stack.
 
-    ``asks``: what it does that no measured server did; ``requests_per_s`` is what arrives; ``beyond_positions``
-    requests are longer than the positions of the model.
+    ``asks``: what it does that no measured server did; ``beyond_positions`` requests are longer than the positions of
+    the model.
     """
     precision = precision_of(group)
     unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
     laws = standing_of_laws(target, unmeasured=unlike)
-    asked = server_kind(group, target.gpu.id, requests_per_s=requests_per_s)
+    asked = server_kind(group, target.gpu.id, load)
     known = next((one for one in checked_servers() if one.kind.key == asked.key), None)
     if beyond_positions:
         longer = f"{beyond_positions:,} requests are longer than the positions of the model"

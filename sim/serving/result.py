@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 import workloads
-from sim.result.served import arrival_rate, standing_served
+from sim.result.served import Load, standing_served
 from sim.result.status import Standing
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
@@ -90,7 +90,7 @@ class ServeResult:
             self.machine,
             self.spec.group(),
             asks=self.spec.unmeasured + (hits if table["hit_tokens"].any() else ()),
-            requests_per_s=arrival_rate(table["arrival_s"].tolist()),
+            load=Load.of(table["arrival_s"].tolist(), (table["input_tokens"] + table["output_tokens"]).tolist()),
             beyond_positions=self._beyond(table),
         )
 

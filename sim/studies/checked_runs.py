@@ -17,7 +17,7 @@ from typing import Any
 
 from hardware.catalog import load_gpu
 from sim.output.files import write_atomically
-from sim.result.served import OUTPUTS, arrival_rate, server_kind
+from sim.result.served import LOAD_SIZES, OUTPUTS, Load, server_kind
 from sim.scenario.kind import KEY, Kind, kind_of, ring_kind
 from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
@@ -130,9 +130,10 @@ def servers_text(rows: Sequence[Row]) -> str:
     """The part of the data file that tells of servers: signed errors of each output, least and greatest."""
     groups: dict[tuple[str, ...], list[tuple[Kind, Row]]] = {}
     for row in rows:
-        rate = arrival_rate([float(at) for at, _, _ in row.record.inputs["requests"]])
+        arrivals, read, written = zip(*row.record.inputs["requests"], strict=True)
+        load = Load.of(arrivals, [sum(both) for both in zip(read, written, strict=True)])
         spec = served_spec(row.record.inputs)
-        kind = server_kind(spec.group(), spec.gpu, requests_per_s=rate)
+        kind = server_kind(spec.group(), spec.gpu, load)
         groups.setdefault(tuple(kind.key[name] for name in KEY), []).append((kind, row))
     parts = []
     for key, group in sorted(groups.items(), key=lambda entry: entry[0]):
@@ -144,7 +145,7 @@ def servers_text(rows: Sequence[Row]) -> str:
                 off.setdefault(name, []).append(share)
         lines += ["[served.errors]", *(f"{name} = [{min(each):.4f}, {max(each):.4f}]" for name, each in off.items())]
         sizes = {**spanned([kind for kind, _ in group]).sizes}
-        sizes["requests_per_s"] = (0.0, sizes["requests_per_s"][1])  # fewer are nearer to the lone steps
+        sizes |= {name: (0.0, sizes[name][1]) for name in LOAD_SIZES}  # less is nearer to the lone steps
         lines += ["[served.sizes]", *(f"{name} = [{low:.6g}, {high:.6g}]" for name, (low, high) in sizes.items())]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
