@@ -157,7 +157,7 @@ def test_a_format_is_read_as_what_it_stores(table: Config, names: tuple[str, ...
         (AWQ | {"modules_to_not_convert": ["re:("]}, "'re:(' is no regular expression: mend it"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit and load_in_8bit: one of them must be true"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type = 'nf3': known are nf4, fp4"),
-        ({"load_in_4bit": True, "bnb_4bit_compute_dtype": "tf32"}, "bnb_4bit_compute_dtype = 'tf32': known are bfloat1"),
+        ({"load_in_4bit": True, "bnb_4bit_compute_dtype": "tf32"}, "bnb_4bit_compute_dtype = 'tf32': known are bfloat"),
         (NVFP4 | {"quant_algo": "FP3"}, "quant_algo = 'FP3': not simulated: did you mean FP8?"),
         (NVFP4 | {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme = {'num_bits': 4, 'type'"),
         (ct(_F8, packed="marlin-24"), "format = 'marlin-24': known are dense, "),

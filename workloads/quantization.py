@@ -63,8 +63,8 @@ def scheme_of(data: Table, *, where: str) -> Scheme | None:
         and precision_of(data, where=where) == "fp16"
     ):
         raise WorkloadError(
-            f"{where}: {found[0]}: bnb_4bit_compute_dtype = 'float32' with weights of fp16: products in fp32 of weights "
-            "of 4 bits are not simulated: give 'float16'"
+            f"{where}: {found[0]}: bnb_4bit_compute_dtype = 'float32' with weights of fp16: products in fp32 of "
+            "weights of 4 bits are not simulated: give 'float16'"
         )
     for key in CACHE:
         kv = cached_type(data.get(key), f"{where}: {key}")
