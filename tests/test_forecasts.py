@@ -28,7 +28,14 @@ DECODE: dict[str, Any] = {"phase": "decode", "batch": 32, "seq_len": 4096}
 @pytest.mark.parametrize("stack", ["reference-torch", "vllm"])
 def test_no_card_passes_its_own_rates(gpu: str, stack: str) -> None:
     """A mixture ran at 2.2 times the H20's tensor rate, and vLLM's decode at 1.2 times the L40S's bandwidth."""
-    free = {"gpu": gpu, "stack": stack, "layers": 1, "ignore_memory": True, "uncapped": True, "lm_head": False}
+    free: dict[str, Any] = {
+        "gpu": gpu,
+        "stack": stack,
+        "layers": 1,
+        "ignore_memory": True,
+        "uncapped": True,
+        "lm_head": False,
+    }
     runs: list[dict[str, Any]] = [
         {"model": "mixtral-8x7b", **PREFILL}, {"model": "mixtral-8x7b", **DECODE}, {"model": "llama3-8b", **DECODE},
     ]  # fmt: skip
@@ -74,7 +81,7 @@ def test_other_figures_under_a_catalogs_id_are_another_card(tmp_path: Path) -> N
     text = (files("hardware") / "data" / "gpus" / "h100-sxm-80gb.toml").read_text(encoding="utf-8")
     path = tmp_path / "mine.toml"
     path.write_text(re.sub(r"^hbm_bytes_per_s = \{ value = \S+", "hbm_bytes_per_s = { value = 1e12,", text, flags=re.M))
-    fields = {"model": "llama3-8b", "layers": 4, "lm_head": False, **DECODE}
+    fields: dict[str, Any] = {"model": "llama3-8b", "layers": 4, "lm_head": False, **DECODE}
     run, catalog = (simulate(gpu=gpu, **fields) for gpu in (str(path), "h100"))
     assert run.latency_s / catalog.latency_s == pytest.approx(3.35, rel=0.1)
     assert run.standing.status == "unchecked"
