@@ -139,6 +139,8 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
     rates = data.get("tensor_flops_per_s")
     if not isinstance(rates, dict) or not rates:
         raise HardwareError(f"{where}: tensor_flops_per_s is missing: give a table of dense FLOP/s by dtype")
+    if not {"bf16", "fp16"} & rates.keys():
+        raise HardwareError(f"{where}: tensor_flops_per_s has no bf16 and no fp16: give the rate of 16-bit products")
     fields["tensor_flops_per_s"] = {
         dtype: figure(rates, dtype, f"{where}: tensor_flops_per_s", sources, confidence) for dtype in rates
     }

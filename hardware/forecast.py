@@ -9,11 +9,13 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, TypeVar
 
+from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
-from hardware.laws.attention import DecodeCoefficients
+from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
+from hardware.laws.routed import RoutedCoefficients
 
 if TYPE_CHECKING:
     from hardware.profile import Corrections, Profile
@@ -58,16 +60,18 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
 
     Same architecture: a forecast (the same kernels run). Another one: uncalibrated, and the learnt
     corrections, which belong to the base's kernels, are dropped. Energies per operation scale with the power
-    that the datasheets allow per unit of rate.
+    that the datasheets allow per unit of rate. Kernels of serving engines are carried over like the libraries'.
     """
     hbm = gpu.hbm_bytes_per_s / base_gpu.hbm_bytes_per_s
     cache = gpu.sms * gpu.max_clock_hz / (base_gpu.sms * base_gpu.max_clock_hz)
     same = gpu.architecture == base_gpu.architecture
-    flop_rate = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", 0.0))
-    joules_per_flop = 1.0 if same else (gpu.tdp_w / flop_rate) / (base_gpu.tdp_w / base_gpu.tensor_flops_per_s["bf16"])
+    flop_w, base_flop_w = (of.tdp_w / of.product_flops_per_s("bf16") for of in (gpu, base_gpu))
+    joules_per_flop = 1.0 if same else flop_w / base_flop_w
     power = gpu.tdp_w / base_gpu.tdp_w
     idle = 1.0 if same and gpu.tdp_w == base_gpu.tdp_w else gpu.idle_w / base_gpu.idle_w
     per_sm = hbm * base_gpu.sms / gpu.sms
+    # Cycles of a tile that tensor cores set. Slower ones: the law of grouped products has its own floor.
+    tile_cycles = base_gpu.tensor_flops_per_cycle_per_sm("bf16") / gpu.tensor_flops_per_cycle_per_sm("bf16")
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
     slower_link = base_gpu.link_bytes_per_s / link
     links = gpu.link_bytes_per_s / base_gpu.link_bytes_per_s  # none where ranks meet over PCIe
@@ -82,6 +86,56 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             padded_flop_energy_j=c.padded_flop_energy_j * joules_per_flop,
             sm_power_w=c.sm_power_w * power,
         )
+
+    def prefill(c: PrefillCoefficients) -> PrefillCoefficients:
+        return replace(c, flop_energy_j=c.flop_energy_j * joules_per_flop)
+
+    def decode(c: DecodeCoefficients) -> DecodeCoefficients:
+        return replace(
+            c,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * per_sm,
+            sm_power_w=c.sm_power_w * power,
+        )
+
+    def elementwise(c: ElementwiseCoefficients) -> ElementwiseCoefficients:
+        return replace(
+            c,
+            l2_bytes_per_s=c.l2_bytes_per_s * cache,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            blocks_per_s=None if c.blocks_per_s is None else c.blocks_per_s * cache,
+            # The SMs' own work goes with their cycles, what it is held against with HBM.
+            follows_below=c.follows_below and c.follows_below * (hbm / cache if c.blocks_per_s is None else 1.0),
+            sm_power_w=c.sm_power_w * power,
+        )
+
+    def routed(c: RoutedCoefficients) -> RoutedCoefficients:
+        return replace(
+            c,
+            tile_cycles_per_k=c.tile_cycles_per_k * tile_cycles,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * per_sm,
+            l2_bytes_per_s=c.l2_bytes_per_s * cache,
+            flop_energy_j=c.flop_energy_j * joules_per_flop,
+            padded_flop_energy_j=c.padded_flop_energy_j * joules_per_flop,
+            sm_power_w=c.sm_power_w * power,
+        )
+
+    def engine(laws: EngineLaws) -> EngineLaws:
+        return replace(
+            laws,
+            routed={name: routed(c) for name, c in laws.routed.items()},
+            scaled={name: gemm(c) for name, c in laws.scaled.items()},
+            prefill=prefill(laws.prefill),
+            decode={name: decode(c) for name, c in laws.decode.items()},
+            elementwise={name: elementwise(c) for name, c in laws.elementwise.items()},
+            masked=laws.masked and prefill(laws.masked),
+            corrections={
+                name: learnt for name, learnt in laws.corrections.items()
+                if same and (hbm == 1.0 or not name.startswith("decode"))
+            },
+            all_reduce=tuple(replace(row, seconds=row.seconds * slower_link) for row in laws.all_reduce),
+        )  # fmt: skip
 
     none = base.decode_corrections.none()
 
@@ -105,31 +159,17 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
         limits=base.limits.under(gpu.tdp_w),
         gemm={name: gemm(c) for name, c in base.gemm.items()},
         gemm_corrections={name: own(c) for name, c in base.gemm_corrections.items()},
-        prefill=replace(base.prefill, flop_energy_j=base.prefill.flop_energy_j * joules_per_flop),
+        prefill=prefill(base.prefill),
         prefill_corrections=own(base.prefill_corrections),
-        decode=replace(
-            base.decode,
-            hbm_bytes_per_s=base.decode.hbm_bytes_per_s * hbm,
-            hbm_bytes_per_s_per_sm=base.decode.hbm_bytes_per_s_per_sm * per_sm,
-            sm_power_w=base.decode.sm_power_w * power,
-        ),
+        decode=decode(base.decode),
         # Its coordinates are lengths in HBM-bound kernels: with another bandwidth they would mislead.
         decode_corrections=own(base.decode_corrections) if hbm == 1.0 else none,
-        elementwise={
-            name: replace(
-                c,
-                l2_bytes_per_s=c.l2_bytes_per_s * cache,
-                hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
-                blocks_per_s=None if c.blocks_per_s is None else c.blocks_per_s * cache,
-                # The SMs' own work goes with their cycles, what it is held against with HBM.
-                follows_below=c.follows_below and c.follows_below * (hbm / cache if c.blocks_per_s is None else 1.0),
-                sm_power_w=c.sm_power_w * power,
-            )
-            for name, c in base.elementwise.items()
-        },
+        elementwise={name: elementwise(c) for name, c in base.elementwise.items()},
         elementwise_corrections={name: own(c) for name, c in base.elementwise_corrections.items()},
         grouped=replace(
             base.grouped,
+            small_tile_cycles_per_k=base.grouped.small_tile_cycles_per_k * min(tile_cycles, 1.0),
+            large_tile_cycles_per_k=base.grouped.large_tile_cycles_per_k * min(tile_cycles, 1.0),
             hbm_bytes_per_s=base.grouped.hbm_bytes_per_s * hbm,
             hbm_bytes_per_s_per_sm=base.grouped.hbm_bytes_per_s_per_sm * per_sm,
             flop_energy_j=base.grouped.flop_energy_j * joules_per_flop,
@@ -150,4 +190,5 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             links_power_w=base.collective.links_power_w * links,
         ),
         peak_hbm_bytes_per_s=base.peak_hbm_bytes_per_s * hbm,
+        engines={name: engine(laws) for name, laws in base.engines.items()},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 Confidence = Literal["high", "medium", "low"]
@@ -47,6 +47,11 @@ class GpuSpec:
     def clusters(self) -> bool:
         """Whether blocks of a kernel can be launched as clusters on neighbouring SMs (Hopper and later)."""
         return self.architecture in ("hopper", "blackwell")
+
+    def same_figures(self, other: GpuSpec) -> bool:
+        """Whether both are one card, whoever says so."""
+        names = {field.name for field in fields(GpuSpec)} - {"sources", "confidence"}
+        return self is other or all(getattr(self, name) == getattr(other, name) for name in names)
 
     def tensor_flops_per_cycle_per_sm(self, dtype: str) -> float:
         """Dense multiply-add FLOPs one SM retires per clock cycle for ``dtype``."""

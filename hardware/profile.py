@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from hardware.catalog import load_gpu, shipped_ids
+from hardware.catalog import list_gpus, load_gpu, shipped_ids
 from hardware.clock import ClockLimits
 from hardware.engine_laws import EngineLaws, shipped_engines
 from hardware.errors import HardwareError
@@ -116,7 +116,8 @@ class Profile:
 
     def expected_error(self) -> str:
         """What to expect of predictions, in words with figures; empty where nothing is known."""
-        known = _accuracy().get(self.gpu)
+        edited = self.basis == self.gpu and self.status != "calibrated"  # other figures under a catalog's id
+        known = None if edited else _accuracy().get(self.gpu)
         if known is not None or self.status == "calibrated":
             return str((known or {}).get("summary", ""))
         if self.status == "forecast":
@@ -183,7 +184,12 @@ def load_profile(gpu_id: str) -> Profile | None:
 
 @lru_cache(maxsize=32)
 def profile_for(gpu: GpuSpec) -> Profile:
-    """The measured profile of ``gpu``, else a forecast scaled from one of the same chip, or from the H100."""
+    """The measured profile of ``gpu``, else a forecast scaled from one of the same chip, or from the H100.
+
+    A file under a catalog's id with other figures is another card: its forecast is scaled from the catalog's.
+    """
+    if gpu.id in list_gpus() and not gpu.same_figures(known := load_gpu(gpu.id)):
+        return forecast_profile(gpu, profile_for(known), known)
     own = load_profile(gpu.id)
     if own is not None:
         return own

@@ -17,6 +17,7 @@ import pytest
 
 from sim import simulate
 from sim.cli import main
+from sim.errors import SimError
 from sim.explore.grid import ScenarioGrid, parse_grid
 from sim.explore.sweep import run_batch, sweep
 from sim.explore.table import read_table
@@ -90,6 +91,21 @@ def test_interrupted_sweeps_resume_and_run_nothing_twice(tmp_path: Path) -> None
     # A larger grid runs only what is new.
     assert sweep(seq_lens(50), out, pool=ALONE).resumed == 48
     assert sweep(seq_lens(50), out, pool=ALONE, fresh=True).resumed == 0
+
+
+def test_a_second_sweep_into_one_file_is_refused_and_leaves_the_first_alone(tmp_path: Path) -> None:
+    grid, out = seq_lens(6), tmp_path / "r.parquet"
+    refusals = []
+
+    def again(done: int, _failed: int) -> None:
+        if done:
+            with pytest.raises(SimError) as refused:
+                sweep(seq_lens(8), out, pool=ALONE)
+            refusals.append(str(refused.value))
+
+    assert sweep(grid, out, pool=ALONE, step=again).rows == 6
+    assert set(refusals) == {f"another sweep is writing '{out}': wait until it ends, or give another --out"}
+    assert sweep(seq_lens(8), out, pool=ALONE).resumed == 6
 
 
 def test_a_dead_worker_process_is_replaced(tmp_path: Path) -> None:

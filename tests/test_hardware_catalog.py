@@ -122,6 +122,13 @@ def test_a_name_that_fits_several_or_none() -> None:
         load_gpu("zzz")
 
 
+def test_a_rate_of_16_bit_products_is_needed() -> None:
+    with pytest.raises(
+        HardwareError, match="mine: tensor_flops_per_s has no bf16 and no fp16: give the rate of 16-bit"
+    ):
+        parse_gpu(re.sub("^(bf16|fp16) = .*$", "", H100, flags=re.MULTILINE), where="mine")
+
+
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(H100.replace('id = "h100-sxm-80gb"', 'id = "mine"'))

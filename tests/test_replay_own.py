@@ -107,6 +107,24 @@ def test_a_steady_run_asked_cold_leaves_its_settled_clocks_and_says_what_it_draw
     before_us, after_us = (data["ranks"][0][key]["span_us"] for key in ("unchanged", "simulated"))
     assert after_us < 0.95 * before_us  # 700 W held it below its highest clocks
     assert any("changed: " in note and "more than its limit of 700 W" in note for note in data["notes"])
+    assert data["status"] == "unchecked"
+    assert data["status_reasons"] == ["what a steady run does cold was never measured"]
+
+
+def test_a_replay_is_known_no_better_than_the_run_and_the_sizes_in_its_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_timeline(simulate(**EIGHT, phase="train", seq_len=1024), tmp_path / "train.json.gz")
+    main(["replay", str(path), "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert data["status"] == "unchecked" and "phase = train" in data["status_reasons"][0]
+    product = {"External id": 1} | kernel("nvjet_tst_128x128", 10, 50)
+    board = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
+    foreign = write(tmp_path / "foreign.json", [product], **board)
+    main(["replay", str(foreign), "--sm-clock", "1980"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "h100-sxm-80gb (unchecked), 0 kernels by recorded shape" in said
+    assert "unchecked: no kernel's sizes are in the trace: each is taken for one of its class" in said
 
 
 def test_a_cap_only_ever_speeds_up_as_it_rises_and_is_kept(tmp_path: Path) -> None:

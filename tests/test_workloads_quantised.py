@@ -157,6 +157,7 @@ def test_a_format_is_read_as_what_it_stores(table: Config, names: tuple[str, ...
         (AWQ | {"modules_to_not_convert": ["re:("]}, "'re:(' is no regular expression: mend it"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit and load_in_8bit: one of them must be true"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type = 'nf3': known are nf4, fp4"),
+        ({"load_in_4bit": True, "bnb_4bit_compute_dtype": "tf32"}, "bnb_4bit_compute_dtype = 'tf32': known are bfloat"),
         (NVFP4 | {"quant_algo": "FP3"}, "quant_algo = 'FP3': not simulated: did you mean FP8?"),
         (NVFP4 | {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme = {'num_bits': 4, 'type'"),
         (ct(_F8, packed="marlin-24"), "format = 'marlin-24': known are dense, "),
@@ -216,6 +217,14 @@ def test_layers_that_are_left_out_are_segments_of_their_own() -> None:
     assert stored(model, 31)["gate_up_gemm"] == "fp8_e4m3_block128"
     segments = build(model, seq_len=64).ranks[0].phases[0].segments
     assert [(one.first, one.repeat) for one in segments if one.name == "layer"] == [(0, 1), (1, 30), (31, 1)]
+
+
+def test_fp32_products_of_four_bits_are_refused_where_the_library_runs_them() -> None:
+    told = {"load_in_4bit": True, "bnb_4bit_compute_dtype": "float32"}
+    assert stored(read(LLAMA | {"torch_dtype": "bfloat16"}, told))["o_gemm"] == "fp4_g64"  # run in bf16 all the same
+    with pytest.raises(WorkloadError, match="bnb_4bit_compute_dtype = 'float32' with weights of fp16: products in fp3"):
+        read(LLAMA | {"torch_dtype": "float16"}, told)
+    read(LLAMA | {"torch_dtype": "float16"}, told | {"bnb_4bit_compute_dtype": "float16"})
 
 
 @pytest.mark.parametrize("name", ["gate", "mlp.gate", "re:.*mlp.gate$", "model.layers.*.mlp.gate", "lm_head"])

@@ -93,6 +93,9 @@ def _awq(table: Table, where: str) -> Scheme:
     return Scheme(product=Product(weights=weights, activations=_SIXTEEN), rules=left_out(table, where))
 
 
+_COMPUTES = ("bfloat16", "float16", "float32")
+
+
 def _bitsandbytes(table: Table, where: str) -> Scheme:
     rules = left_out(table, where)
     four, eight = (flag(table, name, where) for name in ("load_in_4bit", "load_in_8bit"))
@@ -107,6 +110,9 @@ def _bitsandbytes(table: Table, where: str) -> Scheme:
     kind = table.get("bnb_4bit_quant_type") or "fp4"
     if kind not in ("nf4", "fp4"):
         raise WorkloadError(f"{where}: bnb_4bit_quant_type = {shown(kind)}: known are nf4, fp4")
+    if table.get("bnb_4bit_compute_dtype") not in (None, *_COMPUTES):
+        compute = shown(table["bnb_4bit_compute_dtype"])
+        raise WorkloadError(f"{where}: bnb_4bit_compute_dtype = {compute}: known are {', '.join(_COMPUTES)}")
     double = flag(table, "bnb_4bit_use_double_quant", where)
     weights = Storage(element=kind, rows=1, depth=64, double=double)
     return Scheme(product=Product(weights=weights, activations=_SIXTEEN), rules=rules)

@@ -56,6 +56,16 @@ def scheme_of(data: Table, *, where: str) -> Scheme | None:
     if len(found) > 1:
         raise WorkloadError(f"{where}: {found[0]} and {found[1]}: both say how weights are stored: keep one of them")
     scheme = read_scheme(data[found[0]], f"{where}: {found[0]}") if found else None
+    # bitsandbytes multiplies activations of bf16 in bf16 whatever is said, those of fp16 in what is said.
+    if (
+        found
+        and data[found[0]].get("bnb_4bit_compute_dtype") == "float32"
+        and precision_of(data, where=where) == "fp16"
+    ):
+        raise WorkloadError(
+            f"{where}: {found[0]}: bnb_4bit_compute_dtype = 'float32' with weights of fp16: products in fp32 of "
+            "weights of 4 bits are not simulated: give 'float16'"
+        )
     for key in CACHE:
         kv = cached_type(data.get(key), f"{where}: {key}")
         if kv is not None:

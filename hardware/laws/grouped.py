@@ -20,6 +20,8 @@ SMALL_ROWS = 128
 # Our rows show that change at 125 and 130 rows an expert only (experts.jsonl: 383.2 and 375.2, 210.4 and 207.9 us), by
 # less than the two kernels' laws are off there. So the law goes evenly from one to the other, this far to either side.
 CHANGES_WITHIN = 4.0
+# No tile comes nearer to the tensor cores' rate than this: Hopper's large ones, measured (16 of 17.8 cycles a k).
+TENSOR_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +87,13 @@ def grouped_base_terms(coefficients: GroupedCoefficients, sizes: GroupedSizes, g
     Weights of the experts hit come from HBM, activations too where they do not stay in L2. A block meets each expert
     once at most: its first rounds mostly turn to another one with every tile.
     """
-    c = coefficients
+    c, flops_per_cycle = coefficients, TENSOR_SHARE * gpu.tensor_flops_per_cycle_per_sm("bf16")
     rows, distinct, n, k, sms = sizes.rows, sizes.distinct, sizes.n, sizes.k, gpu.sms
     empty = max(sizes.tiles128 - distinct - sizes.rows_beyond128 / 128, 0.0) / max(sizes.tiles128, 1.0)
-    few = _Tiles(sizes.tiles128, 64, 128, n, c.small_tile_cycles_per_k * k * (1.0 - c.empty_saves * empty))
-    many = _Tiles(sizes.tiles256, 128, 256, n, c.large_tile_cycles + c.large_tile_cycles_per_k * k)
+    small_per_k = max(c.small_tile_cycles_per_k, 2.0 * 64 * 128 / flops_per_cycle)
+    large_per_k = max(c.large_tile_cycles_per_k, 2.0 * 128 * 256 / flops_per_cycle)
+    few = _Tiles(sizes.tiles128, 64, 128, n, small_per_k * k * (1.0 - c.empty_saves * empty))
+    many = _Tiles(sizes.tiles256, 128, 256, n, c.large_tile_cycles + large_per_k * k)
     share = large_share(sizes)
 
     def mean(of_few: float, of_many: float) -> float:

@@ -10,29 +10,32 @@ import math
 from dataclasses import replace
 
 from hardware.gpu import GpuSpec
-from hardware.laws.grouped import large_share
+from hardware.laws.grouped import TENSOR_SHARE, large_share
 from hardware.laws.residency import hbm_share
 from hardware.laws.sizes import ExpertOperands, GemmSizes, GroupedSizes, element_bytes
-from hardware.laws.terms import KernelTerms
+from hardware.laws.terms import KernelTerms, waves
 
 # Turning weights into 16 bit as they come in, on the SMs' integer and 16-bit units. Marlin's published kernel (arXiv
 # 2408.11743, and the vLLM kernels after it) takes four logical and four arithmetic instructions for eight values and
 # multiplies them by their scales two at a time, 1.5 instructions a value; an SM of every GPU of the catalog issues 128
-# lanes a cycle. A block has at most 64 rows of activations, so that more rows turn every weight again.
+# lanes a cycle. A block has at most 64 rows of activations, so that more rows turn every weight again. Its stripes
+# give every SM an equal share of the weights, however few tiles the result has.
 INSTRUCTIONS_PER_WEIGHT = 1.5
 LANES_PER_SM = 128
 ROWS_PER_BLOCK = 64
 
 
-def with_stored_weights(terms: KernelTerms, sizes: GemmSizes, *, weight_bytes: float, turned: bool) -> KernelTerms:
-    """``terms`` of one product whose weights are ``weight_bytes`` in all, scales included.
+def with_stored_weights(
+    terms: KernelTerms, sizes: GemmSizes, *, weight_bytes: float, turned: bool, sms: int
+) -> KernelTerms:
+    """``terms`` of one product on ``sms`` SMs whose weights are ``weight_bytes`` in all, scales included.
 
     ``terms`` are those of weights of the type that is multiplied. ``turned``: the stored ones are turned into it, which
     takes the SMs cycles that tensor cores wait for.
     """
     weights = sizes.n * sizes.k
     moved = max(terms.hbm_bytes - element_bytes(sizes.dtype) * weights + weight_bytes, weight_bytes)
-    cycles = turning_cycles(m=sizes.m, weights=weights) / terms.blocks if turned else 0.0
+    cycles = _spread(turning_cycles(m=sizes.m, weights=weights), terms, sms) if turned else 0.0
     return replace(
         terms,
         hbm_bytes=moved,
@@ -51,6 +54,11 @@ def turning_cycles(*, m: float, weights: float) -> float:
     return math.ceil(m / ROWS_PER_BLOCK) * weights * INSTRUCTIONS_PER_WEIGHT / LANES_PER_SM
 
 
+def _spread(cycles: float, terms: KernelTerms, sms: int) -> float:
+    """What ``cycles`` of one SM, shared by all ``sms``, add to each round of the blocks."""
+    return cycles / (sms * waves(terms, sms))
+
+
 def grouped_with_operands(
     terms: KernelTerms, sizes: GroupedSizes, operands: ExpertOperands, gpu: GpuSpec, *, flop_energy_ratio: float
 ) -> KernelTerms:
@@ -64,11 +72,11 @@ def grouped_with_operands(
     if large_share(sizes) >= 0.5:
         share = 1.0 / rate_ratio
     else:
-        least = 2.0 * 64 * 128 * k / (rate_ratio * gpu.tensor_flops_per_cycle_per_sm("bf16"))
+        least = 2.0 * 64 * 128 * k / (rate_ratio * TENSOR_SHARE * gpu.tensor_flops_per_cycle_per_sm("bf16"))
         share = min(1.0, max(weight_bytes / (2.0 * sizes.weights), least / terms.cycles_per_block))
     cycles = terms.cycles_per_block * share
     if operands.turned:
-        cycles += turning_cycles(m=rows / max(sizes.distinct, 1), weights=sizes.weights) / terms.blocks
+        cycles += _spread(turning_cycles(m=rows / max(sizes.distinct, 1), weights=sizes.weights), terms, gpu.sms)
     activations, activations_wide = operands.row_bytes * rows + 2.0 * rows * n, 2.0 * rows * (n + k)
     wide = 2.0 * sizes.weights + hbm_share(activations_wide, gpu.l2_bytes) * activations_wide
     moved = weight_bytes + hbm_share(activations, gpu.l2_bytes) * activations

@@ -196,6 +196,7 @@ class Pricer:
                     gemm_sizes(work),
                     weight_bytes=work.weights.bytes_of(work.n, work.k),
                     turned=turned(work.weights, work.dtype),
+                    sms=gpu.sms,
                 )
             case GemmWork():
                 return gemm_terms(profile, gpu, gemm_sizes(work))

@@ -7,11 +7,13 @@ the same command resumes from; the finished table replaces it in one step.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -77,24 +79,45 @@ def sweep(
     resumed = len(known)
     step(resumed, failed)
     todo = [(i, case.fields) for i, case in cases.items() if i not in known]
-    if todo:
-        reached = workers.connected(pool or workers.Pool())
-        _start_journal(journal, known.values())
-        local = reached.backend == "processes"
-        run = partial(run_batch, uncertainty=uncertainty, journal=journal.absolute() if local else None)
-        for lines in _finished(todo, reached, run):
-            if not local:
-                append(journal, lines)
-            rows = [json.loads(line) for line in lines]
-            known |= {row["scenario_id"]: row for row in rows}
-            failed += sum(row["error"] is not None for row in rows)
-            step(len(known), failed)
-    table = [known[i] | {"feasible": _feasible(known[i], case)} for i, case in cases.items()]
-    write_rows(table, out)
-    journal.unlink(missing_ok=True)
+    with ExitStack() as held:
+        if todo:
+            reached = workers.connected(pool or workers.Pool())
+            if journal.exists():
+                with _alone(journal, out):
+                    pass
+            _start_journal(journal, known.values())
+            held.enter_context(_alone(journal, out))
+            local = reached.backend == "processes"
+            run = partial(run_batch, uncertainty=uncertainty, journal=journal.absolute() if local else None)
+            for lines in _finished(todo, reached, run):
+                if not local:
+                    append(journal, lines)
+                rows = [json.loads(line) for line in lines]
+                known |= {row["scenario_id"]: row for row in rows}
+                failed += sum(row["error"] is not None for row in rows)
+                step(len(known), failed)
+        table = [known[i] | {"feasible": _feasible(known[i], case)} for i, case in cases.items()]
+        write_rows(table, out)
+        journal.unlink(missing_ok=True)
     return Swept(
         rows=len(table), failed=failed, excluded=grid.excluded, resumed=resumed, wall_s=time.perf_counter() - begin
     )
+
+
+@contextmanager
+def _alone(journal: Path, out: Path) -> Iterator[None]:
+    """Refuse while another sweep holds ``journal``, which whichever ends first would remove; hold it, else."""
+    handle = os.open(journal, os.O_WRONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SimError(f"another sweep is writing '{out}': wait until it ends, or give another --out") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
 
 
 def journal_of(out: Path) -> Path:

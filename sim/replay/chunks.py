@@ -232,7 +232,8 @@ def split_jobs(jobs: Jobs, parts: ChunkedRows, whole: NDArray[np.bool_]) -> Jobs
     as_copy, as_product = (
         np.where(parts.is_part, NONE, column[parts.origin]) for column in (jobs.as_copy, jobs.as_product)
     )
-    return replace(jobs, works=tuple(place), job=job, as_copy=as_copy, as_product=as_product)
+    sized = jobs.sized[parts.origin]
+    return replace(jobs, works=tuple(place), job=job, as_copy=as_copy, as_product=as_product, sized=sized)
 
 
 def part_of(work: Work, chunks: int) -> Work:

@@ -54,7 +54,7 @@ OPERATIONS = (
 class Jobs:
     """What rows of work do: ``job`` indexes ``works``, -1 where no kernel runs (copies over PCIe).
 
-    ``by_shape`` rows have the sizes that the trace records; the others are stand-ins of their class that take as
+    Rows that are ``sized`` have the sizes that the trace records; the others are stand-ins of their class that take as
     long as was measured: a product (of as many rows as the recorded ones), attention of a prefill, or of a decode if
     those rows are few, a copy, a collective of so many bytes.
     What bounds a grouped product without sizes, or a kernel of no known class, nobody knows: such a row is also given
@@ -65,7 +65,12 @@ class Jobs:
     job: Ints
     as_copy: Ints
     as_product: Ints
-    by_shape: int
+    sized: NDArray[np.bool_]
+
+    @property
+    def by_shape(self) -> int:
+        """How many rows have the sizes that the trace records."""
+        return int(self.sized.sum())
 
     @property
     def unsure(self) -> NDArray[np.bool_]:
@@ -80,7 +85,7 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
     stand_in = _StandIns(target, clock_hz, rows=round(float(np.median(rows))) if rows else None)
     known: dict[Work, int] = {}
     by_key: dict[tuple[int, ...], tuple[int, int, int]] = {}
-    by_shape = 0
+    sized = np.zeros(len(work), dtype=np.bool_)
     job = np.full((3, len(work)), NONE, dtype=np.int64)
     steps = np.rint(np.log2(np.maximum(dur_ns, 100)) * STEPS_PER_OCTAVE).astype(np.int64)
     columns = (work.name, classes.index, work.matrix, work.collective, work.blocks, steps, work.stated)
@@ -90,7 +95,7 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
         text, label = capture.names[name], classes.labels[cls]
         recorded = matrix != NONE and label == "gemm" and REDUCTION.search(text) is None
         exact = stated[own] if own != NONE else None
-        by_shape += recorded or exact is not None
+        sized[row] = recorded or exact is not None
         if key not in by_key:
             if exact is not None:
                 found: Work | None = exact
@@ -111,7 +116,7 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
             numbers = [NONE if kind is None else known.setdefault(kind, len(known)) for kind in (found, *twins)]
             by_key[key] = numbers[0], numbers[1], numbers[2]
         job[:, row] = by_key[key]
-    return Jobs(works=tuple(known), job=job[0], as_copy=job[1], as_product=job[2], by_shape=by_shape)
+    return Jobs(works=tuple(known), job=job[0], as_copy=job[1], as_product=job[2], sized=sized)
 
 
 def work_of(stated: Stated) -> Work | None:

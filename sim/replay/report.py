@@ -42,7 +42,8 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "energies_from": None if result.unchanged.energy_j is None else "trace" if result.recorded else "laws",
         "notes": notes_of(result),
         "gpu": result.gpu,
-        "status": result.status,
+        "status": result.standing and result.standing.status,
+        "status_reasons": list(result.standing.reasons) if result.standing else [],
         "kernels_priced_by_shape": result.by_shape,
         "chunked_collectives": result.chunked_collectives,
         "ranks": [
@@ -122,12 +123,15 @@ def print_replay(result: Replayed, console: Console) -> None:
         for label, outcome in outcomes.items() if outcome.energy_j is not None
     ]  # fmt: skip
     if known:
-        laws = f"the laws of {result.gpu} ({result.status}), {result.by_shape:,} kernels by recorded shape"
+        status = result.standing and result.standing.status
+        laws = f"the laws of {result.gpu} ({status}), {result.by_shape:,} kernels by recorded shape"
         source = "as the trace has it" if result.recorded else f"by {laws}"
         if result.recorded and result.gpu is not None and result.simulated is not result.unchanged:
             source += f", and as {laws} change it"
         console.print(f"energy of the GPUs in the trace: {', '.join(known)}; {source}", highlight=False)
-    for note in notes_of(result):
+    standing = result.standing
+    reasons = [f"{standing.status}: {'; '.join(standing.reasons)}"] if standing and standing.reasons else []
+    for note in reasons + notes_of(result):
         console.print(note, markup=False, highlight=False)
     if result.chunked_collectives:
         console.print(f"collectives cut into parts: {result.chunked_collectives:,}", highlight=False)

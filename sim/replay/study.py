@@ -12,11 +12,11 @@ import numpy as np
 from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes, beside_products
 from sim.replay.load import fitted, host_waits, load_of, shown_pause_ns, with_lags, with_tiles
-from sim.replay.own import RunConditions, as_run, clocks_of, head_ns_of, recorded_loads
-from sim.replay.price import jobs_of
+from sim.replay.own import RunConditions, as_run, clocks_of, head_ns_of, own_of, recorded_loads
+from sim.replay.price import Jobs, jobs_of
 from sim.replay.run import replay
 from sim.replay.setting import ReplaySetup, ReplayTimes, graph_pause_ns, over_ranks
-from sim.result.status import Standing, standing_of_laws
+from sim.result.status import STATUSES, Standing, standing_of_laws
 from sim.scenario.machine import Machine, Policy, machine
 from traces.capture import Capture
 from traces.classify import Classes, classify, load_rules
@@ -25,13 +25,16 @@ from traces.read.load import Window, read_trace
 from traces.rounds import sms_of
 from traces.summary import RankTimes, summarise
 
+UNSIZED_SHARE = 0.1  # of the kernels' time: products without sizes beyond it are said
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replayed:
     """A capture, its replay as it was (``unchanged``), and under the changes asked for (the same without any).
 
-    ``gpu`` and ``status`` tell whose laws gave the energy (None: unknown GPU); ``by_shape`` kernels were priced by
-    recorded shapes, the others by their class and time. ``recorded``: ours, whose joules and clocks are the file's.
+    ``gpu`` and ``standing`` tell whose laws gave the energy, and what they and a run of ours rest on (None: unknown
+    GPU); ``by_shape`` kernels were priced by recorded shapes, the others by their class and time. ``recorded``: ours,
+    whose joules and clocks are the file's.
     ``chunked_collectives`` were cut into parts. ``unsure`` kernels are of unknown work: what bounds them nobody knows,
     and ``span_range_us`` is the span of the first rank if all are bound by what changes least, or most (None: no such
     kernel, or nothing changed by law).
@@ -45,7 +48,7 @@ class Replayed:
     unchanged: ReplayTimes
     simulated: ReplayTimes
     gpu: str | None
-    status: str | None
+    standing: Standing | None
     recorded: bool
     by_shape: int
     chunked_collectives: int
@@ -135,7 +138,7 @@ def replay_capture(
         unchanged=unchanged,
         simulated=simulated,
         gpu=None if target is None else target.gpu.id,
-        status=None if target is None else _standing(target, changes).status,
+        standing=None if target is None or jobs is None else _standing(target, changes, capture, classes, jobs),
         recorded=run.correction is not None,
         by_shape=0 if jobs is None else jobs.by_shape,
         chunked_collectives=chunked,
@@ -144,7 +147,26 @@ def replay_capture(
     )
 
 
-def _standing(target: Machine, changes: Changes) -> Standing:
-    """What the laws rest on under ``changes``: another GPU's, another limit or clock."""
+def _standing(target: Machine, changes: Changes, capture: Capture, classes: Classes, jobs: Jobs) -> Standing:
+    """What a replay rests on: the laws under ``changes``, what the trace lets them know, and a run of ours itself."""
+    unmeasured = []
+    own, recorded = own_of(capture) or {}, RunConditions.of(capture)
+    if recorded is not None and recorded.steady and changes.regime == "cold":
+        unmeasured.append("what a steady run does cold was never measured")
+    unsized = capture.work.dur_ns[classes.is_class("gemm") & ~jobs.sized].sum() / max(1, capture.work.dur_ns.sum())
+    if not jobs.by_shape:
+        unmeasured.append("no kernel's sizes are in the trace: each is taken for one of its class that takes its time")
+    elif unsized > UNSIZED_SHARE:
+        unmeasured.append(f"products of {unsized:.0%} of the kernels' time have no sizes in the trace")
     policy = Policy(power_cap_w=changes.power_cap_w, sm_clock_mhz=changes.sm_clock_mhz)
-    return standing_of_laws(machine(changes.gpu or target.gpu.id, policy=policy))
+    laws = standing_of_laws(machine(changes.gpu or target.gpu.id, policy=policy), unmeasured=unmeasured)
+    status, said = own.get("status"), own.get("status_reasons")
+    if status not in STATUSES:
+        return laws
+    reasons = tuple(reason for reason in said if isinstance(reason, str)) if isinstance(said, list) else ()
+    return replace(
+        laws,
+        card=max(laws.card, status if status not in ("unchecked", "extrapolated") else laws.card, key=STATUSES.index),
+        unchecked=(*laws.unchecked, *(reasons if status == "unchecked" else ())),
+        extrapolated=(*laws.extrapolated, *(reasons if status == "extrapolated" else ())),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -18,7 +18,6 @@ import workloads
 from hardware.catalog import list_gpus, load_gpu
 from hardware.cluster import default_node, load_node
 from hardware.engine_laws import shipped_engines
-from hardware.gpu import GpuSpec
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
@@ -219,16 +218,11 @@ def _of_machine(target: Machine) -> list[str]:
     """What of the machine itself no row ran on."""
     gpu = target.gpu
     found = []
-    if gpu.id in list_gpus() and not _same_figures(gpu, load_gpu(gpu.id)):
+    if gpu.id in list_gpus() and not gpu.same_figures(load_gpu(gpu.id)):
         found.append(f"the figures of {gpu.id} are not the catalog's")
     if target.world > 1 and target.cluster.node != load_node(default_node(gpu)):
         found.append(f"node = {target.cluster.node.id} was never measured with {gpu.id}")
     return found
-
-
-def _same_figures(gpu: GpuSpec, other: GpuSpec) -> bool:
-    names = {field.name for field in fields(GpuSpec)} - {"sources", "confidence"}
-    return gpu is other or all(getattr(gpu, name) == getattr(other, name) for name in names)
 
 
 def measured_kind(asked: Kind) -> tuple[Checked | None, list[str]]:
