@@ -52,8 +52,9 @@ def edges_of(capture: Capture) -> Edges:
     taken to have waited for it, with a confidence that falls with the pause. A simulated trace records
     its waits itself; what begins as another stream's work ends waited for its SMs there.
     """
-    known = _columns(*capture.depends, EdgeKind.WAIT, 1.0)
-    parts = [_stream_edges(capture), _wait_edges(capture), known, coincidences(capture)]
+    known, waiting = capture.depends
+    arrows = _columns(known, waiting, EdgeKind.WAIT, 1.0)
+    parts = [_stream_edges(capture), _wait_edges(capture), arrows, coincidences(capture)]
     before, after, kind, confidence = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return Edges(before=before, after=after, kind=kind, confidence=confidence)
 
