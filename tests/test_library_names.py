@@ -40,8 +40,9 @@ def test_names_of_libraries_tell_the_kind_of_each_kernel(fields: dict[str, Any])
 
 def test_a_trace_with_names_of_libraries_replays_as_it_ran(tmp_path: Path) -> None:
     run = simulate(Scenario.of(model="llama3-8b", gpu="h100-sxm-80gb", tp=2, phase="prefill", seq_len=2048, layers=2))
-    for layout, name in (("one", "run.json.gz"), ("hta", "ranks")):
-        path = write_timeline(run, tmp_path / name, layout=layout, part=TraceWindow(names="library"))
+    library = TraceWindow(names="library")
+    one = write_timeline(run, tmp_path / "run.json.gz", part=library)
+    for path in (one, write_timeline(run, tmp_path / "ranks", layout="hta", part=library)):
         result = replay_trace([path])
         assert any(text.startswith("nvjet_sm90") for text in result.capture.names)
         span_us = result.unchanged.ranks[0].span_us

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ class Ranks:
     truth: list[tuple[frozenset[int], float]] = field(default_factory=list)
     launched: dict[int, float] = field(default_factory=dict)
 
-    def run(self, rank: int, name: str, dur: float, **args: object) -> None:
+    def run(self, rank: int, name: str, dur: float, **args: Any) -> None:
         mine = self.events.setdefault(rank, [])
         first = self.launched.setdefault(rank, self.now[rank])
         number = 1 if self.graph else len(mine) + 1
@@ -59,7 +60,10 @@ class Ranks:
             end = max(self.now[rank] for rank in members) + dur
             self.truth.append((frozenset(members), end))
             for rank in members:
-                args = {"Collective name": (operations or {}).get(rank, "allreduce"), "Group size": len(group)}
+                args: dict[str, Any] = {
+                    "Collective name": (operations or {}).get(rank, "allreduce"),
+                    "Group size": len(group),
+                }
                 args |= {"Process Group Name": f"{kind}{group[0]}", "dtype": "BFloat16", "In msg nelems": 4096}
                 args |= {"Process Group Ranks": str(group)} if self.told == "arguments" else {}
                 says = self.told in ("arguments", "names") and "nccl" in name
