@@ -175,6 +175,17 @@ def test_a_graph_that_queued_behind_other_work_tells_nothing_of_its_launch(tmp_p
     assert result.unchanged.capture.work.start_ns[1] == 750_000
 
 
+def test_work_behind_what_the_trace_has_not_begins_with_the_first_of_it(tmp_path: Path) -> None:
+    """Two kernels launched milliseconds before either began: the GPU was busy with an earlier step, cut off."""
+    events: list[Event] = [launch(0, 1), kernel("gemm_a", 8000, 10, correlation=1)]
+    events += [launch(4000, 2), kernel("gemm_b", 8011, 10, correlation=2)]
+    events += [launch(8500, 3), kernel("gemm_c", 8504, 10, correlation=3)]
+    result = replay_trace([write(tmp_path / "t.json", events)])
+    assert result.measured[0].span_us == 514.0
+    assert result.unchanged.ranks[0].span_us == pytest.approx(514.0, abs=0.6)
+    assert result.unchanged.ranks[0].idle_us == pytest.approx(484.0, abs=1.0)
+
+
 def _rank(path: Path, rank: int, at: float, groups: list[list[int]] | None, **args: object) -> Path:
     """A product and an all-reduce; ``groups`` as ``pg_config`` gives them."""
     reduce = "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(...)"

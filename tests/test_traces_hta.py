@@ -59,6 +59,7 @@ def test_figures_agree_with_holistic_trace_analysis_within_one_percent(tmp_path:
     assert theirs["queues"] == ours.summary.streams
     # Three layers launch the same kernels in the same order, the first one's norm has nothing to add.
     assert max(int(row["count"]) for row in theirs["sequences"]) == 3
-    # HTA counts the pauses between kernels that queue (its KERNEL_KERNEL_DELAY), ours counts none.
-    path_us = ours.path.length_us + ours.summary.ranks[0].idle_us
-    assert theirs["critical_path_us"] == pytest.approx(path_us, rel=0.01)
+    # HTA counts the pauses of whatever the path runs over (its KERNEL_KERNEL_DELAY), so its path is the span; ours
+    # counts work alone, and waits of one stream beside work of another are neither in it nor idle.
+    assert theirs["critical_path_us"] == pytest.approx(ours.summary.ranks[0].span_us, rel=0.01)
+    assert 0.94 * theirs["critical_path_us"] < ours.path.length_us <= theirs["critical_path_us"]

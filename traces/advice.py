@@ -5,7 +5,6 @@ Times count from the first GPU work, as ``--window`` does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from traces.capture import NONE, Capture, Category
 from traces.classify import COMMUNICATION, Classes
-from traces.collectives import match_collectives, waiting_ns
+from traces.collectives import SEND_KERNEL, match_collectives, waiting_ns
 from traces.intervals import length, union
 from traces.records import Ints
 from traces.slowing import slowing
@@ -30,7 +29,6 @@ PAUSE_LIMIT_NS = 20_000  # a longer gap is no pause between kernels that queue
 FEWEST_SMALL = 50
 NAME_SHOWN = 80
 SMALL_COLLECTIVE_NS = 60_000  # mostly latency: cut in parts it takes longer
-SEND = re.compile("send_?recv|ncclSend|ncclRecv", re.IGNORECASE)
 
 
 REMEDY = (
@@ -135,7 +133,7 @@ def _skew(capture: Capture, classes: Classes, collective: Ints) -> list[Advice]:
 def _pairs(capture: Capture, collective: Ints) -> NDArray[np.bool_]:
     """Sends and receives of two ranks: of stages in a row one always waits for the other."""
     work = capture.work
-    sends = np.array([SEND.search(name) is not None for name in capture.names])[work.name]
+    sends = np.array([SEND_KERNEL.search(name) is not None for name in capture.names])[work.name]
     size = np.bincount(collective[collective != NONE], minlength=1)
     return np.asarray(sends & (collective != NONE) & (size[np.maximum(collective, 0)] <= 2))
 

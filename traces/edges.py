@@ -49,9 +49,12 @@ def edges_of(capture: Capture) -> Edges:
     no edge. A recorded event wait (``cuda_sync``) joins the last work before the record to the first work
     launched on the waiting stream after the wait. Where a rank records no waits, work that begins within
     4 us of the end of another stream's work, while its own stream had been idle and its launch was early, is
-    taken to have waited for it, with a confidence that falls with the pause.
+    taken to have waited for it, with a confidence that falls with the pause. A simulated trace records
+    its waits itself; what begins as another stream's work ends waited for its SMs there.
     """
-    parts = [_stream_edges(capture), _wait_edges(capture), coincidences(capture)]
+    known, waiting = capture.depends
+    arrows = _columns(known, waiting, EdgeKind.WAIT, 1.0)
+    parts = [_stream_edges(capture), _wait_edges(capture), arrows, coincidences(capture)]
     before, after, kind, confidence = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return Edges(before=before, after=after, kind=kind, confidence=confidence)
 

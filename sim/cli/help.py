@@ -48,8 +48,8 @@ PANELS = {
     ),
     "How it is simulated": ("detail", "ignore_memory", "uncertainty", "jobs", "backend", "address", "fresh"),
     "Output": (
-        "as_json", "quiet", "out", "csv", "plot", "html", "report", "kernels", "trace_layout", "window", "counter_ms",
-        "chakra", "traces", "timeline", "power", "python", "latex", "rows", "records", "top",
+        "as_json", "quiet", "out", "csv", "plot", "html", "report", "kernels", "trace_layout", "trace_names",
+        "window", "counter_ms", "chakra", "traces", "timeline", "power", "python", "latex", "rows", "records", "top",
         "help",
     ),
 }  # fmt: skip

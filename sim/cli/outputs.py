@@ -32,6 +32,12 @@ def _window(_: click.Context, __: click.Parameter, text: str | None) -> tuple[fl
 _OPTIONS = (
     click.option("--trace", type=FOLDER, help="write the timeline (.json, .json.gz, .pftrace)"),
     click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank"),
+    click.option(
+        "--trace-names",
+        type=click.Choice(["ours", "library"]),
+        default="ours",
+        help="kernels by our names or those of real libraries",
+    ),
     click.option("--window", callback=_window, help="only START:END (ms) in --trace, --kernels"),
     click.option("--counter-ms", type=click.FloatRange(min=0, min_open=True), help="thin the counters of --trace out"),
     click.option("--kernels", type=OUTPUT, help="write one row a kernel and rank (.csv, .parquet)"),
@@ -59,6 +65,7 @@ class Outputs:
 
     trace: Path | None
     trace_layout: Literal["one", "hta"]
+    trace_names: Literal["ours", "library"]
     window: tuple[float, float] | None
     counter_ms: float | None
     kernels: Path | None
@@ -100,7 +107,7 @@ class Outputs:
         if self.trace is not None:
             from sim.result.trace import TraceWindow, write_timeline
 
-            part = TraceWindow(window_ms=self.window, counter_ms=self.counter_ms)
+            part = TraceWindow(window_ms=self.window, counter_ms=self.counter_ms, names=self.trace_names)
             write_timeline(run, self.trace, layout=self.trace_layout, part=part)
         if self.kernels is not None:
             from sim.output.files import write_table

@@ -33,13 +33,13 @@ USUAL_PAUSE_NS, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS, PAUSE_STEP_NS = 1_200, 300,
 GRAPH_PAUSE_NS = 900
 # Tiles a block of a product without a counter in front, where shapes are unknown: between 1 and a block's own.
 USUAL_TILES = 1.5
-# Only a call that blocked for so long surely found its work running.
+# Only a call that blocked for so long surely found its work running, and work that waited for it other work.
 SURELY_BLOCKED_NS = 200_000
 BLOCKING = re.compile("Synchronize|MemcpyWithStream")
 
 
 def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters: bool) -> ReplayRows:
-    """Durations, launches, SMs and pauses of each row on GPUs of ``sms`` SMs; no start of a kernel is used.
+    """Durations, launches, SMs and pauses of each row on GPUs of ``sms`` SMs; of starts only a rank's first is used.
 
     ``clusters``: collectives start in clusters on that GPU.
     """
@@ -59,6 +59,12 @@ def load_of(capture: Capture, classes: Classes, dag: Dag, *, sms: int, clusters:
     issue_ns[late] = (calls.start_ns + calls.dur_ns)[work.launch[late]]
     alone = known & (work.graph == NONE) & (work.category == Category.KERNEL)
     issue_ns[alone] = (calls.start_ns + calls.dur_ns)[work.launch[alone]] + AFTER_LAUNCH_NS
+    for rank in capture.ranks:
+        mine = np.flatnonzero(work.rank == rank)
+        first_ns = int(work.start_ns[mine].min())
+        # A rank whose first work waited for so long was busy with work of before that the trace has not.
+        if known[mine].all() and first_ns - issue_ns[mine].min() >= SURELY_BLOCKED_NS:
+            issue_ns[mine] = np.maximum(issue_ns[mine], first_ns)
     blocks, tiles = rounds_of(capture, classes, sms)
     persistent, cluster = products_of(capture)
     fetches = persistent & _behind_memset(capture, dag)

@@ -17,11 +17,13 @@ from sim.result.run import Run
 class Timeline(Run):
     """A :class:`~sim.result.run.Run`, with its table and its trace."""
 
-    def to_chrome(self, path: str | Path, *, layout: Literal["one", "hta"] = "one") -> Path:
+    def to_chrome(
+        self, path: str | Path, *, layout: Literal["one", "hta"] = "one", names: Literal["ours", "library"] = "ours"
+    ) -> Path:
         """Write the timeline (``.json``, ``.json.gz``, or Perfetto's ``.pftrace``); see :mod:`sim.result.trace`."""
-        from sim.result.trace import write_timeline
+        from sim.result.trace import TraceWindow, write_timeline
 
-        return write_timeline(self, Path(path), layout=layout)
+        return write_timeline(self, Path(path), layout=layout, part=TraceWindow(names=names))
 
     def summary(self) -> dict[str, Any]:
         """Every figure of the run under a name with its unit: what ``wattline simulate --json`` prints."""

@@ -15,6 +15,7 @@ from traces.errors import TraceError
 from traces.records import Counter, Lane, SpanKind, Spans, Trace
 from traces.write.by_name import write_trace
 from traces.write.chrome import write_chrome
+from traces.write.library_names import with_library_names
 from traces.write.window import averaged, window
 from workloads.families.pipeline import RECEIVE_STREAM, SEND_STREAM
 from workloads.placement import place_of
@@ -33,13 +34,20 @@ COUNTERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceWindow:
-    """What of a timeline is written: a window (ms), and counters with one value every ``counter_ms`` at most."""
+    """What of a timeline is written: a window (ms), and counters with one value every ``counter_ms`` at most.
+
+    ``names``: of kernels, ours or those of the libraries that run them.
+    """
 
     window_ms: tuple[float, float] | None = None
     counter_ms: float | None = None
+    names: Literal["ours", "library"] = "ours"
 
-    def of(self, trace: Trace) -> Trace:
-        """That much of ``trace``."""
+    def of(self, run: Run, only_gpu: int | None = None) -> Trace:
+        """That much of the trace of ``run``, of all GPUs or of one."""
+        trace = to_trace(run, only_gpu=only_gpu)
+        if self.names == "library":
+            trace = with_library_names(trace, run.machine.gpu.architecture)
         if self.window_ms is not None:
             begin_ps, end_ps = (round(edge * 1e9) for edge in self.window_ms)
             trace = window(trace, begin_ps, end_ps)
@@ -55,13 +63,13 @@ def write_timeline(
     """
     part = part or TraceWindow()
     if layout == "one":
-        return write_trace(part.of(to_trace(run)), path)
+        return write_trace(part.of(run), path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TraceError(f"cannot write traces into folder '{path}': {error.strerror or error}") from None
     for gpu in range(run.graph.gpus):
-        write_chrome(part.of(to_trace(run, only_gpu=gpu)), path / f"rank{gpu}.pt.trace.json.gz", launches=True)
+        write_chrome(part.of(run, gpu), path / f"rank{gpu}.pt.trace.json.gz", launches=True)
     return path
 
 

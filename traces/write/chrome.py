@@ -116,7 +116,11 @@ def _span_text(trace: Trace, launches: bool, extra: Sequence[str] | None) -> Ite
     """Spans of threads; ``extra`` arguments come last in each."""
     spans = trace.spans
     # Readers that pair launches know communication by the names of NCCL's kernels alone.
-    names = [f"ncclDevKernel_{kind.name}" if launches and kind.communication else kind.name for kind in trace.kinds]
+    prefixes = ["ncclDevKernel_" if launches and kind.communication else "" for kind in trace.kinds]
+    names = [
+        kind.name if kind.name.startswith("nccl") else prefix + kind.name
+        for prefix, kind in zip(prefixes, trace.kinds, strict=True)
+    ]
     heads = [
         json_text({"ph": "X", "name": name, "cat": kind.category}, "span name")[:-1]
         for name, kind in zip(names, trace.kinds, strict=True)

@@ -1,0 +1,35 @@
+"""A real decode trace on another GPU, against the graph that was measured there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim.replay.changes import Changes
+from sim.replay.study import replay_trace
+from tests.traces_kit import SHARED
+from traces.capture import NONE, Capture
+from traces.read.load import read_trace
+
+VLLM = SHARED / "measurements" / "vllm" / "traces"
+H100, H200 = (VLLM / f"{gpu}_llama3-8b.0.json.gz" for gpu in ("h100", "h200"))
+
+
+def graph_us(capture: Capture) -> float:
+    """Median length of a decode step's graph."""
+    work = capture.work
+    graphs = [work.graph == one for one in np.unique(work.graph[work.graph != NONE])]
+    return float(np.median([work.end_ns[rows].max() - work.start_ns[rows].min() for rows in graphs])) / 1e3
+
+
+@pytest.mark.skipif(not H100.is_file(), reason=f"needs the traces of real servers ({VLLM}; set WATTLINE_SHARED)")
+@pytest.mark.parametrize(
+    ("recorded", "gpu", "there"), [(H100, "h200-sxm-141gb", H200), (H200, "h100-sxm-80gb", H100)], ids=["h200", "h100"]
+)
+def test_a_decode_step_on_another_gpu_is_within_8_percent(recorded: Path, gpu: str, there: Path) -> None:
+    found = replay_trace([recorded], Changes(gpu=gpu))
+    measured_us = graph_us(read_trace(there))
+    assert graph_us(found.simulated.capture) == pytest.approx(measured_us, rel=0.08)
+    assert graph_us(read_trace(recorded)) != pytest.approx(measured_us, rel=0.2)
