@@ -11,18 +11,10 @@ import click
 
 from sim.cli.help import complete_gpu
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
+from sim.cli.waiting import told
 
 # Records that a core fits and predicts a second: the 1,627 shipped ones in 229 s.
 ROWS_PER_S = 7.0
-
-
-def told(seconds: float) -> str:
-    """A wait in words, as far as somebody who waits cares.
-
-    >>> told(4.2), told(170)
-    ('4 s', '3 minutes')
-    """
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def _lines(path: Path) -> int:

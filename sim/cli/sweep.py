@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ def command(
     grid = load_grid(file)
     keep_inputs([case.fields for case in grid.cases], journal_of(out))
     pool = Pool(backend=backend, address=address, **({} if jobs is None else {"jobs": jobs}))
-    with progress_bar(quiet) as progress:
+    with progress_bar(quiet, journal_of(out)) as progress:
         task = progress.add_task("simulating", total=len(grid.cases), failed=0)
         done = sweep(
             grid,
@@ -72,17 +74,26 @@ def command(
     )
 
 
-def progress_bar(quiet: bool) -> Any:
-    """Done, rate and time left, on a terminal."""
+def progress_bar(quiet: bool, journal: Path) -> Any:
+    """Done, rate and time left, on a terminal, and below them the scenario of ``journal`` that takes long."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
+
+    from sim.explore.in_work import slowest
+    from sim.output.console import visible
 
     class Rate(TextColumn):
         def render(self, task: Any) -> Text:
             return Text(f"{task.speed or task.finished_speed or 0.0:.0f}/s")
 
-    return Progress(
+    class WithSlowest(Progress):
+        def get_renderables(self) -> Iterator[Any]:
+            yield from super().get_renderables()
+            if line := slowest(journal, time.time()):
+                yield Text(visible(line), style="dim", no_wrap=True, overflow="ellipsis")
+
+    return WithSlowest(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
