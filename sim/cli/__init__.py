@@ -104,12 +104,10 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        import difflib
+        from sim.cli.help import nearest
 
         if args and args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(COMMANDS)}"
-            hint = HINTS.get(args[0], hint)
+            hint = HINTS.get(args[0]) or nearest(args[0], COMMANDS)
             raise click.UsageError(f"unknown command '{args[0]}': {hint}", ctx)
         return super().resolve_command(ctx, args)
 

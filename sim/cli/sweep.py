@@ -47,6 +47,7 @@ def command(
     from sim.explore.sweep import journal_of, sweep
     from sim.explore.table import check_ending
     from sim.explore.workers import Pool
+    from sim.output.console import one_line
 
     check_ending(out)
     if backend == "processes" and address is not None:
@@ -65,9 +66,13 @@ def command(
             step=lambda n, failed: progress.update(task, completed=n, failed=failed),
         )
     if as_json:
-        counts = {name: getattr(done, name) for name in ("rows", "failed", "excluded", "resumed", "wall_s")}
+        counts = {
+            name: getattr(done, name) for name in ("rows", "failed", "excluded", "resumed", "wall_s", "first_error")
+        }
         click.echo(json.dumps(counts | {"scenarios_per_s": done.scenarios_per_s, "out": str(out)}, allow_nan=False))
         return
+    if done.first_error is not None and not quiet:
+        click.echo(one_line(f"the first that failed: {done.first_error}"), err=True)
     click.echo(
         f"{done.rows:,} rows in {out}, {done.failed:,} failed (column error), {done.resumed:,} from an earlier run, "
         f"{done.excluded:,} points left out by conditions; {done.wall_s:.1f} s, {done.scenarios_per_s:.0f} scenarios/s"

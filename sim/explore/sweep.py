@@ -46,6 +46,7 @@ class Swept:
     excluded: int
     resumed: int
     wall_s: float
+    first_error: str | None
 
     @property
     def scenarios_per_s(self) -> float:
@@ -94,7 +95,12 @@ def sweep(
     write_rows(table, out)
     journal.unlink(missing_ok=True)
     return Swept(
-        rows=len(table), failed=failed, excluded=grid.excluded, resumed=resumed, wall_s=time.perf_counter() - begin
+        rows=len(table),
+        failed=failed,
+        excluded=grid.excluded,
+        resumed=resumed,
+        wall_s=time.perf_counter() - begin,
+        first_error=next((row["error"] for row in table if row["error"] is not None), None),
     )
 
 
