@@ -6,6 +6,8 @@ import argparse
 import json
 import shlex
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from sim.cli import main
 from sim.errors import ScenarioError, SimError
-from sim.explore.plan.launch import manifest, script, sglang, trtllm, vllm, write_launch
+from sim.explore.plan.launch import ENGINES as COMMANDS
+from sim.explore.plan.launch import manifest, roles, script, sglang, trtllm, vllm, write_launch
 from sim.explore.plan.question import Deployment, Question
 from sim.explore.plan.queue import arrivals, bulk_queue
 from sim.explore.plan.search import plan
@@ -147,13 +150,65 @@ ENGINES = {
     ),
     "sglang": _parser(
         "--model-path", "--tp-size", "--dtype", "--max-running-requests", "--chunked-prefill-size",
-        "--mem-fraction-static", "--context-length", "--port", "--disaggregation-mode", "--quantization", "--ep-size",
+        "--mem-fraction-static", "--context-length", "--host", "--port", "--disaggregation-mode",
+        "--quantization", "--ep-size",
     ),
     "trtllm": _parser(
         "--backend", "--tp_size", "--max_batch_size", "--max_num_tokens", "--kv_cache_free_gpu_memory_fraction",
-        "--max_seq_len", "--port", "--ep_size",
+        "--max_seq_len", "--host", "--port", "--ep_size",
     ),
 }  # fmt: skip
+
+
+def _own_parser(engine: str) -> Callable[[list[str]], dict[str, Any]]:
+    """The argument parser of an engine that is installed, on a machine without a GPU too; the test skips without."""
+    match engine:
+        case "vllm":
+            pytest.importorskip("vllm", reason="vLLM is not installed")
+            import vllm.platforms
+            from vllm.entrypoints.common.cli_args import make_arg_parser
+            from vllm.platforms.cpu import CpuPlatform
+            from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+            vllm.platforms._current_platform = CpuPlatform()
+            whole = make_arg_parser(FlexibleArgumentParser())
+            return lambda command: vars(whole.parse_args(command[2:]))
+        case "sglang":
+            pytest.importorskip("sglang", reason="SGLang is not installed")
+            from sglang.srt.server_args import ServerArgs
+
+            flags = argparse.ArgumentParser()
+            ServerArgs.add_cli_args(flags)
+            return lambda command: vars(flags.parse_args(command[3:]))
+        case _:
+            pytest.importorskip("tensorrt_llm", reason="TensorRT-LLM is not installed")
+            from tensorrt_llm.commands.serve import serve as command_line
+
+            return lambda command: dict(command_line.make_context("serve", command[1:]).params)
+
+
+@pytest.mark.parametrize(
+    ("engine", "sequences", "tokens"),
+    [
+        ("vllm", "max_num_seqs", "max_num_batched_tokens"),
+        ("sglang", "max_running_requests", "chunked_prefill_size"),
+        ("trtllm", "max_batch_size", "max_num_tokens"),
+    ],
+)
+def test_an_engines_own_parser_takes_its_command(
+    engine: str, sequences: str, tokens: str, found: list[Deployment]
+) -> None:
+    parse = _own_parser(engine)
+    apart = next(one for one in found if one.mode == "disaggregated")
+    experts = replace(
+        apart,
+        spec=apart.spec | {"model": "qwen3-30b-a3b", "ep": 2, "tp": 2, "ep_mode": "all_reduce", "dtype": "fp8_e4m3"},
+    )
+    for deployment in (found[0], apart, experts):
+        for role in roles(deployment):
+            known = parse(COMMANDS[engine](deployment, role))
+            assert known[sequences] == deployment.server.max_num_seqs
+            assert known[tokens] == deployment.server.max_num_batched_tokens
 
 
 def test_launch_files_say_what_was_planned(found: list[Deployment], tmp_path: Path) -> None:
