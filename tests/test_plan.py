@@ -103,9 +103,44 @@ def test_prices_rank_by_cost() -> None:
     assert best.cost_per_million_tokens == pytest.approx(hours + 0.1 * best.energy_j_per_token / 3.6)
 
 
+def test_a_load_is_carried_on_the_fewest_gpus_that_do(found: list[Deployment]) -> None:
+    alone = ASKED | {"slo_ttft_s": 0.3, "modes": "aggregated", "gpus": 3}
+    one = next(candidate for candidate in found if candidate.group == 1 and candidate.mode == "aggregated")
+    best, *others = plan(Question.of(**alone, rate_per_s=0.9 * one.load_per_s))
+    assert best.question.gpus == 2 and best.load_per_s == pytest.approx(one.load_per_s)
+    assert [candidate.question.gpus for candidate in others] == [3]
+    (small,) = plan(Question.of(**alone | {"gpus": 1}, rate_per_s=0.1 * one.load_per_s))
+    assert small.question.gpus == 1
+    with pytest.raises(SimError, match=r"rate_per_s = 10000: .* carries it within the targets: .* give more gpus"):
+        plan(Question.of(**alone | {"gpus": 1}, rate_per_s=1e4))
+
+
+def test_power_limits_are_tried() -> None:
+    alone = ASKED | {"modes": "aggregated", "gpus": 1, "power_caps_w": "400,700"}
+    full, capped = plan(Question.of(**alone))
+    assert "700 W" in full.label and "400 W" in capped.label and capped.server.power_cap_w == 400
+    assert capped.power_w_per_gpu <= 401 and capped.load_per_s < full.load_per_s
+    assert capped.energy_j_per_token < full.energy_j_per_token
+    assert "--power-limit=400" in script(capped, "vllm")
+
+
+def test_a_file_of_requests_gives_the_lengths_and_is_what_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "requests.csv"
+    rows = [f"{number * 0.5},{500 + number % 3 * 12},{60 + number % 5 * 2}" for number in range(60)]
+    file.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]), encoding="utf-8")
+    asked = Question.of(model="llama3-8b", gpus=1, slo_tpot_s=0.02, modes="aggregated", trace=file)
+    assert (asked.input_len, asked.output_len) == (512, 64)
+    (best,) = plan(asked)
+    served = serve(best.server).summary
+    assert served["requests"] == 60 and served["slo_share"] > 0.9
+    with pytest.raises(ScenarioError, match="input_len = 9 contradicts trace"):
+        Question.of(model="llama3-8b", input_len=9, trace=file)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"power_cap_w": 500, "power_caps_w": "400"}, "power_cap_w = 500 contradicts power_caps_w"),
         ({"objective": "cost"}, "objective = cost: needs price_per_gpu_hour"),
         ({"slo_tpot_s": 0.001}, "no deployment of llama3-8b on 2 x h100-sxm-80gb: no load keeps the targets"),
         (

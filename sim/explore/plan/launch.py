@@ -149,7 +149,7 @@ def write_launch(deployment: Deployment, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {f"{engine}.sh": script(deployment, engine) for engine in ENGINES}
     texts["kubernetes.json"] = json.dumps(manifest(deployment), indent=2) + "\n"
-    texts["serve.json"] = json.dumps(deployment.spec, indent=2) + "\n"
+    texts["serve.json"] = json.dumps(deployment.served, indent=2) + "\n"
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
     return [folder / name for name in texts]
