@@ -261,6 +261,8 @@ def test_launch_files_say_what_was_planned(found: list[Deployment], tmp_path: Pa
     assert vllm(best, "serve")[:3] == ["vllm", "serve", "$MODEL"]
     assert "--disaggregation-mode" in sglang(best, "decode") and "--tp_size" in trtllm(best, "prefill")
     items = manifest(best)["items"]
+    text = json.dumps(items)
+    assert "HUB-ID-OR-FOLDER-OF/llama3-8b" in text and '"$(MODEL)"' in text and "$MODEL" not in text
     counts = {item["metadata"]["name"]: item["spec"]["replicas"] for item in items if item["kind"] == "Deployment"}
     assert counts == {"wattline-prefill": best.spec["prefill_replicas"], "wattline-decode": best.spec["replicas"]}
     again = json.loads((tmp_path / "launch" / "serve.json").read_text(encoding="utf-8"))

@@ -20,6 +20,11 @@ MODEL = "$MODEL"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "auto"}
 PORT = 8000
 ANYWHERE = "0.0.0.0"  # a router on another machine is to reach it; vLLM listens so by itself
+ROUTERS = {
+    "vllm": "the proxy of its disaggregated-serving examples",
+    "sglang": "python -m sglang_router.launch_router --pd-disaggregation",
+    "trtllm": "trtllm-serve disaggregated",
+}
 VLLM_IMAGE = "vllm/vllm-openai:latest"
 
 
@@ -100,6 +105,8 @@ def script(deployment: Deployment, engine: str) -> str:
         lines.append(f"# The plan limits power on every GPU first: nvidia-smi --power-limit={cap_w:.0f}")
     if engine == "trtllm" and deployment.server.dtype == "fp8_e4m3":
         lines.append("# TensorRT-LLM takes FP8 from the checkpoint: MODEL is one that is quantised so.")
+    if deployment.mode == "disaggregated":
+        lines.append(f"# In front of them goes the engine's router of prefill and decode: {ROUTERS[engine]}.")
     for role, count in roles(deployment).items():
         lines.append(f'if [ "${{ROLE:-serve}}" = {role} ]; then  # {count} of these, {deployment.group} GPUs each')
         lines.append("  exec " + _shell(ENGINES[engine](deployment, role)))
@@ -109,7 +116,7 @@ def script(deployment: Deployment, engine: str) -> str:
 
 
 def manifest(deployment: Deployment) -> dict[str, Any]:
-    """A Kubernetes list: a Deployment of vLLM a role, and a Service before it."""
+    """A Kubernetes list: a Deployment of vLLM a role, and a Service before it; who applies it fills ``MODEL`` in."""
     items: list[dict[str, Any]] = []
     for role, count in roles(deployment).items():
         name = f"wattline-{role}"
@@ -120,7 +127,7 @@ def manifest(deployment: Deployment) -> dict[str, Any]:
             "image": VLLM_IMAGE,
             "command": ["vllm"],
             "args": arguments,
-            "env": [{"name": "MODEL", "value": deployment.question.model}],
+            "env": [{"name": "MODEL", "value": f"HUB-ID-OR-FOLDER-OF/{deployment.question.model}"}],
             "ports": [{"containerPort": PORT}],
             "resources": {"limits": {"nvidia.com/gpu": deployment.group}},
         }
