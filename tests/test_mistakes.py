@@ -41,6 +41,7 @@ MISTAKES = [
     ),
     ("ui lama3-8b", "unknown model 'lama3-8b': did you mean 'llama3-8b'?"),
     ("models --search llama", "unknown option '--search': give a model to see it: wattline models llama3-8b"),
+    ("simulate llama3-8b --vocab 10", "unknown option '--vocab': see 'wattline simulate --help'"),
     ("simulate llama3-8b -tp 4", "unknown option '-tp': write it with two dashes, --tp"),
     ("kernel gem --m 8", "unknown command 'gem': did you mean 'gemm'?"),
     (

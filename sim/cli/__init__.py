@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
 
     try:
         with stoppable():
-            app(args=argv, standalone_mode=False)
+            app(args=argv, prog_name="wattline", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:

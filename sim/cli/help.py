@@ -173,7 +173,7 @@ def _remedied(command: click.Command, ctx: click.Context, error: click.UsageErro
             for name in (other for other in wanted if other in flags):
                 unit = ", in seconds" if error.option_name.endswith("ms") and flags[name].endswith("-s") else ""
                 return f"unknown option '{error.option_name}': it is {flags[name]} here{unit}"
-            return None
+            return None if error.possibilities else f"unknown option '{error.option_name}': {_see(ctx, listed=True)}"
         case click.MissingParameter():
             return f"{error.format_message().rstrip('.')}: {_see(ctx)}"
         case click.BadOptionUsage() if "requires an argument" in error.message:
@@ -191,8 +191,8 @@ def _remedied(command: click.Command, ctx: click.Context, error: click.UsageErro
             return None
 
 
-def _see(ctx: click.Context) -> str:
-    examples = EXAMPLES.get(_path(ctx), ())
+def _see(ctx: click.Context, *, listed: bool = False) -> str:
+    examples = () if listed else EXAMPLES.get(_path(ctx), ())
     return f"for example, {examples[0]}" if examples else f"see '{ctx.command_path} --help'"
 
 
