@@ -97,6 +97,11 @@ def gpu_id(name: str) -> str:
         return whole[0]
     if len(starts) > 1:
         raise HardwareError(f"gpu = '{name}' fits several GPUs: {', '.join(whole or starts)}: name one")
+    count, times, one = wanted.partition("x")
+    if count.isdigit() and times and (one in known or any(gpu.startswith(f"{one}-") for gpu in known)):
+        raise HardwareError(f"unknown gpu '{name}': give '{one}', and how many by the layout (tp {count}), or as gpus")
+    if alike := [gpu for gpu in known if load_gpu(gpu).architecture.lower() == wanted]:
+        raise HardwareError(f"gpu = '{name}' fits several GPUs: {', '.join(alike)}: name one")
     inside = [gpu for gpu in known if len(wanted) > 1 and wanted in gpu]
     near = starts or inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else "see 'wattline gpus'"

@@ -34,7 +34,7 @@ SMALL: dict[str, tuple[str, ...]] = {
 }
 # Parsed only: options and values are checked, nothing runs.
 PARSED: dict[str, str] = {
-    "fit": "fits and judges ten splits of 10,000 scenarios: minutes; tests/test_closed_form.py fits small ones",
+    "fit": "simulates 493 scenarios and judges ten splits: minutes; tests/test_closed_form.py fits small ones",
     "ui": "serves a page until it is ended; tests/test_ui.py drives it",
     "measure": "needs GPUs",  # tests/test_measure_engine.py runs it on made-up ones
     "calibrate": "five minutes of measuring, or a fit of all records (tests/test_hardware_fit.py)",

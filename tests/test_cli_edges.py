@@ -59,7 +59,7 @@ BAD = [
     ([*LAYER, "--tp", "5000"], "scenario: tp = 5000: input should be less than or equal to 4096"),
     (
         [*LAYER, "--dtype", "int4"],
-        "Invalid value for '--dtype': 'int4' is not one of 'bf16', 'fp16', 'fp8_e4m3', 'int8', 'fp32'.",
+        "Invalid value for '--dtype': 'int4' is how weights are stored: give --weight-dtype int4_g128, nvfp4, ...",
     ),
     ([*LAYER, "--ep-mode", "all_reduce"], "scenario: ep_mode = 'all_reduce' needs ep of at least 2"),
     ([*LAYER, "--sequence-parallel"], "scenario: sequence_parallel = true needs tp of at least 2"),
@@ -96,7 +96,7 @@ BAD = [
     ),
     (
         [*LAYER, "--trace", "half.json", "--trace-layout", "hta"],
-        "cannot write traces into folder 'half.json': File exists",
+        "cannot write files into 'half.json': it is a file: give a folder",
     ),
     (
         [*LAYER, "--gpu", "a100-sxm-80gb", "--dtype", "fp8_e4m3"],

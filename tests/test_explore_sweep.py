@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from sim import simulate
 from sim.cli import main
 from sim.errors import SimError
 from sim.explore.grid import ScenarioGrid, parse_grid
-from sim.explore.sweep import run_batch, sweep
+from sim.explore.in_work import slowest, telling
+from sim.explore.sweep import append, run_batch, sweep
 from sim.explore.table import read_table
 from sim.explore.workers import Pool
 
@@ -215,3 +217,25 @@ def test_what_a_worker_returns_is_lines_of_json() -> None:
     good, bad = run_batch([("a", SMALL), ("b", {"model": "llama3-8b", "batch": 0})])
     assert json.loads(good)["error"] is None and json.loads(good)["energy_j"] > 0
     assert json.loads(bad)["error"] == "scenario: batch = 0: input should be greater than 0"
+
+
+def test_a_scenario_that_takes_long_is_told_of_until_its_row_is_there(tmp_path: Path) -> None:
+    journal, heard = tmp_path / "r.parquet.journal", threading.Event()
+    assert slowest(journal, time.time()) == ""
+    journal.touch()
+
+    def write(line: str) -> None:
+        append(journal, [line])
+        heard.set()
+
+    with telling(write, tell_s=0.01) as begun:
+        begun("a", {"model": "llama3-8b", "tp": 4, "regime": "cold"}).say("full detail: 9 kernels")
+        assert heard.wait(30)
+    told = json.loads(journal.read_text(encoding="utf-8").splitlines()[0])
+    now = told["begun_s"] + 7
+    assert slowest(journal, now) == "in work for 7 s: model llama3-8b, tp 4: full detail: 9 kernels"
+    assert slowest(journal, now + 60) == ""  # whoever told is gone
+    append(journal, ['{"scenario_id": "a", "error": null}\n'])
+    assert slowest(journal, now) == ""
+    # A sweep that resumes from the journal takes such lines for no rows.
+    assert sweep(seq_lens(2), tmp_path / "r.parquet", pool=ALONE).resumed == 0

@@ -6,6 +6,8 @@ import argparse
 import json
 import shlex
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from sim.cli import main
 from sim.errors import ScenarioError, SimError
-from sim.explore.plan.launch import manifest, script, sglang, trtllm, vllm, write_launch
+from sim.explore.plan.launch import ENGINES as COMMANDS
+from sim.explore.plan.launch import manifest, roles, script, sglang, trtllm, vllm, write_launch
 from sim.explore.plan.question import Deployment, Question
 from sim.explore.plan.queue import arrivals, bulk_queue
 from sim.explore.plan.search import plan
@@ -100,9 +103,44 @@ def test_prices_rank_by_cost() -> None:
     assert best.cost_per_million_tokens == pytest.approx(hours + 0.1 * best.energy_j_per_token / 3.6)
 
 
+def test_a_load_is_carried_on_the_fewest_gpus_that_do(found: list[Deployment]) -> None:
+    alone = ASKED | {"slo_ttft_s": 0.3, "modes": "aggregated", "gpus": 3}
+    one = next(candidate for candidate in found if candidate.group == 1 and candidate.mode == "aggregated")
+    best, *others = plan(Question.of(**alone, rate_per_s=0.9 * one.load_per_s))
+    assert best.question.gpus == 2 and best.load_per_s == pytest.approx(one.load_per_s)
+    assert [candidate.question.gpus for candidate in others] == [3]
+    (small,) = plan(Question.of(**alone | {"gpus": 1}, rate_per_s=0.1 * one.load_per_s))
+    assert small.question.gpus == 1
+    with pytest.raises(SimError, match=r"rate_per_s = 10000: .* carries it within the targets: .* give more gpus"):
+        plan(Question.of(**alone | {"gpus": 1}, rate_per_s=1e4))
+
+
+def test_power_limits_are_tried() -> None:
+    alone = ASKED | {"modes": "aggregated", "gpus": 1, "power_caps_w": "400,700"}
+    full, capped = plan(Question.of(**alone))
+    assert "700 W" in full.label and "400 W" in capped.label and capped.server.power_cap_w == 400
+    assert capped.power_w_per_gpu <= 401 and capped.load_per_s < full.load_per_s
+    assert capped.energy_j_per_token < full.energy_j_per_token
+    assert "--power-limit=400" in script(capped, "vllm")
+
+
+def test_a_file_of_requests_gives_the_lengths_and_is_what_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "requests.csv"
+    rows = [f"{number * 0.5},{500 + number % 3 * 12},{60 + number % 5 * 2}" for number in range(60)]
+    file.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]), encoding="utf-8")
+    asked = Question.of(model="llama3-8b", gpus=1, slo_tpot_s=0.02, modes="aggregated", trace=file)
+    assert (asked.input_len, asked.output_len) == (512, 64)
+    (best,) = plan(asked)
+    served = serve(best.server).summary
+    assert served["requests"] == 60 and served["slo_share"] > 0.9
+    with pytest.raises(ScenarioError, match="input_len = 9 contradicts trace"):
+        Question.of(model="llama3-8b", input_len=9, trace=file)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"power_cap_w": 500, "power_caps_w": "400"}, "power_cap_w = 500 contradicts power_caps_w"),
         ({"objective": "cost"}, "objective = cost: needs price_per_gpu_hour"),
         ({"slo_tpot_s": 0.001}, "no deployment of llama3-8b on 2 x h100-sxm-80gb: no load keeps the targets"),
         (
@@ -147,13 +185,65 @@ ENGINES = {
     ),
     "sglang": _parser(
         "--model-path", "--tp-size", "--dtype", "--max-running-requests", "--chunked-prefill-size",
-        "--mem-fraction-static", "--context-length", "--port", "--disaggregation-mode", "--quantization", "--ep-size",
+        "--mem-fraction-static", "--context-length", "--host", "--port", "--disaggregation-mode",
+        "--quantization", "--ep-size",
     ),
     "trtllm": _parser(
         "--backend", "--tp_size", "--max_batch_size", "--max_num_tokens", "--kv_cache_free_gpu_memory_fraction",
-        "--max_seq_len", "--port", "--ep_size",
+        "--max_seq_len", "--host", "--port", "--ep_size",
     ),
 }  # fmt: skip
+
+
+def _own_parser(engine: str) -> Callable[[list[str]], dict[str, Any]]:
+    """The argument parser of an engine that is installed, on a machine without a GPU too; the test skips without."""
+    match engine:
+        case "vllm":
+            pytest.importorskip("vllm", reason="vLLM is not installed")
+            import vllm.platforms
+            from vllm.entrypoints.common.cli_args import make_arg_parser
+            from vllm.platforms.cpu import CpuPlatform
+            from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+            vllm.platforms._current_platform = CpuPlatform()
+            whole = make_arg_parser(FlexibleArgumentParser())
+            return lambda command: vars(whole.parse_args(command[2:]))
+        case "sglang":
+            pytest.importorskip("sglang", reason="SGLang is not installed")
+            from sglang.srt.server_args import ServerArgs
+
+            flags = argparse.ArgumentParser()
+            ServerArgs.add_cli_args(flags)
+            return lambda command: vars(flags.parse_args(command[3:]))
+        case _:
+            pytest.importorskip("tensorrt_llm", reason="TensorRT-LLM is not installed")
+            from tensorrt_llm.commands.serve import serve as command_line
+
+            return lambda command: dict(command_line.make_context("serve", command[1:]).params)
+
+
+@pytest.mark.parametrize(
+    ("engine", "sequences", "tokens"),
+    [
+        ("vllm", "max_num_seqs", "max_num_batched_tokens"),
+        ("sglang", "max_running_requests", "chunked_prefill_size"),
+        ("trtllm", "max_batch_size", "max_num_tokens"),
+    ],
+)
+def test_an_engines_own_parser_takes_its_command(
+    engine: str, sequences: str, tokens: str, found: list[Deployment]
+) -> None:
+    parse = _own_parser(engine)
+    apart = next(one for one in found if one.mode == "disaggregated")
+    experts = replace(
+        apart,
+        spec=apart.spec | {"model": "qwen3-30b-a3b", "ep": 2, "tp": 2, "ep_mode": "all_reduce", "dtype": "fp8_e4m3"},
+    )
+    for deployment in (found[0], apart, experts):
+        for role in roles(deployment):
+            known = parse(COMMANDS[engine](deployment, role))
+            assert known[sequences] == deployment.server.max_num_seqs
+            assert known[tokens] == deployment.server.max_num_batched_tokens
 
 
 def test_launch_files_say_what_was_planned(found: list[Deployment], tmp_path: Path) -> None:
@@ -171,6 +261,8 @@ def test_launch_files_say_what_was_planned(found: list[Deployment], tmp_path: Pa
     assert vllm(best, "serve")[:3] == ["vllm", "serve", "$MODEL"]
     assert "--disaggregation-mode" in sglang(best, "decode") and "--tp_size" in trtllm(best, "prefill")
     items = manifest(best)["items"]
+    text = json.dumps(items)
+    assert "HUB-ID-OR-FOLDER-OF/llama3-8b" in text and '"$(MODEL)"' in text and "$MODEL" not in text
     counts = {item["metadata"]["name"]: item["spec"]["replicas"] for item in items if item["kind"] == "Deployment"}
     assert counts == {"wattline-prefill": best.spec["prefill_replicas"], "wattline-decode": best.spec["replicas"]}
     again = json.loads((tmp_path / "launch" / "serve.json").read_text(encoding="utf-8"))

@@ -82,15 +82,19 @@ def record_files(paths: Sequence[Path]) -> list[Path]:
 def fit_records(paths: Sequence[Path], gpu: GpuSpec, *, date: str = "") -> Profile:
     """A profile of ``gpu`` from record files or folders of them; whole-model rows are refused."""
     files = record_files(paths)
-    if of_engine(files):
-        return with_engine(profile_for(gpu), files, gpu)
-    return fit_profile(
-        read_fit_records(files),
-        gpu,
-        files={_name(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
-        command=f"wattline calibrate --from {' '.join(path.name for path in paths)} --gpu {gpu.id}",
-        date=date,
-    )
+    try:
+        if of_engine(files):
+            return with_engine(profile_for(gpu), files, gpu)
+        return fit_profile(
+            read_fit_records(files),
+            gpu,
+            files={_name(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+            command=f"wattline calibrate --from {' '.join(path.name for path in paths)} --gpu {gpu.id}",
+            date=date,
+        )
+    except KeyError as error:
+        named = ", ".join(map(str, paths))
+        raise HardwareError(f"{named}: some row lacks the field {error}, which a fit of its kind needs") from error
 
 
 def of_engine(files: Sequence[Path]) -> bool:

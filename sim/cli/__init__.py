@@ -104,12 +104,10 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        import difflib
+        from sim.cli.help import nearest
 
         if args and args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(COMMANDS)}"
-            hint = HINTS.get(args[0], hint)
+            hint = HINTS.get(args[0]) or nearest(args[0], COMMANDS)
             raise click.UsageError(f"unknown command '{args[0]}': {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -131,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
 
     try:
         with stoppable():
-            app(args=argv, standalone_mode=False)
+            app(args=argv, prog_name="wattline", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:

@@ -11,23 +11,10 @@ import click
 
 from sim.cli.help import complete_gpu
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
+from sim.cli.waiting import told
 
 # Records that a core fits and predicts a second: the 1,627 shipped ones in 229 s.
 ROWS_PER_S = 7.0
-
-
-def told(seconds: float) -> str:
-    """A wait in words, as far as somebody who waits cares.
-
-    >>> told(4.2), told(170)
-    ('4 s', '3 minutes')
-    """
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-
-
-def _lines(path: Path) -> int:
-    with path.open("rb") as rows:
-        return sum(1 for _ in rows)
 
 
 @click.command("calibrate", cls=PathCommand)
@@ -87,6 +74,7 @@ def command(
     from sim.output.files import write_atomically
     from sim.studies.chips import chip_powers, dump_chips, print_chips
     from sim.validation.calibrate import measure_here
+    from sim.validation.records import read_records
     from sim.validation.validate import error_table, validate
     from sim.validation.validate_report import print_groups
 
@@ -103,7 +91,7 @@ def command(
     if not sources:
         spec, sources = measure_here(given, records, world=world, budget_s=budget_s)
     assert spec is not None
-    begun, rows_given = monotonic(), sum(map(_lines, record_files(sources)))
+    begun, rows_given = monotonic(), sum(1 for path in record_files(sources) for _ in read_records(path))
     say = partial(click.echo, err=True)
     say(f"fitting {rows_given:,} records on one core: {told(rows_given / ROWS_PER_S)}")
     profile = fit_records(sources, spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
+from sim.cli.waiting import Forecast
 
 if TYPE_CHECKING:
+    from sim.explore.closed_form.samples import Sample
     from sim.explore.grid import ScenarioGrid
+    from sim.explore.workers import Pool
 
 
 @click.command("fit", cls=PathCommand)
@@ -51,10 +54,8 @@ def command(
     FILE is a grid file as of wattline sweep, of phase generate. The formula is wattline's own: twelve coefficients a
     phase with units and standard errors.
     """
-    from sim.cli.sweep import progress_bar
     from sim.explore.closed_form.export import to_json, to_latex, to_python
     from sim.explore.closed_form.judge import judge
-    from sim.explore.closed_form.samples import simulated
     from sim.explore.grid import load_grid
     from sim.explore.table import read_table
     from sim.explore.workers import Pool
@@ -67,25 +68,19 @@ def command(
     grids = {path: load_grid(path) for path in (file, more) if path is not None}
     keep_inputs([case.fields for grid in grids.values() for case in grid.cases])
     pool = Pool() if jobs is None else Pool(jobs=jobs)
-    if not (quiet or as_json):
-        click.echo(f"simulating {_count(grids):,} scenarios, then {splits} splits to judge the fit on", err=True)
-    with tempfile.TemporaryDirectory() as folder, progress_bar(quiet) as progress:
-        task = progress.add_task("simulating", total=_count(grids), failed=0)
+
+    def say(text: str) -> None:
+        if not (quiet or as_json):
+            click.echo(text, err=True)
+
+    with tempfile.TemporaryDirectory() as folder:
         rows = rows or Path(folder) / "rows.parquet"
         kept = {file: rows} | ({more: rows.with_stem(f"{rows.stem}_more")} if more else {})
-        found, *others = (
-            simulated(
-                grids[of],
-                table,
-                pool=pool,
-                step=lambda n, failed: progress.update(task, completed=n, failed=failed),
-            )
-            for of, table in kept.items()
-        )
+        found, *others = (_simulated(grids[of], table, pool, say, quiet=quiet) for of, table in kept.items())
         statuses = read_table(rows)["status"].value_counts().to_dict()
-    verdict = judge(
-        found, count=samples, seed=seed, splits=splits, more=list(chain.from_iterable(others)), search=search
-    )
+    judging = Forecast(what="judging on splits", total=splits, say=say)
+    others_too = list(chain.from_iterable(others))
+    verdict = judge(found, count=samples, seed=seed, splits=splits, more=others_too, search=search, step=judging)
     ours = verdict.scores["closed form"]
     result: dict[str, Any] = {
         "top1": ours["top1"][0],
@@ -115,8 +110,22 @@ def command(
     _print(result)
 
 
-def _count(grids: Mapping[Path, ScenarioGrid]) -> int:
-    return sum(len(grid.cases) for grid in grids.values())
+def _simulated(grid: ScenarioGrid, table: Path, pool: Pool, say: Callable[[str], None], *, quiet: bool) -> list[Sample]:
+    from sim.cli.sweep import progress_bar
+    from sim.explore.closed_form.samples import runs_of, simulated
+    from sim.explore.sweep import journal_of
+
+    total = len(runs_of(grid).cases)
+    say(f"simulating {total:,} prefills and decode steps on {pool.jobs} cores, then judging")
+    forecast = Forecast(what="simulating", total=total, say=say)
+    with progress_bar(quiet, journal_of(table)) as progress:
+        task = progress.add_task("simulating", total=total, failed=0)
+
+        def step(done: int, failed: int) -> None:
+            progress.update(task, completed=done, failed=failed)
+            forecast(done)
+
+        return simulated(grid, table, pool=pool, step=step)
 
 
 def _print(result: dict[str, Any]) -> None:

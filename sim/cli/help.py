@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -73,10 +73,24 @@ OTHER_NAMES = {
     "sms": ("comm_ctas",), "blocks": ("comm_ctas",), "power_cap": ("power_cap_w",), "power_limit": ("power_cap_w",),
     "cap": ("power_cap_w",), "clock": ("sm_clock_mhz",), "sm_clock": ("sm_clock_mhz",), "qps": ("rate_per_s",),
     "rps": ("rate_per_s",), "rate": ("rate_per_s",), "request_rate": ("rate_per_s",), "num_prompts": ("requests",),
-    "quantization": ("weight_dtype", "dtype"), "precision": ("dtype",), "slo_ttft": ("slo_ttft_s",),
+    "quantization": ("weight_dtype", "dtype"), "precision": ("dtype",),
+    "ttft_ms": ("slo_ttft_s",), "tpot_ms": ("slo_tpot_s",), "slo_ttft_ms": ("slo_ttft_s",),
+    "slo_tpot_ms": ("slo_tpot_s",), "itl": ("slo_tpot_s",), "slo_ttft": ("slo_ttft_s",),
     "slo_tpot": ("slo_tpot_s",), "ttft": ("slo_ttft_s",), "tpot": ("slo_tpot_s",), "output": ("out", "trace"),
     "engine": ("stack",), "backend": ("stack",), "num_layers": ("layers",),
 }  # fmt: skip
+
+
+# Options that a command lacks for a reason.
+LACKING = {
+    ("ui", "host"): "the page answers 127.0.0.1 only: from another machine, ssh -L 8061:127.0.0.1:8061",
+    ("plan", "tp"): "a plan tries every way to cut the GPUs: give --gpus alone",
+    ("plan", "ep"): "a plan tries every way to cut the GPUs: give --gpus alone",
+    ("plan", "batch"): "a plan finds the highest load: give its targets, --slo-ttft-s and --slo-tpot-s",
+    ("models", "search"): "give a model to see it: wattline models llama3-8b",
+    ("gpus", "gpu"): "the list is of all of them; a scenario's is --gpu of simulate, plan and the others",
+    ("simulate", "out"): "files are --trace, --report and --kernels; --json goes to standard output",
+}
 
 
 class Helped(click.Command):
@@ -108,10 +122,11 @@ class Helped(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; a refusal names the remedy."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            if (text := _remedied(self, ctx, error)) is None:
+            if (text := _remedied(self, ctx, error, given)) is None:
                 raise
             raise click.UsageError(text, ctx) from error
 
@@ -121,21 +136,49 @@ class HelpGroup(Helped, click.Group):
 
     command_class = Helped
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that comes first; of an unknown one, the nearest."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known:
+            raise click.UsageError(f"unknown command '{args[0]}': {nearest(args[0], known)}", ctx)
+        return super().resolve_command(ctx, args)
 
-def _remedied(command: click.Command, ctx: click.Context, error: click.UsageError) -> str | None:
-    """The message of ``error`` with what would be right, where click's own does not say it."""
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What ``word`` was meant to be, or what there is.
+
+    >>> nearest("simulat", ["simulate", "sweep"]), nearest("x", ["a", "b"])
+    ("did you mean 'simulate'?", 'known: a, b')
+    """
+    import difflib
+
+    near = difflib.get_close_matches(word, known := list(known), n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+
+
+def _remedied(command: click.Command, ctx: click.Context, error: click.UsageError, args: Sequence[str]) -> str | None:
+    """The message of ``error`` over ``args`` with what would be right, where click's own does not say it."""
     flags = {p.name: p.opts[-1] for p in command.params if isinstance(p, click.Option)}
     match error:
         case click.NoSuchOption():
-            wanted = OTHER_NAMES.get(error.option_name.lstrip("-").replace("-", "_"), ())
-            for name in (one for one in wanted if one in flags):
-                return f"unknown option '{error.option_name}': it is {flags[name]} here"
-            return None
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if why := LACKING.get((command.name or "", name)):
+                return f"unknown option '{error.option_name}': {why}"
+            for one in args:  # -tp: to click, a -t
+                if one[:2] == error.option_name and f"-{one.partition('=')[0]}" in flags.values():
+                    return f"unknown option '{one}': write it with two dashes, -{one}"
+            wanted = OTHER_NAMES.get(name, ())
+            for name in (other for other in wanted if other in flags):
+                unit = ", in seconds" if error.option_name.endswith("ms") and flags[name].endswith("-s") else ""
+                return f"unknown option '{error.option_name}': it is {flags[name]} here{unit}"
+            return None if error.possibilities else f"unknown option '{error.option_name}': {_see(ctx, listed=True)}"
         case click.MissingParameter():
             return f"{error.format_message().rstrip('.')}: {_see(ctx)}"
         case click.BadOptionUsage() if "requires an argument" in error.message:
             return f"{error.message.rstrip('.')}: {_see(ctx)}"
-        case click.BadParameter() if error.message.endswith("is not a valid integer."):
+        case click.BadParameter() if error.message.endswith(("a valid integer.", "a valid integer range.")):
             return f"{error.format_message().rstrip('.')}: give digits alone, such as 4096"
         case click.BadParameter() if error.message.endswith("is not a valid float."):
             return f"{error.format_message().rstrip('.')}: give a number alone, without a unit"
@@ -148,8 +191,8 @@ def _remedied(command: click.Command, ctx: click.Context, error: click.UsageErro
             return None
 
 
-def _see(ctx: click.Context) -> str:
-    examples = EXAMPLES.get(_path(ctx), ())
+def _see(ctx: click.Context, *, listed: bool = False) -> str:
+    examples = () if listed else EXAMPLES.get(_path(ctx), ())
     return f"for example, {examples[0]}" if examples else f"see '{ctx.command_path} --help'"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from sim.scenario.spec import FieldTable, Scenario, read_mapping
 from workloads.storage import ALIASES
 
 Decorated = Callable[..., Any]
+ENDINGS = (".toml", ".json")
+FOUR_BITS = re.compile("4bit|int4|fp4|w4|awq|gptq")
 
 
 def table_options(table: type[FieldTable]) -> Callable[[Decorated], Decorated]:
@@ -55,6 +58,8 @@ def named_scenario(named: Path | None, fields: dict[str, Any]) -> Scenario:
 
 def split_named(named: Path | None, fields: dict[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     """An argument that is a file, by itself, or one that is a model, among the ``fields``; see above."""
+    if named is not None and named.suffix not in ENDINGS and (named.is_file() or named.suffix in (".yaml", ".yml")):
+        raise click.UsageError(f"'{named}': give a scenario's .toml or .json file, or a model's id")
     if named is None or named.is_dir() or _describes_a_run(named):
         return named, fields
     if fields.get("model") is not None:
@@ -64,7 +69,7 @@ def split_named(named: Path | None, fields: dict[str, Any]) -> tuple[Path | None
 
 def _describes_a_run(file: Path) -> bool:
     """Whether a file is a scenario's, as far as its name and a ``model_type`` in it say."""
-    if file.name == "config.json" or file.suffix not in (".toml", ".json"):
+    if file.name == "config.json" or file.suffix not in ENDINGS:
         return False
     return file.suffix == ".toml" or not file.is_file() or "model_type" not in read_mapping(file)
 
@@ -84,6 +89,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
         "sm_partition",
         "modes",
         "dtypes",
+        "power_caps_w",
     ):  # lists with commas, read by the field
         return click.option(flag, name, default=None, help=text)
     if name in ("dtype", "kv_dtype"):
@@ -100,6 +106,10 @@ class TypeName(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The canonical name."""
         name = ALIASES.get(str(value).strip().lower(), value)
+        if name not in self.choices and param is not None and ctx is not None and FOUR_BITS.search(str(value).lower()):
+            siblings = {p.name for p in ctx.command.params}
+            if param.name == "dtype" and "weight_dtype" in siblings:
+                self.fail(f"'{value}' is how weights are stored: give --weight-dtype int4_g128, nvfp4, ...", param, ctx)
         return super().convert(name if name in self.choices else value, param, ctx)
 
 

@@ -106,11 +106,13 @@ def command(
     from sim.explore.by_operator import per_operator as by_operator
     from sim.explore.overlap import AXES, COMM_SMS, advice, default_of, read_grid, scenarios, study, table
     from sim.explore.overlap_page import write_page, write_plot
-    from sim.output.files import check_picture_ending, write_atomically
+    from sim.output.files import check_page_ending, check_picture_ending, write_atomically
     from sim.output.spreadsheet import to_csv
 
     if plot is not None:
         check_picture_ending(plot)
+    if html is not None:
+        check_page_ending(html, "--html", "page")
     file, flags = split_named(file, flags)
     base, grid = read_grid(file) if file is not None else ({}, {})
     keep_inputs([base, grid])

@@ -30,18 +30,20 @@ class PathCommand(Helped):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Check the paths, then run."""
-        from sim.output.files import check_outputs
+        from sim.output.files import check_folder, check_outputs
 
         check_outputs(written(ctx), _read(ctx))
+        for folder in written(ctx, folder=True):
+            check_folder(folder)
         return super().invoke(ctx)
 
 
-def written(ctx: click.Context) -> list[Path]:
-    """The files that the options of a command name as outputs."""
+def written(ctx: click.Context, *, folder: bool = False) -> list[Path]:
+    """The files, or the folders, that the options of a command name as outputs."""
     return [
         path
         for parameter in ctx.command.params
-        if isinstance(parameter.type, Written) and not parameter.type.folder
+        if isinstance(parameter.type, Written) and parameter.type.folder is folder
         for path in _values(ctx, parameter)
         if isinstance(path, Path)
     ]

@@ -17,6 +17,7 @@ from sim.explore.plan.question import Question
 if TYPE_CHECKING:
     from sim.explore.plan.question import Deployment
 
+FIGURES = ("tokens/s/GPU", "tokens/s/user", "TTFT p99 ms", "TPOT p99 ms", "J/token", "W/GPU")
 Confirmed = dict[int, dict[str, Any]]
 
 
@@ -66,7 +67,7 @@ def command(
     left_out: list[str] = []  # told beside an answer; where there is none, the refusal says them itself
     found = plan(question, pool=pool, say=left_out.append)
     if not (quiet or as_json):
-        click.echo("".join(f"left out: {text}\n" for text in left_out), err=True, nl=False)
+        click.echo("".join(f"left out: {text}\n" for text in dict.fromkeys(left_out)), err=True, nl=False)
     served: Confirmed = {place: serve(one.server).summary for place, one in enumerate(found[:confirm])}
     if csv is not None:
         import pandas as pd
@@ -111,25 +112,36 @@ def _print(question: Question, found: Sequence[Deployment], served: Confirmed) -
         for name, value in (("TTFT", question.slo_ttft_s), ("TPOT", question.slo_tpot_s))
         if value is not None
     ]
-    asked = f"{question.model} on {question.gpus} x {question.gpu}, {question.input_len:,} tokens in, "
+    load = "" if question.rate_per_s is None else f"{question.rate_per_s:g} requests a second, "
+    up_to = "up to " if load else ""
+    asked = f"{question.model} on {up_to}{question.gpus} x {question.gpu}, {load}{question.input_len:,} tokens in, "
     asked += f"{question.output_len:,} out" + "".join(f", {target}" for target in targets)
     console.print(Text(visible(asked)))
-    answer = f"Best for {question.objective}: {best.label}, {best.mode}: {best.load_per_s:.3g} requests a second, "
+    fewest = f"Fewest GPUs: {best.question.gpus}, as " if load else f"Best for {question.objective}: "
+    answer = f"{fewest}{best.label}, {best.mode}: {best.load_per_s:.3g} requests a second, "
     answer += f"{best.tokens_per_s_per_gpu:,.0f} output tokens a second a GPU, {best.energy_j_per_token:.3g} J a token"
     binds = f"; what binds is {best.binds}" if best.binds else ""
     console.print(Text(visible(f"{answer}{binds}."), style="bold"))
     console.print(Text(visible(f"These numbers are {best.status}: {'; '.join(best.reasons)}.")))
     table = Table()
-    columns = ["deployment", "mode", "tokens/s/GPU", "tokens/s/user", "TTFT p99 ms", "TPOT p99 ms", "J/token", "W/GPU"]
     priced = best.cost_per_million_tokens is not None
-    for name in (*columns, *(["cost/Mtoken"] if priced else []), "binds"):
+    columns = [
+        "deployment",
+        "mode",
+        *(["GPUs"] if load else []),
+        *FIGURES,
+        *(["cost/Mtoken"] if priced else []),
+        "binds",
+    ]
+    for name in columns:
         table.add_column(name, justify="left" if name in ("deployment", "mode", "binds") else "right")
     for plan in found:
         cost = plan.cost_per_million_tokens
         table.add_row(
-            plan.label, plan.mode, f"{plan.tokens_per_s_per_gpu:,.0f}", f"{1.0 / plan.tpot_s:,.0f}",
-            f"{plan.ttft_s * 1e3:,.0f}", f"{plan.tpot_within_s * 1e3:,.1f}", f"{plan.energy_j_per_token:.3g}",
-            f"{plan.power_w_per_gpu:.0f}", *([f"{cost:.3g}"] if priced and cost is not None else []), plan.binds,
+            plan.label, plan.mode, *([str(plan.question.gpus)] if load else []), f"{plan.tokens_per_s_per_gpu:,.0f}",
+            f"{1.0 / plan.tpot_s:,.0f}", f"{plan.ttft_s * 1e3:,.0f}", f"{plan.tpot_within_s * 1e3:,.1f}",
+            f"{plan.energy_j_per_token:.3g}", f"{plan.power_w_per_gpu:.0f}",
+            *([f"{cost:.3g}"] if priced and cost is not None else []), plan.binds,
         )  # fmt: skip
     console.print(table)
     for place, summary in served.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ def command(
     from sim.explore.sweep import journal_of, sweep
     from sim.explore.table import check_ending
     from sim.explore.workers import Pool
+    from sim.output.console import one_line
 
     check_ending(out)
     if backend == "processes" and address is not None:
@@ -52,7 +55,7 @@ def command(
     grid = load_grid(file)
     keep_inputs([case.fields for case in grid.cases], journal_of(out))
     pool = Pool(backend=backend, address=address, **({} if jobs is None else {"jobs": jobs}))
-    with progress_bar(quiet) as progress:
+    with progress_bar(quiet, journal_of(out)) as progress:
         task = progress.add_task("simulating", total=len(grid.cases), failed=0)
         done = sweep(
             grid,
@@ -63,26 +66,39 @@ def command(
             step=lambda n, failed: progress.update(task, completed=n, failed=failed),
         )
     if as_json:
-        counts = {name: getattr(done, name) for name in ("rows", "failed", "excluded", "resumed", "wall_s")}
+        counts = {
+            name: getattr(done, name) for name in ("rows", "failed", "excluded", "resumed", "wall_s", "first_error")
+        }
         click.echo(json.dumps(counts | {"scenarios_per_s": done.scenarios_per_s, "out": str(out)}, allow_nan=False))
         return
+    if done.first_error is not None and not quiet:
+        click.echo(one_line(f"the first that failed: {done.first_error}"), err=True)
     click.echo(
         f"{done.rows:,} rows in {out}, {done.failed:,} failed (column error), {done.resumed:,} from an earlier run, "
         f"{done.excluded:,} points left out by conditions; {done.wall_s:.1f} s, {done.scenarios_per_s:.0f} scenarios/s"
     )
 
 
-def progress_bar(quiet: bool) -> Any:
-    """Done, rate and time left, on a terminal."""
+def progress_bar(quiet: bool, journal: Path) -> Any:
+    """Done, rate and time left, on a terminal, and below them the scenario of ``journal`` that takes long."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
+
+    from sim.explore.in_work import slowest
+    from sim.output.console import visible
 
     class Rate(TextColumn):
         def render(self, task: Any) -> Text:
             return Text(f"{task.speed or task.finished_speed or 0.0:.0f}/s")
 
-    return Progress(
+    class WithSlowest(Progress):
+        def get_renderables(self) -> Iterator[Any]:
+            yield from super().get_renderables()
+            if line := slowest(journal, time.time()):
+                yield Text(visible(line), style="dim", no_wrap=True, overflow="ellipsis")
+
+    return WithSlowest(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

@@ -148,6 +148,8 @@ def parse_grid(data: Mapping[str, Any], *, where: str) -> ScenarioGrid:
         # Of an axis, both readings are reported: a table was meant as a range.
         problem = next(p for p in error.errors() if not ("list[any]" in p["loc"] and isinstance(p["input"], dict)))
         place = ".".join(str(part) for part in problem["loc"] if part not in ("Range", "list[any]"))
+        if problem["type"] == "extra_forbidden" and place in Scenario.model_fields:
+            raise SimError(f"{where}: '{place}' belongs under [base], and lists of values under [grid]") from None
         raise SimError(f"{where}: {place}: {problem['msg'].removeprefix('Value error, ')}") from None
     if file.block and (file.grid or file.zips or file.sample):
         raise SimError(f"{where}: put grid, zip and sample inside the [[block]] tables, or leave [[block]] out")

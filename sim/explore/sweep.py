@@ -24,6 +24,7 @@ from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore import workers
 from sim.explore.grid import GridPoint, ScenarioGrid
+from sim.explore.in_work import telling
 from sim.explore.row import INTERVALS, RESULTS, figures, full, interval_figures, row_id
 from sim.explore.table import read_rows, write_rows
 from sim.output.files import OutputError, write_atomically
@@ -47,6 +48,7 @@ class Swept:
     excluded: int
     resumed: int
     wall_s: float
+    first_error: str | None
 
     @property
     def scenarios_per_s(self) -> float:
@@ -100,7 +102,12 @@ def sweep(
         write_rows(table, out)
         journal.unlink(missing_ok=True)
     return Swept(
-        rows=len(table), failed=failed, excluded=grid.excluded, resumed=resumed, wall_s=time.perf_counter() - begin
+        rows=len(table),
+        failed=failed,
+        excluded=grid.excluded,
+        resumed=resumed,
+        wall_s=time.perf_counter() - begin,
+        first_error=next((row["error"] for row in table if row["error"] is not None), None),
     )
 
 
@@ -135,12 +142,17 @@ def run_batch(
     _settle_in()
     begin = time.perf_counter()
     lines: list[str] = []
-    for i, fields in batch:
-        lines.append(json.dumps(_row(i, fields, uncertainty=uncertainty)) + "\n")
+
+    def keep(line: str) -> None:
         if journal is not None:
-            append(journal, lines[-1:])
-        if time.perf_counter() - begin > BATCH_S:
-            break
+            append(journal, [line])
+
+    with telling(keep) as begun:
+        for i, fields in batch:
+            lines.append(json.dumps(_row(i, fields, begun(i, fields).say, uncertainty=uncertainty)) + "\n")
+            keep(lines[-1])
+            if time.perf_counter() - begin > BATCH_S:
+                break
     return lines
 
 
@@ -167,13 +179,13 @@ def _settle_in() -> None:
     gc.freeze()
 
 
-def _row(i: str, fields: Mapping[str, Any], *, uncertainty: bool) -> dict[str, Any]:
+def _row(i: str, fields: Mapping[str, Any], say: Callable[[str], None], *, uncertainty: bool) -> dict[str, Any]:
     # Imported here: the engine is not needed by whoever only reads a table.
     from sim.run.runner import simulate
 
     row = {"scenario_id": i, **full(fields), "error": None}
     try:
-        run = simulate(**fields, shortcuts=True)
+        run = simulate(progress=say, **fields, shortcuts=True)
         return row | figures(run) | (interval_figures(run) if uncertainty else {})
     except Exception as error:
         ours = type(error).__module__.split(".")[0] in ("sim", "hardware", "workloads")

@@ -51,6 +51,13 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None] 
     check_not_inputs(files, inputs)
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a file where a folder of files is to be written."""
+    found = _stat(path)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise OutputError(f"cannot write files into '{path}': it is a file: give a folder")
+
+
 def check_not_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
     """Refuse to write to a file that is read, whatever the links that lead to it."""
     existing = {key: path for path in outputs if path is not None and (key := _identity(path)) is not None}
@@ -117,6 +124,12 @@ def check_picture_ending(path: Path) -> None:
     """Refuse a picture file that is neither PNG nor SVG."""
     if path.suffix not in PICTURE_ENDINGS:
         raise OutputError(f"'{path}': a picture is written as .png or .svg")
+
+
+def check_page_ending(path: Path, option: str, what: str) -> None:
+    """Refuse a page that a browser would not open."""
+    if path.suffix not in (".html", ".htm"):
+        raise OutputError(f"{option} '{path}': a {what} is written as .html")
 
 
 def check_extra(option: str, extra: str, *modules: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import SimError
+from sim.output.files import check_page_ending
 from traces.write.files import installed
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class Page:
 
 def check_report(path: Path) -> None:
     """Refuse, before anything is simulated, a file of another kind and a Python without the packages."""
-    if path.suffix not in (".html", ".htm"):
-        raise SimError(f"--report '{path}': a report is written as .html")
+    check_page_ending(path, "--report", "report")
     missing = [name for name in NEEDED if not installed(name)]
     if missing:
         raise SimError(f"--report needs {' and '.join(missing)}: pip install 'wattline[report]'")

@@ -46,19 +46,14 @@ def answer(fields: Mapping[str, Any]) -> Answer:
     return _answer(scenario_of(fields))
 
 
-def run_of(scenario: Scenario) -> Timeline:
-    """The cheapest run that gives the same figures as every rank and layer would."""
-    with BUSY:
-        return simulate(scenario, shortcuts=True)
-
-
 @lru_cache(maxsize=ANSWERS)
 def _answer(scenario: Scenario) -> Answer:
-    begun = perf_counter()
-    try:
-        run = run_of(scenario)
-    except MemoryShortError as error:
-        raise MemoryShortError(str(error).removesuffix("; or --ignore-memory")) from None
+    with BUSY:
+        begun = perf_counter()
+        try:
+            run = simulate(scenario, shortcuts=True)  # the cheapest way to the figures of every rank and layer
+        except MemoryShortError as error:
+            raise MemoryShortError(str(error).removesuffix("; or --ignore-memory")) from None
     data = summary(run)
     timeline, note = pictures.lanes(run)
     return Answer(

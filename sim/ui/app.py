@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,15 @@ def page(port: int = 0, start: str = "") -> UiServer:
     token = secrets.token_urlsafe(16)
     state = PageState.parse(start)
     server = make_server(HOST, port, application(token).server, threaded=True, request_handler=_Quiet)
+    threading.Thread(target=_warm, args=(state,), daemon=True, name="warm up").start()
     return UiServer(server=server, link=f"http://{HOST}:{server.port}/{token}/?{state.query()}")
+
+
+def _warm(state: PageState) -> None:
+    """While the browser loads the page: answer what it will ask first, and import what only mixtures of experts use."""
+    with suppress(WattlineError):  # the page will show it
+        answer(state.a)
+    importlib.import_module("scipy.optimize")
 
 
 def application(token: str) -> Dash:

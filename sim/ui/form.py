@@ -25,6 +25,10 @@ LABELS = {
 EMPTY = {"comm_ctas": "library's", "sm_clock_mhz": "free", "power_cap_w": "TDP"}
 PHASES = ("prefill", "decode")  # those that answer at once
 WIDE = ("model", "gpu", "stack")
+ROOFS = (
+    "Lines: what arithmetic and HBM allow by the datasheet (dotted), and at this run's clock (solid). A marker is a "
+    "kernel, as large as its share of the time."
+)
 CONFIG = {"displayModeBar": False, "responsive": True}
 
 
@@ -39,7 +43,7 @@ def side(letter: str, fields: Mapping[str, Any], *, compared: bool) -> Any:
         html.Div(id=ident(letter, out="text"), className="answer"),
         html.Div([html.H3("Memory"), html.Div(id=ident(letter, out="memory"))], className="card"),
         _card(letter, "timeline", "Timeline", _legend(), html.P(id=ident(letter, out="note"), className="note")),
-        _card(letter, "roofline", "Roofline"),
+        _card(letter, "roofline", "Roofline", _legend(), html.P(ROOFS, className="note")),
         html.Div(id=ident(letter, out="end"), className="answer"),
     ]
     heading = [html.H2(letter.upper())] if compared else []
@@ -80,7 +84,7 @@ def _control(letter: str, name: str, value: Any) -> Any:
     default = EMPTY.get(name) or str(field.default)
     number = None if value is None else float(value) if "." in str(value) else int(value)
     entry = dcc.Input(
-        id=own, type="number", value=number, min=1, placeholder=default, debounce=0.2, className="number",
+        id=own, type="number", value=number, min=1, placeholder=default, debounce=0.1, className="number",
         inputMode="numeric",
     )  # fmt: skip
     return _labelled(name, entry)

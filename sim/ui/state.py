@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from sim.errors import SimError
 from sim.scenario.spec import Scenario
+from workloads.catalog import model_id
 
 SIDES = ("a", "b")
 # Fields of a scenario that the page has a control for, in the order of the form.
@@ -49,11 +50,13 @@ class State:
 
     @classmethod
     def parse(cls, link: str) -> State:
-        """The state of a link, or of its query; without one, where the page starts.
+        """The state of a link, of its query, or of a model alone; without one, where the page starts.
 
         >>> State.parse("http://127.0.0.1:8061/token/?a.model=llama3-8b&b.model=llama3-8b&b.tp=2").b
         {'model': 'llama3-8b', 'tp': '2'}
         """
+        if link and "=" not in link and "://" not in link:
+            return cls(a={"model": model_id(link), "batch": 2, "seq_len": 4096})
         query = urlsplit(link).query if "?" in link else link
         sides: dict[str, Fields] = {}
         for key, value in parse_qsl(query):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
@@ -65,12 +65,14 @@ def judge(
     splits: int,
     more: Sequence[Sample] = (),
     search: bool = False,
+    step: Callable[[int], None] = lambda _done: None,
 ) -> Verdict:
     """Fit on ``count`` samples of one half of the scenarios and judge on the other half, ``splits`` times.
 
     ``more`` are samples of scenarios that are never judged on: with them, a random forest gets FOREST_SAMPLES.
-    ``search`` looks for other formulas by symbolic regression. The coefficients and formulas that are returned are
-    those of the first split. Raises :class:`SimError` when there are too few scenarios or samples.
+    ``search`` looks for other formulas by symbolic regression; ``step`` gets how many splits are done. The
+    coefficients and formulas that are returned are those of the first split. Raises :class:`SimError` when there are
+    too few scenarios or samples.
     """
     groups = by_work(samples)
     if len(groups) < 4:
@@ -81,6 +83,7 @@ def judge(
     forms: dict[str, Fitted] = {}
     formulas: dict[str, str] = {}
     for split in range(splits):
+        step(split)
         rng = np.random.default_rng([seed, split])
         order = rng.permutation(len(works))
         seen = [s for i in order[: len(works) // 2] for s in groups[works[i]]]

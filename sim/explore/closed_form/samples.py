@@ -72,14 +72,18 @@ def parts(fields: Mapping[str, Any]) -> dict[Phase, dict[str, Any]]:
     return {"prefill": rest | {"phase": "prefill"}, "decode": rest | {"phase": "decode", "seq_len": mean}}
 
 
+def runs_of(grid: ScenarioGrid) -> ScenarioGrid:
+    """The prefills and decode steps of ``grid``, each once."""
+    runs = {row_id(part): GridPoint(fields=part) for case in grid.cases for part in parts(case.fields).values()}
+    return ScenarioGrid(cases=tuple(runs.values()), excluded=grid.excluded)
+
+
 def simulated(grid: ScenarioGrid, rows: Path, *, pool: Pool, step: Step) -> list[Sample]:
     """Samples of every case of ``grid``; ``rows`` keeps the runs, so that a second call is quick."""
-    pairs = [(case.fields, parts(case.fields)) for case in grid.cases]
-    cases = tuple(GridPoint(fields=part) for _, both in pairs for part in both.values())
-    sweep(ScenarioGrid(cases=cases, excluded=grid.excluded), rows, pool=pool, step=step)
+    sweep(runs_of(grid), rows, pool=pool, step=step)
     found = {row["scenario_id"]: row for row in read_rows(rows)}
     samples = []
-    for fields, both in pairs:
+    for fields, both in ((case.fields, parts(case.fields)) for case in grid.cases):
         runs = {phase: found[row_id(part)] for phase, part in both.items()}
         if all(run["error"] is None for run in runs.values()):
             samples.append(

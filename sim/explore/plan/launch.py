@@ -1,7 +1,7 @@
 """A deployment as files that start it: vLLM, SGLang and TensorRT-LLM command lines, and a Kubernetes manifest.
 
-Flags are those of vLLM 0.24, SGLang 0.5 and TensorRT-LLM 1.0 (their documentation). ``$MODEL`` stands for the model's
-hub id or folder. Nothing here was run on a cluster.
+The argument parsers of vLLM 0.33 and SGLang 0.5.23 take the flags; those of TensorRT-LLM were compared with its
+``commands/serve.py``. ``$MODEL`` stands for the model's hub id or folder. Nothing here was run on a cluster.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ Role = Literal["serve", "prefill", "decode"]
 MODEL = "$MODEL"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "auto"}
 PORT = 8000
+ANYWHERE = "0.0.0.0"  # a router on another machine is to reach it; vLLM listens so by itself
+ROUTERS = {
+    "vllm": "the proxy of its disaggregated-serving examples",
+    "sglang": "python -m sglang_router.launch_router --pd-disaggregation",
+    "trtllm": "trtllm-serve disaggregated",
+}
 VLLM_IMAGE = "vllm/vllm-openai:latest"
 
 
@@ -54,7 +60,7 @@ def sglang(deployment: Deployment, role: Role) -> list[str]:
         "python", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", str(deployment.group),
         "--dtype", DTYPES[spec.dtype], "--max-running-requests", str(spec.max_num_seqs),
         "--chunked-prefill-size", str(spec.max_num_batched_tokens), "--mem-fraction-static", f"{spec.memory_share:g}",
-        "--context-length", str(_longest(deployment)), "--port", str(PORT),
+        "--context-length", str(_longest(deployment)), "--host", ANYWHERE, "--port", str(PORT),
     ]  # fmt: skip
     if spec.ep > 1:
         command += ["--ep-size", str(spec.ep)]
@@ -72,10 +78,12 @@ def trtllm(deployment: Deployment, _: Role) -> list[str]:
         "trtllm-serve", MODEL, "--backend", "pytorch", "--tp_size", str(deployment.group),
         "--max_batch_size", str(spec.max_num_seqs), "--max_num_tokens", str(spec.max_num_batched_tokens),
         "--kv_cache_free_gpu_memory_fraction", f"{spec.memory_share:g}", "--max_seq_len", str(_longest(deployment)),
-        "--port", str(PORT),
+        "--host", ANYWHERE, "--port", str(PORT),
     ]  # fmt: skip
     if spec.ep > 1:
         command += ["--ep_size", str(spec.ep)]
+    if deployment.question.input_len > spec.max_num_batched_tokens - spec.max_num_seqs:
+        command.append("--enable_chunked_prefill")  # else it refuses prompts longer than a step
     return command
 
 
@@ -95,6 +103,10 @@ def script(deployment: Deployment, engine: str) -> str:
         lines.append(f"# The plan locks the SM clock on every GPU first: nvidia-smi --lock-gpu-clocks={clock:.0f}")
     if cap_w := deployment.spec.get("power_cap_w"):
         lines.append(f"# The plan limits power on every GPU first: nvidia-smi --power-limit={cap_w:.0f}")
+    if engine == "trtllm" and deployment.server.dtype == "fp8_e4m3":
+        lines.append("# TensorRT-LLM takes FP8 from the checkpoint: MODEL is one that is quantised so.")
+    if deployment.mode == "disaggregated":
+        lines.append(f"# In front of them goes the engine's router of prefill and decode: {ROUTERS[engine]}.")
     for role, count in roles(deployment).items():
         lines.append(f'if [ "${{ROLE:-serve}}" = {role} ]; then  # {count} of these, {deployment.group} GPUs each')
         lines.append("  exec " + _shell(ENGINES[engine](deployment, role)))
@@ -104,7 +116,7 @@ def script(deployment: Deployment, engine: str) -> str:
 
 
 def manifest(deployment: Deployment) -> dict[str, Any]:
-    """A Kubernetes list: a Deployment of vLLM a role, and a Service before it."""
+    """A Kubernetes list: a Deployment of vLLM a role, and a Service before it; who applies it fills ``MODEL`` in."""
     items: list[dict[str, Any]] = []
     for role, count in roles(deployment).items():
         name = f"wattline-{role}"
@@ -115,7 +127,7 @@ def manifest(deployment: Deployment) -> dict[str, Any]:
             "image": VLLM_IMAGE,
             "command": ["vllm"],
             "args": arguments,
-            "env": [{"name": "MODEL", "value": deployment.question.model}],
+            "env": [{"name": "MODEL", "value": f"HUB-ID-OR-FOLDER-OF/{deployment.question.model}"}],
             "ports": [{"containerPort": PORT}],
             "resources": {"limits": {"nvidia.com/gpu": deployment.group}},
         }
@@ -144,7 +156,7 @@ def write_launch(deployment: Deployment, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {f"{engine}.sh": script(deployment, engine) for engine in ENGINES}
     texts["kubernetes.json"] = json.dumps(manifest(deployment), indent=2) + "\n"
-    texts["serve.json"] = json.dumps(deployment.spec, indent=2) + "\n"
+    texts["serve.json"] = json.dumps(deployment.served, indent=2) + "\n"
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
     return [folder / name for name in texts]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from sim.errors import SimError
 from sim.scenario.spec import Degree, FieldTable, GpuName, ModelName, Positive
+from sim.serving.request_files import read_traffic
 from sim.serving.spec import ServeSpec
 
 Objective = Literal["throughput", "energy", "cost"]
 Mode = Literal["aggregated", "disaggregated"]
+PowerCap = Annotated[float, Field(gt=0, le=10_000)]
 PlanDtype = Literal["bf16", "fp16", "fp8_e4m3"]
 HOURS_S = 3600.0
 
@@ -19,6 +25,18 @@ HOURS_S = 3600.0
 def _listed(value: object) -> object:
     """A comma-separated text as a tuple; anything else is left for the field to refuse."""
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=8)
+def _means(file: Path) -> tuple[float, float, float]:
+    """Mean tokens of the prompts and of the answers of a file of requests, and its requests a second."""
+    requests = read_traffic(file).requests
+    if len(requests) < 2:
+        raise SimError(f"{file}: {len(requests)} requests: a plan needs the load of several")
+    count = len(requests)
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    inputs, outputs = sum(r.input_tokens for r in requests), sum(r.output_tokens for r in requests)
+    return inputs / count, outputs / count, count / span_s if span_s > 0 else math.inf
 
 
 class Question(FieldTable):
@@ -31,9 +49,15 @@ class Question(FieldTable):
     model: ModelName = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
     gpu: GpuName = Field("h100-sxm-80gb", description="GPU id (wattline gpus), its unique beginning, or .toml file")
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
-    gpus: Degree = Field(8, description="GPUs, all of which are used by each deployment")
+    gpus: Degree = Field(8, description="GPUs, all of which are used by each deployment; with rate_per_s, at most")
+    rate_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        None, description="requests a second to carry, on as few GPUs as do"
+    )
     input_len: Positive = Field(2048, description="tokens of a prompt")
     output_len: Annotated[int, Field(gt=1, le=1_000_000)] = Field(256, description="tokens to generate")
+    trace: Path | None = Field(
+        None, description="requests of a file, as of wattline serve, in place of the lengths: planned at their means"
+    )
     slo_ttft_s: Annotated[float, Field(gt=0, le=3600)] | None = Field(
         None, description="time to first token at most, for 99 % of requests"
     )
@@ -47,7 +71,10 @@ class Question(FieldTable):
     dtypes: Annotated[tuple[PlanDtype, ...], BeforeValidator(_listed)] = Field(
         ("bf16",), description="precisions to try: another one changes what the model answers"
     )
-    power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="power limit of each GPU")
+    power_cap_w: PowerCap | None = Field(None, description="power limit of each GPU")
+    power_caps_w: Annotated[tuple[PowerCap, ...], BeforeValidator(_listed)] = Field(
+        (), description="power limits to try: 500,600,700"
+    )
     max_num_seqs: Positive = Field(512, description="sequences of a replica at most")
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="host time before each step")
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
@@ -58,8 +85,21 @@ class Question(FieldTable):
         None, description="grams of CO2e a kWh of the grid"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_file(cls, data: Any) -> Any:
+        """Lengths from the file of requests."""
+        if not isinstance(data, dict) or data.get("trace") is None:
+            return data
+        if named := [name for name in ("input_len", "output_len") if data.get(name) is not None]:
+            raise ValueError(f"{named[0]} = {data[named[0]]} contradicts trace: the file has the lengths")
+        inputs, outputs, _ = _means(Path(data["trace"]))
+        return {**data, "input_len": round(inputs), "output_len": max(2, round(outputs))}
+
     @model_validator(mode="after")
     def _consistent(self) -> Question:
+        if self.power_cap_w is not None and self.power_caps_w:
+            raise ValueError(f"power_cap_w = {self.power_cap_w:g} contradicts power_caps_w: give one of them")
         if self.objective == "cost" and self.price_per_gpu_hour is None:
             raise ValueError("objective = cost: needs price_per_gpu_hour")
         for name in ("modes", "dtypes"):
@@ -127,16 +167,17 @@ class Deployment:
         return None if factor is None else factor * 1e6 * self.energy_j_per_token / 3.6e6
 
     @property
-    def rank(self) -> float:
-        """What the objective wants least of."""
+    def rank(self) -> tuple[int, float]:
+        """What is wanted least of: GPUs, where a load is to be carried, then what the objective says."""
+        gpus = 0 if self.question.rate_per_s is None else self.question.gpus
         match self.question.objective:
             case "throughput":
-                return -self.tokens_per_s_per_gpu
+                return gpus, -self.tokens_per_s_per_gpu
             case "energy":
-                return self.energy_j_per_token
+                return gpus, self.energy_j_per_token
             case "cost":
                 assert self.cost_per_million_tokens is not None
-                return self.cost_per_million_tokens
+                return gpus, self.cost_per_million_tokens
 
     @property
     def label(self) -> str:
@@ -155,6 +196,7 @@ class Deployment:
             [
                 f", {spec['dtype']}" if spec.get("dtype", "bf16") != "bf16" else "",
                 f", {spec['sm_clock_mhz']:g} MHz" if spec.get("sm_clock_mhz") else "",
+                f", {spec['power_cap_w']:g} W" if self.question.power_caps_w else "",
                 f", {spec['max_num_batched_tokens']:,} tokens a step" if "max_num_batched_tokens" in spec else "",
             ]
         )
@@ -166,14 +208,26 @@ class Deployment:
 
     @property
     def server(self) -> ServeSpec:
-        """The server of this deployment, ready to be run by :func:`sim.serving.serve`."""
-        return ServeSpec.of(**self.spec)
+        """The server of this deployment, for :func:`sim.serving.serve`; requests of a file come at its load."""
+        return ServeSpec.of(**self.served)
+
+    @property
+    def served(self) -> dict[str, Any]:
+        """The fields of :attr:`server`."""
+        file = self.question.trace
+        if file is None:
+            return self.spec
+        drawn = ("rate_per_s", "input_tokens", "output_tokens")
+        own = {name: value for name, value in self.spec.items() if name not in drawn}
+        *_, rate_per_s = _means(file)
+        return own | {"trace": str(file), "time_scale": rate_per_s / self.load_per_s}
 
     def row(self) -> dict[str, Any]:
         """Its figures, flat (SI units)."""
         return {
             "mode": self.mode,
             "label": self.label,
+            "gpus": self.question.gpus,
             **{name: self.spec.get(name) for name in ROW_FIELDS},
             "sequences_per_replica": self.sequences,
             "requests_per_s": self.load_per_s,
@@ -195,6 +249,6 @@ class Deployment:
 
 
 ROW_FIELDS = (
-    "tp", "ep", "ep_mode", "replicas", "prefill_replicas", "dtype", "sm_clock_mhz", "max_num_seqs",
+    "tp", "ep", "ep_mode", "replicas", "prefill_replicas", "dtype", "sm_clock_mhz", "power_cap_w", "max_num_seqs",
     "max_num_batched_tokens",
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count, product, takewhile
 from typing import Any
 
 import workloads
@@ -52,7 +53,8 @@ def plan(
     highest load that keeps the targets, in the steady state (:mod:`sim.explore.plan.steady`). ``say`` hears of ways
     that cannot; :class:`SimError` where none can.
     """
-    tasks = [[_Way(question=question, fields=fields)] for fields in _ways(question)]
+    asked = [question.model_copy(update={"gpus": count}) for count in _counts(question)]
+    tasks = [[_Way(question=one, fields=fields)] for one in asked for fields in _ways(one)]
     found: list[Deployment] = []
     why: list[str] = []
     for (way,), results in zip(tasks, _mapped(tasks, pool), strict=True):
@@ -61,9 +63,26 @@ def plan(
             if not deployments:
                 why.append(reason)
                 say(f"{_named(way.fields)}: {reason}")
+    where = f"{question.model} on {question.gpus} x {question.gpu}"
     if not found:
-        raise SimError(f"no deployment of {question.model} on {question.gpus} x {question.gpu}: {why[0]}")
+        raise SimError(f"no deployment of {where}: {why[0]}")
+    if (load := question.rate_per_s) is not None:
+        most = max(found, key=lambda candidate: candidate.load_per_s)
+        found = [candidate for candidate in found if candidate.load_per_s >= load]
+        if not found:
+            raise SimError(
+                f"rate_per_s = {load:g}: no deployment of {where} carries it within the targets: {most.load_per_s:.3g} "
+                f"is the most ({most.label}): give more gpus"
+            )
     return sorted(found, key=lambda candidate: (candidate.rank, candidate.label))
+
+
+def _counts(question: Question) -> list[int]:
+    """How many GPUs to try: all, or, where a load is to be carried on few, doubled numbers and all."""
+    if question.rate_per_s is None:
+        return [question.gpus]
+    doubled = takewhile(lambda count: count < question.gpus, (1 << power for power in count()))
+    return [*doubled, question.gpus]
 
 
 def _mapped(tasks: Sequence[list[_Way]], pool: Pool | None) -> Iterable[list[tuple[list[Deployment], str]]]:
@@ -96,6 +115,7 @@ def _ways(question: Question) -> list[dict[str, Any]]:
     model = workloads.load_model(question.model)
     gpu = load_gpu(question.gpu)
     clocks = [None, *clocks_mhz(gpu)[:-1]] if question.objective != "throughput" else [None]
+    caps = question.power_caps_w or (None,)
     groups: list[dict[str, Any]] = []
     for size in (size for size in GROUPS if size <= question.gpus and question.gpus % size == 0):
         groups.append({"tp": size})
@@ -103,10 +123,11 @@ def _ways(question: Question) -> list[dict[str, Any]]:
             groups.append({"ep": size, "ep_mode": "all_to_all"})
             groups.append({"tp": size, "ep": size, "ep_mode": "all_reduce"})
     return [
-        group | ({"dtype": dtype} if dtype != "bf16" else {}) | ({"sm_clock_mhz": clock} if clock else {})
-        for group in groups
-        for dtype in question.dtypes
-        for clock in clocks
+        group
+        | ({"dtype": dtype} if dtype != "bf16" else {})
+        | ({"sm_clock_mhz": clock} if clock else {})
+        | ({"power_cap_w": cap_w} if cap_w else {})
+        for group, dtype, clock, cap_w in product(groups, question.dtypes, clocks, caps)
     ]
 
 
