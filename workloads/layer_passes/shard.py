@@ -18,8 +18,10 @@ from workloads.layer_passes.held import (
     ALIKE,
     INPUT,
     RESIDUAL,
+    TOKEN_BYTES,
     Held,
     check_alike,
+    check_heads,
     check_reads,
     check_together,
     said,
@@ -39,14 +41,16 @@ from workloads.layer_passes.tree import (
     Permute,
     Placed,
     RankSplit,
+    Rounds,
     SampleToken,
+    StageEnd,
 )
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.work import CollectiveOp, Elementwise
 
 _ROWS = "bs"
 _HEADS = "bsHh"
-_QKV = ("bsHh", "bsKh", "bsKh")
+_QKV = ("bsHh", "bsKh")
 _ROUTED = "bskm"
 # Work on the residual stream, whose width every rank holds whole.
 _WHOLE = (Elementwise.ADD_RMSNORM, Elementwise.LAYERNORM, Elementwise.ADD)
@@ -131,7 +135,12 @@ class _Walk:
                 if self.held.split:
                     self._gather(self.held)
                 self.made.append(node)
-            case Exchange() | Permute():
+                self.held = Held(name="token", arrays=("bs",), element_bytes=TOKEN_BYTES)
+            case StageEnd():
+                if self.held.partial:
+                    self.settle()
+                self.made.append(self._handed_on(node))
+            case Exchange() | Permute() | Rounds():
                 self.made.append(node)
             case _:
                 assert_never(node)
@@ -173,6 +182,11 @@ class _Walk:
             raise WorkloadError(f"{node.name}: source = '{node.source}': no node before it has that name")
         self.waiting.append(self.held)
         self.held = self.by_name[node.source]
+
+    def _heads(self) -> list[str]:
+        """Arrays of heads that are held, or wait for attention."""
+        arrays = (array for one in (*self.waiting, self.held) for array in one.arrays)
+        return [array for array in arrays if array in _QKV]
 
     def _meet(self, name: str, split: frozenset[str]) -> None:
         """Attention reads queries and keys of several products, and a gate of its output waits as it is."""
@@ -236,7 +250,8 @@ class _Walk:
         if node.beside is not None:
             self._beside(node)
         split = self.held.found_split("H" if node.op in _PER_HEAD else node.axis) or self.held.found_split(_ROWS)
-        self.made.append(replace(node, parallel=min(split, default=None)))
+        queries = node.op in _PER_HEAD and len(self._heads()) == 1
+        self.made.append(replace(node, parallel=min(split, default=None), queries=queries))
         if node.op in _WHOLE:
             self.half = node.name.rsplit("_", 1)[-1]
             self.held = Held(name=node.name, split=self.residual)
@@ -266,6 +281,8 @@ class _Walk:
                 f"{node.name}: scores are split along {said(parallel)} and values along "
                 f"{said(node.values.parallel)}: give both the same parallel"
             )
+        if not node.cross:
+            check_heads(node, self._heads(), self.held)
         split = None if parallel is None else ALIKE.get(parallel, parallel)
         if split is not None:
             self._meet(node.name, frozenset(split))
@@ -273,22 +290,37 @@ class _Walk:
             self.settle()
         if self.held.split - {split}:
             self._gather(self.held)
-        # Keys of the whole context are summed over ('z'), and a rank has those of its own tokens.
-        match self.split.context:
-            case "heads":
-                self.made += [
-                    Permute(name="permute_qkv", axes=_QKV),
-                    Exchange(name="all_to_all_qkv", op=CollectiveOp.ALL_TO_ALL, axes=_QKV, group="context"),
-                    replace(node, keys="heads"),
-                    Exchange(name="all_to_all_out", op=CollectiveOp.ALL_TO_ALL, axes=(_HEADS,), group="context"),
-                    Permute(name="permute_out", axes=(_HEADS,)),
-                ]
-            case "ring":
-                self.made.append(replace(node, keys="ring"))
-            case None:
-                self.made.append(node)
+        self._over_context(node)
         self.held = Held(
             name=node.name, arrays=(_HEADS,), split=frozenset(() if split is None else split), of_heads=True
+        )
+
+    def _over_context(self, node: Attention) -> None:
+        """Attention reads keys and values of the whole context (``z``), and a rank has those of its own tokens (``s``):
+        they are gathered, or it gives heads away for tokens, and takes them back."""
+        own = tuple(part.einsum.inputs[1].replace("z", "s") for part in (node.scores, node.values))
+        given = () if node.shared else own  # what an earlier layer cached lies by heads already
+        inputs, output = (node.scores.einsum.inputs[0], *given), (node.values.einsum.output,)
+        exchanged = "heads" in self.split.context
+        if exchanged:
+            self.made.append(Permute(name="permute_qkv", axes=inputs))
+            self.made.append(Exchange(name="all_to_all_qkv", op=CollectiveOp.ALL_TO_ALL, axes=inputs, group="context"))
+        if "gathered" in self.split.context:
+            self.made.append(Exchange(name="all_gather_kv", op=CollectiveOp.ALL_GATHER, axes=own, group="context"))
+        self.made.append(replace(node, keys="heads") if exchanged else node)
+        if exchanged:
+            self.made.append(Exchange(name="all_to_all_out", op=CollectiveOp.ALL_TO_ALL, axes=output, group="context"))
+            self.made.append(Permute(name="permute_out", axes=output))
+
+    def _handed_on(self, node: StageEnd) -> Exchange:
+        """What the next stage starts from, in the slices that its ranks hold too."""
+        return Exchange(
+            name=f"send_{node.name}",
+            op=CollectiveOp.SEND,
+            axes=self.held.arrays,
+            group="stages",
+            parallel=min(self.held.split, default=None),
+            element_bytes=self.held.element_bytes,
         )
 
     def _experts(self, node: ExpertRouter | ExpertRows | Grouped | ExpertAct | Combine | Join) -> None:
