@@ -76,7 +76,7 @@ class _Values:
         """Keys that an expression reads, as the configuration has them."""
         return ", ".join([f"{key} = {shown(self.data[key])}" for key in sorted(names(value)) if key in self.data][:3])
 
-    def size(self, name: str, value: Any, *, least: int = 1) -> int:
+    def size(self, name: str, value: Any, *, least: int = 1, most: int = 10**9) -> int:
         """A whole number; a bare key is named as the file spells it."""
         key = value if isinstance(value, str) and value.isidentifier() else None
         said, found = key or name, None
@@ -86,7 +86,7 @@ class _Values:
             found = self.of(value)
         if found == 0 and not isinstance(found, bool) and least == 0:
             return 0
-        return positive(found, said, self.where)
+        return positive(found, said, self.where, most=most)
 
     def within(self, **given: Any) -> _Values:
         """The same with more names."""
@@ -157,7 +157,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         latent=Latent(**latent) if latent.get("kv_rank") else None,
         state_space=StateSpaceSizes(**state) if state else None,
         axes=tuple((axis, values.size(axis, one, least=0)) for axis, one in table.get("axes", {}).items()),
-        extra_parameters=values.size("extra_parameters", table.get("extra_parameters", 0), least=0),
+        extra_parameters=values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13),
         tied_embeddings=_truth(values, table, "tied_embeddings", default=False),
         causal=_truth(values, table, "causal", default=True),
         learned_positions=bool(table.get("learned_positions", False)),

@@ -68,7 +68,7 @@ def check_reads(name: str, axes: str, held: Held) -> None:
 
 
 def check_heads(node: Attention, heads: list[str], held: Held) -> None:
-    """Refuse attention that lacks queries, keys or values, or that reads another layer's cache beside keys made here."""
+    """Refuse attention that lacks queries, keys or values, or that reads an earlier layer's keys and makes some too."""
     if held.name == INPUT or not heads:  # what it reads is of axes of the model's own
         return
     if node.shared and len(heads) > 1:

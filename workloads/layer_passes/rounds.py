@@ -1,7 +1,7 @@
 """The rounds pass: a gather of keys as the rounds of a ring, each rank's block attended to while the next one travels.
 
-The gather is the shard pass's; here it gets its schedule. Its gradient, a sum of each rank's part of the keys' gradients,
-goes round in the same way, in 32 bit.
+The gather is the shard pass's; here it gets its schedule. Its gradient, a sum of what each rank has of the keys'
+gradients, goes round in the same way, in 32 bit.
 """
 
 from __future__ import annotations
