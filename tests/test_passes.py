@@ -124,6 +124,29 @@ def test_slices_of_the_tokens_are_gathered_before_and_scattered_after_a_pair() -
     assert said(shard(rows, ROWS)) == "up_gemm down_gemm"
 
 
+def test_sums_of_other_arrays_than_the_residual_stream_are_whole_on_every_rank() -> None:
+    """Only the residual stream is left in slices of the tokens: what an all-reduce has summed is not gathered again."""
+    up = fuse("up_gemm", op("bsm,mf->bsf", parallel="m", label="up"))
+    assert said(shard((NORM, up, GELU, DOWN), ROWS)) == (
+        "norm_ff [all_gather_ff] up_gemm [all_reduce_up] gelu down_gemm [reduce_scatter_ff]"
+    )
+
+
+def test_attention_gathers_heads_that_ranks_have_made_for_some_tokens() -> None:
+    rows = Gemm(name="qkv_gemm", ops=tuple(replace(one, parallel="s") for one in qkv_gemm().ops))
+    out = fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O"))
+    for split, right in ((RankSplit(), "all_reduce_attn"), (ROWS, "reduce_scatter_in")):
+        made = shard((rows, attention("scale"), out), split)
+        gather = next(one for one in made if isinstance(one, Exchange))
+        assert (gather.op, gather.axes) == (CollectiveOp.ALL_GATHER, ("bsHh", "bsKh", "bsKh"))
+        assert said(made).endswith(f"attention o_gemm [{right}]")
+    # ... and those of one product only, where queries and keys are made by two
+    keys = Gemm(name="kv_gemm", ops=rows.ops[1:], source="norm_ff")
+    queries = fuse("q_gemm", op("bsm,mHh->bsHh", parallel="H", label="Q"))
+    made = shard((NORM, queries, keys, attention("scale"), out))
+    assert said(made) == "norm_ff q_gemm kv_gemm [all_gather_kv] attention o_gemm [all_reduce_attn]"
+
+
 def test_heads_are_exchanged_for_tokens_where_a_sequence_is_split() -> None:
     layer = (qkv_gemm(), attention("scale"))
     assert said(shard(layer, RankSplit(context=("heads",)), returns=False)) == (

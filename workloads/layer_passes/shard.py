@@ -157,7 +157,9 @@ class _Walk:
         for one in held:
             if one.split - self.residual:
                 self._gather(one)
-        self.held = replace(self.held, split=self.residual, partial=False, group="tensor")
+        # Sums of other arrays than the residual stream are whole on every rank.
+        left = self.held.split & self.residual if self.held.arrays != (RESIDUAL,) else self.residual
+        self.held = replace(self.held, split=left, partial=False, group="tensor")
 
     def _sum(self, last: Held) -> None:
         if self.split.rows and last.arrays == (RESIDUAL,):
@@ -192,11 +194,15 @@ class _Walk:
         """Attention reads queries and keys of several products, and a gate of its output waits as it is."""
         for one in [*self.waiting, self.held]:
             if all(array in _QKV for array in one.arrays) and not one.partial:
-                if one.split != split and one.split:
-                    raise WorkloadError(
-                        f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
-                        f"{said(min(split, default=None))}: give both the same parallel"
-                    )
+                if one.split and one.split != split:
+                    if not one.split <= {*_ROWS}:
+                        raise WorkloadError(
+                            f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
+                            f"{said(min(split, default=None))}: give both the same parallel"
+                        )
+                    self._gather(one)  # each rank has made the heads of some tokens
+                    if one is self.held:
+                        self.held = replace(one, split=frozenset())
                 if one in self.waiting:
                     self.waiting.remove(one)
 
