@@ -25,7 +25,7 @@ from workloads.layer_passes.schedule import Schedule
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
-from workloads.layer_passes.tree import Exchange, Grouped, Placed, RankSplit, Rounds, StageEnd
+from workloads.layer_passes.tree import Exchange, Grouped, KeyRounds, Placed, RankSplit, StageEnd
 from workloads.ops import (
     Gemm,
     Overlap,
@@ -162,7 +162,7 @@ def test_keys_that_others_hold_are_gathered_and_a_ring_is_a_schedule_of_that() -
     (gather,) = (node for node in gathered if isinstance(node, Exchange))
     assert gather.elements({"b": 2, "s": 3, "K": 4, "h": 5, "H": 16}) == 2 * 2 * 3 * 4 * 5  # keys and values, no query
     product, ring = in_rounds(gathered)
-    assert isinstance(ring, Rounds) and (product, ring.gather, ring.attention) == gathered
+    assert isinstance(ring, KeyRounds) and (product, ring.gather, ring.attention) == gathered
     back = gradients_home(ring.gather)
     assert (back.op, back.axes, back.element_bytes) == (CollectiveOp.REDUCE_SCATTER, gather.axes, 4)
     assert in_rounds(shard(layer, RankSplit(context=("heads",)), returns=False))[3:4] == (

@@ -9,7 +9,7 @@ from workloads.errors import WorkloadError
 from workloads.families.engine import engine_attention, engine_of
 from workloads.families.ring import Ring, RingLayout, ring_kernels
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel
-from workloads.layer_passes.tree import Rounds
+from workloads.layer_passes.tree import KeyRounds
 from workloads.ops import Attention
 from workloads.parallel import Layout
 from workloads.program import Kernel
@@ -66,7 +66,7 @@ def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Ker
     return kernels
 
 
-def round_kernels(node: Rounds, shape: Shape) -> list[Kernel]:
+def round_kernels(node: KeyRounds, shape: Shape) -> list[Kernel]:
     """Blocks of keys and values pass from rank to rank; the first leaves when the kernel before attention ends.
 
     Their ``after`` counts from the first of them; -1 is the kernel before it.

@@ -15,7 +15,7 @@ from workloads.families.ring import Ring, ring_kernels
 from workloads.kernels import elementwise_kernel, exchange_kernel, permute_kernel, product_kernel
 from workloads.layer_passes.rounds import in_rounds
 from workloads.layer_passes.shard import shard
-from workloads.layer_passes.tree import Exchange, Permute, Placed, RankSplit, Rounds, elements_of
+from workloads.layer_passes.tree import Exchange, KeyRounds, Permute, Placed, RankSplit, elements_of
 from workloads.ops import attention
 from workloads.passes import Passes
 from workloads.program import Kernel, in_turn
@@ -167,7 +167,7 @@ def _attention_part(node: Placed, branch: Branch) -> list[Kernel]:
             return [permute_kernel(node.name, rows, elements_of(node.axes, own) // rows)]
         case Exchange():
             return [exchange_kernel(node.name, branch.ulysses, node.elements(own), node.op)]
-        case Rounds():
+        case KeyRounds():
             ring = Ring(
                 layout="contiguous",
                 ranks=branch.ring,

@@ -35,11 +35,11 @@ from workloads.layer_passes.tree import (
     Grouped,
     Head,
     Join,
+    KeyRounds,
     LastTokens,
     Permute,
     Placed,
     RankSplit,
-    Rounds,
     SampleToken,
     StageEnd,
     elements_of,
@@ -114,7 +114,7 @@ def node_kernels(
         case SampleToken():
             assert engine is not None
             return engine_part(node, shape, load, engine)
-        case Rounds():
+        case KeyRounds():
             return round_kernels(node, shape)
         case Permute():
             elements = elements_of(node.axes, inside_heads(shape, phase).local_sizes("H"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workloads.layer_passes.backward import transposed
-from workloads.layer_passes.tree import Exchange, Placed, Rounds
+from workloads.layer_passes.tree import Exchange, KeyRounds, Placed
 from workloads.ops import Attention
 from workloads.work import CollectiveOp, DType
 
@@ -29,7 +29,7 @@ def in_rounds(nodes: tuple[Placed, ...]) -> tuple[Placed, ...]:
     for node in nodes:
         before = made[-1] if made else None
         if isinstance(node, Attention) and isinstance(before, Exchange) and _of_keys(before):
-            made[-1] = Rounds(gather=before, attention=node)
+            made[-1] = KeyRounds(gather=before, attention=node)
         else:
             made.append(node)
     return tuple(made)

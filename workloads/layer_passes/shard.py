@@ -37,11 +37,11 @@ from workloads.layer_passes.tree import (
     Grouped,
     Head,
     Join,
+    KeyRounds,
     LastTokens,
     Permute,
     Placed,
     RankSplit,
-    Rounds,
     SampleToken,
     StageEnd,
 )
@@ -140,7 +140,7 @@ class _Walk:
                 if self.held.partial:
                     self.settle()
                 self.made.append(self._handed_on(node))
-            case Exchange() | Permute() | Rounds():
+            case Exchange() | Permute() | KeyRounds():
                 self.made.append(node)
             case _:
                 assert_never(node)

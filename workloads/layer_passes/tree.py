@@ -151,7 +151,7 @@ def elements_of(arrays: tuple[str, ...], sizes: Mapping[str, int]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounds:
+class KeyRounds:
     """Attention whose keys are gathered a rank's block at a time: one is attended to while the next is on its way."""
 
     gather: Exchange
@@ -180,5 +180,5 @@ class Permute:
 
 Placed = (
     Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | ExpertRouter | ExpertRows | Grouped
-    | ExpertAct | Combine | Join | LastTokens | Head | SampleToken | Exchange | Permute | Rounds | StageEnd
+    | ExpertAct | Combine | Join | LastTokens | Head | SampleToken | Exchange | Permute | KeyRounds | StageEnd
 )  # fmt: skip
