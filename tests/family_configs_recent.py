@@ -78,6 +78,16 @@ RECENT: dict[str, tuple[Config, float, int]] = {
                       21.83, 57344),
     "ernie-4.5-300b": (_ernie(8192, 54, 64, 8, 28672, 103424, moe_intermediate_size=3584, moe_num_experts=64, moe_k=8,
                               moe_layer_start_index=3, tie_word_embeddings=False), 299.5, 221184),
+    "codestral-mamba-7b": ({
+        "model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64,
+        "intermediate_size": 8192, "n_groups": 8, "state_size": 128, "expand": 2, "vocab_size": 32768,
+        "tie_word_embeddings": False, "time_step_limit": [0.0, float("inf")], "time_step_rank": 256,
+        "architectures": ["Mamba2ForCausalLM"]}, 7.29, 0),
+    "falcon-11b": ({"model_type": "falcon", "hidden_size": 4096, "num_hidden_layers": 60, "num_attention_heads": 32,
+                    "num_kv_heads": 8, "new_decoder_architecture": True, "ff_factor": 4, "num_ln_in_parallel_attn": 1,
+                    "ffn_hidden_size": 16384, "vocab_size": 65024, "tie_word_embeddings": False}, 11.1, 245760),
+    "t5-large": ({"architectures": ["T5WithLMHeadModel"], "model_type": "t5", "d_model": 1024, "d_ff": 4096, "d_kv": 64,
+                  "num_layers": 24, "num_heads": 16, "vocab_size": 32128, "is_encoder_decoder": True}, 0.7377, 98304),
     "lfm2-1.2b": (gated("lfm2", 2048, 16, 32, 8, 0, 65536, block_ff_dim=12288, block_ffn_dim_multiplier=1.0,
                          full_attn_idxs=list(_LFM2_ATTENTION), conv_L_cache=3, conv_bias=False) | {
                              "intermediate_size": None}, 1.17, 12288),
