@@ -92,6 +92,11 @@ def test_exchanges_are_of_what_a_layer_makes() -> None:
     assert sent.axes == ("bKrsh",)  # keys lie by heads since the layer that made them
     assert next(one for one in made if isinstance(one, Pointwise)).queries
     assert not next(one for one in shard((qkv_gemm(), rope), returns=False) if isinstance(one, Pointwise)).queries
+    gate = op("bsm,mHh->bsHh", parallel="H", label="gate")
+    gated = shard(
+        (fuse("q_gemm", gate, *queries.ops), rope, node), returns=False
+    )  # a gate of the output beside queries
+    assert next(one for one in gated if isinstance(one, Pointwise)).queries
     with pytest.raises(WorkloadError, match="attention: reads queries, keys and values, and q_gemm yields bsHh: yield"):
         shard((queries, rope, attention("scale")), returns=False)
     with pytest.raises(WorkloadError, match="the cache of an earlier layer, and qkv_gemm yields 3 arrays of heads"):

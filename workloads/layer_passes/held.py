@@ -71,7 +71,7 @@ def check_heads(node: Attention, heads: list[str], held: Held) -> None:
     """Refuse attention that lacks queries, keys or values, or that reads an earlier layer's keys and makes some too."""
     if held.name == INPUT or not heads:  # what it reads is of axes of the model's own
         return
-    if node.shared and len(heads) > 1:
+    if node.shared and makes_keys(heads):
         raise WorkloadError(
             f"{node.name}: reads the cache of an earlier layer, and {held.name} yields {len(heads)} arrays of heads: "
             "leave keys and values out, or cache"
@@ -81,6 +81,11 @@ def check_heads(node: Attention, heads: list[str], held: Held) -> None:
             f"{node.name}: reads queries, keys and values, and {held.name} yields {' and '.join(heads)}: yield all "
             "three, or name the layer whose keys and values it reads: cache"
         )
+
+
+def makes_keys(heads: list[str]) -> bool:
+    """Whether arrays of heads are more than queries and a gate of theirs."""
+    return len(heads) > 2 or any("K" in array for array in heads)
 
 
 def check_together(name: str, held: Held, other: Held) -> None:

@@ -24,6 +24,7 @@ from workloads.layer_passes.held import (
     check_heads,
     check_reads,
     check_together,
+    makes_keys,
     said,
     split_of,
     word_of,
@@ -256,7 +257,8 @@ class _Walk:
         if node.beside is not None:
             self._beside(node)
         split = self.held.found_split("H" if node.op in _PER_HEAD else node.axis) or self.held.found_split(_ROWS)
-        queries = node.op in _PER_HEAD and len(self._heads()) == 1
+        heads = self._heads()
+        queries = node.op in _PER_HEAD and bool(heads) and not makes_keys(heads)
         self.made.append(replace(node, parallel=min(split, default=None), queries=queries))
         if node.op in _WHOLE:
             self.half = node.name.rsplit("_", 1)[-1]
