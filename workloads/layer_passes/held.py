@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
+from workloads.layer_passes.tree import Exchange
 from workloads.ops import Attention, Group, Op
-from workloads.work import DType
+from workloads.work import CollectiveOp, DType
 
 # Heads are written by query or by key/value head: both are split alike.
 ALIKE = {"K": "H"}
@@ -30,6 +31,18 @@ class Held:
     def found_split(self, axes: str) -> frozenset[str]:
         """The split axes that an input of ``axes`` has."""
         return self.split & {ALIKE.get(axis, axis) for axis in axes}
+
+
+def handed_on(stage: str, held: Held) -> Exchange:
+    """What the next stage starts from, in the slices that its ranks hold too."""
+    return Exchange(
+        name=f"send_{stage}",
+        op=CollectiveOp.SEND,
+        axes=held.arrays,
+        group="stages",
+        parallel=min(held.split, default=None),
+        element_bytes=held.element_bytes,
+    )
 
 
 def split_of(ops: tuple[Op, ...]) -> frozenset[str]:

@@ -24,11 +24,13 @@ from workloads.layer_passes.held import (
     check_heads,
     check_reads,
     check_together,
+    handed_on,
     makes_keys,
     said,
     split_of,
     word_of,
 )
+from workloads.layer_passes.rounds import over_context
 from workloads.layer_passes.tree import (
     Combine,
     Exchange,
@@ -140,7 +142,7 @@ class _Walk:
             case StageEnd():
                 if self.held.partial:
                     self.settle()
-                self.made.append(self._handed_on(node))
+                self.made.append(handed_on(node.name, self.held))
             case Exchange() | Permute() | KeyRounds():
                 self.made.append(node)
             case _:
@@ -298,37 +300,9 @@ class _Walk:
             self.settle()
         if self.held.split - {split}:
             self._gather(self.held)
-        self._over_context(node)
+        self.made += over_context(node, self.split)
         self.held = Held(
             name=node.name, arrays=(_HEADS,), split=frozenset(() if split is None else split), of_heads=True
-        )
-
-    def _over_context(self, node: Attention) -> None:
-        """Attention reads keys and values of the whole context (``z``), and a rank has those of its own tokens (``s``):
-        they are gathered, or it gives heads away for tokens, and takes them back."""
-        own = tuple(part.einsum.inputs[1].replace("z", "s") for part in (node.scores, node.values))
-        given = () if node.shared else own  # what an earlier layer cached lies by heads already
-        inputs, output = (node.scores.einsum.inputs[0], *given), (node.values.einsum.output,)
-        exchanged = "heads" in self.split.context
-        if exchanged:
-            self.made.append(Permute(name="permute_qkv", axes=inputs))
-            self.made.append(Exchange(name="all_to_all_qkv", op=CollectiveOp.ALL_TO_ALL, axes=inputs, group="context"))
-        if "gathered" in self.split.context:
-            self.made.append(Exchange(name="all_gather_kv", op=CollectiveOp.ALL_GATHER, axes=own, group="context"))
-        self.made.append(replace(node, keys="heads") if exchanged else node)
-        if exchanged:
-            self.made.append(Exchange(name="all_to_all_out", op=CollectiveOp.ALL_TO_ALL, axes=output, group="context"))
-            self.made.append(Permute(name="permute_out", axes=output))
-
-    def _handed_on(self, node: StageEnd) -> Exchange:
-        """What the next stage starts from, in the slices that its ranks hold too."""
-        return Exchange(
-            name=f"send_{node.name}",
-            op=CollectiveOp.SEND,
-            axes=self.held.arrays,
-            group="stages",
-            parallel=min(self.held.split, default=None),
-            element_bytes=self.held.element_bytes,
         )
 
     def _experts(self, node: ExpertRouter | ExpertRows | Grouped | ExpertAct | Combine | Join) -> None:
