@@ -59,6 +59,17 @@ def test_a_layer_that_reads_an_earlier_cache_makes_no_keys() -> None:
     assert need.kv_bytes == 32 * 1000 * 2 * 8 * 80 * 2
 
 
+def test_an_engine_writes_no_cache_where_a_layer_makes_no_keys() -> None:
+    options = Options(stack="vllm", lm_head=False)
+    program = build_program(read(HUNYUAN_LARGE), Layout(), phase="decode", batch=4, seq_len=512, options=options)
+    own, shared = (segment.kernels for segment in program.ranks[0].phases[0].segments[:2])
+    written = [[k.name for k in one if k.name in ("rope", "cache_write")] for one in (own, shared)]
+    assert written == [["rope", "cache_write"], ["rope"]]
+    widths = [next(k.work.width for k in one if k.name == "rope" and isinstance(k.work, ElementwiseWork))
+              for one in (own, shared)]  # fmt: skip
+    assert widths == [6400 + 640, 6400]
+
+
 def test_sources_are_of_the_same_kind_of_layer() -> None:
     """Gemma 3n: from layer 20 on, those over a window read layer 18, those over all tokens layer 19."""
     model = read(GEMMA_3N_E4B)
