@@ -34,10 +34,13 @@ def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
     return table
 
 
-def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = False, unique_keys: bool = False) -> Any:
+def parse_json(
+    text: str, where: str, refusal: Refusal, *, one_line: bool = False, unique_keys: bool = False, unbounded: str = ""
+) -> Any:
     """The value of a JSON text; the text of ``one_line`` has its number in ``where``.
 
     ``unique_keys``: a key that stands twice in one object is refused, instead of its last value being taken.
+    ``unbounded`` is a key that may hold Infinity, which Python writes into JSON and JSON does not know.
 
     >>> parse_json("[1, NaN]", "x.json", ValueError)
     Traceback (most recent call last):
@@ -45,7 +48,8 @@ def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = Fals
     ValueError: x.json: not valid JSON: NaN is no number of JSON: give a finite one, or null
     """
     try:
-        value = (_UNIQUE_JSON if unique_keys else _JSON).decode(text)
+        found = f'"{unbounded}"' in text and unbounded
+        value = (_OPEN_JSON if found else _UNIQUE_JSON if unique_keys else _JSON).decode(text)
     except json.JSONDecodeError as error:
         line = "" if one_line else f", line {error.lineno}"
         raise refusal(f"{where}{line}: not valid JSON: {error.msg}") from None
@@ -55,7 +59,7 @@ def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = Fals
         raise refusal(f"{where}: not valid JSON: {error}") from None
     except ValueError:
         raise refusal(f"{where}: not valid JSON: {DIGITS}") from None
-    _check(value, where, refusal, finite=True)
+    _check(value, where, refusal, finite=True, unbounded=unbounded)
     return value
 
 
@@ -100,9 +104,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 _UNIQUE_JSON = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_once)
+_OPEN_JSON = json.JSONDecoder(object_pairs_hook=_once)
 
 
-def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False) -> None:
+def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False, unbounded: str = "") -> None:
     """Refuse what no field of any file can mean. A walk without recursion: the depth is what is checked."""
     left: list[tuple[Any, str, int]] = [({"": value}, "", 0)]
     while left:
@@ -118,6 +123,8 @@ def _check(value: Any, where: str, refusal: Refusal, *, finite: bool = False) ->
             elif isinstance(item, int) and not -WHOLE_LIMIT <= item < WHOLE_LIMIT:
                 raise refusal(f"{where}: {_named(inner)}{shown(item)}: give a number of at most 64 bits")
             elif finite and isinstance(item, float) and not math.isfinite(item):
+                if unbounded in inner.split(".") and not math.isnan(item):
+                    continue
                 raise refusal(f"{where}: {_named(inner)}{item}: give a finite number")
 
 

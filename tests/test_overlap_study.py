@@ -15,7 +15,7 @@ import pytest
 from sim import simulate
 from sim.errors import ScenarioError
 from sim.explore.by_operator import per_operator
-from sim.explore.operators import choices_of
+from sim.explore.operators import choices_of, flag
 from sim.explore.overlap import (
     OverlapPoint,
     advice,
@@ -328,5 +328,19 @@ def test_a_model_of_its_own_says_on_its_nodes_what_overlaps(tmp_path: Path) -> N
     )
     layer = [(kernel.name, kernel.stream) for kernel in program.ranks[0].phases[0].segments[0].kernels]
     assert layer == [("up_gemm", 0), ("gelu", 0), ("down_gemm", 0), ("all_reduce_down", 1)] * 4
+    # The study has a row of that, and one that is in sequence in truth: as the model is without its settings.
+    base = {"model": str(tmp_path / "staged.toml"), "layers": 2}
+    points, _ = study(scenarios(base, {"tp": [2], "batch": [2], "comm_ctas": [8], "overlap_chunks": [1, 4]}))
+    assert [transform(point.scenario) for point in points] == ["as the model says", "sequential", "4 chunks"]
+    (tmp_path / "plain.toml").write_text(re.sub(r"(overlap_stage|chunks|comm_ctas) = \d+\n", "", text))
+    plain, _ = study(scenarios(base | {"model": str(tmp_path / "plain.toml")},
+                               {"tp": [2], "batch": [2], "comm_ctas": [8], "overlap_chunks": [1, 4]}))  # fmt: skip
+    assert [(p.latency_s, p.energy_j) for p in points[1:]] == [(p.latency_s, p.energy_j) for p in plain]
+    found = per_operator(points)
+    assert found is not None and found.for_all[0].sequential
+    said = found.each[0].scenario
+    again = simulate(**base, tp=2, batch=2, sequence_parallel=said.sequence_parallel, lm_head=False,
+                     comm_ctas=said.comm_ctas, overlap_ops=flag(said), shortcuts=True)  # fmt: skip
+    assert again.energy_j == found.each[0].energy_j
     with pytest.raises(WorkloadError, match="up_gemm: overlap_stage, comm_ctas without chunks: give the pieces"):
         parse_model(text.replace("chunks = 4\n", "", 1), where="m.toml")

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from workloads import WorkloadError
-from workloads.layer_passes.backward import partial_inputs, summed_over
+from workloads.layer_passes.backward import (
+    Sharding,
+    StateSplit,
+    keep_weight,
+    partial_inputs,
+    read_weight,
+    sum_gradient,
+    summed_over,
+    transposed,
+)
 from workloads.layer_passes.lower import lower, lower_head
 from workloads.layer_passes.overlap import BesideExchange, Stage, Step, beside_shared, overlap
+from workloads.layer_passes.rounds import gradients_home, in_rounds
 from workloads.layer_passes.schedule import Schedule
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
-from workloads.layer_passes.tree import Exchange, Grouped, Placed, RankSplit
+from workloads.layer_passes.tree import Exchange, Grouped, KeyRounds, Placed, RankSplit, StageEnd
 from workloads.ops import (
     Gemm,
     Overlap,
@@ -113,15 +124,70 @@ def test_slices_of_the_tokens_are_gathered_before_and_scattered_after_a_pair() -
     assert said(shard(rows, ROWS)) == "up_gemm down_gemm"
 
 
+def test_sums_of_other_arrays_than_the_residual_stream_are_whole_on_every_rank() -> None:
+    """Only the residual stream is left in slices of the tokens: what an all-reduce has summed is not gathered again."""
+    up = fuse("up_gemm", op("bsm,mf->bsf", parallel="m", label="up"))
+    assert said(shard((NORM, up, GELU, DOWN), ROWS)) == (
+        "norm_ff [all_gather_ff] up_gemm [all_reduce_up] gelu down_gemm [reduce_scatter_ff]"
+    )
+
+
+def test_attention_gathers_heads_that_ranks_have_made_for_some_tokens() -> None:
+    rows = Gemm(name="qkv_gemm", ops=tuple(replace(one, parallel="s") for one in qkv_gemm().ops))
+    out = fuse("o_gemm", op("bsHh,mHh->bsm", parallel="H", label="O"))
+    for split, right in ((RankSplit(), "all_reduce_attn"), (ROWS, "reduce_scatter_in")):
+        made = shard((rows, attention("scale"), out), split)
+        gather = next(one for one in made if isinstance(one, Exchange))
+        assert (gather.op, gather.axes) == (CollectiveOp.ALL_GATHER, ("bsHh", "bsKh", "bsKh"))
+        assert said(made).endswith(f"attention o_gemm [{right}]")
+    # ... and those of one product only, where queries and keys are made by two
+    keys = Gemm(name="kv_gemm", ops=rows.ops[1:], source="norm_ff")
+    queries = fuse("q_gemm", op("bsm,mHh->bsHh", parallel="H", label="Q"))
+    made = shard((NORM, queries, keys, attention("scale"), out))
+    assert said(made) == "norm_ff q_gemm kv_gemm [all_gather_kv] attention o_gemm [all_reduce_attn]"
+
+
 def test_heads_are_exchanged_for_tokens_where_a_sequence_is_split() -> None:
     layer = (qkv_gemm(), attention("scale"))
-    assert said(shard(layer, RankSplit(context="heads"), returns=False)) == (
+    assert said(shard(layer, RankSplit(context=("heads",)), returns=False)) == (
         "qkv_gemm permute_qkv [all_to_all_qkv] attention [all_to_all_out] permute_out"
     )
-    ring = shard(layer, RankSplit(context="ring"), returns=False)
-    assert said(ring) == "qkv_gemm attention"
-    assert getattr(ring[1], "keys", None) == "ring"
     assert getattr(shard(layer, returns=False)[1], "keys", None) == "own"
+
+
+def test_keys_that_others_hold_are_gathered_and_a_ring_is_a_schedule_of_that() -> None:
+    layer = (qkv_gemm(), attention("scale"))
+    gathered = shard(layer, RankSplit(context=("gathered",)), returns=False)
+    assert said(gathered) == "qkv_gemm [all_gather_kv] attention"
+    (gather,) = (node for node in gathered if isinstance(node, Exchange))
+    assert gather.elements({"b": 2, "s": 3, "K": 4, "h": 5, "H": 16}) == 2 * 2 * 3 * 4 * 5  # keys and values, no query
+    product, ring = in_rounds(gathered)
+    assert isinstance(ring, KeyRounds) and (product, ring.gather, ring.attention) == gathered
+    back = gradients_home(ring.gather)
+    assert (back.op, back.axes, back.element_bytes) == (CollectiveOp.REDUCE_SCATTER, gather.axes, 4)
+    assert in_rounds(shard(layer, RankSplit(context=("heads",)), returns=False))[3:4] == (
+        replace(attention("scale"), keys="heads"),
+    )
+    # What a tensor group gathers for attention, heads of which all ranks want the whole, is no ring.
+    whole = replace(
+        attention("scale"), scores=op("bKrsh,bKzh->bKrsz", label="s"), values=op("bKrsz,bKzh->bKrsh", label="v")
+    )
+    assert said(in_rounds(shard((qkv_gemm(), whole), returns=False))) == "qkv_gemm [all_gather_qkv] attention"
+    # Groups of ranks exchange heads, groups of those pass keys round: the gather is of the heads that a rank has then.
+    both = shard(layer, RankSplit(context=("heads", "gathered")), returns=False)
+    assert said(both) == "qkv_gemm permute_qkv [all_to_all_qkv] [all_gather_kv] attention [all_to_all_out] permute_out"
+
+
+def test_a_stage_hands_on_what_is_held_where_it_ends() -> None:
+    down, end = fuse("down_gemm", op("bsf,mf->bsm", parallel="f", label="down")), StageEnd()
+    assert said(shard((down, end))) == "down_gemm [all_reduce_down] [send_stage]"
+    assert said(shard((*FEED, end), ROWS)).endswith("down_gemm [reduce_scatter_ff] [send_stage]")
+    sizes = {"b": 2, "s": 8, "m": 16}
+    whole, rows = shard((end,))[0], shard((end,), ROWS)[0]
+    assert isinstance(whole, Exchange) and isinstance(rows, Exchange)
+    assert (whole.parallel, rows.parallel, whole.elements(sizes)) == (None, "s", 2 * 8 * 16)
+    token = shard((*lower_head(samples=True), end), returns=False)[-1]
+    assert isinstance(token, Exchange) and (token.axes, token.element_bytes) == (("bs",), 8)
 
 
 def test_logits_are_gathered_for_who_reads_the_whole_vocabulary() -> None:
@@ -137,7 +203,7 @@ def test_neighbours_that_do_not_fit_are_refused_by_name() -> None:
         shard(wrong, OWN)
     scores = Gemm(name="values", ops=(op("bKrsz,bKzh->bKrsh", parallel="K", label="PV"),))
     with pytest.raises(WorkloadError, match=r"values: .* multiplies tokens by tokens, of which a rank holds some with"):
-        shard((scores,), RankSplit(context="heads"))
+        shard((scores,), RankSplit(context=("heads",)))
     joined = lower((NORM, expert_feed(shared=True)))
     with pytest.raises(WorkloadError, match="add_shared: down_shared_gemm and the experts are split in different ways"):
         shard((*joined[:5], *lower((NORM, expert_feed(shared=True)), SAME)[5:]), SAME)
@@ -264,3 +330,31 @@ def test_gradients_of_weights_are_summed_over_tokens_and_never_over_what_the_wei
     assert [[axis for axis in "bsmfHKh" if axis in one.einsum.axes and summed_over(one, axis)] for one in ops] == [
         ["b", "s"]
     ] * 3
+
+
+# What a weight in slices needs: before each product that reads it, for the sum of its gradient, and once it is stepped.
+WEIGHTS: list[tuple[Sharding, str | None, str, str | None]] = [
+    ("ddp", None, "all_reduce", None),
+    ("zero1", None, "reduce_scatter", "all_gather"),
+    ("zero2", None, "reduce_scatter", "all_gather"),
+    ("zero3", "all_gather", "reduce_scatter", None),
+]
+
+
+@pytest.mark.parametrize(("sharding", "read", "summed", "kept"), WEIGHTS)
+def test_weights_in_slices_are_gathered_for_products_and_their_gradients_scattered(
+    sharding: Sharding, read: str | None, summed: str, kept: str | None
+) -> None:
+    split = StateSplit.of(sharding)
+    found = [read_weight(split), sum_gradient(UP.ops[0], split), keep_weight(split)]
+    assert [one and one.value for one in found] == [read, summed, kept]
+    # an einsum of two activations has no weight: its second input has the tokens, which are not contracted then
+    scores = op("bKrsh,bKzh->bKrsz", label="scores")
+    assert not summed_over(scores, "z")
+
+
+def test_a_collective_goes_back_as_its_transpose_twice_as_itself() -> None:
+    for op_ in CollectiveOp:
+        back = transposed(op_)
+        assert back is None or transposed(back) is op_
+    assert transposed(CollectiveOp.ALL_REDUCE) is None

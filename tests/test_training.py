@@ -208,6 +208,15 @@ def test_experts_train_and_are_summed_over_those_who_hold_them() -> None:
     grouped = {phase: sum(k.flops for k in kernels(program, phase) if isinstance(k.work, GroupedGemmWork))
                for phase in ("forward", "backward")}  # fmt: skip
     assert grouped["backward"] == pytest.approx(2 * grouped["forward"], rel=1e-12)
+    # In slices (ZeRO-3) every weight is gathered from those who hold the same one: in both passes, the head's once.
+    options = Options(layers=2, sharding="zero3")
+    sliced = build_training(model, layout, batch=2, seq_len=512, options=options)
+    gathers = [(k.name, k.work.ranks) for phase in ("forward", "backward") for k in kernels(sliced, phase, rank=1)
+               if isinstance(k.work, CollectiveWork) and k.work.op is CollectiveOp.ALL_GATHER]  # fmt: skip
+    assert set(gathers) == {("all_gather_weights", tuple(range(8))), ("all_gather_weights_experts", (1, 5)),
+                            ("all_gather_weights_head", tuple(range(8)))}  # fmt: skip
+    assert [sum(name == one for name, _ in gathers) for one in ("all_gather_weights", "all_gather_weights_experts",
+                                                               "all_gather_weights_head")] == [6, 6, 1]  # fmt: skip
     run = simulate(model="mixtral-8x7b", phase="train", ep=4, ep_mode="all_to_all", seq_len=512, layers=2,
                    ignore_memory=True)  # fmt: skip
     assert run.standing.status == "unchecked"

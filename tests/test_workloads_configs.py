@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,19 @@ def test_what_changes_nothing_is_accepted() -> None:
         auto_map={"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}, attention_bias=True,
     )  # fmt: skip
     assert same == whole
+
+
+def test_infinity_stands_where_pythons_json_writes_it_and_nowhere_else() -> None:
+    """Configurations of Mamba-2 hold ``"time_step_limit": [0.0, Infinity]``."""
+    text = '{"model_type": "mamba2", "hidden_size": %s, "time_step_limit": [0.0, %s]}'
+    for size, limit, message in (
+        ("Infinity", "Infinity", "c.json: hidden_size = inf: give a finite number"),
+        ("64", "NaN", "c.json: time_step_limit.1 = nan: give a finite number"),
+    ):
+        with pytest.raises(WorkloadError, match=re.escape(message)):
+            parse_config(text % (size, limit), where="c.json")
+    with pytest.raises(WorkloadError, match="Infinity is no number of JSON"):
+        parse_config('{"model_type": "llama", "hidden_size": Infinity}', where="c.json")
 
 
 def test_one_key_twice_is_no_configuration() -> None:

@@ -56,6 +56,11 @@ def test_the_step_says_so_by_name() -> None:
         collectives(load_model("llama3-70b"), Options(overlap_ops=(("o", Overlap(chunks=2)),)))
     with pytest.raises(WorkloadError, match="overlap_ops gives each operator its own chunks: leave overlap"):
         collectives(load_model("llama3-70b"), Options(overlap_ops=ops, overlap_chunks=2))
+    whole = Options(overlap_ops=(("qkv_gemm", Overlap(chunks=4)),))
+    with pytest.raises(WorkloadError, match="overlap_ops: qkv_gemm = 4 chunks: no collective feeds or ends it in this"):
+        build_program(load_model("llama3-70b"), Layout(tp=2), phase="prefill", batch=2, seq_len=4096, options=whole)
+    rows = Layout(tp=2, sequence_parallel=True)  # there a gather feeds it
+    assert build_program(load_model("llama3-70b"), rows, phase="prefill", batch=2, seq_len=4096, options=whole)
 
 
 def test_neighbours_of_one_stage_are_cut_together() -> None:

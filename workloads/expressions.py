@@ -34,6 +34,16 @@ def _count(within: Any, one: Any) -> int:
     return list(within).count(one)
 
 
+def _of_layer(value: Any, layer: int) -> Any:
+    """What a key says of a layer: an entry of its list, or the one value that all layers have."""
+    return value[layer] if isinstance(value, list) else value
+
+
+def _last(within: list[Any], one: Any, end: int) -> int:
+    """The place of the last ``one`` before place ``end`` of a list."""
+    return max(place for place, entry in enumerate(within[:end]) if entry == one)
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
@@ -42,6 +52,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "sum": sum,
     "str": str,
     "count": _count,
+    "of_layer": _of_layer,
+    "last": _last,
 }
 _LONGEST = 400
 

@@ -10,14 +10,24 @@ from inputs.texts import shown
 from workloads.config_keys import Family, check_against, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import evaluate, names
-from workloads.family_file import MORE, OF_VISION, SIZED, SIZES, WORKED_OUT, FamilyFile, expressions_of, family_files
+from workloads.family_file import (
+    CACHE,
+    MORE,
+    OF_VISION,
+    SIZED,
+    SIZES,
+    WORKED_OUT,
+    FamilyFile,
+    expressions_of,
+    family_files,
+)
 from workloads.fields import name_of, positive
 from workloads.layer_passes.lower import lower
 from workloads.layer_passes.shard import shard
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.model import MOST_LAYERS, ModelSpec, Vision, check_sizes
 from workloads.node_tables import nodes_of
-from workloads.ops import Block
+from workloads.ops import Attention, Block
 from workloads.positions import max_positions
 from workloads.quantization import scheme_of
 
@@ -66,7 +76,7 @@ class _Values:
         """Keys that an expression reads, as the configuration has them."""
         return ", ".join([f"{key} = {shown(self.data[key])}" for key in sorted(names(value)) if key in self.data][:3])
 
-    def size(self, name: str, value: Any, *, least: int = 1) -> int:
+    def size(self, name: str, value: Any, *, least: int = 1, most: int = 10**9) -> int:
         """A whole number; a bare key is named as the file spells it."""
         key = value if isinstance(value, str) and value.isidentifier() else None
         said, found = key or name, None
@@ -76,7 +86,7 @@ class _Values:
             found = self.of(value)
         if found == 0 and not isinstance(found, bool) and least == 0:
             return 0
-        return positive(found, said, self.where)
+        return positive(found, said, self.where, most=most)
 
     def within(self, **given: Any) -> _Values:
         """The same with more names."""
@@ -147,7 +157,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         latent=Latent(**latent) if latent.get("kv_rank") else None,
         state_space=StateSpaceSizes(**state) if state else None,
         axes=tuple((axis, values.size(axis, one, least=0)) for axis, one in table.get("axes", {}).items()),
-        extra_parameters=values.size("extra_parameters", table.get("extra_parameters", 0), least=0),
+        extra_parameters=values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13),
         tied_embeddings=_truth(values, table, "tied_embeddings", default=False),
         causal=_truth(values, table, "causal", default=True),
         learned_positions=bool(table.get("learned_positions", False)),
@@ -179,6 +189,12 @@ def _layers(table: Mapping[str, Any], values: _Values, count: int) -> tuple[list
             )
         nodes = kinds[kind] if len(kinds) > 1 else next(iter(kinds.values()))
         made = [_worked_out(node, here) for node in nodes if here.of(node.get("when", True))]
+        for node in made:
+            if node.get(CACHE) == i:
+                del node[CACHE]
+            elif CACHE in node:
+                _check_cache(node, f"{where}: layer {i}: {node.get('name')}", pattern, blocks)
+                node[CACHE] = True
         key = f"{kind} {made}"
         if key not in letters:
             letters[key] = chr(ord("A") + len(letters))
@@ -190,6 +206,20 @@ def _layers(table: Mapping[str, Any], values: _Values, count: int) -> tuple[list
             blocks.append((letters[key], "layer" if kind == "layer" else f"{kind} layer", block))
         pattern += letters[key]
     return blocks, pattern if len(blocks) > 1 else ""
+
+
+def _check_cache(node: Mapping[str, Any], where: str, pattern: str, blocks: list[tuple[str, str, Block]]) -> None:
+    """Refuse a cache that no earlier layer keeps, or that ends elsewhere."""
+    layer = node[CACHE]
+    if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < len(pattern):
+        raise WorkloadError(f"{where}: cache = {shown(layer)}: give the number of this layer or of an earlier one")
+    found = next(block for letter, _, block in blocks if letter == pattern[layer])
+    window = found.attention.window if isinstance(found.attention, Attention) else None
+    if not found.caches or window != node.get("window", 0):
+        raise WorkloadError(
+            f"{where}: cache = {layer}: that layer keeps no keys and values of its own over window = "
+            f"{node.get('window', 0)}"
+        )
 
 
 def _truth(values: _Values, table: Mapping[str, Any], name: str, *, default: bool) -> bool:
@@ -205,7 +235,7 @@ def _worked_out(node: Mapping[str, Any], values: _Values) -> dict[str, Any]:
     for part in SIZED:
         if part in made:
             made[part] = values.size(part, made[part] or 0, least=0)
-    return made | {part: values.of(made[part]) for part in WORKED_OUT if part in made}
+    return made | {part: values.of(made[part]) for part in (*WORKED_OUT, CACHE) if part in made}
 
 
 def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Reader | None) -> ModelSpec:

@@ -29,9 +29,10 @@ _FIELDS = (
     "like", "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
     "extra_parameters", "causal", "learned_positions", "positions", "kind",
 )  # fmt: skip
+CACHE = "cache"  # the number of the layer whose keys and values an attention reads; its own: it makes them
 SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
 WORKED_OUT = ("shared", "gated", "q_latent", "one_matrix", "eager")  # what else of a node may be an expression
-_EXPRESSIONS = ("when", *WORKED_OUT, *SIZED)
+_EXPRESSIONS = ("when", CACHE, *WORKED_OUT, *SIZED)
 _OF_STACK = ("tied_embeddings", "extra_parameters", "causal", "positions", "kind", "front")
 OF_VISION = ("patches", "tokens", "projector", "extra_parameters")
 _NESTED = ("sizes", "axes", "latent", "state_space")

@@ -26,12 +26,13 @@ def name_of(data: Mapping[str, Any], where: str) -> str:
     return name if isinstance(name, str) and name and len(name) < 100 and name.isprintable() else where
 
 
-def positive(value: Any, name: str, where: str) -> int:
-    """``value`` as a positive whole number, or an error that names it."""
+def positive(value: Any, name: str, where: str, *, most: int = 10**9) -> int:
+    """``value`` as a positive whole number of at most ``most``, or an error that names it."""
     if value is None:
         raise WorkloadError(f"{where}: {name} is missing: give a positive whole number")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0 or value > 10**9:
-        raise WorkloadError(f"{where}: {name} = {shown(value)}: give a positive whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0 or value > most:
+        beyond = f" of at most {most}" if isinstance(value, int) and value > most else ""
+        raise WorkloadError(f"{where}: {name} = {shown(value)}: give a positive whole number{beyond}")
     return value
 
 

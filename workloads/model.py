@@ -108,8 +108,8 @@ class ModelSpec:
         return any(isinstance(one, Pointwise) and one.op is Elementwise.RMSNORM for one in self.block.nodes)
 
     def attending(self, layers: range) -> int:
-        """How many of ``layers`` attend to their own tokens, and so cache keys and values."""
-        return sum(len(run) for _, block, run in self.layer_groups(layers) if block.attention is not None)
+        """How many of ``layers`` cache keys and values of their own."""
+        return sum(len(run) for _, block, run in self.layer_groups(layers) if block.caches)
 
     def mixing(self, layers: range) -> int:
         """How many of ``layers`` keep a state."""
@@ -117,7 +117,7 @@ class ModelSpec:
 
     def cached_tokens(self, layers: range, context: int) -> int:
         """Tokens whose keys and values ``layers`` keep of a sequence of ``context``, all together."""
-        runs = ((len(run), block.attention) for _, block, run in self.layer_groups(layers))
+        runs = ((len(run), block.attention) for _, block, run in self.layer_groups(layers) if block.caches)
         return sum(count * kept_of(context, one.window) for count, one in runs if one is not None)
 
     def crossing(self, layers: range) -> int:

@@ -53,7 +53,9 @@ def _node(entry: dict[str, Any], where: str) -> Node:
             gemm = Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source, one_matrix=one)
             return replace(gemm, overlap=_overlap(entry, f"{where}: {name}"))
         case "attention":
-            refuse_unknown(entry, ("node", "name", "scores", "values", "parallel", "window", "cross", "eager"), where)
+            refuse_unknown(
+                entry, ("node", "name", "scores", "values", "parallel", "window", "cross", "eager", "cache"), where
+            )
             own = {*str(entry.get("scores")), *str(entry.get("values"))} - {*"bsKHrhz,->"}
             if own and {type(entry.get(part)) for part in ("scores", "values")} == {str}:
                 raise WorkloadError(
@@ -71,7 +73,8 @@ def _node(entry: dict[str, Any], where: str) -> Node:
             if not isinstance(eager, list) or not {*eager} <= {*get_args(EagerPass)}:
                 raise WorkloadError(f"{where}: eager = {shown(eager)}: known are {', '.join(get_args(EagerPass))}")
             cross = _switch(entry, "cross", where)
-            return Attention(name=name, scores=scores, values=values, window=window, cross=cross, eager=tuple(eager))
+            made = Attention(name=name, scores=scores, values=values, window=window, cross=cross, eager=tuple(eager))
+            return replace(made, shared="cache" in entry)
         case "pointwise":
             refuse_unknown(entry, ("node", "name", "op", "axis", "beside"), where)
             if entry.get("op") not in [e.value for e in Elementwise]:

@@ -16,8 +16,8 @@ EagerPass = Literal["scale_queries", "scale", "mask", "softmax", "softmax_fp32"]
 
 # The ranks that split a node: a layer's tensor group, or all that share its experts.
 Group = Literal["tensor", "experts"]
-# How attention meets the keys of other ranks: it has all of them, heads are exchanged for tokens, or keys go round.
-Keys = Literal["own", "heads", "ring"]
+# The keys that attention reads: those that a rank has, or all of some heads, for which tokens were exchanged.
+Keys = Literal["own", "heads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,7 @@ class Attention:
     window: int = 0  # the last so many tokens are attended to; 0: all
     cross: bool = False  # to an encoder's tokens
     keys: Keys = "own"
+    shared: bool = False  # an earlier layer cached the keys and values that it reads: it makes none
     copies: bool = False  # a new token's key and value are copied into the cache by kernels of their own
 
 
@@ -130,7 +131,8 @@ class Pointwise:
 
     ``axis`` may be several, as heads of a size are. ``beside`` is an earlier node whose output it reads too.
     ``parallel`` is the axis that its input is split along; the shard pass finds it from the nodes before. ``passes``
-    is how often it moves each element, where a stack runs a part of it only.
+    is how often it moves each element, where a stack runs a part of it only. ``queries``: of heads only those, as the
+    layer makes no keys; the shard pass finds that too.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Pointwise:
     parallel: str | None = None
     group: Group = "tensor"
     passes: int | None = None
+    queries: bool = False
 
 
 # Pointwise work whose width is an axis that the node names; others have the model's width, or that of a head.
@@ -206,6 +209,16 @@ class Block:
         """The node that attends to the layer's own tokens, if one does."""
         nodes = (node for node in self.nodes if isinstance(node, Attention | LatentAttention))
         return next((node for node in nodes if isinstance(node, LatentAttention) or not node.cross), None)
+
+    @property
+    def caches(self) -> bool:
+        """Whether it keeps keys and values of the tokens."""
+        return self.attention is not None and not self.shares
+
+    @property
+    def shares(self) -> bool:
+        """Whether it attends to what an earlier layer keeps."""
+        return isinstance(self.attention, Attention) and self.attention.shared
 
     @property
     def without_windows(self) -> Block:

@@ -91,6 +91,8 @@ def check_layout(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: in
     depth = model.layers if layers is None else layers
     if layout.pp > depth:
         raise WorkloadError(f"pp = {layout.pp}: {depth} layers fill at most {depth} stages: use pp = {depth} or less")
+    if layout.pp > 1 and any(block.shares for block in model.blocks):
+        raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} read the keys of earlier ones: use tp")
     if layout.cp > 1:
         _check_context(model, layout, batch=batch, new_tokens=new_tokens)
     tokens = batch * new_tokens // (layout.dp * layout.micro_batches)

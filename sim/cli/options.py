@@ -50,8 +50,8 @@ def scenario_of(file: Path | None, fields: dict[str, Any]) -> Scenario:
 def named_scenario(named: Path | None, fields: dict[str, Any]) -> Scenario:
     """The scenario of the flags, and of an argument that is a file of one (.toml, .json) or a model.
 
-    A ``config.json``, by its name or its ``model_type``, or an id of the catalog is a model. A model's own TOML file
-    cannot be told from a scenario's by its name, and goes to ``--model``.
+    A ``config.json``, by its name or its ``model_type``, a TOML file with the sizes of a model, or an id of the catalog
+    is a model.
     """
     return scenario_of(*split_named(named, fields))
 
@@ -71,7 +71,7 @@ def _describes_a_run(file: Path) -> bool:
     """Whether a file is a scenario's, as far as its name and a ``model_type`` in it say."""
     if file.name == "config.json" or file.suffix not in ENDINGS:
         return False
-    return file.suffix == ".toml" or not file.is_file() or "model_type" not in read_mapping(file)
+    return not file.is_file() or not {"model_type", "d_model"} & read_mapping(file).keys()
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sim.explore.operators import Search
+from sim.explore.operators import Search, flag, in_sequence
 from sim.explore.overlap import OverlapPoint, blocks, headline_pair, point_of, saves, transform, work_of
 from sim.result.timeline import Timeline
 from sim.scenario.spec import Scenario
@@ -25,13 +25,16 @@ class PerOperator:
     def words(self) -> str:
         """What each operator's own setting gains."""
         texts = []
-        for best, one, by in zip(self.for_all, self.each, ("most frugal", "quickest"), strict=True):
+        found = [*zip(self.for_all, self.each, ("most frugal", "quickest"), strict=True)]
+        if (frugal := found[0])[:2] == found[1][:2]:
+            found = [(*frugal[:2], "quickest and most frugal")]
+        for best, one, by in found:
             if _cost(one, by) >= _cost(best, by) * (1.0 - 1e-9):
                 texts.append(f"the {by} is one setting for all ({transform(best.scenario)}, {blocks(best.scenario)})")
             else:
                 texts.append(
-                    f"the {by} setting ({blocks(one.scenario)}) {saves(one, best)} over the best one for all "
-                    f"({transform(best.scenario)}, {blocks(best.scenario)})"
+                    f"the {by} setting ({blocks(one.scenario)}: --overlap-ops {flag(one.scenario)}) {saves(one, best)} "
+                    f"over the best one for all ({transform(best.scenario)}, {blocks(best.scenario)})"
                 )
         return "; ".join(texts) + "."
 
@@ -51,7 +54,7 @@ class PerOperator:
 
 
 def _cost(point: OverlapPoint | Timeline, by: str) -> float:
-    return point.latency_s if by == "quickest" else point.energy_j
+    return point.latency_s if by.startswith("quickest") else point.energy_j
 
 
 def per_operator(points: Sequence[OverlapPoint], step: Callable[[], None] = lambda: None) -> PerOperator | None:
@@ -79,5 +82,5 @@ def per_operator(points: Sequence[OverlapPoint], step: Callable[[], None] = lamb
 
 
 def _plain_chunks(scenario: Scenario) -> bool:
-    whole = scenario.sm_margin or scenario.sm_partitions or scenario.overlap_ops
-    return scenario.overlap == "chunks" and not whole and scenario.tp > 1
+    for_all = in_sequence(scenario) or scenario.overlap_chunks > 1
+    return scenario.overlap == "chunks" and for_all and not (scenario.sm_margin or scenario.sm_partitions)

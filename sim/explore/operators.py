@@ -34,13 +34,30 @@ class Choices:
     stages: tuple[tuple[str, ...], ...]
 
 
+def own_settings(scenario: Scenario) -> dict[str, Overlap]:
+    """Products whose nodes say how they overlap, each in sequence: what a run says of an operator goes before that."""
+    blocks = workloads.load_model(scenario.model).blocks if scenario.tp > 1 else ()
+    nodes = (node for block in blocks for node in block.nodes)
+    return {node.name: Overlap(chunks=1) for node in nodes if isinstance(node, Gemm) and node.overlap is not None}
+
+
+def in_sequence(scenario: Scenario) -> bool:
+    """Whether nothing runs beside anything."""
+    said = {name: setting(text) for name, text in scenario.overlap_ops or ()}
+    if scenario.overlap != "chunks" or scenario.overlap_chunks > 1 or any(one.chunks > 1 for one in said.values()):
+        return False
+    return all(name in said for name in own_settings(scenario))
+
+
 def choices_of(scenario: Scenario) -> Choices:
     """What the overlap pass can cut of the model's layers in the scenario's layout."""
     model, split = workloads.load_model(scenario.model), RankSplit.of(layout_of(scenario))
     products: dict[str, None] = {}
     stages: dict[tuple[str, ...], None] = {}
     for _, block, _ in model.layer_groups(range(scenario.layers or model.layers)):
-        nodes = placed_nodes(block, split)
+        nodes = tuple(
+            replace(one, overlap=None) if isinstance(one, Gemm) else one for one in placed_nodes(block, split)
+        )
         stages |= dict.fromkeys(_neighbours(nodes))
         cut = (step for step in overlap(nodes, lambda _: Schedule(pieces=2)) if isinstance(step, Stage))
         products |= dict.fromkeys(step.nodes[0].name for step in cut)
@@ -93,7 +110,7 @@ class Search:
         """Each operator's settings alone, the two best of each combined, one operator after the other, until no change
         of a single one helps."""
         choices = choices_of(self.start)
-        start = dict.fromkeys(choices.products, self.for_all)
+        start = own_settings(self.start) | dict.fromkeys(choices.products, self.for_all)
         moves: list[tuple[tuple[str, ...], list[Overlap]]] = []
         for names in (*((one,) for one in choices.products), *choices.stages):
             stage = STAGE if len(names) > 1 else None
@@ -119,6 +136,11 @@ def _moved(now: Settings, names: tuple[str, ...], one: Overlap) -> dict[str, Ove
     stages = {now[name].stage for name in names if name in now} - {None}
     made = {name: replace(was, stage=None) if was.stage in stages else was for name, was in now.items()}
     return made | dict.fromkeys(names, one)
+
+
+def flag(scenario: Scenario) -> str:
+    """The settings of single operators, as ``--overlap-ops`` takes them."""
+    return ",".join(f"{name}={text}" for name, text in scenario.overlap_ops or ())
 
 
 def words(scenario: Scenario) -> str:

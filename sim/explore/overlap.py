@@ -12,7 +12,7 @@ import pandas as pd
 
 import workloads
 from sim.errors import ScenarioError
-from sim.explore.operators import REFUSALS, words
+from sim.explore.operators import REFUSALS, in_sequence, own_settings, words
 from sim.explore.pareto import front
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
@@ -62,7 +62,7 @@ class OverlapPoint:
     @property
     def sequential(self) -> bool:
         """True when nothing runs beside anything."""
-        return _in_sequence(self.scenario)
+        return in_sequence(self.scenario)
 
     @property
     def label(self) -> str:
@@ -83,11 +83,13 @@ class RefusedSchedule:
 def transform(scenario: Scenario) -> str:
     """The transform of a scenario in words."""
     margin = " with SM margin" if scenario.sm_margin else ""
+    if in_sequence(scenario):
+        return "sequential"
     if scenario.overlap_ops:
         return "per operator"
     match scenario.overlap:
         case "chunks" if scenario.overlap_chunks == 1:
-            return "sequential"
+            return "as the model says"
         case "chunks":
             return f"{scenario.overlap_chunks} chunks{margin}"
         case "tile_signal":
@@ -102,7 +104,7 @@ def transform(scenario: Scenario) -> str:
 
 def blocks(scenario: Scenario) -> str:
     """The blocks for communication in words; of single operators, with their chunks."""
-    if scenario.overlap_ops:
+    if scenario.overlap_ops and not in_sequence(scenario):
         return words(scenario)
     if scenario.comm_ctas:
         return f"{scenario.comm_ctas} CTAs"
@@ -163,25 +165,34 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
             fields["ep"] = fields["tp"]
             fields.setdefault("ep_mode", "all_to_all")
             fields["tp"] = fields["ep"] if fields["ep_mode"] == "all_reduce" else 1
-        found[_split(fields)] = None
+        one = _split(fields)
+        found[one] = None
+        if transform(one) == "as the model says":
+            found[_split(fields | _sequential(one))] = None
     return list(found)
+
+
+def _sequential(scenario: Scenario) -> dict[str, Any]:
+    """The fields of ``scenario`` in sequence, whatever its model's operators say."""
+    return {
+        "overlap": "chunks",
+        "overlap_chunks": 1,
+        "sm_margin": False,
+        "overlap_ops": {name: one.chunks for name, one in own_settings(scenario).items()} or None,
+    }
 
 
 def _split(fields: dict[str, Any]) -> Scenario:
     """The scenario of ``fields``, SMs split as :data:`COMM_SMS` says; in sequence all is one stream, and unsplit."""
     sms = fields.pop(COMM_SMS, 0)
     scenario = Scenario.parse(fields, where="overlap study")
-    if sms == 0 or _in_sequence(scenario):
+    if sms == 0 or in_sequence(scenario):
         return scenario
     all_sms = machine_of(scenario).gpu.sms
     if not isinstance(sms, int) or not 0 < sms < all_sms:
         raise ScenarioError(f"overlap study: {COMM_SMS} = {sms!r}: the GPU has {all_sms} SMs, give 0 to {all_sms - 1}")
     parts = {"compute": all_sms - sms, "comm": sms}
     return Scenario.parse({**fields, "sm_partitions": parts}, where="overlap study")
-
-
-def _in_sequence(scenario: Scenario) -> bool:
-    return scenario.overlap == "chunks" and scenario.overlap_chunks == 1 and not scenario.overlap_ops
 
 
 def study(
@@ -287,8 +298,8 @@ def default_of(points: Sequence[OverlapPoint]) -> OverlapPoint | None:
     pair = headline_pair(points)
     if pair is None:
         return None
-    plain = {"overlap": "chunks", "overlap_chunks": 1, "comm_ctas": None, "sm_margin": False}
-    scenario = pair[0].scenario.model_copy(update=plain)
+    plain = pair[0].scenario
+    scenario = Scenario.parse(plain.model_dump() | _sequential(plain) | {"comm_ctas": None}, where="overlap study")
     for point in points:
         if point.scenario == scenario:
             return point

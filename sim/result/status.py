@@ -141,6 +141,8 @@ def standing(
     for name in Scenario.model_fields.keys() - HELD:
         value = getattr(scenario, name)
         if value != Scenario.model_fields[name].default:
+            if isinstance(value, tuple):  # pairs of a name and what is said of it
+                value = ",".join("=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value)
             unchecked.append(f"{name} = {value} was never measured")
     unchecked.sort()
     asked = kind_of(scenario, target.gpu.id)

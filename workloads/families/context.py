@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Literal
 
@@ -10,6 +9,7 @@ from workloads.errors import WorkloadError
 from workloads.families.engine import engine_attention, engine_of
 from workloads.families.ring import Ring, RingLayout, ring_kernels
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel
+from workloads.layer_passes.tree import KeyRounds
 from workloads.ops import Attention
 from workloads.parallel import Layout
 from workloads.program import Kernel
@@ -20,14 +20,9 @@ Pass = Literal["prefill", "decode"]
 
 
 def attention_kernels(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Kernel]:
-    """The attention node of ``shape``'s rank, over its own keys, over whole sequences of some heads, or round by round.
-
-    Their ``after`` counts from the first of them; -1 is the kernel before it.
-    """
+    """The attention node of ``shape``'s rank, over its own keys or over whole sequences of some heads."""
     if node.keys == "heads":
         shape = inside_heads(shape, phase)
-    if node.keys == "ring":
-        return _ring(node, shape)
     return _local(node, shape, phase, stack)
 
 
@@ -41,12 +36,6 @@ def inside_heads(shape: Shape, phase: Pass) -> Shape:
         else replace(shape, batch=shape.batch * cp)
     )
     return replace(whole, layout=Layout(tp=shape.layout.tp * cp))
-
-
-def own_elements(axes: tuple[str, ...], inside: Shape) -> int:
-    """Elements of arrays of heads on one rank between the exchanges."""
-    sizes = inside.local_sizes("H")
-    return sum(math.prod(sizes[axis] for axis in one) for one in axes)
 
 
 def own_shape(shape: Shape, phase: Pass) -> Shape:
@@ -68,7 +57,7 @@ def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Ker
         return engine_attention(node, shape, engine)
     heads = shape.kv_heads * shape.model.head_dim
     kernels: list[Kernel] = []
-    if phase == "decode" and node.copies and not node.cross:
+    if phase == "decode" and node.copies and not node.cross and not node.shared:
         cached = shape.tokens * heads * (DType.BF16.bytes + shape.precision.kv.bytes)
         kernels += [
             elementwise_kernel(name, Elementwise.COPY, shape.tokens, heads, cached) for name in ("copy_k", "copy_v")
@@ -77,12 +66,15 @@ def _local(node: Attention, shape: Shape, phase: Pass, stack: Stack) -> list[Ker
     return kernels
 
 
-def _ring(node: Attention, shape: Shape) -> list[Kernel]:
-    """Blocks of keys and values pass from rank to rank; the first leaves when the kernel before attention ends."""
+def round_kernels(node: KeyRounds, shape: Shape) -> list[Kernel]:
+    """Blocks of keys and values pass from rank to rank; the first leaves when the kernel before attention ends.
+
+    Their ``after`` counts from the first of them; -1 is the kernel before it.
+    """
     model, mode = shape.model, shape.layout.cp_mode
     assert mode != "ulysses"
     layout: RingLayout = "contiguous" if mode == "ring" else mode
-    window = node.window
+    window = node.attention.window
     if window and shape.context > window:
         raise WorkloadError(f"cp_mode = '{mode}': attention over a window of {window} tokens: use cp_mode = 'ulysses'")
     ring = Ring(
@@ -94,5 +86,6 @@ def _ring(node: Attention, shape: Shape) -> list[Kernel]:
         head_dim=model.head_dim,
         batch=shape.batch,
         merges=True,
+        gather=node.gather,
     )
     return ring_kernels(ring, shape.context_slice, first=(-1,))

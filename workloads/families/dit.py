@@ -7,11 +7,16 @@ those pass keys and values round a ring (the two together: arXiv 2405.07719).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from workloads.diffusion import DitSpec
 from workloads.errors import WorkloadError
 from workloads.families.ring import Ring, ring_kernels
 from workloads.kernels import elementwise_kernel, exchange_kernel, permute_kernel, product_kernel
+from workloads.layer_passes.rounds import in_rounds
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import Exchange, KeyRounds, Permute, Placed, RankSplit, elements_of
+from workloads.ops import attention
 from workloads.passes import Passes
 from workloads.program import Kernel, in_turn
 from workloads.work import AttentionWork, DType, Elementwise
@@ -47,6 +52,12 @@ class Branch:
     def ranks(self) -> int:
         """Ranks that share the tokens."""
         return len(self.ulysses) * len(self.ring)
+
+    @property
+    def split(self) -> RankSplit:
+        """How attention meets the tokens of other ranks."""
+        ways: dict[Literal["heads", "gathered"], tuple[int, ...]] = {"heads": self.ulysses, "gathered": self.ring}
+        return RankSplit(context=tuple(way for way, ranks in ways.items() if len(ranks) > 1))
 
     @property
     def own(self) -> int:
@@ -138,37 +149,39 @@ def single_block(branch: Branch) -> list[Kernel]:
 
 
 def joint_attention(branch: Branch) -> list[Kernel]:
-    """Attention over all tokens of the branch, its exchanges included; ``after`` counts from the first kernel."""
-    spec, ulysses = branch.spec, len(branch.ulysses)
-    rows, heads = branch.own + branch.own_text, spec.heads // ulysses
-    tokens = branch.tokens + spec.joint_text
-    if len(branch.ring) > 1:
-        ring = Ring(
-            layout="contiguous",
-            ranks=branch.ring,
-            block=tokens // len(branch.ring),
-            q_heads=heads,
-            kv_heads=heads,
-            head_dim=spec.head_dim,
-            batch=branch.batch,
-            causal=False,
-            merges=True,
-        )
-        inside = ring_kernels(ring, 0, first=(-1,))
-    else:
-        inside = [flash("attention", tokens, tokens, heads, spec.head_dim, branch.batch)]
-    inside = [branch.attending(one) if isinstance(one.work, AttentionWork) else one for one in inside]
-    if ulysses == 1:
-        return inside
-    width = spec.d_model
-    return in_turn(
-        [
-            permute_kernel("permute_qkv", rows, 3 * width),
-            exchange_kernel("all_to_all_qkv", branch.ulysses, 3 * rows * width),
-        ],
-        inside,
-        [exchange_kernel("all_to_all_out", branch.ulysses, rows * width), permute_kernel("permute_out", rows, width)],
-    )
+    """Attention over all tokens of the branch, of which ranks hold some: the shard pass says what they exchange.
+
+    ``after`` counts from the first kernel.
+    """
+    nodes = in_rounds(shard((attention(),), branch.split, returns=False))
+    made = in_turn(*(_attention_part(node, branch) for node in nodes))
+    return [branch.attending(one) if isinstance(one.work, AttentionWork) else one for one in made]
+
+
+def _attention_part(node: Placed, branch: Branch) -> list[Kernel]:
+    spec, rows = branch.spec, branch.own + branch.own_text
+    heads, tokens = spec.heads // len(branch.ulysses), branch.tokens + spec.joint_text
+    own = {"b": 1, "s": rows, "K": spec.heads, "r": 1, "h": spec.head_dim}
+    match node:
+        case Permute():
+            return [permute_kernel(node.name, rows, elements_of(node.axes, own) // rows)]
+        case Exchange():
+            return [exchange_kernel(node.name, branch.ulysses, node.elements(own), node.op)]
+        case KeyRounds():
+            ring = Ring(
+                layout="contiguous",
+                ranks=branch.ring,
+                block=tokens // len(branch.ring),
+                q_heads=heads,
+                kv_heads=heads,
+                head_dim=spec.head_dim,
+                batch=branch.batch,
+                causal=False,
+                merges=True,
+                gather=node.gather,
+            )
+            return ring_kernels(ring, 0, first=(-1,))
+    return [flash(node.name, tokens, tokens, heads, spec.head_dim, branch.batch)]
 
 
 def _feed(rows: int, spec: DitSpec) -> list[Kernel]:

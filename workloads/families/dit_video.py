@@ -16,14 +16,23 @@ from workloads.errors import WorkloadError
 from workloads.families.dit import ELEMENT, Branch, check_branch, flash
 from workloads.families.dit_layers import layer_segments
 from workloads.kernels import elementwise_kernel, exchange_kernel, product_kernel
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import Exchange
+from workloads.ops import Op, fuse, op
 from workloads.passes import Passes
 from workloads.placement import bind
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AllReduce, CollectiveOp, Elementwise
+from workloads.work import AllReduce, Elementwise
 
 Guidance = Literal["none", "batch", "sequential", "parallel"]
 STEP = "denoise"
 TEXT_HEAD_DIM = 64
+# What the solver reads: the latents of all tokens (P: a patch), and of both branches (G).
+LATENTS = op("sm,mP->sP", parallel="s", label="latents")
+BRANCHES = op("GsP,GsP->GsP", parallel="G", label="branches")
+# Two sums over tokens, and over branches: the change of the proxy, and its size.
+PROXY = op("Jsm,Jsm->J", parallel="s", label="proxy")
+PROXIES = op("GJ,GJ->J", parallel="G", label="branches")
 TIME_WIDTH = 256  # sines and cosines of a step's time, in all models of the catalog
 TIME_VECTORS = 6  # shift, scale and gate of attention and feed-forward
 
@@ -168,8 +177,8 @@ def _head(run: VideoRun, branch: Branch) -> tuple[Kernel, ...]:
         product_kernel("head_gemm", branch.own, spec.patch_width, spec.d_model),
     ]
     if run.group > 1:
-        everything = branch.own * run.group * spec.patch_width
-        kernels.append(exchange_kernel("all_gather_latents", _groups(run, 0)[2], everything, CollectiveOp.ALL_GATHER))
+        sizes = {"s": branch.own * run.group, "P": spec.patch_width}
+        kernels.append(_owed(LATENTS, _groups(run, 0)[2], sizes))
     return tuple(kernels)
 
 
@@ -177,9 +186,9 @@ def _judge(run: VideoRun, branch: Branch) -> tuple[Kernel, ...]:
     """The change of the first block's output since the last step, over all ranks."""
     kernels = [_pointwise("proxy_change", branch.own, run.spec.d_model, 2)]
     if run.group > 1:
-        kernels.append(exchange_kernel("all_reduce_proxy", _groups(run, 0)[2], 2, CollectiveOp.ALL_REDUCE))
+        kernels.append(_owed(PROXY, _groups(run, 0)[2], {"J": 2}))
     if run.guidance == "parallel":
-        kernels.append(exchange_kernel("all_reduce_branches", _groups(run, 0)[3], 2, CollectiveOp.ALL_REDUCE))
+        kernels.append(_owed(PROXIES, _groups(run, 0)[3], {"J": 2}))
     return tuple(kernels)
 
 
@@ -190,8 +199,14 @@ def _schedule(run: VideoRun) -> tuple[Kernel, ...]:
     solve = _pointwise("scheduler_step", latents, width, 2 + run.branches)
     if run.guidance != "parallel":
         return (solve,)
-    both = exchange_kernel("all_gather_branches", _groups(run, 0)[3], 2 * latents * width, CollectiveOp.ALL_GATHER)
-    return (both, solve)
+    return (_owed(BRANCHES, _groups(run, 0)[3], {"G": run.branches, "s": latents, "P": width}), solve)
+
+
+def _owed(one: Op, ranks: tuple[int, ...], sizes: dict[str, int]) -> Kernel:
+    """What ``ranks`` that split ``one`` exchange so that each has the whole of its output."""
+    exchange = shard((fuse(one.label, one),))[-1]
+    assert isinstance(exchange, Exchange)
+    return exchange_kernel(exchange.name, ranks, exchange.elements(sizes), exchange.op)
 
 
 def _text(run: VideoRun) -> Segment:

@@ -42,17 +42,18 @@ def pointwise_kernels(node: Pointwise, shape: Shape, engine: ServingEngine, *, e
     one = engine.pass_of(node.op.value, DType.BF16 if before_router else dtype)
     if one is None:
         return []
-    heads, size = shape.q_heads + shape.kv_heads, shape.model.head_dim
+    made = 0 if node.queries else shape.kv_heads  # keys, which are cached
+    heads, size = shape.q_heads + made, shape.model.head_dim
     match node.op:
         case Elementwise.ADD_RMSNORM:
             return [pass_kernel(node.name, engine, one, shape.tokens, shape.model.d_model)]
         case Elementwise.RMSNORM:
             return [pass_kernel(node.name, engine, one, shape.tokens, heads * size)]
         case Elementwise.ROPE:
-            return [
-                pass_kernel(node.name, engine, one, shape.tokens, heads * size),
-                pass_kernel("cache_write", engine, engine.cache, shape.tokens, 2 * shape.kv_heads * size),
-            ]
+            turned = pass_kernel(node.name, engine, one, shape.tokens, heads * size)
+            return [turned] if not made else [
+                turned, pass_kernel("cache_write", engine, engine.cache, shape.tokens, 2 * made * size)
+            ]  # fmt: skip
         case _:
             return [pass_kernel(node.name, engine, one, shape.tokens, width_of(node, shape.local_sizes(node.parallel)))]
 

@@ -7,22 +7,16 @@ from dataclasses import replace
 from typing import assert_never
 
 from workloads.families.ring import attention_gradient
+from workloads.layer_passes.backward import transposed
 from workloads.program import Kernel
 from workloads.work import (
     AttentionWork,
-    CollectiveOp,
     CollectiveWork,
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
     RoutedGemmWork,
 )
-
-# What a collective of the forward pass becomes: slices that were gathered are summed.
-_BACK = {
-    CollectiveOp.ALL_GATHER: CollectiveOp.REDUCE_SCATTER,
-    CollectiveOp.REDUCE_SCATTER: CollectiveOp.ALL_GATHER,
-}
 
 
 def gradients(kernel: Kernel) -> Iterator[Kernel]:
@@ -39,9 +33,10 @@ def gradients(kernel: Kernel) -> Iterator[Kernel]:
         case AttentionWork():
             yield attention_gradient(kernel)
         case CollectiveWork():
-            back = replace(work, op=_BACK.get(work.op, work.op))
-            back = replace(back, sent_bytes=work.received_bytes, received_bytes=work.sent_bytes)
-            yield replace(kernel, name=f"{kernel.name}_grad", work=back)
+            op = transposed(work.op)
+            if op is not None:
+                back = replace(work, op=op, sent_bytes=work.received_bytes, received_bytes=work.sent_bytes)
+                yield replace(kernel, name=f"{kernel.name}_grad", work=back)
         case ElementwiseWork():
             yield replace(kernel, name=f"{kernel.name}_grad")
         case RoutedGemmWork():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, assert_never
 
-from workloads.families.context import attention_kernels, inside_heads, own_elements
+from workloads.families.context import attention_kernels, inside_heads, round_kernels
 from workloads.families.eager import eager_kernels
 from workloads.families.engine import engine_of, engine_part, own_where_small, pointwise_kernels, product_kernels
 from workloads.families.latent import indexer_kernels, latent_kernels
@@ -25,6 +24,7 @@ from workloads.kernels import (
     weighted_kernels,
 )
 from workloads.layer_passes.lower import lower
+from workloads.layer_passes.rounds import in_rounds
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import (
     Combine,
@@ -35,11 +35,14 @@ from workloads.layer_passes.tree import (
     Grouped,
     Head,
     Join,
+    KeyRounds,
     LastTokens,
     Permute,
     Placed,
     RankSplit,
     SampleToken,
+    StageEnd,
+    elements_of,
 )
 from workloads.ops import WIDE, Attention, Block, Gemm, Indexer, LatentAttention, Pointwise, StateSpace, width_of
 from workloads.precision import Product
@@ -53,7 +56,7 @@ PhaseName = Literal["prefill", "decode"]
 
 def placed_nodes(block: Block, split: RankSplit) -> tuple[Placed, ...]:
     """The nodes of a layer, spelled out and with their collectives."""
-    return shard(lower(block.nodes, split), split)
+    return in_rounds(shard(lower(block.nodes, split), split))
 
 
 def kernels_of(
@@ -104,15 +107,17 @@ def node_kernels(
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() | Join():
             assert load is not None
             return expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
-        case LastTokens():
+        case LastTokens() | StageEnd():
             return []
         case Head():
             return _head_kernels(node, shape, stack)
         case SampleToken():
             assert engine is not None
             return engine_part(node, shape, load, engine)
+        case KeyRounds():
+            return round_kernels(node, shape)
         case Permute():
-            elements = own_elements(node.axes, inside_heads(shape, phase))
+            elements = elements_of(node.axes, inside_heads(shape, phase).local_sizes("H"))
             return [permute_kernel(node.name, shape.tokens, elements // shape.tokens)]
         case Exchange(travel="away" | "home"):
             assert load is not None
@@ -126,14 +131,12 @@ def node_kernels(
 def _exchange_kernels(node: Exchange, shape: Shape, phase: PhaseName) -> list[Kernel]:
     """A collective over whole 16-bit arrays, if there is anyone to meet; heads for tokens over a rank's own arrays."""
     if node.group == "context":
-        elements = own_elements(node.axes, inside_heads(shape, phase))
+        elements = node.elements(inside_heads(shape, phase).local_sizes("H"))
         return [exchange_kernel(node.name, shape.layout.context_ranks, elements, node.op)]
     ranks = shape.layout.ranks if node.group == "experts" else shape.layout.tensor_ranks
     if len(ranks) == 1:
         return []
-    sizes = shape.local_sizes(None)
-    elements = sum(math.prod(sizes[axis] for axis in one) for one in node.axes)
-    return [exchange_kernel(node.name, ranks, elements, node.op)]
+    return [exchange_kernel(node.name, ranks, node.elements(shape.local_sizes(node.parallel)), node.op)]
 
 
 def _head_kernels(node: Head, shape: Shape, stack: Stack) -> list[Kernel]:
@@ -163,7 +166,7 @@ def _pointwise_kernels(node: Pointwise, shape: Shape) -> list[Kernel]:
     model, element = shape.model, DType.BF16.bytes
     sizes = shape.local_sizes(node.parallel)
     tokens = sizes["b"] * sizes["s"]
-    heads = sizes["H"] + sizes["K"]
+    heads = sizes["H"] + (0 if node.queries else sizes["K"])
     passes = node.passes or _PASSES.get(node.op, 2)
     rows, blocks = tokens, None
     match node.op:

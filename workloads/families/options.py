@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.errors import WorkloadError
+from workloads.layer_passes.backward import Sharding
 from workloads.model import ModelSpec
 from workloads.ops import Gemm, Overlap
 from workloads.parallel import Layout, check_layout
@@ -15,7 +16,6 @@ from workloads.stack import load_stack
 from workloads.work import AllReduce, DType
 
 Optimizer = Literal["adamw", "none"]
-Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 OverlapKind = Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]
 
 

@@ -12,14 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from workloads.kernels import Shape, elementwise_kernel
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import Exchange, RankSplit, SampleToken, StageEnd
 from workloads.placement import stage_pairs
 from workloads.program import Kernel, Segment
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise
+from workloads.work import CollectiveWork, DType, Elementwise
 
 # Streams of transfers between stages; 0 computes, 1 is for collectives that overlap.
 SEND_STREAM, RECEIVE_STREAM = 2, 3
 TRANSFER_PRIORITY = -1  # lower runs first, as in CUDA
-TOKEN_BYTES = 8  # one token id, 64 bits, as frameworks keep them
+# Tokens on their way back to the first stage.
+(TOKENS,) = (one for one in shard((SampleToken(), StageEnd(name="token")), returns=False) if isinstance(one, Exchange))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,22 +92,23 @@ def stage_segments(step: StagePass, compute: Sequence[Segment]) -> Iterator[Segm
             )
 
 
-def activation_bytes(shape: Shape) -> int:
-    """Bytes of one micro-batch's activations on one rank, in 16 bit."""
-    rows = shape.tokens // shape.layout.tp if shape.layout.sequence_parallel else shape.tokens
-    return rows * shape.model.d_model * DType.BF16.bytes
+def handed_on(shape: Shape) -> int:
+    """Bytes of a micro-batch that one rank hands to the next stage: the residual stream as ranks hold it."""
+    (boundary,) = shard((StageEnd(),), RankSplit.of(shape.layout), returns=False)
+    assert isinstance(boundary, Exchange)
+    return boundary.elements(shape.local_sizes(boundary.parallel)) * boundary.element_bytes
 
 
 def _send(step: StagePass, part: int, *, ahead: bool) -> Segment:
     pair = stage_pairs(step.shape.layout)[step.stage]
-    kernel = _transfer("send", pair, activation_bytes(step.shape), stream=SEND_STREAM if ahead else 0)
+    kernel = _transfer("send", pair, handed_on(step.shape), stream=SEND_STREAM if ahead else 0)
     waits = (step.mark("computed", part),) if ahead else ()
     return Segment(name=f"send {part}", kernels=(kernel,), waits=waits, asynchronous=ahead)
 
 
 def _receive(step: StagePass, part: int, *, ahead: bool) -> Segment:
     pair = stage_pairs(step.shape.layout)[step.stage - 1]
-    kernel = _transfer("receive", pair, activation_bytes(step.shape), stream=RECEIVE_STREAM if ahead else 0)
+    kernel = _transfer("receive", pair, handed_on(step.shape), stream=RECEIVE_STREAM if ahead else 0)
     waits: tuple[str, ...] = ()
     if ahead and part == 0 and step.previous is not None:
         # A step's receives are posted when the step begins, not while the last one still computes.
@@ -116,13 +120,14 @@ def _receive(step: StagePass, part: int, *, ahead: bool) -> Segment:
 def _token(step: StagePass, name: str, *, stream: int = 0) -> Kernel:
     """The ids of a micro-batch on their way back to the first stage; they fit in one block."""
     pair = stage_pairs(step.shape.layout)[-1]
-    return _transfer(name, pair, step.sequences * TOKEN_BYTES, stream=stream, ctas=1)
+    size = TOKENS.elements({"b": step.sequences, "s": 1}) * TOKENS.element_bytes
+    return _transfer(name, pair, size, stream=stream, ctas=1)
 
 
 def _transfer(name: str, pair: tuple[int, int], buffer: int, *, stream: int = 0, ctas: int | None = None) -> Kernel:
     return Kernel(
         name=name,
-        work=CollectiveWork(op=CollectiveOp.SEND, ranks=pair, buffer_bytes=buffer, ctas=ctas),
+        work=CollectiveWork(op=TOKENS.op, ranks=pair, buffer_bytes=buffer, ctas=ctas),
         flops=0.0,
         bytes_moved=float(buffer),
         stream=stream,
@@ -132,6 +137,6 @@ def _transfer(name: str, pair: tuple[int, int], buffer: int, *, stream: int = 0,
 
 def _copy_out(shape: Shape) -> Kernel:
     """The last layer's output goes to a buffer that the next micro-batch does not touch."""
-    moved = activation_bytes(shape)
+    moved = handed_on(shape)
     rows = moved // (shape.model.d_model * DType.BF16.bytes)
     return elementwise_kernel("copy_out", Elementwise.COPY, rows, shape.model.d_model, 2 * moved)

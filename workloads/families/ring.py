@@ -12,9 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
+from workloads.layer_passes.rounds import gradients_home
+from workloads.layer_passes.shard import shard
+from workloads.layer_passes.tree import Exchange, RankSplit
+from workloads.ops import attention
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, Elementwise, ElementwiseWork
 
+# Every rank reads the keys and values of all: a gather, of which rounds are a schedule.
+GATHER = next(
+    node
+    for node in shard((attention(),), RankSplit(context=("gathered",)), returns=False)
+    if isinstance(node, Exchange)
+)
 RingLayout = Literal["contiguous", "striped", "zigzag"]
 LAYOUTS: tuple[RingLayout, ...] = ("contiguous", "striped", "zigzag")
 ATTENTION_GRADIENT = 2.5  # FLOPs over those of the forward pass, see hardware.laws.gradient
@@ -27,6 +37,7 @@ class Ring:
 
     ``merges``: partial outputs are added up after each round. ``backward``: scores and gradients cost two forward
     passes of each block; keys, values and, a round later, their gradients (32 bit) travel, the latter home again.
+    ``gather`` is what the rounds are a schedule of.
     """
 
     layout: RingLayout
@@ -39,6 +50,12 @@ class Ring:
     causal: bool = True
     merges: bool = False
     backward: bool = False
+    gather: Exchange = GATHER
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes by axis of what one rank gives to the others."""
+        return {"b": self.batch, "K": self.kv_heads, "s": self.block, "h": self.head_dim}
 
     @property
     def alike(self) -> bool:
@@ -106,12 +123,12 @@ def ring_kernels(ring: Ring, place: int, *, first: tuple[int, ...] = ()) -> list
     ``first`` is what the first transfer and attention wait for; ``after`` counts from the first of these kernels.
     """
     count = len(ring.ranks)
-    sent = 2 * ring.batch * ring.kv_heads * ring.block * ring.head_dim
+    home = gradients_home(ring.gather)
     kernels: list[Kernel] = []
     passed = attended = done = -1  # the last transfer and attention of this rank; the last that made gradients
 
-    def send(name: str, element: DType, after: tuple[int, ...]) -> int:
-        buffer = sent * element.bytes
+    def send(name: str, exchange: Exchange, after: tuple[int, ...]) -> int:
+        buffer = exchange.elements(ring.sizes) * exchange.element_bytes
         work = CollectiveWork(op=CollectiveOp.SEND_RECV, ranks=ring.ranks, buffer_bytes=buffer)
         kernels.append(
             Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer), stream=COMM_STREAM, after=after)
@@ -121,9 +138,9 @@ def ring_kernels(ring: Ring, place: int, *, first: tuple[int, ...] = ()) -> list
     for turn in range(count):
         before = (passed,) if passed >= 0 else first
         if turn < count - 1:
-            passed = send("send_kv", DType.BF16, (attended,) if attended >= 0 else first)
+            passed = send("send_kv", ring.gather, (attended,) if attended >= 0 else first)
         if ring.backward and turn:
-            send("send_kv_grad", DType.FP32, (done,) if done >= 0 else first)
+            send("send_kv_grad", home, (done,) if done >= 0 else first)
         work = round_of(ring.layout, rank=place, owner=(place - turn) % count, block=ring.block, causal=ring.causal)
         if not work.pairs:
             continue
@@ -132,7 +149,7 @@ def ring_kernels(ring: Ring, place: int, *, first: tuple[int, ...] = ()) -> list
             kernels.append(_merge(ring, work.queries))
         attended = done = len(kernels) - 1
     if ring.backward:
-        send("send_kv_grad", DType.FP32, (done,))
+        send("send_kv_grad", home, (done,))
     return kernels
 
 

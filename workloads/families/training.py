@@ -23,7 +23,14 @@ from workloads.families.training_memory import STATE_BYTES
 from workloads.families.training_pace import paced
 from workloads.families.transformer import build_program
 from workloads.kernels import elementwise_kernel, product_kernel
-from workloads.layer_passes.backward import partial_inputs, summed_over
+from workloads.layer_passes.backward import (
+    StateSplit,
+    keep_weight,
+    partial_inputs,
+    read_weight,
+    sum_gradient,
+    summed_over,
+)
 from workloads.layer_passes.lower import LM_HEAD
 from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec
@@ -143,8 +150,8 @@ class _Rank:
         return self.batch // (self.layout.dp * self.layout.micro_batches)
 
     @property
-    def gathers(self) -> bool:
-        return self.options.sharding == "zero3" and len(self.alike) > 1
+    def split(self) -> StateSplit:
+        return StateSplit.of(self.options.sharding)
 
     def program(self, forward: RankProgram) -> RankProgram:
         """All passes of all parts, then the optimiser."""
@@ -162,7 +169,7 @@ class _Rank:
     def _passes(self, layers: Sequence[Segment], *, last: bool) -> tuple[list[Segment], list[Segment], list[Segment]]:
         """Forward, backward and the optimiser's step; only the last part's gradients are summed over ranks (in ZeRO-3
         every part's, which is then let go)."""
-        sums = last or self.options.sharding == "zero3"
+        sums = last or self.split.weights
         head = self._head(sums=sums) if self.options.lm_head and self._last_stage else None
         ahead: list[Segment] = []
         back: list[list[Segment]] = []
@@ -175,9 +182,9 @@ class _Rank:
                 continue
             kernels, weights, experts = self._backward(segment, sums=sums)
             bare = replace(segment, mark=None, waits=())
-            ahead += self._gathered(bare, weights)
+            ahead += self._gathered(bare, weights, experts)
             turned = replace(bare, name=f"{segment.name} backward", kernels=kernels)
-            back.append(self._gathered(turned, weights))
+            back.append(self._gathered(turned, weights, experts))
             if segment.first not in seen:  # micro-batches share their weights
                 seen.add(segment.first)
                 name = segment.name.split(" ", 2)[-1] if segment.name.startswith("micro-batch") else segment.name
@@ -193,18 +200,29 @@ class _Rank:
     def _last_stage(self) -> bool:
         return place_of(self.layout, self.number).stage == self.layout.pp - 1
 
-    def _gathered(self, segment: Segment, weights: int) -> list[Segment]:
+    def _gathered(self, segment: Segment, weights: int, experts: int) -> list[Segment]:
         """A pass over layers whose weights are gathered one layer ahead, beside the layer before."""
-        if not self.gathers:
+        held = self._held(weights, experts)
+        gathers = [one for part in held for one in self._weights(read_weight(self.split), *part)]
+        count = len(gathers)
+        if not count:
             return [segment]
-        gather = replace(self._exchange("all_gather_weights", CollectiveOp.ALL_GATHER, self.alike, weights),
-                         stream=GATHER_STREAM)  # fmt: skip
-        size = len(segment.kernels) + 1
-        computed = max(i for i, one in enumerate(segment.kernels) if one.stream == 0) + 1 - size
-        shifted = [replace(one, after=tuple(i + (i >= 0) for i in one.after)) for one in segment.kernels]
-        shifted[0] = replace(shifted[0], after=(*shifted[0].after, -size))
-        ahead = Segment(name=f"gather {segment.name}", kernels=(replace(gather, stream=0),), first=segment.first)
-        return [ahead, replace(segment, kernels=(replace(gather, after=(computed,)), *shifted))]
+        size = len(segment.kernels) + count
+        computed = max(i for i, one in enumerate(segment.kernels) if one.stream == 0) + count - size
+        shifted = [replace(one, after=tuple(i + count * (i >= 0) for i in one.after)) for one in segment.kernels]
+        shifted[0] = replace(shifted[0], after=(*shifted[0].after, count - 1 - size))
+        ahead = Segment(name=f"gather {segment.name}", kernels=tuple(gathers), first=segment.first)
+        beside = [replace(one, stream=GATHER_STREAM, after=() if i else (computed,)) for i, one in enumerate(gathers)]
+        return [ahead, replace(segment, kernels=(*beside, *shifted))]
+
+    def _held(self, weights: int, experts: int) -> list[tuple[str, int, tuple[int, ...]]]:
+        """A layer's weights, and the ranks that hold the same ones."""
+        parts = (("weights", weights, self.alike), ("weights_experts", experts, self.experts_alike))
+        return [part for part in parts if part[1]]
+
+    def _weights(self, op: CollectiveOp | None, name: str, count: int, ranks: tuple[int, ...]) -> Iterator[Kernel]:
+        if op is not None and len(ranks) > 1:
+            yield self._exchange(f"{op.value}_{name}", op, ranks, count)
 
     def _backward(self, segment: Segment, *, sums: bool) -> tuple[tuple[Kernel, ...], int, int]:
         """A layer from its end, and its weights, experts' apart; a ring's rounds are laid out anew."""
@@ -216,8 +234,6 @@ class _Rank:
         home: tuple[int, ...] = ()  # the transfer that brings gradients of keys and values home
         for at in range(len(forward) - 1, -1, -1):
             one = forward[at]
-            if isinstance(one.work, CollectiveWork) and one.work.op is CollectiveOp.ALL_REDUCE:
-                continue  # the gradient of a sum is whole on every rank that added to it
             if owed and _is_norm(one):
                 kernels.append(
                     self._exchange("all_reduce_input_grad", CollectiveOp.ALL_REDUCE, self.tensor_ranks, owed)
@@ -281,38 +297,35 @@ class _Rank:
     def _head(self, *, sums: bool) -> tuple[Segment, Segment]:
         """Every token is scored; the loss reads the logits twice and turns them into gradients."""
         rows, width = self._tokens, self.model.d_model
-        vocab = -(-self.model.vocab // self.layout.tp)
+        vocab = self._head_weights // width
         head = product_kernel("lm_head", rows, vocab, width)
         loss = elementwise_kernel("loss", Elementwise.COPY, rows, vocab, 3 * rows * vocab * DType.BF16.bytes)
         kernels = [*gradients(head)]
         if self.tensor_ranks and LM_HEAD.einsum.gradient(0).reduction(LM_HEAD.parallel):
             kernels.append(self._exchange("all_reduce_head", CollectiveOp.ALL_REDUCE, self.tensor_ranks, rows * width))
         if sums:
-            kernels += self._sum(vocab * width, self.alike, (len(kernels) - 1,))
+            kernels += self._sum(self._head_weights, self.alike, (len(kernels) - 1,))
+        # As FSDP's outermost unit: gathered when it is reached, and kept for the pass back.
+        gathers = self._weights(read_weight(self.split), "weights_head", self._head_weights, self.alike)
         return (
-            Segment(name="lm_head", kernels=(head, loss)),
+            Segment(name="lm_head", kernels=(*gathers, head, loss)),
             Segment(name="lm_head backward", kernels=tuple(kernels)),
         )
 
     def _sum(self, weights: int, ranks: tuple[int, ...], after: tuple[int, ...]) -> Iterator[Kernel]:
-        if len(ranks) > 1 and weights:
-            whole = self.options.sharding == "ddp"
-            op = CollectiveOp.ALL_REDUCE if whole else CollectiveOp.REDUCE_SCATTER
+        op = sum_gradient(LM_HEAD, self.split)  # what holds for one product of tokens holds for all
+        if op is not None and len(ranks) > 1 and weights:
             one = self._exchange(f"{op.value}_weight_grad", op, ranks, weights)
             yield replace(one, stream=SUM_STREAM, after=after)
 
     def _step(self, weights: int, experts: int) -> Iterator[Kernel]:
         """The optimiser over this rank's share of a layer, and the gathering of what others have stepped."""
-        shared = self.options.sharding != "ddp"
-        for name, count, ranks in (("", weights, self.alike), ("_experts", experts, self.experts_alike)):
-            if not count:
-                continue
-            own = -(-count // len(ranks)) if shared else count
-            width = self.model.d_model
-            moved = own * STEP_BYTES
-            yield elementwise_kernel(f"adamw{name}", Elementwise.COPY, -(-own // width), width, moved)
-            if self.options.sharding in ("zero1", "zero2") and len(ranks) > 1:
-                yield self._exchange(f"all_gather_weights{name}", CollectiveOp.ALL_GATHER, ranks, count)
+        width = self.model.d_model
+        for name, count, ranks in self._held(weights, experts):
+            own = -(-count // len(ranks)) if self.split.state else count
+            step = name.replace("weights", "adamw")
+            yield elementwise_kernel(step, Elementwise.COPY, -(-own // width), width, own * STEP_BYTES)
+            yield from self._weights(keep_weight(self.split), name, count, ranks)
 
     def _exchange(self, name: str, op: CollectiveOp, ranks: tuple[int, ...], elements: int) -> Kernel:
         buffer = elements * DType.BF16.bytes

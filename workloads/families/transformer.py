@@ -15,14 +15,14 @@ from workloads.families.options import Options, check_options, choice_of, positi
 from workloads.families.pipeline import StagePass, stage_segments
 from workloads.kernels import Shape
 from workloads.layer_passes.lower import lower_head
-from workloads.layer_passes.overlap import beside_shared, has_experts, overlap
+from workloads.layer_passes.overlap import Stage, beside_shared, has_experts, overlap
 from workloads.layer_passes.schedule import Schedule, leave_sms
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
 from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec
-from workloads.ops import Block, Gemm, Overlap
+from workloads.ops import Block, Gemm
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.positions import check_reach
@@ -82,6 +82,7 @@ def _program(
 ) -> Program:
     stack = load_stack(options.stack)
     check_options(model, layout, options)
+    _check_cut(model, layout, options)
     layers = model.layers if options.layers is None else options.layers
     precision = precision_in(model, options)
     shapes = []
@@ -222,7 +223,7 @@ def _layer_kernels(
     if options.overlap == "two_batch":
         half = replace(shape, batch=shape.batch // 2)
         return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
-    nodes = placed_nodes(with_settings(block, dict(options.overlap_ops)), RankSplit.of(shape.layout))
+    nodes = placed_nodes(with_settings(block, options), RankSplit.of(shape.layout))
     margin = 0
     if options.overlap == "bulk" and has_experts(nodes):
         steps = beside_shared(nodes)
@@ -232,12 +233,33 @@ def _layer_kernels(
     return streamed(stacked(steps, stack), kernels_of(shape, phase, load, stack, options), margin_ctas=margin)
 
 
-def with_settings(block: Block, settings: dict[str, Overlap]) -> Block:
-    """``block`` with the overlap that a step has for its operators instead of the model's own."""
-    if not settings:
+def _check_cut(model: ModelSpec, layout: Layout, options: Options) -> None:
+    """Refuse pieces of a product that no collective feeds or ends: they would change nothing."""
+    asked = {name: one for name, one in options.overlap_ops if one.chunks > 1}
+    if not asked:
+        return
+    cut: set[str] = set()
+    for block in model.blocks:
+        nodes = placed_nodes(with_settings(block, options), RankSplit.of(layout))
+        steps = overlap(nodes, lambda node: schedule_of(node, layout, options))
+        cut |= {node.name for step in steps if isinstance(step, Stage) for node in step.nodes}
+    for name, one in asked.items():
+        if name not in cut:
+            remedy = "leave it out" if layout.sequence_parallel else "leave it out, or use sequence_parallel"
+            raise WorkloadError(
+                f"overlap_ops: {name} = {one.chunks} chunks: no collective feeds or ends it in this layout: {remedy}"
+            )
+
+
+def with_settings(block: Block, options: Options) -> Block:
+    """``block`` with the overlap that a step has for its operators, or for all of them, instead of the model's own."""
+    settings = dict(options.overlap_ops)
+    for_all = options.overlap_chunks > 1 or options.overlap != "chunks"
+    own = any(isinstance(one, Gemm) and one.overlap is not None for one in block.nodes)
+    if not settings and not (for_all and own):
         return block
     nodes = (
-        replace(one, overlap=settings.get(one.name, one.overlap)) if isinstance(one, Gemm) else one
+        replace(one, overlap=None if for_all else settings.get(one.name, one.overlap)) if isinstance(one, Gemm) else one
         for one in block.nodes
     )
     return Block(nodes=tuple(nodes))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
-from workloads.ops import Group, Op
+from workloads.layer_passes.tree import Exchange
+from workloads.ops import Attention, Group, Op
+from workloads.work import CollectiveOp, DType
 
 # Heads are written by query or by key/value head: both are split alike.
 ALIKE = {"K": "H"}
 RESIDUAL = "bsm"
 INPUT = "input"  # the name of what a layer starts from
+TOKEN_BYTES = 8  # one token id, 64 bits, as frameworks keep them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +26,23 @@ class Held:
     partial: bool = False
     of_heads: bool = False
     group: Group = "tensor"
+    element_bytes: int = DType.BF16.bytes
 
     def found_split(self, axes: str) -> frozenset[str]:
         """The split axes that an input of ``axes`` has."""
         return self.split & {ALIKE.get(axis, axis) for axis in axes}
+
+
+def handed_on(stage: str, held: Held) -> Exchange:
+    """What the next stage starts from, in the slices that its ranks hold too."""
+    return Exchange(
+        name=f"send_{stage}",
+        op=CollectiveOp.SEND,
+        axes=held.arrays,
+        group="stages",
+        parallel=min(held.split, default=None),
+        element_bytes=held.element_bytes,
+    )
 
 
 def split_of(ops: tuple[Op, ...]) -> frozenset[str]:
@@ -62,6 +78,27 @@ def check_reads(name: str, axes: str, held: Held) -> None:
             f"{name}: reads '{axes}', and {held.name} yields {' and '.join(map(repr, held.arrays))}: mend one of them, "
             "or name what it reads as its source"
         )
+
+
+def check_heads(node: Attention, heads: list[str], held: Held) -> None:
+    """Refuse attention that lacks queries, keys or values, or that reads an earlier layer's keys and makes some too."""
+    if held.name == INPUT or not heads:  # what it reads is of axes of the model's own
+        return
+    if node.shared and makes_keys(heads):
+        raise WorkloadError(
+            f"{node.name}: reads the cache of an earlier layer, and {held.name} yields {len(heads)} arrays of heads: "
+            "leave keys and values out, or cache"
+        )
+    if not node.shared and len(heads) < 3:
+        raise WorkloadError(
+            f"{node.name}: reads queries, keys and values, and {held.name} yields {' and '.join(heads)}: yield all "
+            "three, or name the layer whose keys and values it reads: cache"
+        )
+
+
+def makes_keys(heads: list[str]) -> bool:
+    """Whether arrays of heads are more than queries and a gate of theirs."""
+    return len(heads) > 2 or any("K" in array for array in heads)
 
 
 def check_together(name: str, held: Held, other: Held) -> None:

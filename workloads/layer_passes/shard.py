@@ -18,14 +18,19 @@ from workloads.layer_passes.held import (
     ALIKE,
     INPUT,
     RESIDUAL,
+    TOKEN_BYTES,
     Held,
     check_alike,
+    check_heads,
     check_reads,
     check_together,
+    handed_on,
+    makes_keys,
     said,
     split_of,
     word_of,
 )
+from workloads.layer_passes.rounds import over_context
 from workloads.layer_passes.tree import (
     Combine,
     Exchange,
@@ -35,18 +40,20 @@ from workloads.layer_passes.tree import (
     Grouped,
     Head,
     Join,
+    KeyRounds,
     LastTokens,
     Permute,
     Placed,
     RankSplit,
     SampleToken,
+    StageEnd,
 )
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.work import CollectiveOp, Elementwise
 
 _ROWS = "bs"
 _HEADS = "bsHh"
-_QKV = ("bsHh", "bsKh", "bsKh")
+_QKV = ("bsHh", "bsKh")
 _ROUTED = "bskm"
 # Work on the residual stream, whose width every rank holds whole.
 _WHOLE = (Elementwise.ADD_RMSNORM, Elementwise.LAYERNORM, Elementwise.ADD)
@@ -131,7 +138,12 @@ class _Walk:
                 if self.held.split:
                     self._gather(self.held)
                 self.made.append(node)
-            case Exchange() | Permute():
+                self.held = Held(name="token", arrays=("bs",), element_bytes=TOKEN_BYTES)
+            case StageEnd():
+                if self.held.partial:
+                    self.settle()
+                self.made.append(handed_on(node.name, self.held))
+            case Exchange() | Permute() | KeyRounds():
                 self.made.append(node)
             case _:
                 assert_never(node)
@@ -148,7 +160,9 @@ class _Walk:
         for one in held:
             if one.split - self.residual:
                 self._gather(one)
-        self.held = replace(self.held, split=self.residual, partial=False, group="tensor")
+        # Sums of other arrays than the residual stream are whole on every rank.
+        left = self.held.split & self.residual if self.held.arrays != (RESIDUAL,) else self.residual
+        self.held = replace(self.held, split=left, partial=False, group="tensor")
 
     def _sum(self, last: Held) -> None:
         if self.split.rows and last.arrays == (RESIDUAL,):
@@ -174,15 +188,24 @@ class _Walk:
         self.waiting.append(self.held)
         self.held = self.by_name[node.source]
 
+    def _heads(self) -> list[str]:
+        """Arrays of heads that are held, or wait for attention."""
+        arrays = (array for one in (*self.waiting, self.held) for array in one.arrays)
+        return [array for array in arrays if array in _QKV]
+
     def _meet(self, name: str, split: frozenset[str]) -> None:
         """Attention reads queries and keys of several products, and a gate of its output waits as it is."""
         for one in [*self.waiting, self.held]:
             if all(array in _QKV for array in one.arrays) and not one.partial:
-                if one.split != split and one.split:
-                    raise WorkloadError(
-                        f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
-                        f"{said(min(split, default=None))}: give both the same parallel"
-                    )
+                if one.split and one.split != split:
+                    if not one.split <= {*_ROWS}:
+                        raise WorkloadError(
+                            f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
+                            f"{said(min(split, default=None))}: give both the same parallel"
+                        )
+                    self._gather(one)  # each rank has made the heads of some tokens
+                    if one is self.held:
+                        self.held = replace(one, split=frozenset())
                 if one in self.waiting:
                     self.waiting.remove(one)
 
@@ -236,7 +259,9 @@ class _Walk:
         if node.beside is not None:
             self._beside(node)
         split = self.held.found_split("H" if node.op in _PER_HEAD else node.axis) or self.held.found_split(_ROWS)
-        self.made.append(replace(node, parallel=min(split, default=None)))
+        heads = self._heads()
+        queries = node.op in _PER_HEAD and bool(heads) and not makes_keys(heads)
+        self.made.append(replace(node, parallel=min(split, default=None), queries=queries))
         if node.op in _WHOLE:
             self.half = node.name.rsplit("_", 1)[-1]
             self.held = Held(name=node.name, split=self.residual)
@@ -266,6 +291,8 @@ class _Walk:
                 f"{node.name}: scores are split along {said(parallel)} and values along "
                 f"{said(node.values.parallel)}: give both the same parallel"
             )
+        if not node.cross:
+            check_heads(node, self._heads(), self.held)
         split = None if parallel is None else ALIKE.get(parallel, parallel)
         if split is not None:
             self._meet(node.name, frozenset(split))
@@ -273,20 +300,7 @@ class _Walk:
             self.settle()
         if self.held.split - {split}:
             self._gather(self.held)
-        # Keys of the whole context are summed over ('z'), and a rank has those of its own tokens.
-        match self.split.context:
-            case "heads":
-                self.made += [
-                    Permute(name="permute_qkv", axes=_QKV),
-                    Exchange(name="all_to_all_qkv", op=CollectiveOp.ALL_TO_ALL, axes=_QKV, group="context"),
-                    replace(node, keys="heads"),
-                    Exchange(name="all_to_all_out", op=CollectiveOp.ALL_TO_ALL, axes=(_HEADS,), group="context"),
-                    Permute(name="permute_out", axes=(_HEADS,)),
-                ]
-            case "ring":
-                self.made.append(replace(node, keys="ring"))
-            case None:
-                self.made.append(node)
+        self.made += over_context(node, self.split)
         self.held = Held(
             name=node.name, arrays=(_HEADS,), split=frozenset(() if split is None else split), of_heads=True
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.parallel import Layout
-from workloads.work import CollectiveOp
+from workloads.work import CollectiveOp, DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,23 +18,24 @@ class RankSplit:
 
     ``rows``: the residual stream, each rank of a tensor group some of the tokens (sequence parallelism). ``experts``:
     ranks hold whole experts, and all of them the same tokens, or each its own. ``context``: the tokens of a sequence,
-    whose keys attention reads as heads for tokens (Ulysses) or one rank after another (ring).
+    of which attention reads all keys: ``heads`` are exchanged for tokens (Ulysses), or the keys are ``gathered``; both
+    where groups of ranks do the one and groups of groups the other.
     """
 
     rows: bool = False
     experts: Literal["same_tokens", "own_tokens"] | None = None
-    context: Literal["heads", "ring"] | None = None
+    context: tuple[Literal["heads", "gathered"], ...] = ()
 
     @classmethod
     def of(cls, layout: Layout) -> RankSplit:
         """What ``layout`` splits."""
         experts: dict[str | None, Literal["same_tokens", "own_tokens"]]
         experts = {"all_reduce": "same_tokens", "all_to_all": "own_tokens"}
-        context: Literal["heads", "ring"] = "heads" if layout.cp_mode == "ulysses" else "ring"
+        context: Literal["heads", "gathered"] = "heads" if layout.cp_mode == "ulysses" else "gathered"
         return cls(
             rows=layout.sequence_parallel,
             experts=experts.get(layout.ep_mode),
-            context=context if layout.cp > 1 else None,
+            context=(context,) if layout.cp > 1 else (),
         )
 
 
@@ -117,18 +120,54 @@ class SampleToken:
 class Exchange:
     """A collective over arrays of ``axes``; put in by the shard pass, typed by nobody.
 
-    ``rows``: it gathers or scatters slices of the tokens, so that it can be cut along them. ``travel``: rows go to
-    the ranks of their experts, or come home. ``op`` reads them. ``ctas`` are its blocks where an operator says so.
+    ``rows``: it gathers or scatters slices of the tokens, so that it can be cut along them. ``parallel`` is an axis of
+    which it moves a rank's slice only. ``travel``: rows go to the ranks of their experts, or come home. ``op`` reads
+    them. ``ctas`` are its blocks where an operator says so.
     """
 
     name: str
     op: CollectiveOp
     axes: tuple[str, ...]
-    group: Group | Literal["context"] = "tensor"
+    group: Group | Literal["context", "stages"] = "tensor"
     rows: bool = False
+    parallel: str | None = None
+    element_bytes: int = DType.BF16.bytes
     travel: Literal["away", "home"] | None = None
     reader: Op | None = None
     ctas: int | None = None
+
+    def elements(self, sizes: Mapping[str, int]) -> int:
+        """Elements of its arrays."""
+        return elements_of(self.axes, sizes)
+
+
+def elements_of(arrays: tuple[str, ...], sizes: Mapping[str, int]) -> int:
+    """Elements of arrays that are given by their axes.
+
+    >>> elements_of(("bsH", "bsK"), {"b": 2, "s": 3, "H": 8, "K": 2})
+    60
+    """
+    return sum(math.prod(sizes[axis] for axis in one) for one in arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRounds:
+    """Attention whose keys are gathered a rank's block at a time: one is attended to while the next is on its way."""
+
+    gather: Exchange
+    attention: Attention
+
+    @property
+    def name(self) -> str:
+        """That of the attention."""
+        return self.attention.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEnd:
+    """The annotation of a pipeline: what is held here goes on to the ranks that hold the next layers."""
+
+    name: str = "stage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,5 +180,5 @@ class Permute:
 
 Placed = (
     Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | ExpertRouter | ExpertRows | Grouped
-    | ExpertAct | Combine | Join | LastTokens | Head | SampleToken | Exchange | Permute
+    | ExpertAct | Combine | Join | LastTokens | Head | SampleToken | Exchange | Permute | KeyRounds | StageEnd
 )  # fmt: skip
