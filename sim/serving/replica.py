@@ -192,11 +192,13 @@ class Replica:
 
     def _steady_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
         """How many steps in a row move no limiter, and the first one's and the last one's cost; None: none do."""
+        if not self.governor.is_steady(0.0):  # then at no power
+            return None
         mean = batch.cached / batch.decoding
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
-        first = self.prices.whole(batch, self.governor.target_w)
         last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
+        first = self.prices.whole(batch, self.governor.target_w)  # remembered for a step by itself
         power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
         return (steps, first, last) if self.governor.is_steady(power_w) else None
 
