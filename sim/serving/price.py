@@ -56,7 +56,10 @@ class StepPrices:
     _heads: tuple[int, int, int] | None = None
     _launches: tuple[int, int, bool] | None = None  # layers, kernels of each, whether these are experts
     _last: Batch | None = None
-    _last_costs: dict[int, tuple[StepCost, Cost]] = field(default_factory=dict)
+    _last_costs: dict[int, StepCost] = field(default_factory=dict)
+    _last_sums: dict[int, Cost] = field(default_factory=dict)
+    _even: dict[tuple[int, int], Cost] = field(default_factory=dict)  # by sequences and target
+    _places: dict[float, tuple[int, float]] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> PartTable:
@@ -66,20 +69,24 @@ class StepPrices:
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
         at, share = self.targets(target_w)
-        cost, _ = self._at(batch, at)
-        return cost.toward(self._at(batch, at - 1)[0], share) if share else cost
+        cost = self._at(batch, at)
+        return cost.toward(self._at(batch, at - 1), share) if share else cost
 
     def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The sum of :meth:`step`, without its parts: quicker."""
         at, share = self.targets(target_w)
-        _, cost = self._at(batch, at)
-        return cost.toward(self._at(batch, at - 1)[1], share) if share else cost
+        cost = self._sum_at(batch, at)
+        return cost.toward(self._sum_at(batch, at - 1), share) if share else cost
 
     def targets(self, target_w: float) -> tuple[int, float]:
         """The target that is run at or below ``target_w``, and how far it is to the next one."""
-        wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
-        at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
-        return at, (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP if 0 < at < TARGET_STEPS else 0.0
+        known = self._places.get(target_w)
+        if known is None:
+            wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
+            at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
+            share = (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP if 0 < at < TARGET_STEPS else 0.0
+            known = self._places[target_w] = (at, share)
+        return known
 
     def target_w(self, target: int) -> float:
         """The power target (W) that is run in so many steps below the fast limit."""
@@ -89,36 +96,59 @@ class StepPrices:
     def _targets_w(self) -> list[float]:
         return [(1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w for target in range(TARGET_STEPS + 1)]
 
-    def _at(self, batch: Batch, target: int) -> tuple[StepCost, Cost]:
-        """The cost, and its sum, at a target that is run: 1 - ``target`` steps of the fast limit."""
+    def _at(self, batch: Batch, target: int) -> StepCost:
+        """The cost at a target that is run: 1 - ``target`` steps of the fast limit."""
         if batch is not self._last:
-            self._last = batch
-            self._last_costs.clear()
+            self._forget(batch)
         known = self._last_costs.get(target)
         if known is None:
-            priced = self._priced(batch, target)
-            known = self._last_costs[target] = (priced, priced.whole)
+            known = self._last_costs[target] = self._priced(batch, target)
         return known
 
+    def _sum_at(self, batch: Batch, target: int) -> Cost:
+        """The sum of :meth:`_at`; of steps that only decode without its parts."""
+        if batch is not self._last:
+            self._forget(batch)
+        known = self._last_sums.get(target)
+        if known is None:
+            known = self._decoding_only(batch, target) if not batch.chunks else self._at(batch, target).whole
+            self._last_sums[target] = known
+        return known
+
+    def _forget(self, batch: Batch) -> None:
+        self._last = batch
+        self._last_costs.clear()
+        self._last_sums.clear()
+
+    def _decoding_only(self, batch: Batch, target: int) -> Cost:
+        rows = (batch.decoding, target)
+        even = self._even.get(rows)
+        if even is None:  # what does not depend on the contexts
+            even = self._even[rows] = self._rows("shared", *rows) + self._head(batch, target)
+        return even + self._decoding(batch, target)
+
     def _priced(self, batch: Batch, target: int) -> StepCost:
-        tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
-        decoding = NOTHING
-        if batch.decoding:
-            mean = batch.cached / batch.decoding
-            low, high = context_ends(mean)
-            decoding = self._part("decode", batch.decoding, low, target)
-            if mean > low:
-                last = self._part("decode", batch.decoding, high, target)
-                decoding = decoding.toward(last, (mean - low) / (high - low))
-            decoding += self._tail(batch, decoding)
         return StepCost(
-            shared=self._rows("shared", tokens, 0, target),
+            shared=self._rows("shared", batch.decoding + batch.prompt_tokens, target),
             prompts=tuple([self._chunk(chunk, target) for chunk in batch.chunks]),
-            decoding=decoding,
-            head=self._rows("head", scored, 0, target) + self.drawing(batch) if scored else NOTHING,
+            decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
+            head=self._head(batch, target),
         )
 
-    def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
+    def _head(self, batch: Batch, target: int) -> Cost:
+        scored = batch.decoding + batch.ending
+        return self._rows("head", scored, target) + self.drawing(batch) if scored else NOTHING
+
+    def _decoding(self, batch: Batch, target: int) -> Cost:
+        """The attention of the sequences that decode."""
+        mean = batch.cached / batch.decoding
+        low, high = context_ends(mean)
+        cost = self._part("decode", batch.decoding, low, target)
+        if mean > low:
+            cost = cost.toward(self._part("decode", batch.decoding, high, target), (mean - low) / (high - low))
+        return cost + self._tail(batch, cost)
+
+    def _rows(self, part: Part, rows: int, target: int, context: int = 0) -> Cost:
         """A part's cost, linear between the numbers of rows at which it is run."""
         low, high = bracketing_sizes(rows)
         cost = self._part(part, low, context, target)
@@ -127,10 +157,10 @@ class StepPrices:
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
         low, high = context_ends(before)
-        cost = self._rows("chunk", chunk.tokens, low, target)
+        cost = self._rows("chunk", chunk.tokens, target, low)
         if before <= low:
             return cost
-        return cost.toward(self._rows("chunk", chunk.tokens, high, target), (before - low) / (high - low))
+        return cost.toward(self._rows("chunk", chunk.tokens, target, high), (before - low) / (high - low))
 
     def whole_step(self, batch: Batch) -> Plan:
         """The kernels of ``batch``, all in one run."""

@@ -153,7 +153,7 @@ class Replica:
         hold_s += self._behind_s(step, begin_s + hold_s)
         if hold_s:
             self._pause(hold_s)
-        first = self.prices.step(step.batch, self.governor.target_w)
+        parts = self.prices.step(step.batch, self.governor.target_w) if step.pieces else None
         cost = self.governor.work(lambda target_w: self.prices.whole(step.batch, target_w))
         self._show(begin_s + hold_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
@@ -163,7 +163,7 @@ class Replica:
         if not self.alive:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return
-        self._bill(step, first, cost.energy_j)
+        self._bill(step, parts, cost.energy_j)
         if count := step.batch.decoding - len(self._late):
             self.log.gap(hold_s + cost.time_s, count)
         self._catch_up(self._late)
@@ -271,19 +271,22 @@ class Replica:
             )
         )
 
-    def _bill(self, step: PlannedStep, cost: StepCost, energy_j: float) -> None:
-        """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are."""
-        batch = step.batch
-        tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
-        a_token = cost.shared.energy_j / tokens
-        a_score = cost.head.energy_j / scored if scored else 0.0
-        scale = energy_j / cost.whole.energy_j
-        spent_j = 0.0
-        for (sequence, count), attention in zip(step.pieces, cost.prompts, strict=True):
-            ends = sequence.computed + count == sequence.target
-            mine_j = scale * (count * a_token + attention.energy_j + ends * a_score)
-            self.served[sequence.request.number].prefill_j += mine_j
-            spent_j += mine_j
+    def _bill(self, step: PlannedStep, cost: StepCost | None, energy_j: float) -> None:
+        """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are.
+
+        ``cost`` is None of steps without prompts.
+        """
+        batch, spent_j = step.batch, 0.0
+        if cost is not None:
+            tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
+            a_token = cost.shared.energy_j / tokens
+            a_score = cost.head.energy_j / scored if scored else 0.0
+            scale = energy_j / cost.whole.energy_j
+            for (sequence, count), attention in zip(step.pieces, cost.prompts, strict=True):
+                ends = sequence.computed + count == sequence.target
+                mine_j = scale * (count * a_token + attention.energy_j + ends * a_score)
+                self.served[sequence.request.number].prefill_j += mine_j
+                spent_j += mine_j
         self.log.prefill_j += spent_j
         self.log.decode_j += energy_j - spent_j
         if batch.decoding:
