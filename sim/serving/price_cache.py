@@ -96,6 +96,20 @@ def cache_folder() -> Path | None:
         return None
 
 
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Nothing is stored or read meanwhile, in processes that are started now neither."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = OFF
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
 @cache
 def _code() -> str:
     """A digest of the source that prices come from, and of what rounds their last bits."""
