@@ -97,8 +97,8 @@ def _look(searches: Sequence[_ClockSearch], at: Callable[[list[float]], list[flo
 
 
 class _ClockSearch:
-    """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position; halves
-    where that does not help."""
+    """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position, aimed
+    beside the end that stands still; halves where that does not help."""
 
     def __init__(self, limit_w: float, gpu: GpuModel) -> None:
         self.limit_w, self.gpu = limit_w, gpu
@@ -119,14 +119,16 @@ class _ClockSearch:
     def guess(self) -> int:
         """The next step to look at, between the ends."""
         down, up = self.low, self.high
-        if self.seen < 2 or not down:
+        if not self.seen:
+            step = self.next - self.next % COARSE  # a clock that other caps and scenarios have met too
+        elif not down or self.high_w == math.inf:
             step = self.next
         elif abs(self.same_end) < 3 and self.high_w > self.limit_w:
             step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
+            # The end that has just moved lies near the crossing: the step beyond it may be the other end.
+            step += (self.same_end < -1) - (self.same_end > 1)
         else:
             step = (down + up) // 2
-        if up - down > 4 * COARSE:
-            step -= step % COARSE  # a clock that other caps and scenarios have met too
         return min(max(step, down + 1), max(up - 1, down))
 
     def learn(self, step: int, power_w: float) -> None:
