@@ -92,7 +92,14 @@ def _group() -> tuple[Scenario, object, None]:
 
 def test_prices_lie_under_all_that_they_rest_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATTLINE_CACHE", str(tmp_path))
-    kinds = [{}, {"sm_clock_mhz": 900.0}, {"tp": 2}, {"model": "qwen3-8b"}, {"gpu": "h200-sxm-141gb"}, {"stack": "vllm"}]
+    kinds = [
+        {},
+        {"sm_clock_mhz": 900.0},
+        {"tp": 2},
+        {"model": "qwen3-8b"},
+        {"gpu": "h200-sxm-141gb"},
+        {"stack": "vllm"},
+    ]
     texts = [prices_of(**fields).table.key.text() for fields in kinds]
     assert len(set(texts)) == len(kinds)
     assert not any(" at 0x" in text for text in texts)  # the same in another process

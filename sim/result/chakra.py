@@ -17,6 +17,8 @@ from traces.errors import TraceError
 from traces.write.chakra import Collective, Node, NodeType, Value, write_chakra
 from workloads.work import CollectiveOp
 
+# A node of a kernel: its kind, what all such kernels share, whether a tag says which of them belong together.
+_Made = tuple[NodeType, dict[str, Value], bool]
 PREFIX = "wattline"
 GROUPS = "comm_groups.json"
 COLLECTIVES = {
@@ -71,41 +73,46 @@ def _nodes(run: Timeline, rank: int, groups: dict[tuple[int, ...], int]) -> Iter
     )
     mine = np.flatnonzero(np.asarray(graph.op_gpu)[op] == rank)
     mine = mine[np.argsort(op[mine], kind="stable")]  # in program order
-    joules = np.frombuffer(records.span_energy_j, dtype=np.float64)
+    op, start, end = op[mine], start[mine], end[mine]
+    # The pause before a kernel is part of it: readers start a node as soon as those before it have ended.
+    gaps_s = np.array([cls.gap_s for cls in graph.classes])[np.asarray(graph.op_class)[op]]
+    begin_us = np.maximum(0.0, np.round((start * S_PER_PS - gaps_s) * 1e6)).astype(np.int64)
+    end_us = np.round(end * S_PER_PS * 1e6).astype(np.int64)
+    columns = zip(
+        op.tolist(),
+        begin_us.tolist(),
+        (end_us - begin_us).tolist(),
+        np.round((end - start) / 1e3).astype(np.int64).tolist(),
+        np.frombuffer(records.span_energy_j, dtype=np.float64)[mine].tolist(),
+        strict=True,
+    )
     before = _predecessors(run, rank)
     ids: dict[int, tuple[int, ...]] = {}
+    alike: dict[tuple[int, int], list[_Made]] = {}  # by class and stream
     count = 0
-    for number in mine.tolist():
-        kernel = int(op[number])
-        cls = graph.classes[graph.op_class[kernel]]
-        # The pause before a kernel is part of it: readers start a node as soon as those before it have ended.
-        begin_us = round((int(start[number]) * S_PER_PS - cls.gap_s) * 1e6)
-        end_us = round(int(end[number]) * S_PER_PS * 1e6)
-        after = tuple(node for kernel_before in before.get(kernel, ()) for node in ids[kernel_before])
-        common: dict[str, Value] = {
-            "is_cpu_op": False,
-            "stream": graph.queue_stream[graph.op_queue[kernel]],
-            "energy_j": float(joules[number]),
-            "duration_ns": round(int(end[number] - start[number]) / 1e3),
-        }
-        tag = graph.op_collective[kernel]
-        made = list(_attributes(cls, rank, tag, groups))
+    for kernel, start_us, duration_us, duration_ns, joules in columns:
+        key = (graph.op_class[kernel], graph.queue_stream[graph.op_queue[kernel]])
+        made = alike.get(key)
+        cls = graph.classes[key[0]]
+        if made is None:
+            common: dict[str, Value] = {"is_cpu_op": False, "stream": key[1]}
+            made = [
+                (kind, common | attributes, kind is not NodeType.COLLECTIVE and cls.collective)
+                for kind, attributes in _attributes(cls, rank, groups)
+            ]
+            alike[key] = made
+        after = tuple([node for earlier in before.get(kernel, ()) for node in ids[earlier]])
         ids[kernel] = tuple(range(count, count + len(made)))
-        for node_type, attributes in made:
-            yield Node(
-                id=count,
-                name=cls.name,
-                type=node_type,
-                after=after,
-                start_us=max(0, begin_us),
-                duration_us=end_us - max(0, begin_us),
-                attributes=common | attributes,
-            )
+        for kind, attributes, tagged in made:
+            own: dict[str, Value] = {"energy_j": joules, "duration_ns": duration_ns}
+            if tagged:
+                own["comm_tag"] = graph.op_collective[kernel]
+            yield Node(count, cls.name, kind, after, start_us, duration_us, attributes, own)
             count += 1
 
 
 def _attributes(
-    cls: KernelClass, rank: int, tag: int, groups: dict[tuple[int, ...], int]
+    cls: KernelClass, rank: int, groups: dict[tuple[int, ...], int]
 ) -> Iterator[tuple[NodeType, dict[str, Value]]]:
     """The nodes that a kernel becomes: one, but two for a step round a ring, which sends and receives."""
     if not cls.collective:
@@ -127,11 +134,11 @@ def _attributes(
     place = ranks.index(rank)
     if op is CollectiveOp.SEND_RECV or place == 0:
         to = ranks[(place + 1) % len(ranks)]
-        yield NodeType.SEND, {"comm_src": rank, "comm_dst": to, "comm_size": size, "comm_tag": tag}
+        yield NodeType.SEND, {"comm_src": rank, "comm_dst": to, "comm_size": size}
     if op is CollectiveOp.SEND_RECV or place == 1:
         yield (
             NodeType.RECEIVE,
-            {"comm_src": ranks[place - 1], "comm_dst": rank, "comm_size": size, "comm_tag": tag},
+            {"comm_src": ranks[place - 1], "comm_dst": rank, "comm_size": size},
         )
 
 

@@ -152,7 +152,9 @@ class StepPrices:
         """A part's cost, linear between the numbers of rows at which it is run."""
         low, high = bracketing_sizes(rows)
         cost = self._part(part, low, context, target)
-        return cost if rows <= low else cost.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+        return (
+            cost if rows <= low else cost.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+        )
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens

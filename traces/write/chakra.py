@@ -8,15 +8,16 @@ rank's input: its feeder (``src/feeder/et_feeder_node.cpp``) and ASTRA-sim (``wo
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from traces.write.files import check_package, write_pieces
-from traces.write.protobuf import delimited
+from traces.write.protobuf import delimited, varint
 
 VERSION = "0.0.4"
 Value = bool | int | float | str
@@ -41,9 +42,11 @@ class Collective(IntEnum):
     REDUCE_SCATTER = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One kernel of one rank. Times are whole microseconds, as the format has it; ``after`` are ids of this rank."""
+class Node(NamedTuple):
+    """One kernel of one rank. Times are whole microseconds, as the format has it; ``after`` are ids of this rank.
+
+    Nodes that share one object of ``attributes`` have it encoded once; ``own`` ones are the node's alone.
+    """
 
     id: int
     name: str
@@ -51,7 +54,8 @@ class Node:
     after: tuple[int, ...]
     start_us: int
     duration_us: int
-    attributes: Mapping[str, Value] = field(default_factory=dict)
+    attributes: Mapping[str, Value] = MappingProxyType({})
+    own: Mapping[str, Value] = MappingProxyType({})
 
 
 # The type that readers expect of an attribute; others are written by their Python type.
@@ -89,21 +93,57 @@ def check_chakra(path: Path) -> None:
 
 
 def _pieces(nodes: Iterable[Node], about: Mapping[str, Value]) -> Iterator[bytes]:
-    messages = _messages()
-    head = messages["GlobalMetadata"](version=VERSION)
+    head = _messages()["GlobalMetadata"](version=VERSION)
     _add(head, about)
     yield delimited(head)
+    alike: dict[tuple[str, NodeType, int], tuple[bytes, bytes, Mapping[str, Value]]] = {}
+    named: dict[str, bytes] = {}
     for node in nodes:
-        message = messages["Node"](
-            id=node.id,
-            name=node.name,
-            type=int(node.type),
-            data_deps=node.after,
-            start_time_micros=node.start_us,
-            duration_micros=node.duration_us,
-        )
-        _add(message, node.attributes)
-        yield delimited(message)
+        key = (node.name, node.type, id(node.attributes))
+        known = alike.get(key)
+        if known is None:
+            known = alike[key] = (*_encoded(node), node.attributes)
+        parts = [_ID + varint(node.id) if node.id else b"", known[0]]
+        if node.after:
+            ids = b"".join([varint(before) for before in node.after])
+            parts += (_AFTER, varint(len(ids)), ids)
+        if node.start_us:
+            parts += (_START, varint(node.start_us))
+        if node.duration_us:
+            parts += (_DURATION, varint(node.duration_us))
+        parts.append(known[1])
+        for name, value in node.own.items():
+            around = named.get(name)
+            if around is None:
+                around = named[name] = _around(name, value)
+            number = _DOUBLE(value) if value.__class__ is float else varint(value)  # type: ignore[arg-type]
+            parts += (_ATTRIBUTE, varint(len(around) + len(number)), around, number)
+        data = b"".join(parts)
+        yield varint(len(data)) + data
+
+
+# Fields of a node by number and how they lie on the wire, as the messages below write them.
+_ID, _AFTER, _START, _DURATION, _ATTRIBUTE = b"\x08", b"\x2a", b"\x30", b"\x38", b"\x52"
+_DOUBLE = struct.Struct("<d").pack
+
+
+def _encoded(node: Node) -> tuple[bytes, bytes]:
+    """What nodes that are alike share: the bytes of name and type, and those of their attributes."""
+    message = _messages()["Node"]
+    attributes = message()
+    _add(attributes, node.attributes)
+    first: bytes = message(name=node.name, type=int(node.type)).SerializeToString()
+    return first, attributes.SerializeToString()
+
+
+def _around(name: str, value: Value) -> bytes:
+    """What comes before the value of a numeric attribute that is of one type in all nodes."""
+    assert not isinstance(value, bool | str), f"attribute '{name}' of one node: numbers only"
+    message = _messages()["AttributeProto"](name=name)
+    before: bytes = message.SerializeToString()
+    kind = "double" if isinstance(value, float) else _TYPES.get(name, "int64")
+    wire = 1 if kind == "double" else 0
+    return before + varint(_VALUE_FIELDS[kind] << 3 | wire)
 
 
 def _add(message: Any, attributes: Mapping[str, Value]) -> None:
