@@ -63,7 +63,8 @@ def test_equal_ranks_of_one_stream_are_summed_and_others_run() -> None:
     assert not isinstance(laid.summed(prices_of(launch="eager")._part_work("shared", 8, 0), 132), SumPart)
 
 
-def test_servers_that_differ_in_limits_share_a_table_and_clocks_share_what_runs(forgotten: None) -> None:
+@pytest.mark.usefixtures("forgotten")
+def test_servers_that_differ_in_limits_share_a_table_and_clocks_share_what_runs() -> None:
     one, other = prices_of(), prices_of(power_cap_w=400.0)
     slow, wide = prices_of(sm_clock_mhz=900.0), prices_of(tp=2)
     assert one.table is other.table
@@ -71,7 +72,8 @@ def test_servers_that_differ_in_limits_share_a_table_and_clocks_share_what_runs(
     assert wide.table.laid is not one.table.laid
 
 
-def test_what_is_stored_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None) -> None:
+@pytest.mark.usefixtures("forgotten")
+def test_what_is_stored_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATTLINE_CACHE", str(tmp_path))
     first = serve(model="llama3-8b", requests=30, rate_per_s=10.0, input_tokens=300, output_tokens=20).summary
     known = dict(table_of(*_group()).__dict__["_known"])

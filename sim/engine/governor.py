@@ -154,7 +154,7 @@ class Limiter:
 
     def is_steady(self, power_w: float) -> bool:
         """True when GPUs at ``power_w`` each, however long, move no limiter."""
-        return math.isinf(self.limits.fast_limit_w) or all([loop.is_steady(power_w) for loop in self.loops])
+        return math.isinf(self.limits.fast_limit_w) or all(loop.is_steady(power_w) for loop in self.loops)
 
     def rest(self, power_w: float, ticks: int) -> None:
         """``ticks`` steady ticks at ``power_w`` a GPU, as so many calls of :meth:`step` would leave the limiters."""

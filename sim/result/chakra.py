@@ -14,11 +14,10 @@ from sim.output.files import write_atomically
 from sim.result.exposure import S_PER_PS
 from sim.result.timeline import Timeline
 from traces.errors import TraceError
-from traces.write.chakra import Collective, Node, NodeType, Value, write_chakra
+from traces.write.chakra import Collective, Node, NodeKind, NodeType, Value, write_chakra
 from workloads.work import CollectiveOp
 
-# A node of a kernel: its kind, what all such kernels share, whether a tag says which of them belong together.
-_Made = tuple[NodeType, dict[str, Value], bool]
+MEASURED = ("energy_j", "duration_ns")  # attributes of each node
 PREFIX = "wattline"
 GROUPS = "comm_groups.json"
 COLLECTIVES = {
@@ -74,12 +73,20 @@ def _nodes(run: Timeline, rank: int, groups: dict[tuple[int, ...], int]) -> Iter
     mine = np.flatnonzero(np.asarray(graph.op_gpu)[op] == rank)
     mine = mine[np.argsort(op[mine], kind="stable")]  # in program order
     op, start, end = op[mine], start[mine], end[mine]
+    classes, queues = np.asarray(graph.op_class)[op], np.asarray(graph.op_queue)[op]
     # The pause before a kernel is part of it: readers start a node as soon as those before it have ended.
-    gaps_s = np.array([cls.gap_s for cls in graph.classes])[np.asarray(graph.op_class)[op]]
+    gaps_s = np.array([cls.gap_s for cls in graph.classes])[classes]
     begin_us = np.maximum(0.0, np.round((start * S_PER_PS - gaps_s) * 1e6)).astype(np.int64)
     end_us = np.round(end * S_PER_PS * 1e6).astype(np.int64)
+    alike, kind_of = np.unique(classes * len(graph.queue_stream) + queues, return_inverse=True)
+    kinds = [
+        list(_kinds(graph.classes[one // len(graph.queue_stream)], graph.queue_stream[one % len(graph.queue_stream)],
+                    rank, groups))
+        for one in alike.tolist()
+    ]  # fmt: skip
     columns = zip(
         op.tolist(),
+        kind_of.tolist(),
         begin_us.tolist(),
         (end_us - begin_us).tolist(),
         np.round((end - start) / 1e3).astype(np.int64).tolist(),
@@ -88,27 +95,25 @@ def _nodes(run: Timeline, rank: int, groups: dict[tuple[int, ...], int]) -> Iter
     )
     before = _predecessors(run, rank)
     ids: dict[int, tuple[int, ...]] = {}
-    alike: dict[tuple[int, int], list[_Made]] = {}  # by class and stream
+    nothing: list[int] = []
     count = 0
-    for kernel, start_us, duration_us, duration_ns, joules in columns:
-        key = (graph.op_class[kernel], graph.queue_stream[graph.op_queue[kernel]])
-        made = alike.get(key)
-        cls = graph.classes[key[0]]
-        if made is None:
-            common: dict[str, Value] = {"is_cpu_op": False, "stream": key[1]}
-            made = [
-                (kind, common | attributes, kind is not NodeType.COLLECTIVE and cls.collective)
-                for kind, attributes in _attributes(cls, rank, groups)
-            ]
-            alike[key] = made
-        after = tuple([node for earlier in before.get(kernel, ()) for node in ids[earlier]])
-        ids[kernel] = tuple(range(count, count + len(made)))
-        for kind, attributes, tagged in made:
-            own: dict[str, Value] = {"energy_j": joules, "duration_ns": duration_ns}
-            if tagged:
-                own["comm_tag"] = graph.op_collective[kernel]
-            yield Node(count, cls.name, kind, after, start_us, duration_us, attributes, own)
+    for kernel, number, start_us, duration_us, duration_ns, joules in columns:
+        made, earlier = kinds[number], before.get(kernel, nothing)
+        after = ids[earlier[0]] if len(earlier) == 1 else tuple([node for one in earlier for node in ids[one]])
+        ids[kernel] = (count,) if len(made) == 1 else tuple(range(count, count + len(made)))
+        for kind in made:
+            own = (joules, duration_ns)
+            tagged = own if len(kind.own) == len(own) else (*own, graph.op_collective[kernel])
+            yield Node(count, kind, after, start_us, duration_us, tagged)
             count += 1
+
+
+def _kinds(cls: KernelClass, stream: int, rank: int, groups: dict[tuple[int, ...], int]) -> Iterator[NodeKind]:
+    """The kinds of nodes that a kernel becomes; a tag says which sending belongs to which receiving."""
+    common: dict[str, Value] = {"is_cpu_op": False, "stream": stream}
+    for kind, attributes in _attributes(cls, rank, groups):
+        own = MEASURED if kind in (NodeType.COMPUTE, NodeType.COLLECTIVE) else (*MEASURED, "comm_tag")
+        yield NodeKind(name=cls.name, type=kind, attributes=common | attributes, own=own)
 
 
 def _attributes(

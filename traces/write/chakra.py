@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from traces.write.files import check_package, write_pieces
@@ -42,20 +42,25 @@ class Collective(IntEnum):
     REDUCE_SCATTER = 7
 
 
-class Node(NamedTuple):
-    """One kernel of one rank. Times are whole microseconds, as the format has it; ``after`` are ids of this rank.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeKind:
+    """What nodes of one kernel share, encoded once; ``own`` names the attributes (numbers) that each has for itself."""
 
-    Nodes that share one object of ``attributes`` have it encoded once; ``own`` ones are the node's alone.
-    """
-
-    id: int
     name: str
     type: NodeType
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+
+
+class Node(NamedTuple):
+    """One kernel of one rank. Times are whole microseconds, as the format has it; ``after`` are ids of this rank."""
+
+    id: int
+    kind: NodeKind
     after: tuple[int, ...]
     start_us: int
     duration_us: int
-    attributes: Mapping[str, Value] = MappingProxyType({})
-    own: Mapping[str, Value] = MappingProxyType({})
+    own: tuple[int | float, ...] = ()
 
 
 # The type that readers expect of an attribute; others are written by their Python type.
@@ -68,6 +73,7 @@ _TYPES = {
     "comm_dst": "int32",
     "comm_tag": "int32",
     "comm_priority": "int32",
+    "energy_j": "double",
 }
 _VALUE_FIELDS = {"double": 3, "int32": 7, "int64": 9, "uint64": 13, "bool": 27, "string": 29}
 
@@ -78,7 +84,7 @@ def write_chakra(nodes: Iterable[Node], path: Path, *, about: Mapping[str, Value
     Raises :class:`TraceError` where the package ``protobuf`` is missing or the file cannot be written.
 
     >>> import tempfile
-    >>> one = Node(id=0, name="gemm", type=NodeType.COMPUTE, after=(), start_us=0, duration_us=5)
+    >>> one = Node(id=0, kind=NodeKind(name="gemm", type=NodeType.COMPUTE), after=(), start_us=0, duration_us=5)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_chakra([one], Path(folder) / "run.0.et").read_bytes().hex(" ")
     '07 0a 05 30 2e 30 2e 34 0a 12 04 67 65 6d 6d 18 04 38 05'
@@ -96,28 +102,27 @@ def _pieces(nodes: Iterable[Node], about: Mapping[str, Value]) -> Iterator[bytes
     head = _messages()["GlobalMetadata"](version=VERSION)
     _add(head, about)
     yield delimited(head)
-    alike: dict[tuple[str, NodeType, int], tuple[bytes, bytes, Mapping[str, Value]]] = {}
-    named: dict[str, bytes] = {}
-    for node in nodes:
-        key = (node.name, node.type, id(node.attributes))
-        known = alike.get(key)
+    alike: dict[NodeKind, tuple[bytes, bytes, list[bytes]]] = {}
+    for number, kind, after, start_us, duration_us, own in nodes:
+        known = alike.get(kind)
         if known is None:
-            known = alike[key] = (*_encoded(node), node.attributes)
-        parts = [_ID + varint(node.id) if node.id else b"", known[0]]
-        if node.after:
-            ids = b"".join([varint(before) for before in node.after])
+            known = alike[kind] = _encoded(kind)
+        first, shared, names = known
+        parts = [_ID, varint(number), first] if number else [first]
+        if after:
+            ids = b"".join([varint(before) for before in after]) if len(after) > 1 else varint(after[0])
             parts += (_AFTER, varint(len(ids)), ids)
-        if node.start_us:
-            parts += (_START, varint(node.start_us))
-        if node.duration_us:
-            parts += (_DURATION, varint(node.duration_us))
-        parts.append(known[1])
-        for name, value in node.own.items():
-            around = named.get(name)
-            if around is None:
-                around = named[name] = _around(name, value)
-            number = _DOUBLE(value) if value.__class__ is float else varint(value)  # type: ignore[arg-type]
-            parts += (_ATTRIBUTE, varint(len(around) + len(number)), around, number)
+        if start_us:
+            parts += (_START, varint(start_us))
+        if duration_us:
+            parts += (_DURATION, varint(duration_us))
+        parts.append(shared)
+        for name, value in zip(names, own, strict=True):
+            if value.__class__ is float:
+                parts += (name, _DOUBLE(value))
+            else:
+                coded = varint(value)  # type: ignore[arg-type]
+                parts += (_ATTRIBUTE, varint(len(name) + len(coded)), name, coded)
         data = b"".join(parts)
         yield varint(len(data)) + data
 
@@ -127,23 +132,21 @@ _ID, _AFTER, _START, _DURATION, _ATTRIBUTE = b"\x08", b"\x2a", b"\x30", b"\x38",
 _DOUBLE = struct.Struct("<d").pack
 
 
-def _encoded(node: Node) -> tuple[bytes, bytes]:
-    """What nodes that are alike share: the bytes of name and type, and those of their attributes."""
+def _encoded(kind: NodeKind) -> tuple[bytes, bytes, list[bytes]]:
+    """The bytes of name and type, of the attributes, and what comes before each value of a node's own."""
     message = _messages()["Node"]
     attributes = message()
-    _add(attributes, node.attributes)
-    first: bytes = message(name=node.name, type=int(node.type)).SerializeToString()
-    return first, attributes.SerializeToString()
+    _add(attributes, kind.attributes)
+    first: bytes = message(name=kind.name, type=int(kind.type)).SerializeToString()
+    return first, attributes.SerializeToString(), [_around(name) for name in kind.own]
 
 
-def _around(name: str, value: Value) -> bytes:
-    """What comes before the value of a numeric attribute that is of one type in all nodes."""
-    assert not isinstance(value, bool | str), f"attribute '{name}' of one node: numbers only"
-    message = _messages()["AttributeProto"](name=name)
-    before: bytes = message.SerializeToString()
-    kind = "double" if isinstance(value, float) else _TYPES.get(name, "int64")
-    wire = 1 if kind == "double" else 0
-    return before + varint(_VALUE_FIELDS[kind] << 3 | wire)
+def _around(name: str) -> bytes:
+    """What comes before the value of a node's own attribute; of one whose length is known with that."""
+    before: bytes = _messages()["AttributeProto"](name=name).SerializeToString()
+    kind = _TYPES.get(name, "int64")
+    before += varint(_VALUE_FIELDS[kind] << 3 | (kind == "double"))
+    return _ATTRIBUTE + varint(len(before) + 8) + before if kind == "double" else before
 
 
 def _add(message: Any, attributes: Mapping[str, Value]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 _BYTES = [bytes([value]) for value in range(128)]
 
 
