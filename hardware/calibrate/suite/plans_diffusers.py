@@ -39,6 +39,8 @@ HOST_STEPS = (
     ("flux.1-dev", "64x64x1", (2, 6)),
     ("hunyuan-video", "64x64x5", (1, 3)),
 )
+# Tokens over several GPUs, by all-to-alls (ulysses) and by a ring.
+SHARED_STEPS = (("wan2.1-14b", "832x480x81", 3), ("flux.1-dev", "1024x1024x1", 6))
 DECODERS = (
     ("flux.1-dev", "1024x1024x1", "bf16"),
     ("wan2.1-14b", "832x480x81", "f32"),
@@ -46,8 +48,13 @@ DECODERS = (
 )
 
 
-def diffusers(_: int) -> list[PlannedRow]:
-    """Attention, memory-bound kernels, products with a bias, convolutions; then steps and decoders."""
+def diffusers(world: int) -> list[PlannedRow]:
+    """Attention, memory-bound kernels, products with a bias, convolutions; then steps and decoders.
+
+    With several GPUs: steps whose tokens they share.
+    """
+    if world > 1:
+        return [{**step(*one), "world": world, how: world} for one, how in product(SHARED_STEPS, ("ulysses", "ring"))]
     rows: list[PlannedRow] = []
     attention = {"kind": "diffusers_attention", "world": 1, "batch": 1, "head_dim": 128}
     for backend, sizes in (
