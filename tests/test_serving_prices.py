@@ -204,3 +204,22 @@ def test_no_cache_of_the_command(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with_cache = CliRunner().invoke(app, arguments, env=environment)
     assert json.loads(with_cache.stdout) == json.loads(without.stdout)
+
+
+def test_clocks_of_an_objective_and_plans_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.explore.plan.question import Question
+    from sim.explore.plan.search import plan
+
+    monkeypatch.setenv("WATTLINE_CACHE", str(tmp_path))
+
+    def stored() -> int:
+        with sqlite3.connect(tmp_path / "prices-1.sqlite") as file:
+            return int(file.execute("SELECT count(DISTINCT digest) FROM prices").fetchone()[0])
+
+    parts._table.cache_clear()
+    options = {"clock_policy": "slo", "slo_tpot_s": 0.05, "requests": 5, "output_tokens": 4}
+    serve(model="llama3-8b", **options)
+    clocks = stored()
+    assert clocks > 1
+    plan(Question.of(model="llama3-8b", gpus=2, slo_tpot_s=0.05, modes="aggregated"))
+    assert stored() > clocks

@@ -125,7 +125,8 @@ class _Server:
             if replica.alive:
                 replica.idle_until_now()
         for replica in (*self.front, *self.back):
-            replica.prices.table.save()
+            for prices in (replica.prices, *(replica.clock.rungs if replica.clock else ())):
+                prices.table.save()
         self.log.served = [self.served[request.number] for request in self.traffic]
         return ServeResult(spec=spec, machine=self.machine, log=self.log, end_s=self.env.now)
 
