@@ -48,7 +48,7 @@ class StoredPrices:
         if self.file is None or not self.file.exists():
             return {}
         found: Known = {}
-        with _ignored(self.file), _opened(self.file) as stored:
+        with _ignored(self.file), _opened(self.file, make=False) as stored:
             for *row, check in stored.execute("SELECT * FROM prices WHERE digest = ?", (self.digest,)):
                 if _check(*row) != check:
                     raise sqlite3.DatabaseError("damaged row")
@@ -66,7 +66,7 @@ class StoredPrices:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             if self.file.exists() and self.file.stat().st_size > MOST_BYTES:
                 self.file.unlink(missing_ok=True)
-            with _opened(self.file) as stored:
+            with _opened(self.file, make=True) as stored:
                 stored.executemany(
                     "INSERT OR IGNORE INTO prices VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     [(*row, _check(*row)) for row in rows],
@@ -123,12 +123,12 @@ def _code() -> str:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[sqlite3.Connection]:
-    """The file, made if there is none, within one transaction."""
+def _opened(file: Path, *, make: bool) -> Iterator[sqlite3.Connection]:
+    """The file within one transaction; one without prices is refused, or its table made."""
     with closing(sqlite3.connect(file, timeout=WAIT_S, isolation_level=None)) as stored:
-        stored.execute("BEGIN IMMEDIATE")
+        stored.execute("BEGIN IMMEDIATE" if make else "BEGIN")
         (version,) = stored.execute("PRAGMA user_version").fetchone()
-        if version not in (0, FORMAT):
+        if version not in (0, FORMAT) or not (version or make):
             raise sqlite3.DatabaseError(f"format {version}, not {FORMAT}")
         if not version:
             stored.execute(f"CREATE TABLE prices ({COLUMNS}, PRIMARY KEY (digest, part, size, context, target_w))")
