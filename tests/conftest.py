@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Tests work out what they hold to, and leave nothing in the user's cache.
+os.environ["WATTLINE_CACHE"] = "off"
 # No test is timed: a first call may import what others find in memory.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

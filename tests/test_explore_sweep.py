@@ -213,6 +213,26 @@ def test_a_thousand_rows_on_dask_with_a_worker_killed(
     assert pd.notna(table["energy_j"]).all()
 
 
+def test_scenarios_that_share_work_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, float]] = []
+
+    def noted(batch: list[tuple[str, dict[str, Any]]], **options: Any) -> list[str]:
+        ran.extend((fields["seq_len"], fields["power_cap_w"]) for _, fields in batch)
+        return run_batch(batch, **options)
+
+    class Here(Pool):
+        def map(self, function: Any, batches: Any) -> Iterator[Any]:
+            return map(function, batches)
+
+    monkeypatch.setattr("sim.explore.sweep.run_batch", noted)
+    grid = grid_of(power_cap_w=[500, 600, 700], seq_len=[64, 128])
+    sweep(grid, tmp_path / "rows.parquet", pool=Here(jobs=1))
+    assert [length for length, _ in ran] == [64, 64, 64, 128, 128, 128]
+    assert [cap for _, cap in ran] == [500, 600, 700] * 2
+    rows = read_table(tmp_path / "rows.parquet")
+    assert list(rows["seq_len"]) == [64, 128] * 3  # the table keeps the grid's order
+
+
 def test_what_a_worker_returns_is_lines_of_json() -> None:
     good, bad = run_batch([("a", SMALL), ("b", {"model": "llama3-8b", "batch": 0})])
     assert json.loads(good)["error"] is None and json.loads(good)["energy_j"] > 0

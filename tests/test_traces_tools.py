@@ -19,7 +19,7 @@ from traces.capture import Capture
 from traces.classify import class_of
 from traces.errors import TraceError
 from traces.read.load import read_trace
-from traces.write.chakra import Node, NodeType, write_chakra
+from traces.write.chakra import Node, NodeKind, NodeType, write_chakra
 
 Row = tuple[str, int, int, int, int]  # name, device or rank, stream, start and duration (ns)
 
@@ -231,7 +231,7 @@ def test_what_is_no_timeline_is_refused_with_the_way_to_one(
 
 def test_a_chakra_trace_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
-    node = Node(id=0, name="gemm", type=NodeType.COMPUTE, after=(), start_us=0, duration_us=5)
+    node = Node(id=0, kind=NodeKind(name="gemm", type=NodeType.COMPUTE), after=(), start_us=0, duration_us=5)
     with pytest.raises(TraceError, match="a Chakra execution trace: nodes, no timeline"):
         read_trace(write_chakra([node], tmp_path / "run.0.et"))
 

@@ -132,3 +132,16 @@ def _integers(_: click.Context, parameter: click.Parameter, value: str | None) -
         return [int(part) for part in value.split(",")]
     except ValueError:
         raise click.BadParameter(f"'{value}' is not a list of whole numbers like 30,34", param=parameter) from None
+
+
+def no_cache(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--no-cache`` of commands that price steps of servers."""
+
+    def switch_off(context: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            from sim.serving.price_cache import switched_off
+
+            context.with_resource(switched_off())
+
+    text = "work out every price: read and store none on disk (WATTLINE_CACHE=off does so always)"
+    return click.option("--no-cache", is_flag=True, expose_value=False, callback=switch_off, help=text)(command)

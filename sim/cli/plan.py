@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.help import complete_model
-from sim.cli.options import given, split_named, table_options
+from sim.cli.options import given, no_cache, split_named, table_options
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand, keep_inputs
 from sim.explore.plan.question import Question
 
@@ -32,6 +32,7 @@ Confirmed = dict[int, dict[str, Any]]
     "--launch", type=FOLDER, help="folder for files that start the best one (vLLM, SGLang, TensorRT-LLM, k8s)"
 )
 @click.option("--jobs", type=click.IntRange(1), help="processes [default: one a core]")
+@no_cache
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="do not say which ways to cut the GPUs cannot serve")
 def command(

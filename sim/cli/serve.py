@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.help import complete_model
-from sim.cli.options import given, split_named, table_options
+from sim.cli.options import given, no_cache, split_named, table_options
 from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
 from sim.serving.spec import ServeSpec
 
@@ -56,6 +56,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     help="serve the same under slo_clock, or with changes like power_cap_w=500,replicas=2; repeatable",
 )
 @click.option("--jobs", type=click.IntRange(1), help="processes of a plan or comparison [default: one a core]")
+@no_cache
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
 def command(

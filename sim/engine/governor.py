@@ -30,7 +30,7 @@ TARGET_STEP_W = 2.0
 class _Loop:
     """The two slower limiters of one GPU."""
 
-    __slots__ = ("level", "limits", "mean_w", "recovering_s", "seen_w", "target_w", "window_sum_w")
+    __slots__ = ("level", "limits", "mean_w", "over_ticks", "recovering_s", "seen_w", "target_w", "window_sum_w")
 
     def __init__(self, limits: ClockLimits) -> None:
         self.limits = limits
@@ -40,6 +40,7 @@ class _Loop:
         self.recovering_s = 0.0
         self.seen_w: deque[float] = deque()
         self.window_sum_w = 0.0
+        self.over_ticks = 0  # until no tick above the slow limit is left in the window
 
     def begin(self, idle_w: float) -> None:
         """Before its first run the GPU had been idle for longer than any limiter remembers."""
@@ -48,6 +49,11 @@ class _Loop:
             ticks = max(1, round(self.limits.slow_time_s / self.limits.tick_s))
             self.seen_w.extend([idle_w] * ticks)
             self.window_sum_w = idle_w * ticks
+            self.note(idle_w, 1)
+
+    def note(self, power_w: float, ticks: int) -> None:
+        """``ticks`` at ``power_w`` have been seen."""
+        self.over_ticks = len(self.seen_w) if power_w > self.limits.slow_limit_w else max(0, self.over_ticks - ticks)
 
     def step(self, power_w: float) -> None:
         """One tick at ``power_w``, the mean since the last one."""
@@ -56,6 +62,7 @@ class _Loop:
         self.mean_w += (power_w - self.mean_w) * (1.0 - math.exp(-limits.tick_s / limits.middle_time_s))
         self.window_sum_w += power_w - self.seen_w.popleft()
         self.seen_w.append(power_w)
+        self.note(power_w, 1)
         level = self._level()
         if level != self.level:  # the target is taken along, so that power follows at once
             self.target_w *= level / self.level
@@ -81,6 +88,8 @@ class _Loop:
 
     def _window_stays(self, power_w: float) -> bool:
         """True when no window that begins in what has been seen and goes on at ``power_w`` passes the slow limit."""
+        if not self.over_ticks:
+            return True
         over_w = np.fromiter(self.seen_w, dtype=float, count=len(self.seen_w)) - power_w
         most_w = float(np.cumsum(over_w[::-1]).max())  # of the latest ticks
         return most_w <= (self.limits.slow_limit_w - power_w) * len(over_w)
@@ -92,6 +101,7 @@ class _Loop:
         window = len(self.seen_w)
         self.seen_w = deque([*self.seen_w, *[power_w] * min(ticks, window)], maxlen=window)
         self.window_sum_w = math.fsum(self.seen_w)
+        self.note(power_w, ticks)
 
     def _level(self) -> float:
         limits = self.limits
@@ -156,6 +166,7 @@ class Limiter:
         self.limits = limits
         for loop in self.loops:
             loop.limits = limits
+            loop.over_ticks = len(loop.seen_w) if any(seen > limits.slow_limit_w for seen in loop.seen_w) else 0
             loop.target_w = min(loop.target_w, limits.fast_limit_w)
 
     def end(self, since_j: Sequence[float], since_ps: int, length_ps: int) -> None:

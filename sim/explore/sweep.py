@@ -80,7 +80,7 @@ def sweep(
     failed = sum(row["error"] is not None for row in known.values())
     resumed = len(known)
     step(resumed, failed)
-    todo = [(i, case.fields) for i, case in cases.items() if i not in known]
+    todo = _side_by_side([(i, case.fields) for i, case in cases.items() if i not in known])
     with ExitStack() as held:
         if todo:
             reached = workers.connected(pool or workers.Pool())
@@ -125,6 +125,17 @@ def _alone(journal: Path, out: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _side_by_side(todo: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Scenarios that differ in their power policy alone share most of their work: they come one after another."""
+    from sim.run.runner import POLICY
+
+    groups: dict[tuple[str, ...], list[tuple[str, Mapping[str, Any]]]] = {}
+    for one in todo:
+        work = tuple(f"{name}={value!r}" for name, value in sorted(one[1].items()) if name not in POLICY)
+        groups.setdefault(work, []).append(one)
+    return [one for group in groups.values() for one in group]
 
 
 def journal_of(out: Path) -> Path:

@@ -14,9 +14,10 @@ from sim.output.files import write_atomically
 from sim.result.exposure import S_PER_PS
 from sim.result.timeline import Timeline
 from traces.errors import TraceError
-from traces.write.chakra import Collective, Node, NodeType, Value, write_chakra
+from traces.write.chakra import Collective, Node, NodeKind, NodeType, Value, write_chakra
 from workloads.work import CollectiveOp
 
+MEASURED = ("energy_j", "duration_ns")  # attributes of each node
 PREFIX = "wattline"
 GROUPS = "comm_groups.json"
 COLLECTIVES = {
@@ -71,41 +72,52 @@ def _nodes(run: Timeline, rank: int, groups: dict[tuple[int, ...], int]) -> Iter
     )
     mine = np.flatnonzero(np.asarray(graph.op_gpu)[op] == rank)
     mine = mine[np.argsort(op[mine], kind="stable")]  # in program order
-    joules = np.frombuffer(records.span_energy_j, dtype=np.float64)
+    op, start, end = op[mine], start[mine], end[mine]
+    classes, queues = np.asarray(graph.op_class)[op], np.asarray(graph.op_queue)[op]
+    # The pause before a kernel is part of it: readers start a node as soon as those before it have ended.
+    gaps_s = np.array([cls.gap_s for cls in graph.classes])[classes]
+    begin_us = np.maximum(0.0, np.round((start * S_PER_PS - gaps_s) * 1e6)).astype(np.int64)
+    end_us = np.round(end * S_PER_PS * 1e6).astype(np.int64)
+    alike, kind_of = np.unique(classes * len(graph.queue_stream) + queues, return_inverse=True)
+    kinds = [
+        list(_kinds(graph.classes[one // len(graph.queue_stream)], graph.queue_stream[one % len(graph.queue_stream)],
+                    rank, groups))
+        for one in alike.tolist()
+    ]  # fmt: skip
+    columns = zip(
+        op.tolist(),
+        kind_of.tolist(),
+        begin_us.tolist(),
+        (end_us - begin_us).tolist(),
+        np.round((end - start) / 1e3).astype(np.int64).tolist(),
+        np.frombuffer(records.span_energy_j, dtype=np.float64)[mine].tolist(),
+        strict=True,
+    )
     before = _predecessors(run, rank)
     ids: dict[int, tuple[int, ...]] = {}
+    nothing: list[int] = []
     count = 0
-    for number in mine.tolist():
-        kernel = int(op[number])
-        cls = graph.classes[graph.op_class[kernel]]
-        # The pause before a kernel is part of it: readers start a node as soon as those before it have ended.
-        begin_us = round((int(start[number]) * S_PER_PS - cls.gap_s) * 1e6)
-        end_us = round(int(end[number]) * S_PER_PS * 1e6)
-        after = tuple(node for kernel_before in before.get(kernel, ()) for node in ids[kernel_before])
-        common: dict[str, Value] = {
-            "is_cpu_op": False,
-            "stream": graph.queue_stream[graph.op_queue[kernel]],
-            "energy_j": float(joules[number]),
-            "duration_ns": round(int(end[number] - start[number]) / 1e3),
-        }
-        tag = graph.op_collective[kernel]
-        made = list(_attributes(cls, rank, tag, groups))
-        ids[kernel] = tuple(range(count, count + len(made)))
-        for node_type, attributes in made:
-            yield Node(
-                id=count,
-                name=cls.name,
-                type=node_type,
-                after=after,
-                start_us=max(0, begin_us),
-                duration_us=end_us - max(0, begin_us),
-                attributes=common | attributes,
-            )
+    for kernel, number, start_us, duration_us, duration_ns, joules in columns:
+        made, earlier = kinds[number], before.get(kernel, nothing)
+        after = ids[earlier[0]] if len(earlier) == 1 else tuple([node for one in earlier for node in ids[one]])
+        ids[kernel] = (count,) if len(made) == 1 else tuple(range(count, count + len(made)))
+        for kind in made:
+            own = (joules, duration_ns)
+            tagged = own if len(kind.own) == len(own) else (*own, graph.op_collective[kernel])
+            yield Node(count, kind, after, start_us, duration_us, tagged)
             count += 1
 
 
+def _kinds(cls: KernelClass, stream: int, rank: int, groups: dict[tuple[int, ...], int]) -> Iterator[NodeKind]:
+    """The kinds of nodes that a kernel becomes; a tag says which sending belongs to which receiving."""
+    common: dict[str, Value] = {"is_cpu_op": False, "stream": stream}
+    for kind, attributes in _attributes(cls, rank, groups):
+        own = MEASURED if kind in (NodeType.COMPUTE, NodeType.COLLECTIVE) else (*MEASURED, "comm_tag")
+        yield NodeKind(name=cls.name, type=kind, attributes=common | attributes, own=own)
+
+
 def _attributes(
-    cls: KernelClass, rank: int, tag: int, groups: dict[tuple[int, ...], int]
+    cls: KernelClass, rank: int, groups: dict[tuple[int, ...], int]
 ) -> Iterator[tuple[NodeType, dict[str, Value]]]:
     """The nodes that a kernel becomes: one, but two for a step round a ring, which sends and receives."""
     if not cls.collective:
@@ -127,11 +139,11 @@ def _attributes(
     place = ranks.index(rank)
     if op is CollectiveOp.SEND_RECV or place == 0:
         to = ranks[(place + 1) % len(ranks)]
-        yield NodeType.SEND, {"comm_src": rank, "comm_dst": to, "comm_size": size, "comm_tag": tag}
+        yield NodeType.SEND, {"comm_src": rank, "comm_dst": to, "comm_size": size}
     if op is CollectiveOp.SEND_RECV or place == 1:
         yield (
             NodeType.RECEIVE,
-            {"comm_src": ranks[place - 1], "comm_dst": rank, "comm_size": size, "comm_tag": tag},
+            {"comm_src": ranks[place - 1], "comm_dst": rank, "comm_size": size},
         )
 
 

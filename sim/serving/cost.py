@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+# What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt.
+Part = Literal["shared", "head", "decode", "chunk"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Seconds of a step or a part of one, joules over all GPUs of the group, and SM clock cycles of a mean GPU."""
+class Cost(NamedTuple):
+    """Seconds of a step or a part of one, joules over all GPUs of the group, and SM clock cycles of a mean GPU.
+
+    A tuple: a served run adds up some millions of them.
+    """
 
     time_s: float
     energy_j: float
@@ -18,19 +24,16 @@ class Cost:
         """The mean SM clock."""
         return self.cycles / self.time_s
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            time_s=self.time_s + other.time_s,
-            energy_j=self.energy_j + other.energy_j,
-            cycles=self.cycles + other.cycles,
-        )
+    def __add__(self, other: Cost) -> Cost:  # type: ignore[override]  # of costs, not of tuples
+        return Cost(self[0] + other[0], self[1] + other[1], self[2] + other[2])
 
     def toward(self, other: Cost, share: float) -> Cost:
         """The point ``share`` of the way to ``other``."""
+        time_s, energy_j, cycles = self
         return Cost(
-            time_s=self.time_s + share * (other.time_s - self.time_s),
-            energy_j=self.energy_j + share * (other.energy_j - self.energy_j),
-            cycles=self.cycles + share * (other.cycles - self.cycles),
+            time_s + share * (other[0] - time_s),
+            energy_j + share * (other[1] - energy_j),
+            cycles + share * (other[2] - cycles),
         )
 
 
@@ -66,8 +69,13 @@ class Batch:
 
     def later(self, steps: int) -> Batch:
         """The same sequences, each ``steps`` tokens on."""
-        longest = self.longest + steps if self.longest else 0
-        return replace(self, cached=self.cached + steps * self.decoding, longest=longest)
+        return Batch(
+            decoding=self.decoding,
+            cached=self.cached + steps * self.decoding,
+            longest=self.longest + steps if self.longest else 0,
+            chunks=self.chunks,
+            ending=self.ending,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,10 @@ class StepCost:
     @property
     def whole(self) -> Cost:
         """Their sum."""
-        return sum(self.prompts, self.shared) + self.decoding + self.head
+        cost = self.shared
+        for prompt in self.prompts:
+            cost += prompt
+        return cost + self.decoding + self.head
 
     def toward(self, other: StepCost, share: float) -> StepCost:
         """The point ``share`` of the way to the same batch's ``other`` cost."""

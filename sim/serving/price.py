@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, assert_never
 
 import workloads
 from hardware.laws.uneven import UnevenContexts, longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.build.program import routing_of
-from sim.engine.record import Recorder
-from sim.errors import FoldError, ScenarioError
-from sim.run.plan import PieceSequence, Plan, Work, classifier
+from sim.errors import ScenarioError
+from sim.run.plan import Plan, Work, classifier
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
-from sim.serving.cost import NOTHING, Batch, Chunk, Cost, StepCost
-from sim.shortcuts.pieces import RepeatedPiece, play
+from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part, StepCost
+from sim.serving.parts import PartTable, played, table_of
+from sim.shortcuts.pieces import play
 from workloads.engine import HostPace
 from workloads.families.ragged import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -38,7 +39,6 @@ TARGET_STEP = 0.03
 TARGET_STEPS = 26
 # A step of so many tokens has all kernels of its layers (few choices of experts are not sorted).
 MANY_TOKENS = 1024
-Part = Literal["shared", "head", "decode", "chunk"]
 # Whether a step's attention cuts long sequences up, so that the mean context stands for all, or waits for the longest.
 Schedule = Literal["balanced", "per_sequence"]
 
@@ -52,71 +52,117 @@ class StepPrices:
     sampling: Sampling | None = None  # how each rank draws tokens from the logits
     attention: Schedule = "balanced"
     partitions: Partitions | None = None  # of each GPU's SMs, of which steps run on that of the first stream
-    _known: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _heads: tuple[int, int, int] | None = None
     _launches: tuple[int, int, bool] | None = None  # layers, kernels of each, whether these are experts
     _last: Batch | None = None
-    _last_costs: dict[int, tuple[StepCost, Cost]] = field(default_factory=dict)
+    _last_costs: dict[int, StepCost] = field(default_factory=dict)
+    _last_sums: dict[int, Cost] = field(default_factory=dict)
+    _even: dict[tuple[int, int], Cost] = field(default_factory=dict)  # by sequences and target
+    _places: dict[float, tuple[int, float]] = field(default_factory=dict)
+
+    @cached_property
+    def table(self) -> PartTable:
+        """What its parts cost, shared by all prices of such GPUs."""
+        return table_of(self.scenario, self.machine, self.partitions)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
         at, share = self.targets(target_w)
-        cost, _ = self._at(batch, at)
-        return cost.toward(self._at(batch, at - 1)[0], share) if share else cost
+        cost = self._at(batch, at)
+        return cost.toward(self._at(batch, at - 1), share) if share else cost
 
     def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The sum of :meth:`step`, without its parts: quicker."""
         at, share = self.targets(target_w)
-        _, cost = self._at(batch, at)
-        return cost.toward(self._at(batch, at - 1)[1], share) if share else cost
+        cost = self._sum_at(batch, at)
+        return cost.toward(self._sum_at(batch, at - 1), share) if share else cost
 
     def targets(self, target_w: float) -> tuple[int, float]:
         """The target that is run at or below ``target_w``, and how far it is to the next one."""
-        wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
-        at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
-        return at, (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP if 0 < at < TARGET_STEPS else 0.0
+        known = self._places.get(target_w)
+        if known is None:
+            wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
+            at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
+            share = (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP if 0 < at < TARGET_STEPS else 0.0
+            known = self._places[target_w] = (at, share)
+        return known
 
     def target_w(self, target: int) -> float:
         """The power target (W) that is run in so many steps below the fast limit."""
-        return (1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w
+        return self._targets_w[target]
 
-    def _at(self, batch: Batch, target: int) -> tuple[StepCost, Cost]:
-        """The cost, and its sum, at a target that is run: 1 - ``target`` steps of the fast limit."""
+    @cached_property
+    def _targets_w(self) -> list[float]:
+        return [(1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w for target in range(TARGET_STEPS + 1)]
+
+    def _at(self, batch: Batch, target: int) -> StepCost:
+        """The cost at a target that is run: 1 - ``target`` steps of the fast limit."""
         if batch is not self._last:
-            self._last = batch
-            self._last_costs.clear()
+            self._forget(batch)
         known = self._last_costs.get(target)
         if known is None:
-            priced = self._priced(batch, target)
-            known = self._last_costs[target] = (priced, priced.whole)
+            known = self._last_costs[target] = self._priced(batch, target)
         return known
 
+    def _sum_at(self, batch: Batch, target: int) -> Cost:
+        """The sum of :meth:`_at`; of steps that only decode without its parts."""
+        if batch is not self._last:
+            self._forget(batch)
+        known = self._last_sums.get(target)
+        if known is None:
+            known = self._decoding_only(batch, target) if not batch.chunks else self._at(batch, target).whole
+            self._last_sums[target] = known
+        return known
+
+    def _forget(self, batch: Batch) -> None:
+        self._last = batch
+        self._last_costs.clear()
+        self._last_sums.clear()
+
+    def _decoding_only(self, batch: Batch, target: int) -> Cost:
+        rows = (batch.decoding, target)
+        even = self._even.get(rows)
+        if even is None:  # what does not depend on the contexts
+            even = self._even[rows] = self._rows("shared", *rows) + self._head(batch, target)
+        return even + self._decoding(batch, target)
+
     def _priced(self, batch: Batch, target: int) -> StepCost:
-        tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
-        decoding = NOTHING
-        if batch.decoding:
-            mean = batch.cached / batch.decoding
-            decoding = _between(
-                context_ends(mean), mean, lambda context: self._part("decode", batch.decoding, context, target)
-            )
-            decoding += self._tail(batch, decoding)
         return StepCost(
-            shared=self._rows("shared", tokens, 0, target),
-            prompts=tuple(self._chunk(chunk, target) for chunk in batch.chunks),
-            decoding=decoding,
-            head=self._rows("head", scored, 0, target) + self.drawing(batch) if scored else NOTHING,
+            shared=self._rows("shared", batch.decoding + batch.prompt_tokens, target),
+            prompts=tuple([self._chunk(chunk, target) for chunk in batch.chunks]),
+            decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
+            head=self._head(batch, target),
         )
 
-    def _rows(self, part: Part, rows: int, context: int, target: int) -> Cost:
-        """A part's cost between the numbers of rows at which it is run."""
-        return _between(bracketing_sizes(rows), rows, lambda size: self._part(part, size, context, target))
+    def _head(self, batch: Batch, target: int) -> Cost:
+        scored = batch.decoding + batch.ending
+        return self._rows("head", scored, target) + self.drawing(batch) if scored else NOTHING
+
+    def _decoding(self, batch: Batch, target: int) -> Cost:
+        """The attention of the sequences that decode."""
+        mean = batch.cached / batch.decoding
+        low, high = context_ends(mean)
+        cost = self._part("decode", batch.decoding, low, target)
+        if mean > low:
+            cost = cost.toward(self._part("decode", batch.decoding, high, target), (mean - low) / (high - low))
+        return cost + self._tail(batch, cost)
+
+    def _rows(self, part: Part, rows: int, target: int, context: int = 0) -> Cost:
+        """A part's cost, linear between the numbers of rows at which it is run."""
+        low, high = bracketing_sizes(rows)
+        cost = self._part(part, low, context, target)
+        return (
+            cost if rows <= low else cost.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+        )
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
-        return _between(
-            context_ends(before), before, lambda context: self._rows("chunk", chunk.tokens, context, target)
-        )
+        low, high = context_ends(before)
+        cost = self._rows("chunk", chunk.tokens, target, low)
+        if before <= low:
+            return cost
+        return cost.toward(self._rows("chunk", chunk.tokens, target, high), (before - low) / (high - low))
 
     def whole_step(self, batch: Batch) -> Plan:
         """The kernels of ``batch``, all in one run."""
@@ -128,7 +174,8 @@ class StepPrices:
 
     def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The engine's cost of the whole step in one run; nothing is interpolated."""
-        return self._run(self.whole_step(batch), target_w) + self.tail(batch, target_w) + self.drawing(batch)
+        cost = played(self.whole_step(batch), min(target_w, self.machine.limits.fast_limit_w))
+        return cost + self.tail(batch, target_w) + self.drawing(batch)
 
     def tail(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """What the longest context adds to the attention of a step whose sequences are taken for equal otherwise."""
@@ -210,12 +257,10 @@ class StepPrices:
         return Cost(time_s=part.played.records.end_ps * 1e-12, energy_j=sum(part.played.energy_j))
 
     def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
-        key = (part, rows, context, target)
-        known = self._known.get(key)
-        if known is None:
-            plan = self._plan(self._part_program(part, rows, context))
-            known = self._known[key] = self._run(plan, self.target_w(target))
-        return known
+        return self.table.cost(part, rows, context, self._targets_w[target], self._part_work)
+
+    def _part_work(self, part: Part, rows: int, context: int) -> Work:
+        return self._work(self._part_program(part, rows, context))
 
     def _part_program(self, part: Part, rows: int, context: int) -> Program:
         match part:
@@ -258,57 +303,13 @@ class StepPrices:
         return self._program(groups, 0, None)
 
     def _plan(self, program: Program) -> Plan:
+        return self.table.plan(self._work(program))
+
+    def _work(self, program: Program) -> Work:
         eager = self.scenario.launch == "eager"
         issue_s = self.machine.profile.launch.host_issue_s if eager else None
-        work = Work(
-            program=program,
-            tokens=1,
-            classify=classifier(self.machine, eager=eager),
-            issue_s=issue_s,
-            partitions=self.partitions,
-        )
-        return Plan(work=work, model=self.machine.model)
-
-    def _run(self, plan: Plan, target_w: float) -> Cost:
-        layout, parts = _played(plan, min(target_w, self.machine.limits.fast_limit_w))
-        members = [len(ranks) for ranks in layout.folding.classes]
-        return Cost(
-            time_s=sum(part.repeat * part.played.records.end_ps for part in parts) * 1e-12,
-            energy_j=sum(
-                part.repeat * sum(m * j for m, j in zip(members, part.played.energy_j, strict=True)) for part in parts
-            ),
-            cycles=sum(part.repeat * _cycles(part.played.records, members) for part in parts),
-        )
-
-
-def _played(plan: Plan, target_w: float) -> tuple[PieceSequence, list[RepeatedPiece]]:
-    """The quickest way to run ``plan`` that its ranks and layers allow, and its parts."""
-    for way in ("segments", "folded"):
-        try:
-            layout: PieceSequence = getattr(plan, way)
-            return layout, play(layout.sequence, (target_w,) * len(layout.folding.classes))
-        except FoldError:
-            continue
-    return plan.full, play(plan.full.sequence, (target_w,) * len(plan.full.folding.classes))
-
-
-def _cycles(records: Recorder, members: Sequence[int]) -> float:
-    """SM clock cycles of a mean GPU; ``members`` are the ranks that each simulated GPU stands for."""
-    cycles, since = 0.0, dict[int, tuple[int, float]]()
-    for gpu, time_ps, state in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True):
-        if gpu in since:
-            begun_ps, clock_hz = since[gpu]
-            cycles += members[gpu] * clock_hz * (time_ps - begun_ps)
-        since[gpu] = time_ps, records.states[state].clock_hz
-    cycles += sum(members[gpu] * clock_hz * (records.end_ps - begun_ps) for gpu, (begun_ps, clock_hz) in since.items())
-    return cycles * 1e-12 / sum(members)
-
-
-def _between(ends: tuple[int, int], size: float, cost_of: Callable[[int], Cost]) -> Cost:
-    """The cost at ``size``, linear between those at the two ``ends``."""
-    low, high = ends
-    first = cost_of(low)
-    return first if size <= low else first.toward(cost_of(high), (size - low) / (high - low))
+        classify = classifier(self.machine, eager=eager)
+        return Work(program=program, tokens=1, classify=classify, issue_s=issue_s, partitions=self.partitions)
 
 
 def _chunk_group(tokens: int, context: int) -> Group:

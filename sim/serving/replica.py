@@ -153,7 +153,7 @@ class Replica:
         hold_s += self._behind_s(step, begin_s + hold_s)
         if hold_s:
             self._pause(hold_s)
-        first = self.prices.step(step.batch, self.governor.target_w)
+        parts = self.prices.step(step.batch, self.governor.target_w) if step.pieces else None
         cost = self.governor.work(lambda target_w: self.prices.whole(step.batch, target_w))
         self._show(begin_s + hold_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
@@ -163,7 +163,7 @@ class Replica:
         if not self.alive:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return
-        self._bill(step, first, cost.energy_j)
+        self._bill(step, parts, cost.energy_j)
         if count := step.batch.decoding - len(self._late):
             self.log.gap(hold_s + cost.time_s, count)
         self._catch_up(self._late)
@@ -192,11 +192,13 @@ class Replica:
 
     def _steady_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
         """How many steps in a row move no limiter, and the first one's and the last one's cost; None: none do."""
+        if not self.governor.is_steady(0.0):  # then at no power
+            return None
         mean = batch.cached / batch.decoding
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
-        first = self.prices.whole(batch, self.governor.target_w)
         last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
+        first = self.prices.whole(batch, self.governor.target_w)  # remembered for a step by itself
         power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
         return (steps, first, last) if self.governor.is_steady(power_w) else None
 
@@ -269,19 +271,22 @@ class Replica:
             )
         )
 
-    def _bill(self, step: PlannedStep, cost: StepCost, energy_j: float) -> None:
-        """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are."""
-        batch = step.batch
-        tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
-        a_token = cost.shared.energy_j / tokens
-        a_score = cost.head.energy_j / scored if scored else 0.0
-        scale = energy_j / cost.whole.energy_j
-        spent_j = 0.0
-        for (sequence, count), attention in zip(step.pieces, cost.prompts, strict=True):
-            ends = sequence.computed + count == sequence.target
-            mine_j = scale * (count * a_token + attention.energy_j + ends * a_score)
-            self.served[sequence.request.number].prefill_j += mine_j
-            spent_j += mine_j
+    def _bill(self, step: PlannedStep, cost: StepCost | None, energy_j: float) -> None:
+        """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are.
+
+        ``cost`` is None of steps without prompts.
+        """
+        batch, spent_j = step.batch, 0.0
+        if cost is not None:
+            tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
+            a_token = cost.shared.energy_j / tokens
+            a_score = cost.head.energy_j / scored if scored else 0.0
+            scale = energy_j / cost.whole.energy_j
+            for (sequence, count), attention in zip(step.pieces, cost.prompts, strict=True):
+                ends = sequence.computed + count == sequence.target
+                mine_j = scale * (count * a_token + attention.energy_j + ends * a_score)
+                self.served[sequence.request.number].prefill_j += mine_j
+                spent_j += mine_j
         self.log.prefill_j += spent_j
         self.log.decode_j += energy_j - spent_j
         if batch.decoding:

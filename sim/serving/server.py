@@ -124,6 +124,9 @@ class _Server:
         for replica in (*self.front, *self.back):
             if replica.alive:
                 replica.idle_until_now()
+        for replica in (*self.front, *self.back):
+            for prices in (replica.prices, *(replica.clock.rungs if replica.clock else ())):
+                prices.table.save()
         self.log.served = [self.served[request.number] for request in self.traffic]
         return ServeResult(spec=spec, machine=self.machine, log=self.log, end_s=self.env.now)
 

@@ -124,7 +124,7 @@ class _SoloKernels:
     def columns(self, kinds: Kinds, kind_of: Ints, *, waits: bool = False) -> tuple[Ints, Floats, Ints]:
         """How long each kernel lasts (0 of one that spins), the watts of its GPU, and the state's number."""
         states = [self.state(gpu, cls, waits=waits) for gpu, cls in kinds]
-        lasts_ps = np.array([0 if waits else _lasts_ps(state.rates[0]) for state in states], dtype=np.int64)
+        lasts_ps = np.array([0 if waits else whole_ps(state.rates[0]) for state in states], dtype=np.int64)
         power_w, number = np.array([state.power_w for state in states]), [state.index for state in states]
         return lasts_ps[kind_of], power_w[kind_of], np.array(number, dtype=np.int64)[kind_of]
 
@@ -143,7 +143,7 @@ class _SoloKernels:
                 states = [self.state(gpu, cls, pace=pace) for gpu, cls in members]
             else:
                 raise LivelockError(f"the collective of (GPU, kernel class) {members} finds no common pace")
-            found = self._meetings[members] = _lasts_ps(pace), states
+            found = self._meetings[members] = whole_ps(pace), states
         return found
 
 
@@ -179,7 +179,8 @@ def meetings_of(graph: KernelGraph, parts: Ints) -> list[list[int]] | None:
     return None if any(missing.values()) else found
 
 
-def _lasts_ps(rate: float) -> int:
+def whole_ps(rate: float) -> int:
+    """How long a kernel at ``rate`` (1/ps) lasts, in whole picoseconds."""
     return max(1, math.ceil(1.0 / rate - 1e-6))
 
 

@@ -8,15 +8,16 @@ rank's input: its feeder (``src/feeder/et_feeder_node.cpp``) and ASTRA-sim (``wo
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traces.write.files import check_package, write_pieces
-from traces.write.protobuf import delimited
+from traces.write.protobuf import delimited, varint
 
 VERSION = "0.0.4"
 Value = bool | int | float | str
@@ -41,17 +42,25 @@ class Collective(IntEnum):
     REDUCE_SCATTER = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeKind:
+    """What nodes of one kernel share, encoded once; ``own`` names the attributes (numbers) that each has for itself."""
+
+    name: str
+    type: NodeType
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+
+
+class Node(NamedTuple):
     """One kernel of one rank. Times are whole microseconds, as the format has it; ``after`` are ids of this rank."""
 
     id: int
-    name: str
-    type: NodeType
+    kind: NodeKind
     after: tuple[int, ...]
     start_us: int
     duration_us: int
-    attributes: Mapping[str, Value] = field(default_factory=dict)
+    own: tuple[int | float, ...] = ()
 
 
 # The type that readers expect of an attribute; others are written by their Python type.
@@ -64,6 +73,7 @@ _TYPES = {
     "comm_dst": "int32",
     "comm_tag": "int32",
     "comm_priority": "int32",
+    "energy_j": "double",
 }
 _VALUE_FIELDS = {"double": 3, "int32": 7, "int64": 9, "uint64": 13, "bool": 27, "string": 29}
 
@@ -74,7 +84,7 @@ def write_chakra(nodes: Iterable[Node], path: Path, *, about: Mapping[str, Value
     Raises :class:`TraceError` where the package ``protobuf`` is missing or the file cannot be written.
 
     >>> import tempfile
-    >>> one = Node(id=0, name="gemm", type=NodeType.COMPUTE, after=(), start_us=0, duration_us=5)
+    >>> one = Node(id=0, kind=NodeKind(name="gemm", type=NodeType.COMPUTE), after=(), start_us=0, duration_us=5)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_chakra([one], Path(folder) / "run.0.et").read_bytes().hex(" ")
     '07 0a 05 30 2e 30 2e 34 0a 12 04 67 65 6d 6d 18 04 38 05'
@@ -89,21 +99,54 @@ def check_chakra(path: Path) -> None:
 
 
 def _pieces(nodes: Iterable[Node], about: Mapping[str, Value]) -> Iterator[bytes]:
-    messages = _messages()
-    head = messages["GlobalMetadata"](version=VERSION)
+    head = _messages()["GlobalMetadata"](version=VERSION)
     _add(head, about)
     yield delimited(head)
-    for node in nodes:
-        message = messages["Node"](
-            id=node.id,
-            name=node.name,
-            type=int(node.type),
-            data_deps=node.after,
-            start_time_micros=node.start_us,
-            duration_micros=node.duration_us,
-        )
-        _add(message, node.attributes)
-        yield delimited(message)
+    alike: dict[NodeKind, tuple[bytes, bytes, list[bytes]]] = {}
+    for number, kind, after, start_us, duration_us, own in nodes:
+        known = alike.get(kind)
+        if known is None:
+            known = alike[kind] = _encoded(kind)
+        first, shared, names = known
+        parts = [_ID, varint(number), first] if number else [first]
+        if after:
+            ids = b"".join([varint(before) for before in after]) if len(after) > 1 else varint(after[0])
+            parts += (_AFTER, varint(len(ids)), ids)
+        if start_us:
+            parts += (_START, varint(start_us))
+        if duration_us:
+            parts += (_DURATION, varint(duration_us))
+        parts.append(shared)
+        for name, value in zip(names, own, strict=True):
+            if value.__class__ is float:
+                parts += (name, _DOUBLE(value))
+            else:
+                coded = varint(value)  # type: ignore[arg-type]
+                parts += (_ATTRIBUTE, varint(len(name) + len(coded)), name, coded)
+        data = b"".join(parts)
+        yield varint(len(data)) + data
+
+
+# Fields of a node by number and how they lie on the wire, as the messages below write them.
+_ID, _AFTER, _START, _DURATION, _ATTRIBUTE = b"\x08", b"\x2a", b"\x30", b"\x38", b"\x52"
+_DOUBLE = struct.Struct("<d").pack
+
+
+def _encoded(kind: NodeKind) -> tuple[bytes, bytes, list[bytes]]:
+    """The bytes of name and type, of the attributes, and what comes before each value of a node's own."""
+    message = _messages()["Node"]
+    attributes = message()
+    _add(attributes, kind.attributes)
+    first: bytes = message(name=kind.name, type=int(kind.type)).SerializeToString()
+    return first, attributes.SerializeToString(), [_around(name) for name in kind.own]
+
+
+def _around(name: str) -> bytes:
+    """What comes before the value of a node's own attribute; of one whose length is known with that."""
+    before: bytes = _messages()["AttributeProto"](name=name).SerializeToString()
+    kind = _TYPES.get(name, "int64")
+    before += varint(_VALUE_FIELDS[kind] << 3 | (kind == "double"))
+    return _ATTRIBUTE + varint(len(before) + 8) + before if kind == "double" else before
 
 
 def _add(message: Any, attributes: Mapping[str, Value]) -> None:

@@ -163,6 +163,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> tuple[list[Deplo
             found.append(
                 Deployment(question=question, mode=mode, status=standing.status, reasons=standing.reasons, **best)
             )
+    site.prices.table.save()
     return found, "no load keeps the targets"
 
 
