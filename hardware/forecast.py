@@ -65,9 +65,10 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     same = gpu.architecture == base_gpu.architecture
     flop_rate = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", 0.0))
     joules_per_flop = 1.0 if same else (gpu.tdp_w / flop_rate) / (base_gpu.tdp_w / base_gpu.tensor_flops_per_s["bf16"])
-    power = gpu.tdp_w / base_gpu.tdp_w
+    # Watts of all SMs together go with the card's; those of a slice with its SMs.
+    power = gpu.tdp_w / base_gpu.tdp_w if gpu.card is None else gpu.sms / base_gpu.sms
     idle = 1.0 if same and gpu.tdp_w == base_gpu.tdp_w else gpu.idle_w / base_gpu.idle_w
-    per_sm = hbm * base_gpu.sms / gpu.sms
+    per_sm = hbm * base_gpu.sms / gpu.sms if gpu.card is None else 1.0
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
     slower_link = base_gpu.link_bytes_per_s / link
     links = gpu.link_bytes_per_s / base_gpu.link_bytes_per_s  # none where ranks meet over PCIe

@@ -239,14 +239,14 @@ class _Prices:
 
 
 @lru_cache(maxsize=MAX_PRICERS)
-def _prices(profile: Profile, cluster: Cluster, *, world: int, eager: bool) -> _Prices:
+def _prices(profile: Profile, cluster: Cluster, *, chips: int, eager: bool) -> _Prices:
     """Prices that are remembered, by all that they depend on: a price does not depend on the power cap."""
     launch = profile.launch
     gap_s = launch.eager_gap_s if eager else launch.graph_gap_s
-    pricer = Pricer(profile=profile, gpu=cluster.gpu, gap_s=gap_s, eager=eager, world=world, cluster=cluster)
+    pricer = Pricer(profile=profile, gpu=cluster.gpu, gap_s=gap_s, eager=eager, chips=chips, cluster=cluster)
     return _Prices(pricer)
 
 
 def classifier(target: Machine, *, eager: bool) -> Classify:
     """Prices kernels on ``target``, and remembers them across scenarios."""
-    return _prices(target.profile, target.cluster, world=target.world, eager=eager).price
+    return _prices(target.profile, target.cluster, chips=target.chips, eager=eager).price
