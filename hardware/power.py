@@ -142,13 +142,7 @@ def _shrink(now: float, before: float) -> float:
 
 
 def steady_point(
-    terms: KernelTerms,
-    curve: PowerCurve,
-    *,
-    gpu_sms: int,
-    limit_w: float,
-    min_clock_hz: float,
-    max_clock_hz: float,
+    terms: KernelTerms, curve: PowerCurve, *, gpu_sms: int, limit_w: float, min_clock_hz: float, max_clock_hz: float
 ) -> OperatingPoint:
     """Where one kernel repeated back to back settles under a limit on mean power."""
     sms = min(terms.blocks * terms.sms_per_block, float(gpu_sms))

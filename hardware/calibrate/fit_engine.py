@@ -28,13 +28,7 @@ from hardware.calibrate.fit_families import (
     prefill_sizes,
 )
 from hardware.calibrate.fit_gemm import PRIORS
-from hardware.calibrate.fit_kit import (
-    FitSetting,
-    Law,
-    Learning,
-    Row,
-    digest,
-)
+from hardware.calibrate.fit_kit import FitSetting, Law, Learning, Row, digest
 from hardware.catalog import load_gpu
 from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws
 from hardware.errors import HardwareError

@@ -229,10 +229,7 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
 
 
 def _tie_collectives(
-    columns: list[_Columns],
-    offsets: list[int],
-    op_collective: Ints,
-    groups: Mapping[tuple[int, ...], Group] | None,
+    columns: list[_Columns], offsets: list[int], op_collective: Ints, groups: Mapping[tuple[int, ...], Group] | None
 ) -> list[tuple[int, ...]]:
     """Give the i-th collective of each group the same id on all its ranks; returns the members by id."""
     members: list[tuple[int, ...]] = []

@@ -129,10 +129,7 @@ def _attributes(
         to = ranks[(place + 1) % len(ranks)]
         yield NodeType.SEND, {"comm_src": rank, "comm_dst": to, "comm_size": size, "comm_tag": tag}
     if op is CollectiveOp.SEND_RECV or place == 1:
-        yield (
-            NodeType.RECEIVE,
-            {"comm_src": ranks[place - 1], "comm_dst": rank, "comm_size": size, "comm_tag": tag},
-        )
+        yield (NodeType.RECEIVE, {"comm_src": ranks[place - 1], "comm_dst": rank, "comm_size": size, "comm_tag": tag})
 
 
 def _predecessors(run: Timeline, rank: int) -> dict[int, list[int]]:

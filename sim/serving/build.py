@@ -193,11 +193,7 @@ def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:
     if not rungs or spec.slo_tpot_s is None:
         return None
     return SloClock(
-        rungs=rungs,
-        tpot_s=spec.slo_tpot_s,
-        ttft_s=spec.slo_ttft_s,
-        hold_s=spec.clock_hold_s,
-        host=host_of(spec),
+        rungs=rungs, tpot_s=spec.slo_tpot_s, ttft_s=spec.slo_ttft_s, hold_s=spec.clock_hold_s, host=host_of(spec)
     )
 
 

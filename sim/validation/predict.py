@@ -26,15 +26,7 @@ from sim.validation.records import MEASURED_FIELDS
 from workloads.diffusion import load_dit
 from workloads.families.dit_layers import build_denoise
 from workloads.families.ring import build_ring
-from workloads.work import (
-    AllReduce,
-    CollectiveOp,
-    CollectiveWork,
-    Elementwise,
-    ElementwiseWork,
-    GemmWork,
-    Work,
-)
+from workloads.work import AllReduce, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
 
 # Fields of a model step that label it and change nothing.
 STEP_LABELS = frozenset({"kind", "world", "gpu_index"})

@@ -238,13 +238,7 @@ def step(model: str, layers: int, phase: str, batch: int, seq_len: int, **more: 
 
 def overlap(world: int, chunks: int, ctas: int | None) -> PlannedRow:
     """The fields of a sequence-parallel step."""
-    return {
-        "tp": world,
-        "sequence_parallel": True,
-        "overlap_chunks": chunks,
-        "comm_ctas": ctas,
-        "lm_head": False,
-    }
+    return {"tp": world, "sequence_parallel": True, "overlap_chunks": chunks, "comm_ctas": ctas, "lm_head": False}
 
 
 def generate(model: str, layers: int, batch: int, seq_len: int, output_len: int, **more: object) -> PlannedRow:

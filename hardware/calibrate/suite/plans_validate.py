@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from hardware.calibrate.suite.plan import (
-    HOST,
-    MIB,
-    PlannedRow,
-    collective,
-    dit,
-    generate,
-    overlap,
-    ring,
-    step,
-)
+from hardware.calibrate.suite.plan import HOST, MIB, PlannedRow, collective, dit, generate, overlap, ring, step
 
 
 def validate1(_: int) -> list[PlannedRow]:
