@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s
+from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s, load
 from hardware.calibrate.suite.plans import least_world, planned
 from hardware.calibrate.suite.shapes import SHAPES, ModelShape
 from hardware.errors import HardwareError
@@ -128,27 +128,10 @@ def pending(
     return [row for row in rows if (not only or row["kind"] in only) and not done_already(row, records)]
 
 
-def load(path: Path) -> list[dict[str, Any]]:
-    """Whole records of a file; a last line without its newline (a killed run) is cut off the file."""
-    if not path.exists():
-        return []
-    text = path.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]
-    if whole != text:
-        path.write_bytes(whole)
-    records = []
-    for number, line in enumerate(whole.decode().splitlines(), start=1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise HardwareError(f"{path}, line {number}: not valid JSON ({error.msg}); repair or remove it") from None
-    return records
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; see ``--help``."""
     parser = argparse.ArgumentParser(description="Measure a plan on this machine's GPUs; resumable.")
-    parser.add_argument("--plan", required=True, help="smoke, calibrate, calibrate_multi, gaps, pair, ...")
+    parser.add_argument("--plan", required=True, help="smoke, calibrate, calibrate_multi, ... or a file of records")
     parser.add_argument("--out", type=Path, required=True, help="records, one JSON object a line; appended to")
     parser.add_argument("--world", type=int, help="number of GPUs (default: the plan's least)")
     parser.add_argument("--only", default="", help="kinds to measure, separated by commas")
