@@ -99,10 +99,9 @@ def test_rope_is_launched_at_one_rate_down_to_a_clock_and_then_in_proportion() -
 
 
 def test_without_rows_at_two_clocks_launches_follow_the_clock_and_memory_does_not() -> None:
-    sizes = {"rows": 8192, "l2_bytes": H100.l2_bytes, "max_clock_hz": 1.98e9, "sms": 132}
     for kind, blocks, ratio in (("rope", 327_680, 2.0), ("gelu", 20_480, 1.0)):
         unknown = replace(PROFILE.elementwise[kind], follows_below=None, floor_s=0.0)
-        terms = elementwise_base_terms(unknown, bytes_moved=2.0**28, launched_blocks=blocks, **sizes)
+        terms = elementwise_base_terms(unknown, H100, rows=8192, bytes_moved=2.0**28, launched_blocks=blocks)
         assert seconds_at(terms, 0.99e9) / seconds_at(terms, 1.98e9) == pytest.approx(ratio)
 
 

@@ -189,15 +189,8 @@ def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: FitSetti
     """Terms of an elementwise row."""
     tokens = rows_of(row)
     moved = moved_bytes(row)
-    return elementwise_base_terms(
-        c,
-        rows=tokens,
-        bytes_moved=moved,
-        launched_blocks=tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192)),
-        l2_bytes=setting.gpu.l2_bytes,
-        max_clock_hz=setting.gpu.max_clock_hz,
-        sms=setting.gpu.sms,
-    )
+    blocks = tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192))
+    return elementwise_base_terms(c, setting.gpu, rows=tokens, bytes_moved=moved, launched_blocks=blocks)
 
 
 def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: FitSetting) -> list[Row]:
