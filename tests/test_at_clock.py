@@ -17,6 +17,7 @@ from hardware.calibrate.suite import run
 from hardware.calibrate.suite.at_clock import measure_at_clock
 from hardware.calibrate.suite.plan import at_clock, copy, elementwise, moe_small
 from hardware.calibrate.suite.plans import planned
+from hardware.calibrate.suite.worker import SuiteOptions
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.laws import price
@@ -152,7 +153,7 @@ def test_a_dry_run_of_the_plan_gives_rows_as_the_records_have_them(tmp_path: Pat
         pytest.skip("no torch: a dry run checks shapes with it")
     out = tmp_path / "dry.jsonl"
     rows = [row for row in planned(str(RECORDS)) if row.get("work") in ("gelu", "nothing")]
-    assert run.run_rows(rows, out, label="some", world=1, dry_run=True) == 3
+    assert run.run_rows(rows, SuiteOptions(out=out, world=1, dry=True), label="some") == 3
     (dry,) = (row for row in run.load(out) if row.get("work") == "gelu" and row["where"] == "capped")
     (real,) = (row for row in ROWS if row.get("work") == "gelu" and row["where"] == "capped")
     assert dry.keys() - {"dry_run"} == real.keys()

@@ -21,7 +21,7 @@ from hardware.calibrate.suite.plan import done_already, estimated_s
 from hardware.calibrate.suite.plans import PLANS, least_world, planned
 from hardware.calibrate.suite.race import collective_of
 from hardware.calibrate.suite.routing import route
-from hardware.calibrate.suite.worker import append, block_counts, gpu_id_of
+from hardware.calibrate.suite.worker import SuiteOptions, append, block_counts, gpu_id_of
 from hardware.errors import HardwareError
 
 MEASURED = {"latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "period_s", "iter_s", "clock_mhz"}
@@ -234,7 +234,7 @@ def test_a_dry_run_checks_every_row_and_resumes(tmp_path: Path, name: str, world
     if not importlib.util.find_spec("torch"):
         pytest.skip("no torch: a dry run checks shapes with it")
     out = tmp_path / "dry.jsonl"
-    gained = run.run_plan(name, out, world=world, dry_run=True)
+    gained = run.run_plan(name, SuiteOptions(out=out, world=world, dry=True))
     assert gained == len(planned(name, world=world))
     assert all(record["dry_run"] for record in run.load(out))
-    assert run.run_plan(name, out, world=world, dry_run=True) == 0
+    assert run.run_plan(name, SuiteOptions(out=out, world=world, dry=True)) == 0

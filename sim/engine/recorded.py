@@ -25,7 +25,7 @@ from sim.engine.record import Recorder
 from sim.engine.resources.arbitration import Arbitrated, Moment
 from sim.engine.resources.grid import Grid
 from sim.engine.resources.sm_pool import Blocks, Return
-from sim.engine.resources.tiles import BlockRequest, Split
+from sim.engine.resources.tiles import BlockRequest, Dealing, Split
 from sim.engine.running import GpuModel
 from sim.engine.state import Driver
 from sim.errors import DeadlockError
@@ -97,7 +97,7 @@ class Dealt(Split):
     def __init__(self, grid: Grid, dur_ps: int, since_ps: int, usual_rounds: float) -> None:
         own, rounds = grid.own_tiles, max(1, -(-grid.tiles // int(grid.sms)))
         fetched = max(0.0, grid.tiles - own * grid.sms)
-        super().__init__(rounds=rounds, own=own, fetched=fetched, full=1.0, thin=1.0, fill=1.0)
+        super().__init__(Dealing(rounds, own, fetched))
         self.grid, self.dur_ps, self.since_ps = grid, dur_ps, since_ps
         self.known = usual_rounds > 0.0
         self.round_ps = dur_ps / usual_rounds if self.known else 0.0

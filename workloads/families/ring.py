@@ -48,7 +48,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingAttention:
-    """Attention of one sequence, forward or ``backward``: its heads, the size of one, whether later tokens are masked."""
+    """Attention of one sequence, forward or ``backward``: its heads, their size, whether later tokens are masked."""
 
     q_heads: int
     kv_heads: int
