@@ -74,7 +74,7 @@ def _load(name: str, _: tuple[object, ...]) -> GpuSpec:
         raise HardwareError(
             f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
         )
-    found, _, profile = gpu_id(name).partition(":")
+    found, profile = [*gpu_id(name).split(":"), ""][:2]
     return mig_slice(load_gpu(found), profile) if profile else parse_gpu(_shipped_text(found), where=f"{found}.toml")
 
 
