@@ -136,30 +136,23 @@ def _need(resolved: Resolved) -> workloads.MemoryNeed:
 
 def _serving(resolved: Resolved) -> workloads.MemoryNeed:
     scenario, model = resolved.scenario, resolved.language_model
-    return workloads.memory_need(
-        model,
-        resolved.layout,
+    held = workloads.Held(
         batch=scenario.batch,
         context=scenario.seq_len + (scenario.output_len or 0),
         new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
-        precision=resolved.precision,
         expert_replicas=scenario.expert_replicas or 0,
         source_len=scenario.source_len,
     )
+    return workloads.memory_need(model, resolved.layout, held, resolved.precision)
 
 
 def _training(resolved: Resolved) -> workloads.MemoryNeed:
     scenario, model = resolved.scenario, resolved.language_model
-    return workloads.training_need(
-        model,
-        resolved.layout,
-        batch=scenario.batch,
-        seq_len=scenario.seq_len,
-        layers=scenario.layers or model.layers,
-        lm_head=scenario.lm_head,
-        options=workloads.Options(
-            optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
-        ),
+    layers = scenario.layers or model.layers
+    held = workloads.Held(batch=scenario.batch, context=scenario.seq_len, layers=layers, lm_head=scenario.lm_head)
+    options = workloads.Options(
+        optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
     )
+    return workloads.training_need(model, resolved.layout, held, options)
