@@ -48,7 +48,7 @@ class Flow:
 
 
 class Entry(Blocks):
-    """One rank's part of a flow: its request for SMs (or a copy engine), and the joules it has burnt."""
+    """One rank's part of a flow: its request for SMs (or a copy engine), and the joules that it has used."""
 
     env: WholeTime
     proc = None
