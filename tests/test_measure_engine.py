@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hardware.calibrate.suite.engine_vllm as suite
+from hardware.calibrate.suite import host_vllm
 from sim.cli import main
 from sim.scenario.spec import Scenario
 from sim.validation.measure_engine import engine_of, stack_of
@@ -161,3 +162,13 @@ def test_the_config_that_vllm_reads_is_the_model(name: str, kind: str, tmp_path:
     model, again = load_model(name), load_model(str(tmp_path / "config.json"))
     for size in ("d_model", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab", "experts", "top_k"):
         assert getattr(again, size) == getattr(model, size), size
+
+
+def test_the_suite_measures_lone_prompts_of_a_narrow_model(vllm: FakeVllm, tmp_path: Path) -> None:
+    out = tmp_path / "host.jsonl"
+    host_vllm.main(["--out", str(out), "--gpu", "h200-sxm-141gb", "--only", "dense-8"])
+    assert vllm.stopped == 1
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["tokens"] for row in found] == list(host_vllm.TOKENS)
+    assert {row["layers"] for row in found} == {8}
+    assert all(len(row["ttft_s"]) == 30 and row["latency_s"] >= 1e-3 for row in found)

@@ -210,7 +210,7 @@ def test_a_request_waits_for_the_step_that_was_planned_ahead_and_for_its_way() -
     way_s = table["received_s"] - table["arrival_s"]
     path = load_engine("vllm").request_path
     assert (way_s >= 0).all() and way_s.max() <= max(path.seconds)
-    assert way_s.median() == pytest.approx(0.002, abs=0.002)
+    assert way_s.median() == pytest.approx(0.005, abs=0.0005)  # of lone prompts, tests/test_vllm_host.py
     assert table["ttft_s"].median() > plain.requests["ttft_s"].median() + 0.5 * plain.summary["itl_s"]["p50"]
     assert (plain.requests["received_s"] == plain.requests["arrival_s"]).all()
     trace = to_trace(ahead)

@@ -40,24 +40,24 @@ class ExpertPasses:
 class HostPace:
     """How an engine's host launches a step that is no whole graph: steps with prompts.
 
-    Up to ``captured_tokens`` a layer takes ``captured_launches`` launches, beyond as many as it has kernels; each takes
-    ``kernel_s``, and a layer of experts run kernel by kernel ``experts_layer_s`` more.
+    Up to ``captured_tokens`` a layer takes ``captured_layer_s``; beyond, each of its kernels takes ``kernel_s``, and a
+    layer of experts ``experts_layer_s`` more.
     """
 
     captured_tokens: int
-    captured_launches: int
+    captured_layer_s: float
     kernel_s: float
     experts_layer_s: float
 
     def seconds(self, *, tokens: int, layers: int, kernels: int, experts: bool) -> float:
         """The host's time for a step of ``tokens`` through ``layers`` of ``kernels`` each.
 
-        >>> pace = HostPace(captured_tokens=512, captured_launches=4, kernel_s=5e-5, experts_layer_s=1e-3)
+        >>> pace = HostPace(captured_tokens=512, captured_layer_s=2e-4, kernel_s=5e-5, experts_layer_s=1e-3)
         >>> [round(pace.seconds(tokens=t, layers=32, kernels=10, experts=False) * 1e3, 1) for t in (512, 513)]
         [6.4, 16.0]
         """
         if tokens <= self.captured_tokens:
-            return layers * self.captured_launches * self.kernel_s
+            return layers * self.captured_layer_s
         return layers * (kernels * self.kernel_s + experts * self.experts_layer_s)
 
 

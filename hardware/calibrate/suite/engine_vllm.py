@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,7 +68,15 @@ class Serve:
     requests: tuple[tuple[float, int, int], ...]
 
 
-Work = Decode | Prefill | Serve
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lone:
+    """Prompts of ``seq_len`` tokens sent ``repeats`` times, each after the first token of the one before."""
+
+    seq_len: int
+    repeats: int = 30
+
+
+Work = Decode | Prefill | Serve | Lone
 Stamps = list[tuple[float, int]]  # when so many tokens of a request were there
 
 
@@ -189,6 +198,8 @@ async def _measured(server: _MeteredServer, work: Work) -> dict[str, Any]:
             return await _prefill(server, work)
         case Serve():
             return await _serve(server, work)
+        case Lone():
+            return await _lone(server, work)
     assert_never(work)
 
 
@@ -249,6 +260,15 @@ async def _serve(server: _MeteredServer, work: Serve) -> dict[str, Any]:
         ],
         **server.metered(began, end),
     }
+
+
+async def _lone(server: _MeteredServer, work: Lone) -> dict[str, Any]:
+    """Seconds to the first token of each prompt, nothing else in the server."""
+    begin, ttft_s = time.monotonic(), []
+    for _ in range(work.repeats):
+        sent, stamps = await server.request(work.seq_len, 1)
+        ttft_s.append(stamps[0][0] - sent)
+    return {"latency_s": statistics.median(ttft_s), "ttft_s": ttft_s, **server.metered(begin, time.monotonic())}
 
 
 async def _profiled(server: _MeteredServer, after_s: float) -> None:

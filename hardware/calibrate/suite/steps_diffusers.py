@@ -25,7 +25,10 @@ def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
         measured = together(bench, steady(bench, lambda: _ignore(step()), 1, window_s=_STEP_WINDOW_S))
         if bench.traces is not None:
             name = f"{row['model']}-{row['kind'].removeprefix('diffusers_')}-{row['video']}-{row['layers']}"
-            profile_steps(bench, lambda: _ignore(step()), bench.traces / f"{name}.json.gz")
+            for how in ("ulysses", "ring"):
+                name += f"-{how}{row[how]}" if how in row else ""
+            end = f".rank{bench.comm.rank}" if bench.comm.world > 1 else ""
+            profile_steps(bench, lambda: _ignore(step()), bench.traces / f"{name}{end}.json.gz")
     return measured
 
 
@@ -50,7 +53,7 @@ def _step(bench: Bench, row: Row) -> Step:
         for name, parameter in model.named_parameters():
             if not any(part in name for part in wide):
                 parameter.data = parameter.data.to(torch.bfloat16)
-        return model.eval()
+        return _shared_out(model.eval(), row)
 
     words = bench.randn(batch, row["text_tokens"], 4096)
     time = torch.full((batch,), 500.0, device=device)
@@ -103,6 +106,19 @@ def _step(bench: Bench, row: Row) -> Step:
             )
         case other:
             raise HardwareError(f"the suite has no model of diffusers '{other}'")
+
+
+def _shared_out(model: Any, row: Row) -> Any:
+    """The model over ``ulysses`` x ``ring`` GPUs that share its tokens, as diffusers does it (one process each)."""
+    ulysses, ring = int(row.get("ulysses") or 1), int(row.get("ring") or 1)
+    if ulysses * ring == 1:
+        return model
+    from diffusers import ContextParallelConfig
+
+    if ring > 1:  # rounds are merged by their log-sum-exp, which PyTorch's own choice of attention does not return
+        model.set_attention_backend("_native_cudnn")
+    model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=ulysses, ring_degree=ring))
+    return model
 
 
 def _decode(bench: Bench, row: Row) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,13 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
     """Norms on tokens/tp rows; all-gather + GEMM and GEMM + reduce-scatter, cut along tokens into chunks.
 
     With one chunk everything is in one stream. With more, chunk i's collective runs on a second,
-    high-priority stream with ``comm_ctas`` blocks while another chunk's GEMM runs.
+    high-priority stream with ``comm_ctas`` blocks while another chunk's GEMM runs. ``overlap_ops`` gives products
+    their own (``{"qkv_gemm": {"chunks": 4, "comm_ctas": 8}}``) instead of ``overlap_chunks`` and ``comm_ctas``.
     """
-    shape, tp, chunks = shape_of(row["model"], bench.shapes), int(row["tp"]), int(row["overlap_chunks"])
+    shape, tp = shape_of(row["model"], bench.shapes), int(row["tp"])
     batch, tokens = int(row["batch"]), int(row["batch"]) * int(row["seq_len"])
-    ctas = row.get("comm_ctas")
-    if row["phase"] != "prefill" or row.get("lm_head") or tokens % (tp * chunks):
+    cuts = cuts_of(row)
+    if row["phase"] != "prefill" or row.get("lm_head") or any(tokens % (tp * cut.chunks) for cut in cuts.values()):
         raise HardwareError(
             f"sequence_parallel: a prefill without lm_head whose tokens ({tokens}) divide by tp x overlap_chunks"
         )
@@ -34,45 +36,46 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
     rotary = Rotary(bench, int(row["seq_len"]))
     x0, residual = bench.randn(tokens // tp, shape.width), bench.randn(tokens // tp, shape.width)
     side = SideStream(bench)
-    piece, part = tokens // chunks, tokens // chunks // tp
 
-    def gather(local: Tensor, i: int) -> Tensor:
+    def gather(local: Tensor, i: int, cut: Cut) -> Tensor:
+        piece, part = tokens // cut.chunks, tokens // cut.chunks // tp
         whole = bench.empty(piece, shape.width)
         mine = local[i * part : (i + 1) * part]
-        bench.comm.collective("all_gather", whole.view(-1), mine.reshape(-1), ctas)
+        bench.comm.collective("all_gather", whole.view(-1), mine.reshape(-1), cut.comm_ctas)
         return whole
 
-    def gather_into(box: list[Tensor], local: Tensor, i: int) -> None:
-        box.append(gather(local, i))
+    def gather_into(box: list[Tensor], local: Tensor, i: int, cut: Cut) -> None:
+        box.append(gather(local, i, cut))
 
-    def gathered(local: Tensor, use: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        if chunks == 1:
-            return [use(gather(local, 0))]
+    def gathered(local: Tensor, cut: Cut, use: Callable[[int, Tensor], object]) -> None:
+        """``use`` piece by piece of all ranks' rows."""
+        if cut.chunks == 1:
+            use(0, gather(local, 0, cut))
+            return
         side.fork()
-        results = []
-        for i in range(chunks):
+        for i in range(cut.chunks):
             box: list[Tensor] = []
-            event = side.run(partial(gather_into, box, local, i))
+            event = side.run(partial(gather_into, box, local, i, cut))
             side.main_waits(event)
-            results.append(use(box[0]))
+            use(i, box[0])
             kept.append(box[0])
-        return results
 
-    def scattered(pieces: list[Tensor], use: Callable[[Tensor], Tensor]) -> Tensor:
+    def scattered(whole: Tensor, cut: Cut, use: Callable[[Tensor], Tensor]) -> Tensor:
+        piece, part = tokens // cut.chunks, tokens // cut.chunks // tp
         out = bench.empty(tokens // tp, shape.width)
-        for i, one in enumerate(pieces):
-            y = use(one)
+        for i in range(cut.chunks):
+            y = use(whole[i * piece : (i + 1) * piece])
             kept.append(y)
 
             def scatter(i: int = i, y: Tensor = y) -> None:
                 target = out[i * part : (i + 1) * part]
-                bench.comm.collective("reduce_scatter", y.view(-1), target.view(-1), ctas)
+                bench.comm.collective("reduce_scatter", y.view(-1), target.view(-1), cut.comm_ctas)
 
-            if chunks == 1:
+            if cut.chunks == 1:
                 scatter()
             else:
                 side.run_after_main(scatter)
-        if chunks > 1:
+        if cut.chunks > 1:
             side.join()
         return out
 
@@ -84,24 +87,55 @@ def overlap_step(bench: Bench, row: Row) -> Callable[[], None]:
         x = x0
         for layer in layers:
             local = layer.norm_attention(x, residual)
-            pieces = gathered(local, layer.qkv)
-            qkv = pieces[0] if chunks == 1 else bench.torch.cat(pieces)
+            pieces: list[Tensor] = []
+
+            def project(_: int, rows: Tensor, layer: Layer = layer, pieces: list[Tensor] = pieces) -> None:
+                pieces.append(layer.qkv(rows))
+
+            gathered(local, cuts["qkv_gemm"], project)
+            qkv = pieces[0] if len(pieces) == 1 else bench.torch.cat(pieces)
             rotary(qkv, layer.q_heads + layer.kv_heads)
             attended = layer.attend_prompt(bench, qkv, batch)
             kept.append(attended)
-            pieces = [attended[i * piece : (i + 1) * piece] for i in range(chunks)]
-            x = scattered(pieces, layer.out)
+            x = scattered(attended, cuts["o_gemm"], layer.out)
             local = layer.norm_ff(x, residual)
             kept.append(local)
-            gated = gathered(local, partial(activated, layer.feed_forward))
-            x = scattered(gated, layer.feed_forward.down)
+            forward = layer.feed_forward
+            gated = bench.empty(tokens, forward.width)
+            kept.append(gated)
+
+            def feed(i: int, rows: Tensor, forward: FeedForward = forward, gated: Tensor = gated) -> None:
+                size = rows.shape[0]
+                bench.kernels.silu_mul(forward.gate_up(rows), gated[i * size : (i + 1) * size])
+
+            gathered(local, cuts["gate_up_gemm"], feed)
+            x = scattered(gated, cuts["down_gemm"], forward.down)
 
     return step
 
 
-def activated(forward: FeedForward, hidden: Tensor) -> Tensor:
-    """The first half of a feed-forward: what its down projection reads."""
-    return forward.activate(forward.gate_up(hidden))
+PRODUCTS = ("qkv_gemm", "o_gemm", "gate_up_gemm", "down_gemm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Pieces of a product beside its collective, and the blocks of that (None: NCCL's choice)."""
+
+    chunks: int = 1
+    comm_ctas: int | None = None
+
+
+def cuts_of(row: Row) -> dict[str, Cut]:
+    """The cut of each product of a layer.
+
+    >>> cuts_of({"overlap_ops": {"o_gemm": {"chunks": 4, "comm_ctas": 8}}})["o_gemm"].chunks
+    4
+    """
+    all_alike = Cut(chunks=int(row.get("overlap_chunks") or 1), comm_ctas=row.get("comm_ctas"))
+    ops = row.get("overlap_ops") or {}
+    if unknown := sorted(set(ops) - set(PRODUCTS)):
+        raise HardwareError(f"overlap_ops = '{unknown[0]}': products of a layer are {', '.join(PRODUCTS)}")
+    return {name: Cut(**ops[name]) if name in ops else all_alike for name in PRODUCTS}
 
 
 def measure_dit(bench: Bench, row: Row) -> dict[str, Any]:

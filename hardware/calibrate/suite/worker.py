@@ -124,6 +124,7 @@ def block_counts(rows: Sequence[Row]) -> list[int | None]:
     for row in rows:
         counts.add(row.get("ctas"))
         counts.add(row.get("comm_ctas"))
+        counts.update(one.get("comm_ctas") for one in (row.get("overlap_ops") or {}).values())
         if row["kind"] == "together":
             counts.add(collective_of(row["b"])[1])
     return [None, *sorted(c for c in counts if c is not None)]

@@ -1,0 +1,67 @@
+"""The host of stack ``vllm``: its data are means of recorded lone prompts, and a long prompt is launched at them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hardware.calibrate.suite import host_vllm
+from sim.scenario.machine import machine_of
+from sim.scenario.spec import Scenario
+from sim.serving.cost import Batch, Chunk
+from sim.serving.price import StepPrices
+from workloads.engine import load_engine
+
+RECORDS = Path(__file__).parents[1] / "records" / "h200-sxm-141gb" / "vllm" / "host.jsonl"
+FEW, MANY = host_vllm.LAYERS
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
+
+
+def layer_s(models: set[str], captured: bool) -> Iterator[float]:
+    """Seconds that a layer more costs, by machine and length of the prompt."""
+    found = {(r["machine"], r["model"], r["tokens"], r["layers"]): r for r in rows() if r["model"] in models}
+    limit = load_engine("vllm").host.captured_tokens
+    for (machine, model, tokens, layers), row in found.items():
+        if layers == MANY and (tokens <= limit) is captured:
+            few = found[machine, model, tokens, FEW]
+            yield (statistics.mean(row["ttft_s"]) - statistics.mean(few["ttft_s"])) / (MANY - FEW)
+
+
+def test_the_paces_are_the_means_of_the_recorded_prompts() -> None:
+    pace = load_engine("vllm").host
+    kernel_s = statistics.mean(layer_s({"dense"}, captured=False)) / 10
+    assert pace.kernel_s == pytest.approx(kernel_s, rel=0.01)
+    assert pace.captured_layer_s == pytest.approx(statistics.mean(layer_s({"dense", "experts"}, True)), rel=0.01)
+    experts_s = statistics.mean(layer_s({"wide_experts"}, captured=False))
+    assert pace.experts_layer_s == pytest.approx(experts_s - 16 * pace.kernel_s, rel=0.01)
+
+
+def test_the_way_of_a_request_is_what_lone_prompts_took_beyond_their_layers() -> None:
+    engine = load_engine("vllm")
+    beyond = sorted(
+        seconds - FEW * engine.host.captured_layer_s
+        for row in rows()
+        if row["layers"] == FEW and row["tokens"] <= 448 and row["model"] != "wide_experts"
+        for seconds in row["ttft_s"]
+    )
+    for share in (0.1, 0.25, 0.5, 0.75, 0.9):
+        assert engine.request_path.draw(share) == pytest.approx(beyond[int(share * len(beyond))], rel=0.02)
+
+
+@pytest.mark.parametrize(("model", "kernels"), [("llama3-8b", 10), ("qwen3-30b-a3b", 16)])
+def test_a_long_prompt_is_launched_kernel_by_kernel(model: str, kernels: int) -> None:
+    scenario = Scenario.of(model=model, gpu="h200-sxm-141gb", stack="vllm", phase="prefill", batch=1, seq_len=1024)
+    prices, pace = StepPrices(scenario=scenario, machine=machine_of(scenario)), load_engine("vllm").host
+    layers, experts = (48, True) if kernels == 16 else (32, False)
+    batch = Batch(chunks=(Chunk(tokens=1024, context=1024),), ending=1)
+    assert prices.launching_s(pace, batch) == pytest.approx(
+        layers * (kernels * pace.kernel_s + experts * pace.experts_layer_s)
+    )
