@@ -62,17 +62,9 @@ def command(
     title = f"{fields['model']}, {fields['video']}, {fields['steps']} steps, {gpu}"
     table = Table(title=title, title_justify="left")
     names = (
-        "GPUs",
-        "guidance",
-        "ulysses x ring",
-        "reuse",
-        "computed",
-        "latency s",
-        "speed-up",
-        "energy kJ",
-        "GB a GPU",
+        "GPUs", "guidance", "ulysses x ring", "reuse", "computed", "latency s", "speed-up", "energy kJ", "GB a GPU",
         "status",
-    )
+    )  # fmt: skip
     for name in names:
         table.add_column(name, justify="left" if name in ("guidance", "reuse", "status") else "right")
     for p in points:

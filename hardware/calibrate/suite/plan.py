@@ -20,17 +20,9 @@ HOST: list[PlannedRow] = [{"kind": "host"}, {"kind": "idle"}]
 
 # Fields whose absence means something: a record that has one is no answer to a row without it.
 _LAYOUT = (
-    "launch",
-    "sequence_parallel",
-    "cp",
-    "pp",
-    "kv_len",
-    "ctas",
-    "values",
-    "resident",
-    "fast_accumulation",
+    "launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident", "fast_accumulation",
     "backend",
-)
+)  # fmt: skip
 
 _DEFAULTS: dict[str, Any] = {"ep_mode": None, "expert_skew": 0.0, "ctas": None, "comm_ctas": None}
 _ABSENT = object()
