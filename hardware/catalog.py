@@ -11,6 +11,7 @@ from typing import Any
 
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from hardware.mig import mig_slice
 from inputs.files import contents, read_text
 from inputs.texts import parse_toml, shown
 
@@ -57,10 +58,10 @@ def load_figures(name: str) -> GpuSpec:
 def load_gpu(name: str) -> GpuSpec:
     """A GPU by any spelling that :func:`gpu_id` knows, or from a .toml file of one's own.
 
-    One object for equal names, of a file as long as it stays as it is.
+    One object for equal names, of a file as long as it stays as it is. A MIG slice is named by its card and profile.
 
-    >>> load_gpu("h100").id
-    'h100-sxm-80gb'
+    >>> load_gpu("h100").id, load_gpu("h100:3g.40gb").sms
+    ('h100-sxm-80gb', 60)
     """
     return _load(name, contents(name) if name.endswith(".toml") else ())
 
@@ -73,8 +74,8 @@ def _load(name: str, _: tuple[object, ...]) -> GpuSpec:
         raise HardwareError(
             f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
         )
-    found = gpu_id(name)
-    return parse_gpu(_shipped_text(found), where=f"{found}.toml")
+    found, profile = [*gpu_id(name).split(":"), ""][:2]
+    return mig_slice(load_gpu(found), profile) if profile else parse_gpu(_shipped_text(found), where=f"{found}.toml")
 
 
 @lru_cache(maxsize=256)
@@ -84,9 +85,12 @@ def gpu_id(name: str) -> str:
     A beginning ends where a part of the id ends, at a ``-``, and fits one id only: ``h200`` is ``h200-sxm-141gb``,
     but ``h20`` is another product.
 
-    >>> gpu_id("H100"), gpu_id("h100-pcie")
-    ('h100-sxm-80gb', 'h100-pcie-80gb')
+    >>> gpu_id("H100"), gpu_id("h100-pcie"), gpu_id("h100:1g.10gb")
+    ('h100-sxm-80gb', 'h100-pcie-80gb', 'h100-sxm-80gb:1g.10gb')
     """
+    if ":" in name:
+        card, _, profile = name.partition(":")
+        return f"{gpu_id(card)}:{profile.lower()}"
     wanted = gpu_aliases().get(name.lower(), name.lower())
     known = list_gpus()
     if wanted in known:

@@ -67,9 +67,10 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     same = gpu.architecture == base_gpu.architecture
     flop_w, base_flop_w = (of.tdp_w / of.product_flops_per_s("bf16") for of in (gpu, base_gpu))
     joules_per_flop = 1.0 if same else flop_w / base_flop_w
-    power = gpu.tdp_w / base_gpu.tdp_w
+    # Watts of all SMs together go with the card's; those of a slice with its SMs.
+    power = gpu.tdp_w / base_gpu.tdp_w if gpu.card is None else gpu.sms / base_gpu.sms
     idle = 1.0 if same and gpu.tdp_w == base_gpu.tdp_w else gpu.idle_w / base_gpu.idle_w
-    per_sm = hbm * base_gpu.sms / gpu.sms
+    per_sm = hbm * base_gpu.sms / gpu.sms if gpu.card is None else 1.0
     # Cycles of a tile that tensor cores set. Slower ones: the law of grouped products has its own floor.
     tile_cycles = base_gpu.tensor_flops_per_cycle_per_sm("bf16") / gpu.tensor_flops_per_cycle_per_sm("bf16")
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s

@@ -15,7 +15,7 @@ class GpuSpec:
 
     Peak rates are dense (no structured sparsity). ``tensor_flops_per_s`` is keyed by dtype
     (``bf16``, ``fp16``, ``fp8_e4m3``, ``int8``, ...) and holds at ``reference_clock_hz``; the rate at
-    another clock scales with the clock. Link figures are per direction.
+    another clock scales with the clock. Link figures are per direction. Clocks and watts of a slice are its card's.
 
     >>> from hardware.catalog import load_gpu
     >>> gpu = load_gpu("h100-sxm-80gb")
@@ -42,6 +42,8 @@ class GpuSpec:
     idle_w: float
     sources: Mapping[str, str]
     confidence: Mapping[str, Confidence]
+    card: GpuSpec | None = None  # of a MIG slice: the GPU that it is cut from
+    slices: int = 1  # of this size that the card has
 
     @property
     def clusters(self) -> bool:

@@ -49,6 +49,15 @@ class PowerCurve:
         """The same with ``static_w`` more, at any clock."""
         return replace(self, static_w=self.static_w + static_w)
 
+    def shared_by(self, slices: int) -> PowerCurve:
+        """The part of one of ``slices`` equal ones that run at the same clock."""
+        return replace(
+            self,
+            static_w=self.static_w / slices,
+            clocked_w=self.clocked_w / slices,
+            leakage_w_per_c=self.leakage_w_per_c / slices,
+        )
+
     def voltage_scale(self, clock_hz: float) -> float:
         """(V(f)/V(f0))^2, never falling with the clock."""
         clock_hz = max(clock_hz, self.floor_hz)
@@ -133,13 +142,7 @@ def _shrink(now: float, before: float) -> float:
 
 
 def steady_point(
-    terms: KernelTerms,
-    curve: PowerCurve,
-    *,
-    gpu_sms: int,
-    limit_w: float,
-    min_clock_hz: float,
-    max_clock_hz: float,
+    terms: KernelTerms, curve: PowerCurve, *, gpu_sms: int, limit_w: float, min_clock_hz: float, max_clock_hz: float
 ) -> OperatingPoint:
     """Where one kernel repeated back to back settles under a limit on mean power."""
     sms = min(terms.blocks * terms.sms_per_block, float(gpu_sms))

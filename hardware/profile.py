@@ -184,7 +184,7 @@ def load_profile(gpu_id: str) -> Profile | None:
 
 @lru_cache(maxsize=32)
 def profile_for(gpu: GpuSpec) -> Profile:
-    """The measured profile of ``gpu``, else a forecast scaled from one of the same chip, or from the H100.
+    """The measured profile of ``gpu``, else a forecast scaled from its card's, from the same chip's or the H100's.
 
     A file under a catalog's id with other figures is another card: its forecast is scaled from the catalog's.
     """
@@ -193,6 +193,8 @@ def profile_for(gpu: GpuSpec) -> Profile:
     own = load_profile(gpu.id)
     if own is not None:
         return own
+    if gpu.card is not None:
+        return forecast_profile(gpu, profile_for(gpu.card), gpu.card)
     base_gpu = load_gpu(next((name for name in _shipped() if same_chip(load_gpu(name), gpu)), BASE_GPU))
     base = load_profile(base_gpu.id)
     if base is None:

@@ -38,7 +38,4 @@ def sampling_cost(how: Sampling, rows: int, width: int, gpu: GpuSpec) -> tuple[f
     size = float(rows * width)
     beyond = max(1.0, size / logits[-1])
     slower = measured.hbm_bytes_per_s / gpu.hbm_bytes_per_s
-    return (
-        float(np.interp(size, logits, seconds)) * beyond * slower,
-        float(np.interp(size, logits, joules)) * beyond,
-    )
+    return (float(np.interp(size, logits, seconds)) * beyond * slower, float(np.interp(size, logits, joules)) * beyond)

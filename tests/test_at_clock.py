@@ -15,8 +15,9 @@ import pytest
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock, moved_bytes
 from hardware.calibrate.suite import run
 from hardware.calibrate.suite.at_clock import measure_at_clock
-from hardware.calibrate.suite.plan import at_clock, copy, done_already, elementwise, moe_small
+from hardware.calibrate.suite.plan import at_clock, copy, elementwise, moe_small
 from hardware.calibrate.suite.plans import planned
+from hardware.calibrate.suite.worker import SuiteOptions
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.laws import price
@@ -99,10 +100,9 @@ def test_rope_is_launched_at_one_rate_down_to_a_clock_and_then_in_proportion() -
 
 
 def test_without_rows_at_two_clocks_launches_follow_the_clock_and_memory_does_not() -> None:
-    sizes = {"rows": 8192, "l2_bytes": H100.l2_bytes, "max_clock_hz": 1.98e9, "sms": 132}
     for kind, blocks, ratio in (("rope", 327_680, 2.0), ("gelu", 20_480, 1.0)):
         unknown = replace(PROFILE.elementwise[kind], follows_below=None, floor_s=0.0)
-        terms = elementwise_base_terms(unknown, bytes_moved=2.0**28, launched_blocks=blocks, **sizes)
+        terms = elementwise_base_terms(unknown, H100, rows=8192, bytes_moved=2.0**28, launched_blocks=blocks)
         assert seconds_at(terms, 0.99e9) / seconds_at(terms, 1.98e9) == pytest.approx(ratio)
 
 
@@ -132,12 +132,6 @@ def test_pairs_lose_the_time_of_the_stamps_and_leave_out_what_l2_holds_and_what_
     assert follow_the_clock([(slow, fast)]) and not follow_the_clock([(fast, slow)]) and not follow_the_clock([])
 
 
-def test_the_records_answer_the_plan() -> None:
-    """Grouped products were not measured: the rows that were timed carry no counts of their tiles."""
-    missing = [row for row in planned("clocks") if not done_already(row, ROWS)]
-    assert {row.get("work") for row in missing} <= {"grouped_gemm"}
-
-
 def test_the_table_in_the_docs_is_what_the_records_hold() -> None:
     page = (Path(__file__).parents[1] / "docs" / "records.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if re.match(r"\| `\w+` \d+ x", line)]
@@ -158,8 +152,8 @@ def test_a_dry_run_of_the_plan_gives_rows_as_the_records_have_them(tmp_path: Pat
     if not importlib.util.find_spec("torch"):
         pytest.skip("no torch: a dry run checks shapes with it")
     out = tmp_path / "dry.jsonl"
-    rows = [row for row in planned("clocks") if row.get("work") in ("gelu", "nothing")]
-    assert run.run_rows(rows, out, label="some", world=1, dry_run=True) == 3
+    rows = [row for row in planned(str(RECORDS)) if row.get("work") in ("gelu", "nothing")]
+    assert run.run_rows(rows, SuiteOptions(out=out, world=1, dry=True), label="some") == 3
     (dry,) = (row for row in run.load(out) if row.get("work") == "gelu" and row["where"] == "capped")
     (real,) = (row for row in ROWS if row.get("work") == "gelu" and row["where"] == "capped")
     assert dry.keys() - {"dry_run"} == real.keys()

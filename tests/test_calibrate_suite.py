@@ -21,7 +21,7 @@ from hardware.calibrate.suite.plan import done_already, estimated_s
 from hardware.calibrate.suite.plans import PLANS, least_world, planned
 from hardware.calibrate.suite.race import collective_of
 from hardware.calibrate.suite.routing import route
-from hardware.calibrate.suite.worker import append, block_counts, gpu_id_of
+from hardware.calibrate.suite.worker import SuiteOptions, append, block_counts, gpu_id_of
 from hardware.errors import HardwareError
 
 MEASURED = {"latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "period_s", "iter_s", "clock_mhz"}
@@ -51,12 +51,14 @@ MORE = {
     "together": {"batch", "seq_len", "q_heads", "kv_heads", "head_dim", "causal"},
     "model_step": {"launch", "cp", "ulysses", "pp", "micro_batches"},
 }
+H100 = Path(__file__).parents[1] / "records" / "h100-sxm-80gb"
+GAPS, PAIR = f"{H100}/calibration/gaps/gaps.jsonl", f"{H100}/calibration/pair/pair.jsonl"
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[1].parent / "shared")) / "measurements"
 
 
 @pytest.mark.parametrize(
     ("name", "world", "most_s"),
-    [("calibrate", 1, 360), ("gaps", 1, 420), ("validate1", 1, 150), ("pair", 2, 400), ("validate2", 2, 240)],
+    [("calibrate", 1, 360), (GAPS, 1, 420), (f"{H100}/validation/one_gpu.jsonl", 1, 150), (PAIR, 2, 400)],
 )
 def test_plans_fit_their_time(name: str, world: int, most_s: float) -> None:
     assert sum(map(estimated_s, planned(name, world=world))) < most_s
@@ -70,11 +72,18 @@ def test_planned_rows_are_distinct_and_survive_json(name: str) -> None:
         assert not done_already(row, rows[:i])
 
 
+@pytest.mark.parametrize("path", sorted(H100.parent.glob("*/*/**/*.jsonl")), ids=lambda path: path.stem)
+def test_a_file_of_records_is_the_plan_of_its_rows(path: Path) -> None:
+    rows, records = planned(str(path), world=least_world(str(path))), run.load(path)
+    assert rows and all(done_already(row, records) for row in rows)
+    assert not any(row.keys() & (MEASURED | {"tiles128", "gemm_s", "seconds", "host_s"}) for row in rows)
+
+
 def test_a_misspelled_plan_names_the_nearest() -> None:
     with pytest.raises(HardwareError, match="unknown plan 'calibrat': did you mean 'calibrate'"):
         planned("calibrat")
     with pytest.raises(HardwareError, match="needs at least 2 GPUs"):
-        planned("pair", world=1)
+        planned("calibrate_multi", world=1)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -100,7 +109,7 @@ def test_rows_have_the_fields_of_earlier_records(name: str) -> None:
 
 def test_resume_skips_what_a_file_holds_and_cuts_a_half_written_line(tmp_path: Path) -> None:
     out = tmp_path / "records.jsonl"
-    rows = planned("validate1")
+    rows = planned("calibrate")
     append(out, {"gpu": "x", **rows[2], "latency_s": 0.1, "power_w": [math.nan]})
     with out.open("a") as file:
         file.write('{"kind": "model_step", "lat')
@@ -119,8 +128,8 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
 
 def test_only_refuses_a_kind_the_plan_lacks() -> None:
     with pytest.raises(HardwareError, match="--only gem: the plan has"):
-        run.pending(planned("gaps"), [], ["gem"])
-    assert {row["kind"] for row in run.pending(planned("gaps"), [], ["duty", "idle"])} == {"duty", "idle"}
+        run.pending(planned(GAPS), [], ["gem"])
+    assert {row["kind"] for row in run.pending(planned(GAPS), [], ["duty", "idle"])} == {"duty", "idle"}
 
 
 def test_routing_counts_by_hand() -> None:
@@ -156,7 +165,7 @@ def test_names() -> None:
     assert part_bytes("reduce_scatter", 1024, 2) == 512
     with pytest.raises(HardwareError, match="unknown collective"):
         part_bytes("gossip", 1024, 2)
-    assert block_counts(planned("pair", world=2)) == [None, 2, 4, 8, 16, 32]
+    assert block_counts(planned(PAIR, world=2)) == [None, 2, 4, 8, 16, 32]
     kernel = {"kind": "grouped_gemm", "tokens": 8}
     assert work_row({"kind": "duty", "work": "grouped_gate_up_128x8", "kernel": kernel}) == kernel
 
@@ -225,7 +234,7 @@ def test_a_dry_run_checks_every_row_and_resumes(tmp_path: Path, name: str, world
     if not importlib.util.find_spec("torch"):
         pytest.skip("no torch: a dry run checks shapes with it")
     out = tmp_path / "dry.jsonl"
-    gained = run.run_plan(name, out, world=world, dry_run=True)
+    gained = run.run_plan(name, SuiteOptions(out=out, world=world, dry=True))
     assert gained == len(planned(name, world=world))
     assert all(record["dry_run"] for record in run.load(out))
-    assert run.run_plan(name, out, world=world, dry_run=True) == 0
+    assert run.run_plan(name, SuiteOptions(out=out, world=world, dry=True)) == 0

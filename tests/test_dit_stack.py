@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware.calibrate.suite.plans_diffusers import PASS_BYTES
+from hardware.calibrate.engine_rows import PASS_BYTES
 from sim import simulate
 from sim.errors import ScenarioError
 from sim.scenario.spec import Scenario

@@ -145,7 +145,7 @@ def test_a_product_that_clears_its_counter_loses_its_sms_to_a_collective_release
     segment = Segment(name="layer", kernels=(before, product, gather))
     rank = RankProgram(phases=(Phase(name="step", segments=(segment,)),))
     target = machine("h200-sxm-141gb", 2)
-    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=1e-6, world=2, cluster=target.cluster)
+    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=1e-6, chips=2, cluster=target.cluster)
     g = lower(Program(ranks=(rank, rank)), pricer.price)
     starts = {name: start for name, gpu, start, _ in spans(g, run(g, gpu=target.model)) if gpu == 0}
     assert sorted(starts, key=lambda name: starts[name]) == ["before", first, *({"gemm", "all_gather"} - {first})]

@@ -27,7 +27,7 @@ PATH = "h200-sxm-141gb/placement/placement.jsonl"
 SMS = 132
 MACHINE = machine("h200-sxm-141gb", 2)
 OWN_TILES = scheduling().own_tiles
-PRICER = Pricer(profile=MACHINE.profile, gpu=MACHINE.gpu, gap_s=0.0, world=2, cluster=MACHINE.cluster)
+PRICER = Pricer(profile=MACHINE.profile, gpu=MACHINE.gpu, gap_s=0.0, chips=2, cluster=MACHINE.cluster)
 MOVING = ("all_gather", "reduce_scatter", "sendrecv_ring")
 Shape = tuple[int, int, int]
 

@@ -69,6 +69,7 @@ def test_nothing_changed_by_law_has_no_range(tmp_path: Path) -> None:
         ("NVIDIA H800", "h800-sxm-80gb"),
         ("NVIDIA H20", "h20-sxm-96gb"),
         ("NVIDIA GB200", "gb200-nvl-186gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "h100-sxm-80gb:3g.40gb"),
     ],
 )
 def test_boards_are_known_as_clouds_report_them(tmp_path: Path, board: str, gpu: str) -> None:
@@ -90,8 +91,8 @@ def test_boards_are_known_as_clouds_report_them(tmp_path: Path, board: str, gpu:
             "comes nearest",
         ),
         (
-            "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
-            "GPU 'NVIDIA H100 80GB HBM3 MIG 3g.40gb': a slice of a GPU, whose SMs and bandwidth are not in its name: "
+            "NVIDIA A30 MIG 1g.6gb",
+            "GPU 'NVIDIA A30 MIG 1g.6gb': a slice of a GPU, whose SMs and bandwidth are not known: "
             "no energies, no what-ifs by law",
         ),
         (

@@ -19,7 +19,7 @@ from sim.errors import ScenarioError
 from sim.studies.striped import Device, compare, errors_by_device, prices, read_published, seconds
 from sim.validation.validate import validate
 from workloads import Layout, Options, WorkloadError, build_program, load_model
-from workloads.families.ring import LAYOUTS, RingLayout, build_ring
+from workloads.families.ring import LAYOUTS, RingAttention, RingLayout, build_ring
 from workloads.program import Program
 from workloads.work import CollectiveWork
 
@@ -32,7 +32,7 @@ def flops(program: Program) -> float:
 
 def rounds(layout: RingLayout, ranks: int, block: int) -> list[list[float]]:
     """Attention FLOPs by rank and round."""
-    program = build_ring(layout, ranks=ranks, seq_len=ranks * block, q_heads=1, kv_heads=1, head_dim=1)
+    program = build_ring(layout, RingAttention(q_heads=1, kv_heads=1, head_dim=1), ranks=ranks, seq_len=ranks * block)
     table = []
     for rank in program.ranks:
         kernels = rank.phases[0].segments[0].kernels
@@ -49,15 +49,21 @@ def rounds(layout: RingLayout, ranks: int, block: int) -> list[list[float]]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_computes_the_same_scores(layout: RingLayout) -> None:
     """n (n + 1) / 2 of them, n * n without a mask; a backward pass costs two forward ones."""
-    sizes = {"ranks": 4, "seq_len": 4096, "q_heads": 2, "kv_heads": 2, "head_dim": 8}
-    assert flops(build_ring(layout, **sizes)) == 4 * 2 * 8 * 4096 * 4097 / 2
-    assert flops(build_ring(layout, **sizes, causal=False)) == 4 * 2 * 8 * 4096**2
-    assert flops(build_ring(layout, **sizes, backward=True)) == 2.5 * flops(build_ring(layout, **sizes))
+
+    def scores(**more: bool) -> float:
+        attention = RingAttention(q_heads=2, kv_heads=2, head_dim=8, **more)
+        return flops(build_ring(layout, attention, ranks=4, seq_len=4096))
+
+    assert scores() == 4 * 2 * 8 * 4096 * 4097 / 2
+    assert scores(causal=False) == 4 * 2 * 8 * 4096**2
+    assert scores(backward=True) == 2.5 * scores()
 
 
 def test_gradients_travel_home() -> None:
     """Keys and values pass n - 1 times in 16 bit, their gradients n times in 32 bit, each after it was computed."""
-    kernels = build_ring("zigzag", ranks=4, seq_len=4096, q_heads=2, kv_heads=2, head_dim=8, backward=True)
+    kernels = build_ring(
+        "zigzag", RingAttention(q_heads=2, kv_heads=2, head_dim=8, backward=True), ranks=4, seq_len=4096
+    )
     rank = kernels.ranks[1].phases[0].segments[0].kernels
     moved = [(k.name, k.bytes_moved) for k in rank if isinstance(k.work, CollectiveWork)]
     block = 2 * 2 * 1024 * 8
@@ -236,9 +242,8 @@ def test_published_speed_ups(shared: Path, capsys: pytest.CaptureFixture[str]) -
 def test_transfers_hide_from_1040_tokens_on(tokens: int, hidden: bool) -> None:
     """4 d c^2 / F >= 4 c d / B: 312 TFLOP/s over 300 GB/s of an A100 (arXiv 2310.01889, section 3)."""
     device = Device(figures="a100-sxm-80gb", tile=(tokens, tokens), score_cost=1.0)
-    ring = build_ring(
-        "contiguous", ranks=4, seq_len=4 * tokens, q_heads=16, kv_heads=16, head_dim=128, causal=False
-    )  # fmt: skip
+    attention = RingAttention(q_heads=16, kv_heads=16, head_dim=128, causal=False)
+    ring = build_ring("contiguous", attention, ranks=4, seq_len=4 * tokens)
     compute_s = 4 * 4.0 * tokens**2 * 2048 / 312e12
     assert (seconds(ring, prices(device, 0.0)) == pytest.approx(compute_s, rel=1e-6)) is hidden
 

@@ -19,6 +19,7 @@ from sim.studies.checked_runs import grouped, rows_of, spanned
 from sim.studies.fidelity import record_files
 from tests.status_kit import fuzzed, measured
 from tests.test_cli import run as cli
+from workloads.families.ring import RingAttention
 
 ROOT = Path(__file__).parents[1]
 SHARED = os.environ.get("WATTLINE_SHARED")
@@ -133,16 +134,14 @@ def test_a_measured_row_is_inside_its_own_range() -> None:
 
 
 def test_rings_follow_their_arrangement_and_direction() -> None:
-    def status(**changes: Any) -> str:
-        asked: dict[str, Any] = {"world": 2, "arrangement": "striped", "causal": True, "backward": False}
-        asked |= {"seq_len": 65536, "heads": (32, 8, 128)} | changes
-        return standing_of_kind(ring_kind("h100-sxm-80gb", **asked), machine("h100-sxm-80gb", asked["world"])).status
+    def status(layout: str = "striped", *, world: int = 2, seq_len: int = 65536, **changes: int) -> str:
+        attention = RingAttention(**{"q_heads": 32, "kv_heads": 8, "head_dim": 128} | changes)  # type: ignore[arg-type]
+        asked = ring_kind("h100-sxm-80gb", layout, attention, world=world, seq_len=seq_len)
+        return standing_of_kind(asked, machine("h100-sxm-80gb", world)).status
 
     assert status() == "calibrated"
-    assert (
-        status(arrangement="zigzag") == status(backward=True) == status(causal=False) == status(world=8) == "unchecked"
-    )
-    assert status(seq_len=1024) == status(heads=(64, 8, 128)) == "extrapolated"
+    assert status("zigzag") == status(backward=True) == status(causal=False) == status(world=8) == "unchecked"
+    assert status(seq_len=1024) == status(q_heads=64) == "extrapolated"
 
 
 def test_kernels_rest_on_their_laws_limit_and_clock() -> None:

@@ -16,10 +16,10 @@ from hardware.profile import profile_for
 from tests.transformer_kit import build, layer
 from workloads import Layout, WorkloadError, load_model, params
 from workloads.huggingface import parse_config
-from workloads.memory import memory_need
+from workloads.memory import Held, memory_need
 from workloads.model_file import parse_model
 from workloads.program import Program
-from workloads.work import AttentionWork, CollectiveWork, DType, GemmWork
+from workloads.work import AttentionWork, CollectiveWork, GemmWork
 
 # The fields of its config.json that size the model (arXiv 2412.19437, section 4.2).
 CONFIG: dict[str, Any] = {
@@ -107,9 +107,8 @@ def test_heads_split_over_ranks_and_latents_do_not() -> None:
 def test_memory_of_weights_and_cache() -> None:
     model = load_model("deepseek-v3")
     need = memory_need(
-        model, Layout(ep=32, ep_mode="all_to_all"), batch=2, context=1000, new_tokens=1, layers=61, lm_head=False,
-        dtype=DType.BF16,
-    )  # fmt: skip
+        model, Layout(ep=32, ep_mode="all_to_all"), Held(batch=2, context=1000, new_tokens=1, layers=61, lm_head=False)
+    )
     assert need.kv_bytes == 2 * 1000 * 576 * 61 * 2
     routed = 58 * 256 * 3 * 7168 * 2048
     norms = 61 * (2 * 7168 + 1536 + 512) + 7168

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.transformer_kit import build
-from workloads import DType, Layout, Routing, WorkloadError, load_model
+from workloads import Layout, Routing, WorkloadError, load_model
 from workloads.balance import balanced_placement, contiguous_placement
-from workloads.memory import memory_need
+from workloads.memory import Held, memory_need
 from workloads.popularity import Busiest, GiniTarget, Recorded, Zipf, chosen_share, gini, parse_popularity
 from workloads.routing import Choice, ExpertLoad, busiest_spread, expert_loads
 from workloads.work import GroupedGemmWork
@@ -206,8 +206,8 @@ def test_replicas_even_out_the_ranks_and_cost_memory() -> None:
     model = load_model("qwen3-30b-a3b")
     need = {
         copies: memory_need(
-            model, Layout(ep=8, ep_mode="all_to_all"), batch=1, context=1, new_tokens=1, layers=48, lm_head=False,
-            dtype=DType.BF16, expert_replicas=copies,
+            model, Layout(ep=8, ep_mode="all_to_all"),
+            Held(batch=1, context=1, layers=48, lm_head=False, expert_replicas=copies),
         ).weight_bytes
         for copies in (0, 16)
     }  # fmt: skip

@@ -41,57 +41,37 @@ class MemoryNeed:
         return f"weights {weights:.1f} + {second} + activations {activations:.1f} = {self.bytes / 1e9:.1f} GB a GPU"
 
 
-def memory_need(
-    model: ModelSpec,
-    layout: Layout,
-    *,
-    batch: int,
-    context: int,
-    new_tokens: int,
-    layers: int,
-    lm_head: bool,
-    dtype: DType = DType.BF16,
-    precision: Precision | None = None,
-    expert_replicas: int = 0,
-    source_len: int | None = None,
-) -> MemoryNeed:
-    """Bytes of the fullest rank: ``layers`` layers, ``context`` tokens a sequence, ``new_tokens`` of them at once.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What GPUs hold: ``layers`` layers, ``batch`` sequences of ``context`` tokens, ``new_tokens`` of each at once."""
 
-    Weights and KV cache as ``precision`` has them (None: the checkpoint's, else ``dtype``), with scales and zero
-    points, the embedding in 16 bit; activations: residual, hidden, QKV and the wide feed-forward intermediate of one
-    layer at a time, in 16 bit, and what waits between stages. Replicas
-    share the batch, stages the layers (embedding on the first, head on the last), a context group the tokens
-    and, in its KV cache, the heads.
+    batch: int
+    context: int
+    new_tokens: int = 1
+    layers: int
+    lm_head: bool
+    expert_replicas: int = 0
+    source_len: int | None = None
+
+
+def memory_need(model: ModelSpec, layout: Layout, held: Held, precision: Precision | None = None) -> MemoryNeed:
+    """Bytes of the fullest rank.
+
+    Weights and KV cache as ``precision`` has them (None: the checkpoint's, else bf16), with scales and zero points, the
+    embedding in 16 bit; activations: residual, hidden, QKV and the wide feed-forward intermediate of one layer at a
+    time, in 16 bit, and what waits between stages. Replicas share the batch, stages the layers (embedding on the first,
+    head on the last), a context group the tokens and, in its KV cache, the heads.
     """
-    stored = precision or resolve(model.quantised, dtype=dtype)
-    stages = [
-        _stage_need(
-            model, layout, stage,
-            batch=batch, context=context, new_tokens=new_tokens, layers=layers, lm_head=lm_head, precision=stored,
-            expert_replicas=expert_replicas, source=model.encoder_tokens(source_len, context),
-        )
-        for stage in range(layout.pp)
-    ]  # fmt: skip
+    stored = precision or resolve(model.quantised, dtype=DType.BF16)
+    stages = [_stage_need(model, layout, stage, held, stored) for stage in range(layout.pp)]
     return max(stages, key=lambda need: need.bytes)
 
 
-def _stage_need(
-    model: ModelSpec,
-    layout: Layout,
-    stage: int,
-    *,
-    batch: int,
-    context: int,
-    new_tokens: int,
-    layers: int,
-    lm_head: bool,
-    precision: Precision,
-    expert_replicas: int,
-    source: int,
-) -> MemoryNeed:
-    mine = layout.stage_layers(layers, stage)
-    weights = float(_layer_bytes(model, layout, mine, precision, expert_replicas))
-    if lm_head:
+def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: Held, precision: Precision) -> MemoryNeed:
+    context, source = held.context, model.encoder_tokens(held.source_len, held.context)
+    mine = layout.stage_layers(held.layers, stage)
+    weights = float(_layer_bytes(model, layout, mine, precision, held.expert_replicas))
+    if held.lm_head:
         ends = (stage == 0) + (stage == layout.pp - 1)  # embedding, head
         copies = 1 if model.tied_embeddings and layout.pp == 1 else ends
         if precision.head is not None and copies == ends and stage == layout.pp - 1:
@@ -102,7 +82,7 @@ def _stage_need(
         weights += params(model.vision.model) / layout.tp * precision.widest.bits / 8
     if model.encoder:
         weights += params(model.encoder) / layout.tp * precision.widest.bits / 8
-    sequences = batch / layout.dp
+    sequences = held.batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     ulysses = layout.cp_mode == "ulysses"
     cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp)) if ulysses else kv_heads / layout.cp
@@ -112,7 +92,7 @@ def _stage_need(
     kv += sequences * _index_keys(model, mine, context) * DType.FP8.bytes
     if model.state_space:  # fp32 states, as long as the sequence is served
         kv += sequences * model.mixing(mine) * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
-    tokens = sequences / layout.micro_batches * new_tokens / layout.cp
+    tokens = sequences / layout.micro_batches * held.new_tokens / layout.cp
     wide = 3.0 * (model.d_ff * max(model.top_k, 1)) / layout.tp
     qkv = model.head_dim * (model.q_heads / layout.tp + 2 * kv_heads)
     waiting = 0

@@ -157,13 +157,8 @@ def _grouped(setting: FitSetting, decode: Any, fold: Fold) -> Errors:
 def _elementwise(setting: FitSetting, hbm_j: float, fold: Fold) -> Errors:
     family = fit_elementwise(fold[0], setting, hbm_j)[fold[1][0]["kind"]]
     first = fold[1][0]
-    course = elementwise_course(
-        family.coefficients,
-        bytes_a_block=moved_bytes(first) / (rows_of(first) * first["heads"]) if "heads" in first else 1.0,
-        l2_bytes=setting.gpu.l2_bytes,
-        max_clock_hz=setting.gpu.max_clock_hz,
-        sms=setting.gpu.sms,
-    )
+    bytes_a_block = moved_bytes(first) / (rows_of(first) * first["heads"]) if "heads" in first else 1.0
+    course = elementwise_course(family.coefficients, setting.gpu, bytes_a_block=bytes_a_block)
     return _of_family(
         family, fold[1], setting, lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of, course
     )

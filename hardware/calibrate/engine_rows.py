@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.plans_diffusers import PASS_BYTES
 from hardware.errors import HardwareError
 
 Row = Mapping[str, Any]
@@ -19,6 +18,13 @@ ENGINE_KINDS = frozenset(
         "diffusers_attention", "diffusers_linear", "diffusers_conv",
     }
 )  # fmt: skip
+# Kernels as diffusers 0.42 launches them, with the bytes that each reads and writes for an element of its tensor.
+PASS_BYTES = {
+    "cast_up": 6, "cast_down": 6, "layer_norm_f32": 8, "layer_norm": 4, "rms_norm": 4, "head_rms_norm": 4,
+    "row_f32": 8, "row_mixed": 6, "row": 4, "add_f32": 12, "add": 6, "square": 8, "head_mean": 4, "head_scale": 6,
+    "head_gain": 4, "negate_half": 3, "interleave": 4, "table_f32": 8, "half_product": 4, "half_add_f32": 6,
+    "half_store": 4, "gelu": 4, "cat_tokens": 4, "cat_width": 4, "copy_tokens": 4,
+}  # fmt: skip
 # Bytes an element of fused elementwise kernels: read, then written; FP8 results are one byte.
 COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4}
 

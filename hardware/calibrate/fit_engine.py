@@ -28,13 +28,7 @@ from hardware.calibrate.fit_families import (
     prefill_sizes,
 )
 from hardware.calibrate.fit_gemm import PRIORS
-from hardware.calibrate.fit_kit import (
-    FitSetting,
-    Law,
-    Learning,
-    Row,
-    digest,
-)
+from hardware.calibrate.fit_kit import FitSetting, Law, Learning, Row, digest
 from hardware.catalog import load_gpu
 from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws
 from hardware.errors import HardwareError
@@ -85,9 +79,8 @@ ROUTED_START = RoutedCoefficients(
 def moved_terms(c: ElementwiseCoefficients, moved: Moved, gpu: GpuSpec) -> KernelTerms:
     """Uncorrected terms of a memory-bound kernel of the engine."""
     return elementwise_base_terms(
-        c, rows=moved.rows, bytes_moved=moved.bytes_moved, launched_blocks=max(1, int(moved.bytes_moved // 8192)),
-        l2_bytes=gpu.l2_bytes, max_clock_hz=gpu.max_clock_hz, sms=gpu.sms,
-    )  # fmt: skip
+        c, gpu, rows=moved.rows, bytes_moved=moved.bytes_moved, launched_blocks=max(1, int(moved.bytes_moved // 8192))
+    )
 
 
 def routed_sizes(row: Row) -> RoutedSizes:

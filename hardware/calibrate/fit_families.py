@@ -36,11 +36,7 @@ from hardware.laws.sizes import DecodeSizes, GroupedSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms
 
 PREFILL_START = PrefillCoefficients(
-    efficiency=0.66,
-    tile_overhead=1.3,
-    imbalance=4.0,
-    floor_s=3.5e-6,
-    flop_energy_j=1.6e-12,
+    efficiency=0.66, tile_overhead=1.3, imbalance=4.0, floor_s=3.5e-6, flop_energy_j=1.6e-12
 )
 DECODE_START = DecodeCoefficients(
     floor_s=4.5e-6,
@@ -90,15 +86,7 @@ DECODE_LENGTHS = (1.5, 1.5, 1.0)
 GROUPED_LENGTHS = (1.0, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
 FREE_PREFILL = ("efficiency", "tile_overhead", "imbalance", "floor_s", "flop_energy_j")
-FREE_DECODE = (
-    "floor_s",
-    "split_s",
-    "merge_s",
-    "split_slowdown",
-    "hbm_bytes_per_s",
-    "core_byte_energy_j",
-    "sm_power_w",
-)
+FREE_DECODE = ("floor_s", "split_s", "merge_s", "split_slowdown", "hbm_bytes_per_s", "core_byte_energy_j", "sm_power_w")
 # HBM rate (that of decode attention) and sharpness are held: free, they leave what the memory can do. So is the rate
 # of one SM, which no row meets.
 FREE_GROUPED = (
@@ -201,15 +189,8 @@ def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: FitSetti
     """Terms of an elementwise row."""
     tokens = rows_of(row)
     moved = moved_bytes(row)
-    return elementwise_base_terms(
-        c,
-        rows=tokens,
-        bytes_moved=moved,
-        launched_blocks=tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192)),
-        l2_bytes=setting.gpu.l2_bytes,
-        max_clock_hz=setting.gpu.max_clock_hz,
-        sms=setting.gpu.sms,
-    )
+    blocks = tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192))
+    return elementwise_base_terms(c, setting.gpu, rows=tokens, bytes_moved=moved, launched_blocks=blocks)
 
 
 def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: FitSetting) -> list[Row]:

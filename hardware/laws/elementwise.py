@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from hardware.gpu import GpuSpec
 from hardware.laws.correction import SIZES, LawCurve
 from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms, time_s
@@ -40,18 +41,11 @@ class ElementwiseCoefficients:
 
 @lru_cache(maxsize=65536)
 def elementwise_base_terms(
-    coefficients: ElementwiseCoefficients,
-    *,
-    rows: int,
-    bytes_moved: float,
-    launched_blocks: int,
-    l2_bytes: float,
-    max_clock_hz: float,
-    sms: int,
+    coefficients: ElementwiseCoefficients, gpu: GpuSpec, *, rows: int, bytes_moved: float, launched_blocks: int
 ) -> KernelTerms:
     """Terms of one memory-bound kernel; L2 follows the clock, HBM and block launches below a clock of their own."""
-    c = coefficients
-    share = hbm_share(c.footprint * bytes_moved, l2_bytes)
+    c, max_clock_hz, sms = coefficients, gpu.max_clock_hz, gpu.sms
+    share = hbm_share(c.footprint * bytes_moved, gpu.l2_bytes)
     blocks = max(1, min(launched_blocks, 8 * sms) if c.blocks_per_s is None else launched_blocks)
     blocks = max(blocks, min(rows, sms))
     if c.blocks_per_s is None:
@@ -78,25 +72,16 @@ def elementwise_base_terms(
 
 
 @lru_cache(maxsize=256)
-def elementwise_course(
-    coefficients: ElementwiseCoefficients, *, bytes_a_block: float, l2_bytes: float, max_clock_hz: float, sms: int
-) -> LawCurve:
+def elementwise_course(coefficients: ElementwiseCoefficients, gpu: GpuSpec, *, bytes_a_block: float) -> LawCurve:
     """The law over sizes at the maximum clock; ``bytes_a_block`` counts where launches bound it."""
     seconds, joules = [], []
     for size in 2.0**SIZES:
-        terms = elementwise_base_terms(
-            coefficients,
-            rows=1,
-            bytes_moved=size,
-            launched_blocks=max(1, round(size / bytes_a_block)),
-            l2_bytes=l2_bytes,
-            max_clock_hz=max_clock_hz,
-            sms=sms,
-        )
-        held = float(min(terms.blocks, sms))
-        alone_s = time_s(terms, sms=held, sm_clock_hz=max_clock_hz)
+        blocks = max(1, round(size / bytes_a_block))
+        terms = elementwise_base_terms(coefficients, gpu, rows=1, bytes_moved=size, launched_blocks=blocks)
+        held = float(min(terms.blocks, gpu.sms))
+        alone_s = time_s(terms, sms=held, sm_clock_hz=gpu.max_clock_hz)
         seconds.append(alone_s)
-        joules.append(terms.core_energy_j + terms.hbm_energy_j + terms.sm_power_w * held / sms * alone_s)
+        joules.append(terms.core_energy_j + terms.hbm_energy_j + terms.sm_power_w * held / gpu.sms * alone_s)
     return LawCurve(seconds=np.log(seconds), joules=np.log(joules))
 
 
@@ -107,9 +92,7 @@ def elementwise_course(
 PERMUTE_L2_BYTES, PERMUTE_HBM_BYTES, PERMUTE_SM_POWER_W, PERMUTE_FOLLOWS_BELOW = 7.52, 5.97, 170.0, 0.835
 
 
-def permuting(
-    copy: KernelTerms, plain: ElementwiseCoefficients, *, bytes_moved: float, max_clock_hz: float, sms: int
-) -> KernelTerms:
+def permuting(copy: KernelTerms, plain: ElementwiseCoefficients, gpu: GpuSpec, *, bytes_moved: float) -> KernelTerms:
     """A copy's terms for one that sorts rows by rank: bound by the instructions that it issues.
 
     It follows the clock at any clock where the ``plain`` copy was not measured at two clocks either. Bytes from L2
@@ -117,10 +100,11 @@ def permuting(
     """
     share = copy.hbm_bytes / bytes_moved
     follows = 1.0 if plain.follows_below is None else PERMUTE_FOLLOWS_BELOW
-    from_l2, from_hbm = (1.0 - share) / (PERMUTE_L2_BYTES * sms), share / (PERMUTE_HBM_BYTES * sms)  # cycles a byte
+    # Cycles a byte.
+    from_l2, from_hbm = (1.0 - share) / (PERMUTE_L2_BYTES * gpu.sms), share / (PERMUTE_HBM_BYTES * gpu.sms)
     per_cycle = 1.0 / (from_l2 + follows * from_hbm)
     if share:
-        copy = replace(copy, hbm_bytes_per_s=share * max_clock_hz / (from_l2 + from_hbm))
+        copy = replace(copy, hbm_bytes_per_s=share * gpu.max_clock_hz / (from_l2 + from_hbm))
     return replace(
         copy,
         taking_turns=False,

@@ -71,14 +71,9 @@ def engine_elementwise_terms(
     coefficients = laws.elementwise.get(op)
     if coefficients is None:
         return None
+    blocks = max(1, int(bytes_moved // 8192))
     terms = elementwise_base_terms(
-        coefficients,
-        rows=max(rows, 1),
-        bytes_moved=bytes_moved,
-        launched_blocks=max(1, int(bytes_moved // 8192)),
-        l2_bytes=gpu.l2_bytes,
-        max_clock_hz=gpu.max_clock_hz,
-        sms=gpu.sms,
+        coefficients, gpu, rows=max(rows, 1), bytes_moved=bytes_moved, launched_blocks=blocks
     )
     learnt = laws.learnt(f"elementwise.{op}")
     x = elementwise_features(bytes_moved, rows)

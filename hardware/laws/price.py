@@ -112,29 +112,16 @@ def elementwise_terms(
             profile, gpu, op="copy", rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks
         )
         plain = profile.elementwise["copy"]
-        return permuting(copy, plain, bytes_moved=bytes_moved, max_clock_hz=gpu.max_clock_hz, sms=gpu.sms)
+        return permuting(copy, plain, gpu, bytes_moved=bytes_moved)
     name = op
     while name not in profile.elementwise and name in _LIKE:
         name = _LIKE[name]
     own = profile.elementwise[name]
-    terms = elementwise_base_terms(
-        own,
-        rows=rows,
-        bytes_moved=bytes_moved,
-        launched_blocks=launched_blocks,
-        l2_bytes=gpu.l2_bytes,
-        max_clock_hz=gpu.max_clock_hz,
-        sms=gpu.sms,
-    )
+    terms = elementwise_base_terms(own, gpu, rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks)
     learnt = profile.elementwise_corrections[name]
     x = elementwise_features(name, bytes_moved, rows)
-    course = elementwise_course(
-        own,
-        bytes_a_block=1.0 if own.blocks_per_s is None else bytes_moved / launched_blocks,
-        l2_bytes=gpu.l2_bytes,
-        max_clock_hz=gpu.max_clock_hz,
-        sms=gpu.sms,
-    )
+    bytes_a_block = 1.0 if own.blocks_per_s is None else bytes_moved / launched_blocks
+    course = elementwise_course(own, gpu, bytes_a_block=bytes_a_block)
     # Below the smallest buffer measured the floor alone is left: no extrapolation, and the correction stays.
     held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
     return replace(held, extrapolated=learnt.time.above(x))

@@ -72,7 +72,7 @@ class Pricer:
     gap_s: float
     in_graph: bool = True
     eager: bool = False
-    world: int = 1
+    chips: int = 1  # that meet in collectives
     cluster: Cluster | None = None
 
     @classmethod
@@ -83,7 +83,7 @@ class Pricer:
             gpu=target.gpu,
             gap_s=0.0,
             in_graph=False,
-            world=target.world,
+            chips=target.chips,
             cluster=target.cluster,
         )
 
@@ -156,7 +156,7 @@ class Pricer:
         spread = self.profile.spread
         lag = 1.0
         if isinstance(work, GemmWork | GroupedGemmWork | RoutedGemmWork | AttentionWork):
-            lag += expected_maximum(self.world) * spread.throttled_time
+            lag += expected_maximum(self.chips) * spread.throttled_time
         power = 1.0 if isinstance(work, CollectiveWork) else self._mean_power(work)
         return replace(
             terms,

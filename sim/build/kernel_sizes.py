@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from hardware.cluster import Cluster
 from hardware.laws.collective import even_buffer
-from hardware.laws.sizes import (
-    CollectiveSizes,
-    DecodeSizes,
-    GemmSizes,
-    GroupedSizes,
-    LatentSizes,
-    PrefillSizes,
-)
+from hardware.laws.sizes import CollectiveSizes, DecodeSizes, GemmSizes, GroupedSizes, LatentSizes, PrefillSizes
 from workloads.work import AttentionWork, CollectiveWork, GemmWork, GroupedGemmWork
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from inputs.same import Same
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
 from workloads.program import Kernel, Program, RankProgram, Segment
@@ -92,11 +93,12 @@ def lower(
     programs are those of representatives (:mod:`sim.shortcuts.fold`).
     """
     tables = _Tables(classify)
-    laid: dict[int, _Columns] = {}
-    for rank_program in program.ranks:
-        if id(rank_program) not in laid:
-            laid[id(rank_program)] = _lay_out(rank_program, tables)
-    columns = [laid[id(rank_program)] for rank_program in program.ranks]
+    laid: dict[Same[RankProgram], _Columns] = {}
+    programs = [Same(rank_program) for rank_program in program.ranks]
+    for one in programs:
+        if one not in laid:
+            laid[one] = _lay_out(one.held, tables)
+    columns = [laid[one] for one in programs]
     sizes = [len(c.kernel_class) for c in columns]
     offsets = np.concatenate([[0], np.cumsum(sizes)])[:-1].tolist()
     total = sum(sizes)
@@ -229,10 +231,7 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
 
 
 def _tie_collectives(
-    columns: list[_Columns],
-    offsets: list[int],
-    op_collective: Ints,
-    groups: Mapping[tuple[int, ...], Group] | None,
+    columns: list[_Columns], offsets: list[int], op_collective: Ints, groups: Mapping[tuple[int, ...], Group] | None
 ) -> list[tuple[int, ...]]:
     """Give the i-th collective of each group the same id on all its ranks; returns the members by id."""
     members: list[tuple[int, ...]] = []

@@ -39,13 +39,7 @@ GUIDANCES = ("none", "batch", "sequential", "parallel")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.pass_context
 def command(
-    context: click.Context,
-    /,
-    cp: str,
-    guidance: tuple[str, ...],
-    reuse: tuple[str, ...],
-    as_json: bool,
-    **fields: Any,
+    context: click.Context, /, cp: str, guidance: tuple[str, ...], reuse: tuple[str, ...], as_json: bool, **fields: Any
 ) -> None:
     """Videos and images from diffusion transformers: speed, energy and memory, with and without reused steps."""
     if context.invoked_subcommand is not None:
@@ -68,17 +62,9 @@ def command(
     title = f"{fields['model']}, {fields['video']}, {fields['steps']} steps, {gpu}"
     table = Table(title=title, title_justify="left")
     names = (
-        "GPUs",
-        "guidance",
-        "ulysses x ring",
-        "reuse",
-        "computed",
-        "latency s",
-        "speed-up",
-        "energy kJ",
-        "GB a GPU",
+        "GPUs", "guidance", "ulysses x ring", "reuse", "computed", "latency s", "speed-up", "energy kJ", "GB a GPU",
         "status",
-    )
+    )  # fmt: skip
     for name in names:
         table.add_column(name, justify="left" if name in ("guidance", "reuse", "status") else "right")
     for p in points:

@@ -17,6 +17,7 @@ def command(as_json: bool) -> None:
     from rich.table import Table
 
     from hardware.catalog import list_gpus, load_gpu
+    from hardware.mig import mig_profiles
     from hardware.profile import profile_for
     from sim.cli.console import wide_console
 
@@ -36,6 +37,7 @@ def command(as_json: bool) -> None:
                 "tdp_w": gpu.tdp_w,
                 "datasheet_confidence": min(levels, key=("low", "medium", "high").index),
                 "prediction": profile_for(gpu).status,
+                "mig_slices": [f"{gpu.id}:{name}" for name in mig_profiles().get(gpu.id, ())],
             }
         )
     if as_json:
@@ -44,6 +46,7 @@ def command(as_json: bool) -> None:
     table = Table()
     for name in ("GPU", "SMs", "max MHz", "bf16 TFLOP/s", "memory GB", "HBM TB/s", "link GB/s", "TDP W"):
         table.add_column(name, justify="left" if name == "GPU" else "right")
+    table.caption = "MIG slices (h100-sxm-80gb:3g.40gb): their names are in wattline gpus --json"
     for name in ("figures", "prediction"):
         table.add_column(name)
     for row in rows:

@@ -163,11 +163,7 @@ def collective(op: str, size: int, world: int, ctas: int | None, algorithm: str,
     if algorithm != "library" and op != "all_reduce":
         raise click.UsageError(f"--algorithm {algorithm}: only an all_reduce has several ways, not {op}")
     work = CollectiveWork(
-        op=CollectiveOp(op),
-        ranks=tuple(range(world)),
-        buffer_bytes=size,
-        ctas=ctas,
-        algorithm=AllReduce(algorithm),
+        op=CollectiveOp(op), ranks=tuple(range(world)), buffer_bytes=size, ctas=ctas, algorithm=AllReduce(algorithm)
     )
     _show(work, world=world, **common)
 

@@ -41,6 +41,7 @@ def command(file: Path | None, out: Path, traces: Path | None, engine: str, no_p
         measure(file, out, traces, predict=not no_predict, fields=fields)
         return
     from hardware.calibrate.suite.run import run_rows
+    from hardware.calibrate.suite.worker import SuiteOptions
     from sim.cli.console import wide_console
     from sim.validation.measure import planned_row
     from sim.validation.validate import error_table, validate
@@ -50,11 +51,8 @@ def command(file: Path | None, out: Path, traces: Path | None, engine: str, no_p
     row, shapes = planned_row(scenario)
     gained = run_rows(
         [{"kind": "host", "world": scenario.world}, row],
-        out,
+        SuiteOptions(out=out, world=scenario.world, shapes=shapes, traces=traces),
         label=f"{scenario.model} {scenario.phase}",
-        world=scenario.world,
-        shapes=shapes,
-        traces=traces,
     )
     click.echo(f"{gained} records added to {out}")
     if no_predict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -46,13 +46,10 @@ def command(
     model: str | None,
     phase: Literal["prefill", "train"] | None,
     ignore_memory: bool,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
     causal: bool,
-    backward: bool,
     published: Path | None,
     as_json: bool,
+    **heads: Any,
 ) -> None:
     """Ring attention: contiguous, striped and zigzag layouts compared, alone or inside a model."""
     from rich.table import Table
@@ -61,6 +58,7 @@ def command(
     from sim.cli.console import print_reasons, wide_console
     from sim.explore.ring import model_points, ring_points
     from sim.scenario.spec import Scenario
+    from workloads.families.ring import RingAttention
 
     if published is not None:
         _compare(published, as_json)
@@ -79,12 +77,7 @@ def command(
             )
         )
     else:
-        points = list(
-            ring_points(
-                gpu, world=world, seq_lens=lengths, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim,
-                causal=causal, backward=backward,
-            )
-        )  # fmt: skip
+        points = list(ring_points(gpu, RingAttention(causal=causal, **heads), world=world, seq_lens=lengths))
     if as_json:
         click.echo(
             json.dumps({"gpu": gpu, "model": model, "points": [asdict(point) for point in points]}, allow_nan=False)

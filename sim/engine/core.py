@@ -221,7 +221,8 @@ class Core:
 
     def _all_alike(self) -> bool:
         """Whether equal kernels run alike on all GPUs: one model and one power target."""
-        return len({(id(gpu.model), gpu.limit_w, gpu.clock_cap_hz) for gpu in self.gpus}) == 1
+        first, bounds = self.gpus[0].model, {(gpu.limit_w, gpu.clock_cap_hz) for gpu in self.gpus}
+        return len(bounds) == 1 and all(gpu.model is first for gpu in self.gpus)
 
     def _integrate(self, gpu: Gpu, now_ps: int) -> None:
         """Joules up to now: every change of what runs comes with a solve at its instant, in the order of its state."""

@@ -146,7 +146,7 @@ class Limiter:
             loop.begin(idle_w)
 
     def step(self, energy_j: Sequence[float]) -> list[float]:
-        """One tick, after which the GPUs burnt ``energy_j`` since the last one; returns the new X of each."""
+        """One tick, after which the GPUs used ``energy_j`` since the last one; returns the new power target of each."""
         if not math.isinf(self.limits.fast_limit_w):
             for joules, loop in zip(energy_j, self.loops, strict=True):
                 loop.step(joules / self.limits.tick_s)

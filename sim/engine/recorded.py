@@ -7,25 +7,19 @@ kernel then goes through more rounds of tiles. Kernels without blocks hold nothi
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simpy.events import NORMAL
-
 from sim.engine.core import Core
-from sim.engine.course import Opening, course, exits_of, rounds_alone
 from sim.engine.deadlock import deadlock_message
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.resources.arbitration import Arbitrated, Moment
+from sim.engine.recorded_blocks import Dealt, Later, Left, RecordedBlocks
 from sim.engine.resources.grid import Grid
-from sim.engine.resources.sm_pool import Blocks, Return
-from sim.engine.resources.tiles import BlockRequest, Split
+from sim.engine.resources.sm_pool import Return
 from sim.engine.running import GpuModel
 from sim.engine.state import Driver
 from sim.errors import DeadlockError
@@ -85,107 +79,6 @@ def _none(_clock_hz: float) -> float:
     return 0.0
 
 
-class Dealt(Split):
-    """Tiles of a kernel of recorded duration, in rounds of equal time.
-
-    Where the rounds in which it was measured are not known, a round takes so long that the kernel lasts ``dur_ps`` on
-    the SMs that it has got so far.
-    """
-
-    __slots__ = ("dur_ps", "exit_ps", "grid", "known", "openings", "round_ps", "since_ps", "started")
-
-    def __init__(self, grid: Grid, dur_ps: int, since_ps: int, usual_rounds: float) -> None:
-        own, rounds = grid.own_tiles, max(1, -(-grid.tiles // int(grid.sms)))
-        fetched = max(0.0, grid.tiles - own * grid.sms)
-        super().__init__(rounds=rounds, own=own, fetched=fetched, full=1.0, thin=1.0, fill=1.0)
-        self.grid, self.dur_ps, self.since_ps = grid, dur_ps, since_ps
-        self.known = usual_rounds > 0.0
-        self.round_ps = dur_ps / usual_rounds if self.known else 0.0
-        self.openings: list[Opening] = []
-        self.started: list[RecordedBlocks] = []
-        self.exit_ps = math.inf  # when the first blocks leave
-
-    def join(self, part: BlockRequest, now_ps: int) -> None:
-        """Blocks start: from now on they do their share of the tiles."""
-        assert isinstance(part, RecordedBlocks)
-        slots = int(part.sms)
-        if not self.own and now_ps >= self.exit_ps:
-            part.end_ps = now_ps  # no tile is left to fetch
-            return
-        self.openings.append((now_ps, slots))
-        self.started.append(part)
-        if slots == self.grid.sms:
-            self.round_ps = self.round_ps or self.dur_ps / self.rounds
-            part.end_ps = now_ps + round(self.rounds * self.round_ps)
-            part.busy = self.grid.tiles - (self.rounds - 1) * slots
-            return
-        if not self.known:
-            self.round_ps = self._round_ps()
-        found = course(self.grid, self.openings, self.round_ps)
-        self.exit_ps = min(exit_ps for exit_ps, _ in exits_of(self.openings, found.stints, self.round_ps))
-        for one, (end_ps, busy) in zip(self.started, found.stints, strict=True):
-            one.end_ps, one.busy = round(end_ps), busy
-
-    def _round_ps(self) -> float:
-        """The time of a round at which the kernel ends as recorded, to a thousandth of it."""
-        dur_ps, openings = self.dur_ps, self.openings
-        if len(openings) == 1:
-            return dur_ps / rounds_alone(self.grid, openings[0][1])
-        most, end_ps = max(1, -(-self.grid.tiles // openings[0][1])), self.since_ps + dur_ps
-        step_ps = max(1, dur_ps // (1000 * most))
-        if abs(course(self.grid, openings, self.round_ps).end_ps - end_ps) < step_ps:
-            return self.round_ps  # these blocks start when it was expected
-        times_ps = range(dur_ps // (most + self.own), dur_ps + step_ps, step_ps)
-        at = bisect_left(times_ps, True, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps >= end_ps)
-        return float(times_ps[min(at, len(times_ps) - 1)])
-
-    def ended(self, _: BlockRequest) -> bool:
-        """Take in blocks that have ended; True of the last ones."""
-        self.parts -= 1
-        return not self.parts
-
-
-class RecordedBlocks(Blocks):
-    """A kernel's request for SMs, or that of its blocks which start late."""
-
-    def __init__(self, core: RecordedCore, op: int, grid: Grid, key: tuple[float, ...], sms: float, pool: Arbitrated,
-                 *, at_once: bool) -> None:  # fmt: skip
-        self.core, self.op, self.at_once = core, op, at_once
-        self.end_ps, self.busy, self.done = -1, 0, False
-        super().__init__(pool, grid, key, sms)
-        self.callbacks.append(core.granted)
-
-    def late(self, wanted: float) -> RecordedBlocks:
-        """The blocks that start when more SMs are free."""
-        return RecordedBlocks(self.core, self.op, self.grid, self.key, wanted, self.resource, at_once=False)
-
-
-class Cleared(Moment):
-    """The counter of a kernel is cleared: its blocks ask for SMs."""
-
-    def __init__(self, core: RecordedCore, op: int, delay: int) -> None:
-        self.op = op
-        super().__init__(core.env, [core.cleared], NORMAL, delay)
-
-
-class Left(Moment):
-    """Blocks end, or, where they ``keep`` some SMs, begin their last round."""
-
-    def __init__(self, blocks: RecordedBlocks, moment_ps: int, keep: int = 0) -> None:
-        self.blocks, self.keep = blocks, keep
-        self.end_ps = blocks.end_ps
-        core = blocks.core
-        super().__init__(core.env, [core.left_sms], NORMAL, max(0, moment_ps - core.env.now))
-
-
-class Ended(Moment):
-    """A kernel ends when the trace says."""
-
-    def __init__(self, core: RecordedCore, op: int, delay: int) -> None:
-        self.op = op
-        super().__init__(core.env, [core.ended], NORMAL, delay)
-
-
 class RecordedCore(Core):
     """One run over kernels of recorded durations; starts, ends and rounds of each are what it leaves behind."""
 
@@ -216,27 +109,27 @@ class RecordedCore(Core):
             self._meet(op, now_ps)
         elif grid.collective:
             pool = self.gpus[graph.op_gpu[op]].pools[0]
-            RecordedBlocks(self, op, grid, (now_ps, op), grid.sms, pool, at_once=record.at_once)
+            RecordedBlocks(self.granted, pool, grid, (now_ps, op), grid.sms, at_once=record.at_once)
         else:
             self.start_ps[op] = now_ps
             if clearing_ps := min(record.clearing_ps[op], record.dur_ps[op]):
-                Cleared(self, op, clearing_ps)
+                Later(self.env, self.cleared, op, clearing_ps)
             else:
                 self._ask(op, record.dur_ps[op], now_ps)
 
-    def cleared(self, event: Cleared) -> None:
+    def cleared(self, event: Later) -> None:
         """Blocks ask for SMs after the first part of their kernel."""
         now_ps = self.env.now
         self._ask(event.op, self.start_ps[event.op] + self.record.dur_ps[event.op] - now_ps, now_ps)
 
     def _ask(self, op: int, dur_ps: int, now_ps: int) -> None:
         if not dur_ps:
-            Ended(self, op, 0)
+            Later(self.env, self.ended, op, 0)
             return
         graph = self.graph
         grid = self._grids[graph.op_class[op]]
         pool = self.gpus[graph.op_gpu[op]].pools[0]
-        blocks = RecordedBlocks(self, op, grid, (now_ps, op), grid.sms, pool, at_once=True)
+        blocks = RecordedBlocks(self.granted, pool, grid, (now_ps, op), grid.sms, at_once=True)
         blocks.split = Dealt(grid, dur_ps, now_ps, self.record.rounds[op])
 
     def granted(self, blocks: RecordedBlocks) -> None:
@@ -248,22 +141,22 @@ class RecordedCore(Core):
             return
         if split is None:
             self._holds[op] = blocks
-            Ended(self, op, self._end_ps(op) - now_ps)
+            Later(self.env, self.ended, op, self._end_ps(op) - now_ps)
             return
         assert isinstance(split, Dealt)
         first = split.started and split.started[0] is blocks
         if first and not split.known:
             self._holds[op] = blocks
-            Ended(self, op, split.since_ps + split.dur_ps - now_ps)
+            Later(self.env, self.ended, op, split.since_ps + split.dur_ps - now_ps)
         if blocks not in split.started:
-            Left(blocks, now_ps)
+            Left(self.env, self.left_sms, blocks, now_ps)
         for one in split.started:
             if one.done:
                 continue
             if one.busy < one.held:
-                Left(one, one.end_ps - round(split.round_ps), one.busy)
+                Left(self.env, self.left_sms, one, one.end_ps - round(split.round_ps), one.busy)
             if split.known or one is not blocks or len(split.started) > 1 or one.sms < one.grid.sms:
-                Left(one, one.end_ps)
+                Left(self.env, self.left_sms, one, one.end_ps)
 
     def _end_ps(self, op: int) -> int:
         return self.start_ps[op] + self.record.dur_ps[op]
@@ -281,11 +174,11 @@ class RecordedCore(Core):
         Return(blocks.resource, blocks)
         last = split.ended(blocks) or (not split.own and all(one.done for one in split.started))
         if split.known and last:
-            _withdraw(blocks)
+            blocks.withdraw()
             self.rounds[blocks.op] = split.dur_ps / split.round_ps
             self._complete_op(blocks.op)
 
-    def ended(self, event: Ended) -> None:
+    def ended(self, event: Later) -> None:
         """A kernel has lasted as long as the trace says: all that it holds goes back."""
         blocks = self._holds.pop(event.op, None)
         if blocks is not None:
@@ -296,7 +189,7 @@ class RecordedCore(Core):
                     if not one.done:
                         one.done = True
                         Return(one.resource, one)
-                _withdraw(blocks)
+                blocks.withdraw()
             else:
                 Return(blocks.resource, blocks)
         self._complete_op(event.op)
@@ -306,13 +199,13 @@ class RecordedCore(Core):
         self.start_ps[op] = now_ps
         number = self.graph.op_collective[op]
         if number < 0:
-            Ended(self, op, self.record.dur_ps[op])
+            Later(self.env, self.ended, op, self.record.dur_ps[op])
             return
         arrived = self._arrived[number]
         arrived.append(op)
         if len(arrived) == len(self.graph.collective_members[number]):
             for one in self._arrived.pop(number):
-                Ended(self, one, self.record.dur_ps[one])
+                Later(self.env, self.ended, one, self.record.dur_ps[one])
 
     def _complete_op(self, op: int) -> None:
         self.end_ps[op] = self.env.now
@@ -335,10 +228,3 @@ class RecordedCore(Core):
         recorder.span_end_ps.extend(self.end_ps)
         recorder.end_ps = now_ps
         return recorder
-
-
-def _withdraw(blocks: Blocks) -> None:
-    """Blocks of a kernel that has ended ask for no SMs any more."""
-    queue = blocks.resource.put_queue
-    for late in [one for one in queue if one.split is blocks.split]:
-        queue.remove(late)

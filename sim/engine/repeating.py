@@ -81,7 +81,7 @@ class SteadyLimiter:
         return math.floor(loop.target_w / TARGET_STEP_W) * TARGET_STEP_W
 
     def step(self, energy_j: Sequence[float]) -> list[HeldClock]:
-        """One tick, after which the GPUs burnt ``energy_j`` since the last one; returns where each is held then."""
+        """One tick, after which the GPUs used ``energy_j`` since the last one; returns where each is held then."""
         self._step([joules / (self.tick_ps * 1e-12) for joules in energy_j])
         return self.targets()
 
@@ -111,7 +111,7 @@ class SteadyLimiter:
         loop.level = level
 
     def end(self, since_j: Sequence[float], since_ps: int, length_ps: int) -> None:
-        """After a repetition of ``length_ps`` that burnt ``since_j`` since its last tick: the tick at its end."""
+        """After a repetition of ``length_ps`` that used ``since_j`` since its last tick: the tick at its end."""
         if self.ticked < self.ticks and since_ps > 0:
             self._step([joules / (since_ps * 1e-12) for joules in since_j])
         self._cut(length_ps * 1e-12)

@@ -92,15 +92,9 @@ class GpuState:
     def numbered(self, index: int) -> GpuState:
         """The same state as number ``index`` of a run."""
         return GpuState(
-            index,
-            self.clock_hz,
-            self.power_w,
-            self.kernel_power_w,
-            self.rates,
-            self.sms_busy,
-            self.hbm_bytes_per_s,
+            index, self.clock_hz, self.power_w, self.kernel_power_w, self.rates, self.sms_busy, self.hbm_bytes_per_s,
             self.link_bytes_per_s,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class Flow:
 
 
 class Entry(Blocks):
-    """One rank's part of a flow: its request for SMs (or a copy engine), and the joules it has burnt."""
+    """One rank's part of a flow: its request for SMs (or a copy engine), and the joules that it has used."""
 
     env: WholeTime
     proc = None
@@ -111,21 +111,9 @@ class Gpu:
     """One GPU's run state and its resources, which the driver brings."""
 
     __slots__ = (
-        "begin",
-        "clock_cap_hz",
-        "copy_engine",
-        "energy_j",
-        "hbm",
-        "index",
-        "integrated_ps",
-        "limit_w",
-        "model",
-        "pools",
-        "port",
-        "running",
-        "sms",
-        "state",
-    )
+        "begin", "clock_cap_hz", "copy_engine", "energy_j", "hbm", "index", "integrated_ps", "limit_w", "model",
+        "pools", "port", "running", "sms", "state",
+    )  # fmt: skip
     pools: list[SmPool]  # one a partition
     begin: Callable[[Any], None]  # what a granted request does
     copy_engine: CopyEngine

@@ -14,10 +14,7 @@ from sim.serving.clock import clocks_mhz
 from workloads.errors import WorkloadError
 
 # Changes to a plain server that have a name.
-POLICIES: dict[str, dict[str, str]] = {
-    "slo_clock": {"clock_policy": "slo"},
-    "autoscale": {"autoscale": "requests"},
-}
+POLICIES: dict[str, dict[str, str]] = {"slo_clock": {"clock_policy": "slo"}, "autoscale": {"autoscale": "requests"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

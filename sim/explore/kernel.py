@@ -68,12 +68,7 @@ def kernel_report(target: Machine, work: Work, *, step_mhz: float = 90.0) -> Ker
     gpu, curve, model = target.gpu, target.curve, target.model
     limit_w = target.limits.slow_limit_w
     settled = steady_point(
-        terms,
-        curve,
-        gpu_sms=gpu.sms,
-        limit_w=limit_w,
-        min_clock_hz=model.min_clock_hz,
-        max_clock_hz=model.max_clock_hz,
+        terms, curve, gpu_sms=gpu.sms, limit_w=limit_w, min_clock_hz=model.min_clock_hz, max_clock_hz=model.max_clock_hz
     )
     at_rest = _point(settled, terms, work, target)
     sms = min(terms.blocks * terms.sms_per_block, float(gpu.sms))

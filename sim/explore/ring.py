@@ -11,7 +11,7 @@ from sim.run.repetition import run_program, seen
 from sim.run.runner import simulate
 from sim.scenario.kind import ring_kind
 from sim.scenario.machine import machine
-from workloads.families.ring import LAYOUTS, RingLayout, build_ring
+from workloads.families.ring import LAYOUTS, RingAttention, RingLayout, build_ring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,37 +31,15 @@ class RingPoint:
 Outcome = tuple[float, float, tuple[float, ...], Standing]  # seconds, joules of all GPUs, watts of each, the status
 
 
-def ring_points(
-    gpu: str,
-    *,
-    world: int,
-    seq_lens: Sequence[int],
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    causal: bool = True,
-    backward: bool = False,
-) -> Iterator[RingPoint]:
+def ring_points(gpu: str, attention: RingAttention, *, world: int, seq_lens: Sequence[int]) -> Iterator[RingPoint]:
     """Attention alone, every layout at every length."""
     target = machine(gpu, world)
 
     def outcome(layout: RingLayout, seq_len: int) -> Outcome:
-        program = build_ring(
-            layout,
-            ranks=world,
-            seq_len=seq_len,
-            q_heads=q_heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            causal=causal,
-            backward=backward,
-        )
+        program = build_ring(layout, attention, ranks=world, seq_len=seq_len)
         found = seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
         assert found.latency_s is not None and found.energy_j is not None and found.power_w is not None
-        asked = ring_kind(
-            target.gpu.id, world=world, arrangement=layout, causal=causal, backward=backward, seq_len=seq_len,
-            heads=(q_heads, kv_heads, head_dim),
-        )  # fmt: skip
+        asked = ring_kind(target.gpu.id, layout, attention, world=world, seq_len=seq_len)
         return found.latency_s, found.energy_j, tuple(found.power_w), standing_of_kind(asked, target)
 
     return _points(seq_lens, outcome)

@@ -6,6 +6,7 @@ import re
 from functools import cache
 
 from hardware.catalog import list_gpus
+from hardware.mig import mig_profiles
 from hardware.nvml import CATALOG_IDS
 from traces.capture import Capture
 
@@ -28,7 +29,7 @@ OTHERS = {
 }
 # Boards that clouds have and the catalog has not: how they differ, and whose laws come nearest.
 UNLIKE = (
-    (r"\bMIG\b", "a slice of a GPU, whose SMs and bandwidth are not in its name", None),
+    (r"\bMIG\b", "a slice of a GPU, whose SMs and bandwidth are not known", None),
     (r"^H800\b", "the PCIe board: the catalog has the SXM one", "h100-pcie-80gb"),
     (r"^H20\b", "with more and quicker HBM than the H20 of the catalog", "h20-sxm-96gb"),
     (r"^A800\b", "an A100 with slower NVLink (400 GB/s): its kernels are those of the A100, its collectives not",
@@ -71,10 +72,18 @@ def gpu_id_of(capture: Capture) -> str | None:
     """The catalog's id of the GPU that the trace is of; None if it names none that the catalog holds."""
     for known in capture.metadata.values():
         own = known.get("wattline")  # a simulated run
-        if isinstance(own, dict) and own.get("gpu") in list_gpus():
-            return str(own["gpu"])
-    board = board_of(capture)
-    return None if board is None else _known().get(_plain(board))
+        if isinstance(own, dict) and (found := _in_catalog(str(own.get("gpu")))):
+            return found
+    board, _, profile = _plain(board_of(capture) or "").partition(" MIG ")
+    gpu = _known().get(board)
+    return _in_catalog(f"{gpu}:{profile.lower()}") if profile else gpu
+
+
+def _in_catalog(gpu: str) -> str | None:
+    """``gpu`` where that is the id of a GPU or of a MIG slice of one."""
+    card, _, profile = gpu.partition(":")
+    known = profile in mig_profiles().get(card, ()) if profile else card in list_gpus()
+    return gpu if known else None
 
 
 def unknown_board(capture: Capture) -> str | None:

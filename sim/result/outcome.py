@@ -14,8 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from inputs.same import Same
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
+from sim.engine.running import GpuState
 from sim.result.exposure import S_PER_PS, exposure
 from sim.shortcuts.fold import Folding
 from sim.shortcuts.pieces import Played, RepeatedPiece
@@ -113,7 +115,7 @@ class Outcome:
     full_graph: Callable[[], KernelGraph]
     context_buckets: int = 0
     context_bucket_error: float = 0.0
-    _tallies: dict[int, Tally] = field(default_factory=dict)
+    _tallies: dict[Played, Tally] = field(default_factory=dict)
 
     @cached_property
     def end_ps(self) -> int:
@@ -123,13 +125,13 @@ class Outcome:
     @cached_property
     def events_kernels(self) -> int:
         """Kernels that SimPy ran; all others are sums of serial programs, or copies of equal ranks or layers."""
-        runs = {id(part.played): part for part in self.parts if part.played.by_events}
+        runs = {part.played: part for part in self.parts if part.played.by_events}
         return sum(part.piece.graph.kernels for part in runs.values())
 
     @cached_property
     def events(self) -> int:
         """Events that SimPy scheduled for them."""
-        return sum({id(part.played): part.played.records.events for part in self.parts}.values())
+        return sum(played.records.events for played in {part.played for part in self.parts})
 
     @cached_property
     def per_gpu(self) -> Floats:
@@ -145,24 +147,23 @@ class Outcome:
     @cached_property
     def _distinct(self) -> list[tuple[int, KernelGraph, Tally]]:
         """Each run of a piece once, with how often it stands in the whole."""
-        repeats: dict[int, int] = {}
-        runs: dict[int, RepeatedPiece] = {}
+        repeats: dict[Played, int] = {}
+        graphs: dict[Played, KernelGraph] = {}
         for part in self.parts:
-            key = id(part.played)
-            repeats[key] = repeats.get(key, 0) + part.repeat
-            runs[key] = part
-        return [(n, runs[k].piece.graph, self.tally(runs[k].piece.graph, runs[k].played)) for k, n in repeats.items()]
+            repeats[part.played] = repeats.get(part.played, 0) + part.repeat
+            graphs[part.played] = part.piece.graph
+        return [(n, graphs[played], self.tally(graphs[played], played)) for played, n in repeats.items()]
 
     def tally(self, graph: KernelGraph, played: Played) -> Tally:
         """Sums of one repetition, worked out once."""
-        known = self._tallies.get(id(played))
+        known = self._tallies.get(played)
         if known is None:
-            known = self._tallies[id(played)] = tally(graph, played.records, self.folding.multiplicity)
+            known = self._tallies[played] = tally(graph, played.records, self.folding.multiplicity)
         return known
 
     def classes(self) -> Iterator[KernelClass]:
         """Every kernel class that ran (repeated classes may come again)."""
-        for graph in {id(graph): graph for _, graph, _ in self._distinct}.values():
+        for graph in {Same(graph): graph for _, graph, _ in self._distinct}.values():
             yield from graph.classes
 
     def over_kernels(self, value: Callable[[KernelClass], float]) -> float:
@@ -239,13 +240,14 @@ def unfold(outcome: Outcome, graph: KernelGraph) -> Recorder:
         return outcome.parts[0].played.records
     full = Recorder(idle_energy_j=outcome.per_gpu[:, 1].tolist(), end_ps=outcome.end_ps)
     rank_first = np.searchsorted(np.asarray(graph.op_gpu), np.arange(graph.gpus)).tolist()
-    states_at: dict[int, int] = {}
+    states_at: dict[Same[list[GpuState]], int] = {}
     begin_ps = 0
     at_op = dict(enumerate(outcome.first_op))
     for part in outcome.parts:
         records, piece = part.played.records, part.piece.graph
-        if id(records.states) not in states_at:
-            states_at[id(records.states)] = len(full.states)
+        states = Same(records.states)
+        if states not in states_at:
+            states_at[states] = len(full.states)
             full.states.extend(records.states)
         shift = np.arange(part.repeat)[:, None]
         op = np.frombuffer(records.span_op, dtype=np.int64)
@@ -274,7 +276,7 @@ def unfold(outcome: Outcome, graph: KernelGraph) -> Recorder:
                 _extend(full.span_energy_j, np.tile(energy, part.repeat))
                 _extend(full.step_gpu, np.full(part.repeat * len(time), rank, dtype=np.int32))
                 _extend(full.step_time_ps, time + moments)
-                _extend(full.step_state, np.tile(state + states_at[id(records.states)], part.repeat))
+                _extend(full.step_state, np.tile(state + states_at[states], part.repeat))
         at_op[part.number] = at_op[part.number] + part.repeat * sizes
         begin_ps += part.repeat * records.end_ps
     return full

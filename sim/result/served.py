@@ -107,12 +107,7 @@ def _checked(entry: Mapping[str, Any]) -> CheckedServers:
 
 
 def standing_served(
-    target: Machine,
-    group: Scenario,
-    *,
-    asks: Sequence[str] = (),
-    load: Load | None = None,
-    beyond_positions: int = 0,
+    target: Machine, group: Scenario, *, asks: Sequence[str] = (), load: Load | None = None, beyond_positions: int = 0
 ) -> Standing:
     """What a served run of replicas like ``group`` rests on: servers of its kind, else measured steps of its stack.
 

@@ -261,8 +261,11 @@ def _policy(scenario: Scenario, target: Machine, known: Checked | None) -> list[
     """Power limits, clocks and chips outside the measured."""
     found = []
     cap_w = target.limits.cap_w
-    low_w, high_w = (target.gpu.tdp_w,) * 2 if known is None else known.kind.sizes["power_cap_w"]
-    if scenario.uncapped or not low_w <= cap_w <= high_w:
+    usual = scenario.power_cap_w in (None, target.gpu.tdp_w)
+    if known is not None:
+        low_w, high_w = known.kind.sizes["power_cap_w"]
+        usual = low_w <= cap_w <= high_w
+    if scenario.uncapped or not usual:
         found.append("no measurement was taken under this power limit")
     if scenario.sm_clock_mhz is not None and target.model.max_clock_hz < target.gpu.max_clock_hz:
         found.append("no whole run was measured at a locked clock")

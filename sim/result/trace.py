@@ -163,13 +163,7 @@ def _kernel_kinds(run: Run, cls: Any, stream: Any) -> tuple[list[SpanKind], Any]
 
 
 def _enclosing(
-    run: Run,
-    segment: Any,
-    gpu: Any,
-    start: Any,
-    end: Any,
-    outer: dict[tuple[int, int], int],
-    kinds: list[SpanKind],
+    run: Run, segment: Any, gpu: Any, start: Any, end: Any, outer: dict[tuple[int, int], int], kinds: list[SpanKind]
 ) -> Spans:
     """Layer and phase slices around the kernels of each GPU."""
     segments = run.graph.segments

@@ -6,6 +6,7 @@ The plan proves which ranks are equal (:mod:`sim.shortcuts.fold`) and cuts the p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from hardware.cluster import Cluster
 from hardware.profile import Profile
+from inputs.same import Same
 from sim.build.cost import Pricer, drawn
 from sim.build.lower import Classify, lower
 from sim.engine.fluid import FluidModel
@@ -61,11 +63,9 @@ class Work:
     @cached_property
     def kernels(self) -> int:
         """Kernels over all ranks."""
-        sizes: dict[int, int] = {}
-        for rank in self.program.ranks:
-            if id(rank) not in sizes:
-                sizes[id(rank)] = sum(len(s.kernels) * s.repeat for phase in rank.phases for s in phase.segments)
-        return sum(sizes[id(rank)] for rank in self.program.ranks)
+        alike = Counter(Same(rank) for rank in self.program.ranks)
+        segments = ((n, s) for rank, n in alike.items() for phase in rank.held.phases for s in phase.segments)
+        return sum(n * len(s.kernels) * s.repeat for n, s in segments)
 
     def full_graph(self) -> KernelGraph:
         """The kernel graph of every rank."""
@@ -108,8 +108,8 @@ class Plan:
 
     work: Work
     model: GpuModel
-    _pieces: dict[int, Piece] = field(default_factory=dict)
-    _piece_of: dict[tuple[int, ...], Piece] = field(default_factory=dict)
+    _pieces: dict[Same[KernelGraph], Piece] = field(default_factory=dict)
+    _piece_of: dict[tuple[Same[tuple[Kernel, ...]], ...], Piece] = field(default_factory=dict)
     _full: PieceSequence | None = None
 
     @property
@@ -185,13 +185,13 @@ class Plan:
         )
 
     def _piece(self, steps: Sequence[SegmentStep]) -> Piece:
-        same = tuple(id(segment.kernels) for step in steps for segment in step.segments)
+        same = tuple(Same(segment.kernels) for step in steps for segment in step.segments)
         piece = self._piece_of.get(same)
         if piece is None:
             graph = self.work.graph_of(steps)
-            piece = self._pieces.get(id(graph))
+            piece = self._pieces.get(Same(graph))
             if piece is None:
-                piece = self._pieces[id(graph)] = Piece(graph, FluidModel(self.model, graph.classes, []))
+                piece = self._pieces[Same(graph)] = Piece(graph, FluidModel(self.model, graph.classes, []))
             self._piece_of[same] = piece
         return piece
 
@@ -239,14 +239,14 @@ class _Prices:
 
 
 @lru_cache(maxsize=MAX_PRICERS)
-def _prices(profile: Profile, cluster: Cluster, *, world: int, eager: bool) -> _Prices:
+def _prices(profile: Profile, cluster: Cluster, *, chips: int, eager: bool) -> _Prices:
     """Prices that are remembered, by all that they depend on: a price does not depend on the power cap."""
     launch = profile.launch
     gap_s = launch.eager_gap_s if eager else launch.graph_gap_s
-    pricer = Pricer(profile=profile, gpu=cluster.gpu, gap_s=gap_s, eager=eager, world=world, cluster=cluster)
+    pricer = Pricer(profile=profile, gpu=cluster.gpu, gap_s=gap_s, eager=eager, chips=chips, cluster=cluster)
     return _Prices(pricer)
 
 
 def classifier(target: Machine, *, eager: bool) -> Classify:
     """Prices kernels on ``target``, and remembers them across scenarios."""
-    return _prices(target.profile, target.cluster, world=target.world, eager=eager).price
+    return _prices(target.profile, target.cluster, chips=target.chips, eager=eager).price

@@ -73,7 +73,7 @@ def run_program(target: Machine, program: Program, *, in_graph: bool, gap_s: flo
         gap_s=gap_s,
         in_graph=in_graph,
         cluster=target.cluster,
-        world=target.world,
+        chips=target.chips,
     )
     graph = lower(program, pricer.price)
     model = FluidModel(target.model, graph.classes, [])

@@ -43,16 +43,10 @@ FULL_DETAIL = "full detail"
 # Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
 POLICY = frozenset(
     {
-        "power_cap_w",
-        "uncapped",
-        "sm_clock_mhz",
-        "chip_temperature_c",
-        "chip_power_factor",
-        "regime",
-        "detail",
+        "power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "chip_power_factor", "regime", "detail",
         "ignore_memory",
     }
-)
+)  # fmt: skip
 
 Progress = Callable[[str], None]
 

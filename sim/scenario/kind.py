@@ -11,6 +11,7 @@ from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import video_run
 from workloads.diffusion import load_dit
+from workloads.families.ring import RingAttention
 from workloads.model import ModelSpec
 from workloads.ops import Block, decoder_block, expert_feed, gated_feed
 
@@ -152,13 +153,11 @@ def _video(scenario: Scenario) -> tuple[str, dict[str, float]]:
     return f"diffusion transformer of {' and '.join(blocks)} layers", sizes
 
 
-def ring_kind(
-    gpu: str, *, world: int, arrangement: str, causal: bool, backward: bool, seq_len: int, heads: tuple[int, int, int]
-) -> Kind:
-    """Attention alone on a ring; ``heads``: query heads, KV heads, size of a head."""
-    way = ("backward" if backward else "forward") + ("" if causal else " without a mask")
-    names = ("q_heads", "kv_heads", "head_dim")
-    sizes = {"seq_len": float(seq_len)} | {name: float(value) for name, value in zip(names, heads, strict=True)}
+def ring_kind(gpu: str, layout: str, attention: RingAttention, *, world: int, seq_len: int) -> Kind:
+    """Attention alone on a ring."""
+    way = ("backward" if attention.backward else "forward") + ("" if attention.causal else " without a mask")
+    sizes = {"seq_len": float(seq_len)}
+    sizes |= {name: float(getattr(attention, name)) for name in ("q_heads", "kv_heads", "head_dim")}
     return Kind(
         key={
             "gpu": gpu,
@@ -168,7 +167,7 @@ def ring_kind(
             "stack": "reference-torch",
             "launch": "eager",
             "regime": "steady",
-            "layout": f"cp {world} {arrangement}",
+            "layout": f"cp {world} {layout}",
         },
         sizes={name: (value, value) for name, value in sizes.items()},
     )

@@ -32,6 +32,11 @@ class Machine:
     cluster: Cluster
 
     @property
+    def chips(self) -> int:
+        """GPUs, or cards where they are MIG slices."""
+        return -(-self.world // self.gpu.slices)
+
+    @property
     def status(self) -> str:
         """``calibrated``, ``forecast`` or ``uncalibrated``: what the printed numbers rest on."""
         return self.profile.status
@@ -91,6 +96,9 @@ def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, poli
     links_w = profile.collective.links_power_w if world > 1 and not policy.links_asleep else 0.0
     curve = _curve(profile.power_curve(gpu), policy.chip_temperature_c, links_w)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if policy.uncapped else power_cap_w)
+    if gpu.card is not None:
+        beside = _slices_at_work(gpu, world, alone=world == 1 or policy.links_asleep)
+        curve, limits = curve.shared_by(beside), limits.under(limits.cap_w / beside)
     clock_hz = gpu.max_clock_hz
     if sm_clock_mhz is not None:
         clock_hz = sm_clock_mhz * 1e6
@@ -120,6 +128,18 @@ def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, poli
         voltage_scale=curve.voltage_scale,
     )
     return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world, cluster=cluster)
+
+
+def _slices_at_work(gpu: GpuSpec, world: int, *, alone: bool) -> int:
+    """MIG slices of one card that run side by side: all do the same, so that each has an equal part of its watts."""
+    if not alone:
+        raise ScenarioError(
+            f"gpu = {gpu.id}: MIG slices exchange nothing (no peer-to-peer): leave tp, ep, pp and cp at 1; dp runs one "
+            "replica in each"
+        )
+    if world > gpu.slices and world % gpu.slices:
+        raise ScenarioError(f"dp = {world}: a card has {gpu.slices} slices {gpu.id}: give up to that, or a multiple")
+    return min(world, gpu.slices)
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import workloads
 from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
+from hardware.mig import mig_profiles, mig_slice
 from sim.errors import MemoryShortError, ScenarioError
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
@@ -84,7 +85,10 @@ def _remedy(resolved: Resolved, gpu: GpuSpec) -> str:
     ways = []
     if batch := largest_batch(resolved, gpu):
         ways.append(f"batch {batch} fits here")
-    if smallest := smallest_layout(resolved, gpu):
+    if gpu.card is not None:  # slices work alone, whatever their number
+        slices = (mig_slice(gpu.card, name) for name in mig_profiles()[gpu.card.id])
+        ways += [f"{one.id} holds it" for one in slices if one.memory_bytes >= _need(resolved).bytes][:1]
+    elif smallest := smallest_layout(resolved, gpu):
         ways.append(f"the smallest layout that fits is {smallest}")
     context = "cp" if resolved.scenario.phase == "train" else "pp"
     return "; ".join(ways) if ways else f"raise tp or {context}, lower batch or layers"
@@ -132,30 +136,23 @@ def _need(resolved: Resolved) -> workloads.MemoryNeed:
 
 def _serving(resolved: Resolved) -> workloads.MemoryNeed:
     scenario, model = resolved.scenario, resolved.language_model
-    return workloads.memory_need(
-        model,
-        resolved.layout,
+    held = workloads.Held(
         batch=scenario.batch,
         context=scenario.seq_len + (scenario.output_len or 0),
         new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
         layers=scenario.layers or model.layers,
         lm_head=scenario.lm_head,
-        precision=resolved.precision,
         expert_replicas=scenario.expert_replicas or 0,
         source_len=scenario.source_len,
     )
+    return workloads.memory_need(model, resolved.layout, held, resolved.precision)
 
 
 def _training(resolved: Resolved) -> workloads.MemoryNeed:
     scenario, model = resolved.scenario, resolved.language_model
-    return workloads.training_need(
-        model,
-        resolved.layout,
-        batch=scenario.batch,
-        seq_len=scenario.seq_len,
-        layers=scenario.layers or model.layers,
-        lm_head=scenario.lm_head,
-        options=workloads.Options(
-            optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
-        ),
+    layers = scenario.layers or model.layers
+    held = workloads.Held(batch=scenario.batch, context=scenario.seq_len, layers=layers, lm_head=scenario.lm_head)
+    options = workloads.Options(
+        optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
     )
+    return workloads.training_need(model, resolved.layout, held, options)

@@ -1,7 +1,8 @@
-"""SMs of a GPU split into named partitions (CUDA green contexts, MPS shares, MIG compute slices): who runs where.
+"""SMs of a GPU split into named partitions (CUDA green contexts, MPS shares): who runs where.
 
 A partition is an SM pool of its own, and a stream belongs to one: its kernels ask for at most that partition's SMs,
-whatever stands idle beside it. Memory, links, clock and power stay those of the whole GPU.
+whatever stands idle beside it. Memory, links, clock and power stay those of the whole GPU; a MIG slice has memory
+of its own and is a GPU (:mod:`hardware.mig`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,4 @@ def positions(scenario: Scenario) -> dict[str, int | bool] | None:
         return None
     new = {"decode": 1, "generate": (scenario.output_len or 1) - 1}.get(scenario.phase, 0)
     needed = scenario.seq_len + new
-    return {
-        "needed": needed,
-        "of_the_model": model.max_positions,
-        "beyond": workloads.beyond(model, needed),
-    }
+    return {"needed": needed, "of_the_model": model.max_positions, "beyond": workloads.beyond(model, needed)}

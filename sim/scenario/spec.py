@@ -104,7 +104,9 @@ class Scenario(FieldTable):
     """
 
     model: ModelName = Field(description="model id (wattline models), .toml file or Hugging Face config.json")
-    gpu: GpuName = Field("h100-sxm-80gb", description="GPU id (wattline gpus), its unique beginning, or .toml file")
+    gpu: GpuName = Field(
+        "h100-sxm-80gb", description="GPU id (wattline gpus), its beginning, a MIG slice (h100:3g.40gb), .toml"
+    )
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     phase: Literal["prefill", "decode", "generate", "denoise", "train"] = Field(

@@ -8,14 +8,7 @@ import workloads
 from hardware.gpu import GpuSpec
 from sim.errors import MemoryShortError
 from sim.scenario.spec import Scenario
-from workloads.diffusion import (
-    DitSpec,
-    dit_memory_bytes,
-    load_dit,
-    parse_video,
-    reuse_cache_bytes,
-    video_tokens,
-)
+from workloads.diffusion import DitSpec, dit_memory_bytes, load_dit, parse_video, reuse_cache_bytes, video_tokens
 from workloads.families.dit_video import VideoRun
 from workloads.passes import load_passes
 from workloads.reuse import computed_steps

@@ -11,6 +11,7 @@ import workloads
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
 from sim.scenario.partition import Partitions
+from sim.scenario.spec import Scenario
 from sim.serving.beside import PHASES, BesidePrices
 from sim.serving.clock import SloClock, clocks_mhz
 from sim.serving.host import HostTime, host_time
@@ -59,6 +60,14 @@ def check_reach(spec: ServeSpec, traffic: Sequence[Request]) -> None:
         raise ScenarioError(f"request {longest.number}: {error}") from None
 
 
+def _target(spec: ServeSpec, group: Scenario) -> Machine:
+    """The machine of one replica."""
+    target = machine_of(group)
+    if target.gpu.card is not None and spec.replicas + spec.prefill_replicas > 1:
+        raise ScenarioError(f"gpu = {target.gpu.id}: servers on slices of one card share its watts: give one replica")
+    return target
+
+
 def replicas_of(
     spec: ServeSpec,
     traffic: Sequence[Request],
@@ -70,7 +79,7 @@ def replicas_of(
 ) -> list[Replica]:
     """The replicas of ``spec`` that serve whole requests (or go on with prompts), or with ``prefill`` prompts alone."""
     group = spec.group(prefill=prefill)
-    target = machine_of(group)
+    target = _target(spec, group)
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
     check_room(spec, traffic, blocks)
     limits = Limits(
@@ -107,7 +116,7 @@ def sides_of(
 ) -> tuple[list[ReplicaSide], list[ReplicaSide], list[SharedGpus]]:
     """The replicas of ``spec`` whose GPUs are split: sides for prompts, sides that decode, and what each two share."""
     group = spec.group()
-    target = machine_of(group)
+    target = _target(spec, group)
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
     check_room(spec, traffic, blocks)
     sms = dict(spec.sm_partition or ())
@@ -184,11 +193,7 @@ def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:
     if not rungs or spec.slo_tpot_s is None:
         return None
     return SloClock(
-        rungs=rungs,
-        tpot_s=spec.slo_tpot_s,
-        ttft_s=spec.slo_ttft_s,
-        hold_s=spec.clock_hold_s,
-        host=host_of(spec),
+        rungs=rungs, tpot_s=spec.slo_tpot_s, ttft_s=spec.slo_ttft_s, hold_s=spec.clock_hold_s, host=host_of(spec)
     )
 
 

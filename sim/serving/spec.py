@@ -13,17 +13,7 @@ import workloads
 from hardware.sampling import Sampling
 from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
-from sim.scenario.spec import (
-    CacheType,
-    Degree,
-    FieldTable,
-    GpuName,
-    ModelName,
-    Positive,
-    RunType,
-    Scenario,
-    WeightType,
-)
+from sim.scenario.spec import CacheType, Degree, FieldTable, GpuName, ModelName, Positive, RunType, Scenario, WeightType
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule

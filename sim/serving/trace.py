@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from inputs.same import Same
 from sim.result.trace import FIRST_STREAM, release
 from sim.serving.beside import PHASES
 from sim.serving.kernels import kernels_of
@@ -90,17 +91,17 @@ def to_trace(run: ServeResult) -> Trace:
             energy.append(moved.energy_j)
     streams: dict[tuple[int, int], int] = {}
     for step, kernels in kernels_of(run.log.run_steps):
-        known: dict[int, int] = {}
+        known: dict[Same[SpanKind], int] = {}
         for stream, one_kind, begin_s, end_s, joules in kernels:
             if (step.replica, stream) not in streams:
                 streams[step.replica, stream] = len(lanes)
                 tid = FIRST_STREAM + stream
                 lanes.append(Lane(pid=step.replica, tid=tid, name=f"stream {tid} of its first GPU", order=tid))
-            if id(one_kind) not in known:
-                known[id(one_kind)] = len(table_of_kinds)
+            if (same := Same(one_kind)) not in known:
+                known[same] = len(table_of_kinds)
                 table_of_kinds.append(one_kind)
             lane.append(streams[step.replica, stream])
-            kind.append(known[id(one_kind)])
+            kind.append(known[same])
             start.append(begin_s)
             end.append(end_s)
             energy.append(joules)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from inputs.same import Same
 from sim.build.lower import Classify, Group
 from sim.engine.graph import KernelClass
 from sim.errors import FoldError
@@ -60,14 +61,15 @@ def fold(program: Program, classify: Classify) -> Folding:
         return known
 
     shapes: dict[object, int] = {}
-    shape_of: dict[int, int] = {}  # by id of the rank program
-    slots_of: dict[int, dict[Ranks, int]] = {}
-    for rank_program in program.ranks:
-        if id(rank_program) not in shape_of:
-            shape, slots_of[id(rank_program)] = _shape(rank_program, cost)
-            shape_of[id(rank_program)] = shapes.setdefault(shape, len(shapes))
-    slots = [slots_of[id(rank_program)] for rank_program in program.ranks]
-    colour = [shape_of[id(rank_program)] for rank_program in program.ranks]
+    shape_of: dict[Same[RankProgram], int] = {}
+    slots_of: dict[Same[RankProgram], dict[Ranks, int]] = {}
+    programs = [Same(rank_program) for rank_program in program.ranks]
+    for one in programs:
+        if one not in shape_of:
+            shape, slots_of[one] = _shape(one.held, cost)
+            shape_of[one] = shapes.setdefault(shape, len(shapes))
+    slots = [slots_of[one] for one in programs]
+    colour = [shape_of[one] for one in programs]
     groups = {ranks for of_rank in slots for ranks in of_rank}
     while True:
         met = {ranks: _image(ranks, colour, slots) for ranks in groups}
@@ -99,10 +101,10 @@ def _shape(program: RankProgram, cost: Callable[[Kernel], int]) -> tuple[object,
     def slot(work: object) -> int:
         return slots.setdefault(work.ranks, len(slots)) if isinstance(work, CollectiveWork) else -1
 
-    known: dict[int, tuple[object, ...]] = {}  # steps of a generation share kernels
+    known: dict[Same[tuple[Kernel, ...]], tuple[object, ...]] = {}  # steps of a generation share kernels
 
     def kernels(segment: Segment) -> tuple[object, ...]:
-        key = id(segment.kernels)
+        key = Same(segment.kernels)
         if key not in known:
             known[key] = tuple((cost(k), k.stream, k.after, slot(k.work)) for k in segment.kernels)
         return known[key]

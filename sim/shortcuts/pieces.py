@@ -50,15 +50,15 @@ class Limiters(Protocol):
         """Where each GPU is held now."""
 
     def step(self, energy_j: Sequence[float]) -> Sequence[Target]:
-        """One tick, after which the GPUs burnt ``energy_j`` since the last one; returns the new targets."""
+        """One tick, after which the GPUs used ``energy_j`` since the last one; returns the new targets."""
 
     def end(self, since_j: Sequence[float], since_ps: int, length_ps: int) -> None:
-        """After a run of ``length_ps`` that burnt ``since_j`` in the ``since_ps`` after its last tick."""
+        """After a run of ``length_ps`` that used ``since_j`` in the ``since_ps`` after its last tick."""
 
 
 @dataclass(slots=True, eq=False)
 class Played:
-    """One run of a piece: its records and, per GPU, the joules burnt up to each of its power steps."""
+    """One run of a piece: its records and, per GPU, the joules used up to each of its power steps."""
 
     records: Recorder
     level: bool  # all GPUs end their last kernel at the same instant

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from inputs.same import Same
 from sim.shortcuts.fold import Folding
-from workloads.program import Segment
+from workloads.program import Kernel, Segment
 from workloads.work import CollectiveWork
 
 
@@ -32,11 +33,10 @@ def split_into_pieces(
             yield (step,), repeat
         return
     open_: tuple[SegmentStep, ...] = ()
-    splits: dict[
-        tuple[int, ...], tuple[SegmentStep, SegmentStep] | None
-    ] = {}  # equal steps give equal parts, by identity
+    # Equal steps give equal parts.
+    splits: dict[tuple[Same[tuple[Kernel, ...]], ...], tuple[SegmentStep, SegmentStep] | None] = {}
     for step, repeat in steps:
-        key = tuple(id(segment.kernels) for segment in step.segments)
+        key = tuple(Same(segment.kernels) for segment in step.segments)
         if key not in splits:
             splits[key] = _split(step, folding)
         parts = splits[key]

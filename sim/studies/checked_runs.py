@@ -26,6 +26,7 @@ from sim.validation.inputs import NotPredicted
 from sim.validation.predict import scenario_of, served_spec
 from sim.validation.records import Record, read_records
 from sim.validation.validate import Row, validate
+from workloads.families.ring import RingAttention
 
 HEAD = """# Kinds of whole-model runs that were held against measurements, the sizes that these had, and the errors of
 # predictions (shares: mean of the absolute ones, worst). None of these rows was used in a fit. A run outside is not
@@ -61,15 +62,15 @@ def seen_in(record: Record) -> CheckedRun | None:
 
 def _kind(name: str, inputs: Mapping[str, Any], gpu: str) -> Kind:
     if name == "ring_attention":
-        return ring_kind(
-            gpu,
-            world=int(inputs["world"]),
-            arrangement=str(inputs["layout"]),
+        attention = RingAttention(
+            q_heads=int(inputs["q_heads"]),
+            kv_heads=int(inputs["kv_heads"]),
+            head_dim=int(inputs["head_dim"]),
             causal=bool(inputs.get("causal", True)),
             backward=not inputs.get("forward_only", True),
-            seq_len=int(inputs["seq_len"]),
-            heads=(int(inputs["q_heads"]), int(inputs["kv_heads"]), int(inputs["head_dim"])),
         )
+        world, seq_len = int(inputs["world"]), int(inputs["seq_len"])
+        return ring_kind(gpu, str(inputs["layout"]), attention, world=world, seq_len=seq_len)
     if name == "dit_step":
         cp = int(inputs.get("ulysses", 1))
         step = {"model": inputs["model"], "gpu": gpu, "seq_len": inputs["tokens"], "phase": "denoise", "cp": cp}

@@ -47,11 +47,7 @@ def mean_interval(values: Sequence[float], *, seed: int = SEED) -> tuple[float, 
     if len(values) < MIN_ROWS:
         return None
     found = bootstrap(
-        (np.asarray(values),),
-        np.mean,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(seed),
+        (np.asarray(values),), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(seed)
     ).confidence_interval
     return float(found.low), float(found.high)
 

@@ -68,9 +68,7 @@ def application(token: str) -> Dash:
         enable_mcp=False,
         add_log_handler=False,
     )
-    app.layout = html.Main(
-        [dcc.Location(id="url", refresh=False), html.Div(id="root")],
-    )
+    app.layout = html.Main([dcc.Location(id="url", refresh=False), html.Div(id="root")])
     _callbacks(app)
     _guard(app, token)
     return app

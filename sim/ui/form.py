@@ -93,9 +93,7 @@ def _control(letter: str, name: str, value: Any) -> Any:
 def _labelled(name: str, control: Any) -> Any:
     description = Scenario.model_fields[name].description
     return html.Div(
-        [html.Label(LABELS[name]), control],
-        className="field" + " wide" * (name in WIDE),
-        title=description or "",
+        [html.Label(LABELS[name]), control], className="field" + " wide" * (name in WIDE), title=description or ""
     )
 
 
@@ -117,10 +115,7 @@ def _options(name: str) -> list[str] | None:
 
 def told(found: Answer) -> Any:
     """Title and headline figures."""
-    return [
-        html.H3(found.title),
-        html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
-    ]
+    return [html.H3(found.title), html.Div([_tile(*tile) for tile in found.tiles], className="tiles")]
 
 
 MEMORY = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hardware.calibrate.suite.engine_vllm import NEEDS_VLLM
 from hardware.calibrate.suite.run import run_plan, visible_gpus
+from hardware.calibrate.suite.worker import SuiteOptions
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
@@ -29,12 +30,12 @@ def measure_here(
         raise HardwareError(f"GPUs of {len(names)} kinds here ({found}): calibrate needs one kind")
     gpu = given or _known(boards[0].gpu_id, boards[0].name)
     one_gpu = folder / "one_gpu.jsonl"
-    run_plan("calibrate", one_gpu, world=1, gpu_id=gpu.id, budget_s=budget_s)
+    run_plan("calibrate", SuiteOptions(out=one_gpu, world=1, gpu_id=gpu.id, budget_s=budget_s))
     files = [one_gpu]
     several = world or visible_gpus()
     if several > 1:
         many = folder / f"{several}_gpus.jsonl"
-        run_plan("calibrate_multi", many, world=several, gpu_id=gpu.id, budget_s=budget_s)
+        run_plan("calibrate_multi", SuiteOptions(out=many, world=several, gpu_id=gpu.id, budget_s=budget_s))
         files.append(many)
     return gpu, tuple(files)
 
@@ -50,7 +51,7 @@ def measure_vllm_here(
         raise HardwareError(NEEDS_VLLM)
     gpu = given or _known(*((board := detect()[0]).gpu_id, board.name))
     path = folder / f"vllm_{world or 1}_gpus.jsonl"
-    run_plan("vllm", path, world=world or 1, gpu_id=gpu.id, budget_s=budget_s)
+    run_plan("vllm", SuiteOptions(out=path, world=world or 1, gpu_id=gpu.id, budget_s=budget_s))
     return gpu, path
 
 

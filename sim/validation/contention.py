@@ -60,10 +60,7 @@ def errors(record: Record, sharing: Sharing) -> list[float]:
     if record.kind == "waiting":
         return [beside_waiting(record.inputs, target)[0] / record.measured["latency_s"] - 1.0]
     predicted, seen = together(record.inputs, target), measured(record)
-    return [
-        predicted.a_together_s / seen.a_together_s - 1.0,
-        predicted.b_together_s / seen.b_together_s - 1.0,
-    ]
+    return [predicted.a_together_s / seen.a_together_s - 1.0, predicted.b_together_s / seen.b_together_s - 1.0]
 
 
 def residuals(rows: Sequence[Record], sharing: Sharing) -> Floats:

@@ -122,8 +122,5 @@ def served_latencies(measured: Mapping[str, Any], requests: list[list[float]]) -
     >>> served_latencies({"ttft_s": [0.1, 0.3], "e2e_s": [0.2, 0.5]}, [[0.0, 9, 11], [0.5, 9, 21]])["itl_p50_s"]
     0.01
     """
-    of = {
-        "ttft": measured["ttft_s"],
-        "itl": between_tokens(measured["ttft_s"], measured["e2e_s"], requests),
-    }
+    of = {"ttft": measured["ttft_s"], "itl": between_tokens(measured["ttft_s"], measured["e2e_s"], requests)}
     return {f"{name}_p{p}_s": float(np.percentile(values, p)) for name, values in of.items() for p in (50, 99)}

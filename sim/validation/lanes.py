@@ -96,7 +96,7 @@ def beside_waiting(inputs: Inputs, target: Machine) -> tuple[float, float, float
     """A GEMM in a loop, alone or beside a receive whose sender never comes: seconds, watts, mean clock in Hz."""
     m, n, k = inputs["gemm_mnk"]
     receive = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=inputs["bytes"], ctas=inputs.get("ctas"))
-    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0, world=target.world, cluster=target.cluster)
+    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0, chips=target.chips, cluster=target.cluster)
     gemm, wait = (
         pricer.price(Kernel(name="", work=work, flops=0.0, bytes_moved=0.0))
         for work in (GemmWork(m=m, n=n, k=k), receive)

@@ -66,8 +66,7 @@ def _steady_point(
     priorities = [-1 if isinstance(work, CollectiveWork) else 0 for work in works]
     classes = [
         replace(
-            pricer.price(Kernel(name=f"lane {i}", work=work, flops=0.0, bytes_moved=0.0, priority=priority)),
-            lead_s=0.0,
+            pricer.price(Kernel(name=f"lane {i}", work=work, flops=0.0, bytes_moved=0.0, priority=priority)), lead_s=0.0
         )
         for i, (work, priority) in enumerate(zip(works, priorities, strict=True))
     ]

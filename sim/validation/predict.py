@@ -25,16 +25,8 @@ from sim.validation.partitions import on_partition, side_by_side
 from sim.validation.records import MEASURED_FIELDS
 from workloads.diffusion import load_dit
 from workloads.families.dit_layers import build_denoise
-from workloads.families.ring import build_ring
-from workloads.work import (
-    AllReduce,
-    CollectiveOp,
-    CollectiveWork,
-    Elementwise,
-    ElementwiseWork,
-    GemmWork,
-    Work,
-)
+from workloads.families.ring import RingAttention, build_ring
+from workloads.work import AllReduce, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
 
 # Fields of a model step that label it and change nothing.
 STEP_LABELS = frozenset({"kind", "world", "gpu_index"})
@@ -100,15 +92,13 @@ def _dit_step(inputs: Inputs) -> Prediction:
 def _ring_attention(inputs: Inputs) -> Prediction:
     """A ring launched kernel by kernel."""
     world = int(inputs["world"])
-    program = build_ring(
-        inputs["layout"],
-        ranks=world,
-        seq_len=int(inputs["seq_len"]),
+    attention = RingAttention(
         q_heads=int(inputs["q_heads"]),
         kv_heads=int(inputs["kv_heads"]),
         head_dim=int(inputs["head_dim"]),
         causal=bool(inputs.get("causal", True)),
     )
+    program = build_ring(inputs["layout"], attention, ranks=world, seq_len=int(inputs["seq_len"]))
     target = machine_for(inputs, world)
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
 

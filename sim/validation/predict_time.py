@@ -81,7 +81,7 @@ class TimedRun:
 def run_schedule(target: Machine, launches: Sequence[TimedLaunch], *, gap_s: float) -> TimedRun:
     """Run ``launches`` on one GPU that has been idle, limiters acting; kernels pause ``gap_s`` between them."""
     phases = tuple(Phase(name=launch.name, segments=launch.segments) for launch in launches)
-    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=gap_s, world=1, cluster=target.cluster)
+    pricer = Pricer(profile=target.profile, gpu=target.gpu, gap_s=gap_s, cluster=target.cluster)
     graph = lower(Program(ranks=(RankProgram(phases=phases),)), pricer.price)
     sizes = [sum(len(s.kernels) * s.repeat for s in launch.segments) for launch in launches]
     issue = np.repeat([round(launch.start_s * 1e12) for launch in launches], sizes)

@@ -64,6 +64,17 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RingAttention:
+    """Attention of one sequence, forward or ``backward``: its heads, their size, whether later tokens are masked."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = True
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """Scores of one round on one rank: ``queries`` x ``keys``, of which ``pairs`` are not masked."""
 
@@ -153,13 +164,11 @@ def ring_kernels(ring: Ring, place: int, *, first: tuple[int, ...] = ()) -> list
     return kernels
 
 
-def build_ring(
-    layout: RingLayout, *, ranks: int, seq_len: int, q_heads: int, kv_heads: int, head_dim: int, causal: bool = True,
-    backward: bool = False,
-) -> Program:  # fmt: skip
+def build_ring(layout: RingLayout, attention: RingAttention, *, ranks: int, seq_len: int) -> Program:
     """Attention of one sequence of ``seq_len`` tokens over a ring of ``ranks``; outputs are not merged.
 
-    >>> program = build_ring("contiguous", ranks=2, seq_len=8192, q_heads=32, kv_heads=8, head_dim=128)
+    >>> attention = RingAttention(q_heads=32, kv_heads=8, head_dim=128)
+    >>> program = build_ring("contiguous", attention, ranks=2, seq_len=8192)
     >>> [len(rank.phases[0].segments[0].kernels) for rank in program.ranks]
     [2, 3]
     """
@@ -170,16 +179,16 @@ def build_ring(
         layout=layout,
         ranks=tuple(range(ranks)),
         block=seq_len // ranks,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        causal=causal,
-        backward=backward,
+        q_heads=attention.q_heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        causal=attention.causal,
+        backward=attention.backward,
     )
 
     def rank_program(rank: int) -> RankProgram:
         segment = Segment(name="ring", kernels=tuple(ring_kernels(ring, rank)))
-        return RankProgram(phases=(Phase(name="backward" if backward else "prefill", segments=(segment,)),))
+        return RankProgram(phases=(Phase(name="backward" if attention.backward else "prefill", segments=(segment,)),))
 
     return Program(ranks=tuple(rank_program(rank) for rank in ring.ranks))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workloads.families.options import Options
-from workloads.memory import MemoryNeed, memory_need
+from workloads.memory import Held, MemoryNeed, memory_need
 from workloads.model import ModelSpec
 from workloads.parallel import Layout
 from workloads.work import DType
@@ -18,10 +20,7 @@ _SHARDED = {
 }
 
 
-def training_need(
-    model: ModelSpec, layout: Layout, *, batch: int, seq_len: int, layers: int, lm_head: bool,
-    options: Options | None = None,
-) -> MemoryNeed:  # fmt: skip
+def training_need(model: ModelSpec, layout: Layout, held: Held, options: Options | None = None) -> MemoryNeed:
     """Bytes of a rank: weights, 16-bit gradients, the optimiser's state; of every layer what its gradients read, kept
     from the forward pass.
 
@@ -29,15 +28,12 @@ def training_need(
     ZeRO-1 keeps a share of the state, ZeRO-2 of the gradients too, ZeRO-3 of the weights too, with two layers whole.
     """
     options = options or Options()
-    lone = memory_need(
-        model, layout, batch=batch, context=seq_len, new_tokens=seq_len, layers=layers, lm_head=lm_head,
-        dtype=DType.BF16,
-    )  # fmt: skip
+    lone = memory_need(model, layout, replace(held, new_tokens=held.context))
     heads = (2 * model.q_heads + 2 * model.kv_heads) * model.head_dim
     wide = 3 * model.d_ff * max(model.top_k, 1) + 3 * model.shared_d_ff
-    depth = layers / layout.pp
-    kept = depth * (4 * model.d_model + (heads + wide) / layout.tp) + lm_head * model.vocab / layout.tp
-    tokens = batch * seq_len / (layout.dp * layout.cp * options.accumulate)
+    depth = held.layers / layout.pp
+    kept = depth * (4 * model.d_model + (heads + wide) / layout.tp) + held.lm_head * model.vocab / layout.tp
+    tokens = held.batch * held.context / (layout.dp * layout.cp * options.accumulate)
     ways = layout.dp * layout.cp
     whole = lone.weight_bytes
     parts = {name: ways if options.sharding in names else 1 for name, names in _SHARDED.items()}

@@ -18,15 +18,7 @@ from hardware.calibrate.suite.race import (
     race,
     work_launch,
 )
-from hardware.calibrate.suite.timing import (
-    Bench,
-    capture,
-    new_slots,
-    repeated,
-    stamps_between,
-    steady,
-    together,
-)
+from hardware.calibrate.suite.timing import Bench, capture, new_slots, repeated, stamps_between, steady, together
 
 Row = Mapping[str, Any]
 

@@ -13,20 +13,9 @@ from hardware.calibrate.suite.timing import Bench
 
 Row = Mapping[str, Any]
 WORKS = (
-    "linear",
-    "linear_fp8",
-    "add_rmsnorm",
-    "rope",
-    "silu_mul",
-    "kv_copy",
-    "attention_decode",
-    "attention_prefill",
-    "attend_token",
-    "attend_prompt",
-    "decode_layer",
-    "gather",
-    "grouped_gemm",
-)
+    "linear", "linear_fp8", "add_rmsnorm", "rope", "silu_mul", "kv_copy", "attention_decode", "attention_prefill",
+    "attend_token", "attend_prompt", "decode_layer", "gather", "grouped_gemm",
+)  # fmt: skip
 # Kernels that one call launches, where it is not one.
 LAUNCHES = {"linear_fp8": 2, "attend_token": 3, "decode_layer": 11}
 # Fewer than the launches that a stream may hold waiting (1,024), so that the host never waits for the GPU.

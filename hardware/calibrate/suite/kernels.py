@@ -100,12 +100,7 @@ class Kernels:
         ``fast_accumulation`` keeps sums in the tensor cores' own registers; PyTorch does not unless asked.
         """
         return self._torch._scaled_mm(
-            x,
-            weight.t(),
-            scale_a=one,
-            scale_b=one,
-            out_dtype=self._torch.bfloat16,
-            use_fast_accum=fast_accumulation,
+            x, weight.t(), scale_a=one, scale_b=one, out_dtype=self._torch.bfloat16, use_fast_accum=fast_accumulation
         )
 
     def spin(self, seconds: float) -> None:

@@ -88,13 +88,7 @@ class ExpertLayer:
         torch = bench.torch
         own = shape.experts // ep
         routing = route(
-            tokens=tokens,
-            experts=shape.experts,
-            top_k=shape.top_k,
-            skew=skew,
-            first=rank * own,
-            count=own,
-            seed=seed,
+            tokens=tokens, experts=shape.experts, top_k=shape.top_k, skew=skew, first=rank * own, count=own, seed=seed
         )
         self.rows = routing.rows
         self._router = Projection(bench, shape.experts, shape.width)

@@ -1,4 +1,4 @@
-"""What to measure: every plan is a list of rows, each the input fields of one record; no GPU, no I/O.
+"""What to measure: every plan is a list of rows, each the input fields of one record; no GPU.
 
 A row's fields are exactly those its record will carry (measurements/README.md) apart from ``gpu`` and the
 measured ones, so a record that already has them is the row, done.
@@ -6,10 +6,13 @@ measured ones, so a record that already has them is the row, done.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hardware.calibrate.suite import timing
+from hardware.errors import HardwareError
 
 PlannedRow = dict[str, Any]
 MIB = 1 << 20
@@ -17,20 +20,24 @@ HOST: list[PlannedRow] = [{"kind": "host"}, {"kind": "idle"}]
 
 # Fields whose absence means something: a record that has one is no answer to a row without it.
 _LAYOUT = (
-    "launch",
-    "sequence_parallel",
-    "cp",
-    "pp",
-    "kv_len",
-    "ctas",
-    "values",
-    "resident",
-    "fast_accumulation",
+    "launch", "sequence_parallel", "cp", "pp", "kv_len", "ctas", "values", "resident", "fast_accumulation",
     "backend",
-)
+)  # fmt: skip
 
 _DEFAULTS: dict[str, Any] = {"ep_mode": None, "expert_skew": 0.0, "ctas": None, "comm_ctas": None}
 _ABSENT = object()
+
+# What a record has beyond its row.
+_MEASURED = frozenset(
+    {
+        "gpu", "latency_s", "power_w", "energy_j", "sm_clock_mhz", "temperature_c", "period_s", "iter_s", "clock_mhz",
+        "seconds", "samples", "gemm_s", "collective_s", "gemm_clock_mhz", "a_clock_mhz", "a_alone_s", "b_alone_s",
+        "a_together_s", "b_together_s", "ttft_s", "pause_s", "log", "marks", "columns", "calls", "done_s", "host_s",
+        "launches", "n_per_burst", "bursts", "distinct", "max_rows", "tiles", "tiles64", "tiles128", "tiles256",
+        "config", "tokens_per_ep_rank", "dry_run", "name", "limit_w", "max_sm", "max_mem", "driver", "torch", "nccl",
+        "uuids", "engine_version",
+    }
+)  # fmt: skip
 
 _OVERHEAD_S = 0.25
 _FREE_S = timing.SETTLE_FREE_S + timing.WINDOW_S + _OVERHEAD_S
@@ -91,6 +98,33 @@ def done_already(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -
     )
 
 
+def load(path: Path) -> list[dict[str, Any]]:
+    """Whole records of a file; a last line without its newline (a killed run) is cut off the file."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        path.write_bytes(whole)
+    records = []
+    for number, line in enumerate(whole.decode().splitlines(), start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise HardwareError(f"{path}, line {number}: not valid JSON ({error.msg}); repair or remove it") from None
+    return records
+
+
+def asked(record: Mapping[str, Any]) -> PlannedRow:
+    """The row that ``record`` answers: what it holds but for what was measured.
+
+    >>> asked({"kind": "gemm", "gpu": "x", "world": 1, "m": 1, "latency_s": 1e-5, "power_w": [90.0]})
+    {'kind': 'gemm', 'world': 1, 'm': 1}
+    """
+    routed = {"rows"} if "distinct" in record else set()  # counted, where experts are drawn
+    return {key: value for key, value in record.items() if key not in _MEASURED | routed}
+
+
 def gemm(m: int, n: int, k: int, dtype: str = "bf16") -> PlannedRow:
     """A GEMM, weights n x k."""
     return {"kind": "gemm", "world": 1, "m": m, "n": n, "k": k, "dtype": dtype}
@@ -149,11 +183,6 @@ def kv_write(batch: int, kv_heads: int, seq_len: int) -> PlannedRow:
 def moe_small(kind: str, rows: int, width: int = 2048) -> PlannedRow:
     """gather, index_add or topk_sum of ``rows`` routed rows."""
     return {"kind": kind, "world": 1, "rows": rows, "width": width, "dtype": "bf16"}
-
-
-def sample(how: str, rows: int, width: int) -> PlannedRow:
-    """A token drawn from each of ``rows`` rows of logits over a vocabulary of ``width``."""
-    return {"kind": "sample", "world": 1, "how": how, "rows": rows, "width": width, "dtype": "bf16"}
 
 
 def grouped(which: str, experts: int, tokens: int, skew: float = 0.0) -> PlannedRow:
@@ -238,19 +267,7 @@ def step(model: str, layers: int, phase: str, batch: int, seq_len: int, **more: 
 
 def overlap(world: int, chunks: int, ctas: int | None) -> PlannedRow:
     """The fields of a sequence-parallel step."""
-    return {
-        "tp": world,
-        "sequence_parallel": True,
-        "overlap_chunks": chunks,
-        "comm_ctas": ctas,
-        "lm_head": False,
-    }
-
-
-def generate(model: str, layers: int, batch: int, seq_len: int, output_len: int, **more: object) -> PlannedRow:
-    """Prefill and ``output_len`` - 1 decode steps."""
-    row = step(model, layers, "generate", batch, seq_len, **more)
-    return {**row, "kind": "generate", "output_len": output_len}
+    return {"tp": world, "sequence_parallel": True, "overlap_chunks": chunks, "comm_ctas": ctas, "lm_head": False}
 
 
 def dit(model: str, layers: int, tokens: int, ulysses: int) -> PlannedRow:

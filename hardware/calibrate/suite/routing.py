@@ -43,14 +43,7 @@ class RoutedRows:
 
 @lru_cache(maxsize=256)
 def route(
-    *,
-    tokens: int,
-    experts: int,
-    top_k: int,
-    skew: float,
-    first: int = 0,
-    count: int | None = None,
-    seed: int = 0,
+    *, tokens: int, experts: int, top_k: int, skew: float, first: int = 0, count: int | None = None, seed: int = 0
 ) -> RoutedRows:
     """Draw ``top_k`` distinct experts a token, probability ~ rank^-skew; keep experts [first, first + count).
 

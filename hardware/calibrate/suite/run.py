@@ -8,46 +8,25 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s
+from hardware.calibrate.suite.plan import PlannedRow, done_already, estimated_s, load
 from hardware.calibrate.suite.plans import least_world, planned
-from hardware.calibrate.suite.shapes import SHAPES, ModelShape
+from hardware.calibrate.suite.worker import SuiteOptions, work
 from hardware.errors import HardwareError
 
 
-def run_plan(
-    name: str,
-    out: Path,
-    *,
-    world: int | None = None,
-    only: Sequence[str] = (),
-    share: tuple[int, int] = (0, 1),
-    budget_s: float = math.inf,
-    dry_run: bool = False,
-    gpu_id: str | None = None,
-    traces: Path | None = None,
-) -> int:
-    """Measure what plan ``name`` asks and ``out`` lacks; returns how many rows ``out`` gained.
+def run_plan(name: str, options: SuiteOptions, *, only: Sequence[str] = (), share: tuple[int, int] = (0, 1)) -> int:
+    """Measure what plan ``name`` asks and ``options.out`` lacks; returns how many rows that gained.
 
     ``only`` keeps rows of these kinds; ``share`` (i, n) every n-th of the plan's rows from the i-th on, so that n
-    machines or GPUs can divide a plan. ``budget_s`` ends the run before the row that would exceed it.
+    machines or GPUs can divide a plan.
     """
-    world = world or least_world(name)
-    rows = planned(name, world=world)[share[0] :: share[1]]
-    return run_rows(
-        rows,
-        out,
-        label=f"plan {name}",
-        world=world,
-        only=only,
-        budget_s=budget_s,
-        dry_run=dry_run,
-        gpu_id=gpu_id,
-        traces=traces,
-    )
+    rows = planned(name, world=options.world)[share[0] :: share[1]]
+    return run_rows(rows, options, label=f"plan {name}", only=only)
 
 
 def visible_gpus() -> int:
@@ -59,25 +38,11 @@ def visible_gpus() -> int:
     return int(torch.cuda.device_count())
 
 
-def run_rows(
-    rows: Sequence[PlannedRow],
-    out: Path,
-    *,
-    label: str,
-    world: int,
-    only: Sequence[str] = (),
-    budget_s: float = math.inf,
-    dry_run: bool = False,
-    gpu_id: str | None = None,
-    shapes: Mapping[str, ModelShape] = SHAPES,
-    traces: Path | None = None,
-) -> int:
-    """Measure those of ``rows`` that ``out`` lacks; returns how many it gained.
-
-    ``shapes``: model sizes by name; ``traces``: a folder for profiler traces of the whole-model steps.
-    """
+def run_rows(rows: Sequence[PlannedRow], options: SuiteOptions, *, label: str, only: Sequence[str] = ()) -> int:
+    """Measure those of ``rows`` that ``options.out`` lacks; returns how many it gained."""
+    out, world = options.out, options.world
     seen = visible_gpus()
-    if not dry_run and seen < world:
+    if not options.dry and seen < world:
         raise HardwareError(f"{label} on world = {world} GPUs: {seen} seen by PyTorch")
     before = load(out)
     rows = pending(rows, before, only)
@@ -92,19 +57,8 @@ def run_rows(
     out.parent.mkdir(parents=True, exist_ok=True)
     import torch
 
-    from hardware.calibrate.suite.worker import SuiteOptions, work
-
-    options = SuiteOptions(
-        out=out,
-        world=world,
-        port=free_port(),
-        gpu_id=gpu_id,
-        dry=dry_run,
-        budget_s=budget_s,
-        shapes=dict(shapes),
-        traces=traces,
-    )
-    if world == 1 or dry_run:
+    options = replace(options, port=free_port())
+    if world == 1 or options.dry:
         work(0, rows, options)
     else:
         # NVLink multicast stays off unless the user says otherwise: records are taken without it.
@@ -128,27 +82,10 @@ def pending(
     return [row for row in rows if (not only or row["kind"] in only) and not done_already(row, records)]
 
 
-def load(path: Path) -> list[dict[str, Any]]:
-    """Whole records of a file; a last line without its newline (a killed run) is cut off the file."""
-    if not path.exists():
-        return []
-    text = path.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]
-    if whole != text:
-        path.write_bytes(whole)
-    records = []
-    for number, line in enumerate(whole.decode().splitlines(), start=1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise HardwareError(f"{path}, line {number}: not valid JSON ({error.msg}); repair or remove it") from None
-    return records
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; see ``--help``."""
     parser = argparse.ArgumentParser(description="Measure a plan on this machine's GPUs; resumable.")
-    parser.add_argument("--plan", required=True, help="smoke, calibrate, calibrate_multi, gaps, pair, ...")
+    parser.add_argument("--plan", required=True, help="smoke, calibrate, calibrate_multi, ... or a file of records")
     parser.add_argument("--out", type=Path, required=True, help="records, one JSON object a line; appended to")
     parser.add_argument("--world", type=int, help="number of GPUs (default: the plan's least)")
     parser.add_argument("--only", default="", help="kinds to measure, separated by commas")
@@ -167,17 +104,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(row))
             print(f"{len(rows)} rows, about {sum(map(estimated_s, rows)):.0f} s", file=sys.stderr)
             return 0
-        gained = run_plan(
-            args.plan,
-            args.out,
-            world=args.world,
-            only=only,
-            share=args.share,
-            budget_s=args.budget_s,
-            dry_run=args.dry_run,
+        options = SuiteOptions(
+            out=args.out,
+            world=args.world or least_world(args.plan),
             gpu_id=args.gpu,
+            dry=args.dry_run,
+            budget_s=args.budget_s,
             traces=args.traces,
         )
+        gained = run_plan(args.plan, options, only=only, share=args.share)
     except HardwareError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

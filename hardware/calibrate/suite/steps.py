@@ -135,13 +135,7 @@ class _Dense:
 
         self._layers = [
             Layer(
-                bench,
-                shape,
-                tp=self._tp,
-                fp8=fp8,
-                cache_tokens=cache_tokens,
-                batch=self._batch,
-                forward=forward_of(i),
+                bench, shape, tp=self._tp, fp8=fp8, cache_tokens=cache_tokens, batch=self._batch, forward=forward_of(i)
             )
             for i in range(row["layers"])
         ]

@@ -45,7 +45,11 @@ _KNOWN_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """How to run; picklable, so that every rank's process gets the same."""
+    """How to run; picklable, so that every rank's process gets the same.
+
+    ``budget_s`` ends the run before the row that would exceed it; ``shapes``: model sizes by name; ``traces``: a folder
+    for profiler traces of the whole-model steps.
+    """
 
     out: Path
     world: int

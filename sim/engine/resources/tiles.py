@@ -92,19 +92,30 @@ class BlockRequest(Protocol):
         """What the last of ``rounds``, with few tiles, takes of a round's time at least."""
 
 
-class Split:
-    """A kernel whose blocks started at different times: ended when its last part has.
+class Dealing(NamedTuple):
+    """How the tiles of a kernel go to its blocks.
 
     The whole has ``rounds`` of tiles; each block has ``own`` by its number, the last of which ``full`` of the blocks
     have at all; ``fetched`` tiles go to whoever is free. A last, thin round takes ``thin`` of a round's time at least.
     ``fill``: tiles of a full round over those of the mean round of the whole.
     """
 
-    __slots__ = ("begun", "energy_j", "fetched", "fill", "full", "own", "parts", "rounds", "start_ps", "thin")
+    rounds: int
+    own: int
+    fetched: float
+    full: float = 1.0
+    thin: float = 1.0
+    fill: float = 1.0
 
-    def __init__(self, *, rounds: int, own: int, fetched: float, full: float, thin: float, fill: float) -> None:
-        self.rounds, self.own, self.fetched, self.full, self.thin = rounds, own, fetched, full, thin
-        self.fill = fill
+
+class Split:
+    """A kernel whose blocks started at different times: ended when its last part has."""
+
+    __slots__ = ("begun", "dealing", "energy_j", "own", "parts", "rounds", "start_ps")
+
+    def __init__(self, dealing: Dealing) -> None:
+        self.dealing = dealing
+        self.rounds, self.own = dealing.rounds, dealing.own
         self.parts = 1
         self.begun: list[BlockRequest] = []
         self.energy_j = 0.0
@@ -119,7 +130,7 @@ class Split:
         """Take in a part that has ended; True of the last one."""
         self.parts -= 1
         self.begun.remove(part)
-        self.fetched -= part.part.fetched
+        self.dealing = self.dealing._replace(fetched=self.dealing.fetched - part.part.fetched)
         return not self.parts
 
 
@@ -134,14 +145,9 @@ def split_of(blocks: BlockRequest) -> Split:
     rounds = math.ceil(grid.tiles / slots - 1e-9)
     own = min(grid.own_tiles, rounds)
     fetched = max(0.0, grid.tiles - own * slots)
-    return Split(
-        rounds=rounds,
-        own=own,
-        fetched=fetched,
-        full=min(1.0, grid.tiles / slots - (own - 1)),
-        thin=blocks.thin(rounds),
-        fill=rounds * slots / grid.tiles if fetched else 1.0,  # else every part goes through all rounds
-    )
+    fill = rounds * slots / grid.tiles if fetched else 1.0  # else every part goes through all rounds
+    full = min(1.0, grid.tiles / slots - (own - 1))
+    return Split(Dealing(rounds, own, fetched, full, blocks.thin(rounds), fill))
 
 
 def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
@@ -156,7 +162,7 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
         assert progress is not None, "blocks with tiles of their own belong to a kernel whose progress is known"
         left = progress.left - progress.rate * (now_ps - progress.updated_ps)
         before.append((part.sms / sms_per_block, left if left > 0.0 else 0.0, part.part))
-    after = deal(tuple(before), split.rounds, split.own, split.fetched, split.full, split.thin, split.fill)
+    after = deal(tuple(before), split.dealing)
     for part, dealt in zip(split.begun, after, strict=True):
         progress = part.progress
         assert progress is not None
@@ -167,15 +173,9 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
 
 
 @lru_cache(maxsize=4096)  # equal ranks and layers deal equal tiles
-def deal(
-    parts: tuple[tuple[float, float, Part], ...],
-    rounds: int, own: int, fetched: float, full: float, thin: float, fill: float,
-) -> tuple[tuple[float, Part], ...]:  # fmt: skip
-    """What is left of each part of a kernel, and the part, its tiles dealt anew; ``parts``: slots, left, part.
-
-    See :class:`Split` for what they are of.
-    """
-    pool = fetched
+def deal(parts: tuple[tuple[float, float, Part], ...], dealing: Dealing) -> tuple[tuple[float, Part], ...]:
+    """What is left of each part of a kernel, and the part, its tiles dealt anew; ``parts``: slots, left, part."""
+    rounds, own, pool, full, thin, fill = dealing
     turns: list[TileRounds] = []
     begun_parts: list[Part] = []
     for slots, left, part in parts:

@@ -115,16 +115,9 @@ def page(grids: Sequence[tuple[Phase, tuple[int, ...]]] = GRIDS) -> str:
             f"{verdict(PUBLISHED_SHARE, min(shares), max(shares), '{:.1%}'.format)}."
         )
     names = (
-        "GPU",
-        "grid",
-        "n",
-        "all",
-        "at one length",
-        "by batch alone",
-        "by TP alone",
-        "all-reduces at TP8, % of J",
+        "GPU", "grid", "n", "all", "at one length", "by batch alone", "by TP alone", "all-reduces at TP8, % of J",
         "% of time",
-    )
+    )  # fmt: skip
     parts = [
         head("How far energy spreads over layouts and batches", "spread", GPUS, QUESTION),
         table(names, lines, left=2) + "\n\n" + LEGEND,
