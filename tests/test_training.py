@@ -13,7 +13,17 @@ import pytest
 from sim import simulate
 from sim.cli import main
 from sim.errors import ScenarioError
-from workloads import Held, Layout, Options, Program, WorkloadError, build_training, load_model, params, training_need
+from workloads import (
+    Layout,
+    MemoryLoad,
+    Options,
+    Program,
+    WorkloadError,
+    build_training,
+    load_model,
+    params,
+    training_need,
+)
 from workloads.program import Kernel
 from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
 
@@ -107,10 +117,10 @@ def test_balanced_rings_train_faster() -> None:
 def test_memory_of_a_step() -> None:
     bare = Options(optimizer="none")
     model = load_model("llama-7b")
-    need = training_need(model, Layout(), Held(batch=1, context=2048, layers=32, lm_head=True), bare)
+    need = training_need(model, Layout(), MemoryLoad(batch=1, context=2048, layers=32, lm_head=True), bare)
     assert str(need) == "weights 13.5 + gradients 13.5 + activations 8.8 = 35.7 GB a GPU"
     split = training_need(
-        model, Layout(cp=2, cp_mode="ring"), Held(batch=1, context=4096, layers=32, lm_head=True), bare
+        model, Layout(cp=2, cp_mode="ring"), MemoryLoad(batch=1, context=4096, layers=32, lm_head=True), bare
     )
     assert split == need
 
@@ -123,7 +133,7 @@ def test_what_replicas_share_out(sharding: Any, weights: int, gradients: int, st
     """arXiv 1910.02054, figure 1: 2 + 2 + 12 bytes a parameter, each over the replicas from its stage on."""
     model = load_model("llama-7b")
     need = training_need(
-        model, Layout(dp=8), Held(batch=8, context=128, layers=32, lm_head=True), Options(sharding=sharding)
+        model, Layout(dp=8), MemoryLoad(batch=8, context=128, layers=32, lm_head=True), Options(sharding=sharding)
     )
     whole = 2.0 * (params(model) - 65 * 4096)  # norms are not counted
     gathered = 2 * whole / 32 if weights > 1 else 0.0

@@ -9,7 +9,7 @@ import pytest
 
 from sim import Scenario, simulate
 from tests.transformer_kit import build, kernels
-from workloads import Group, Held, Layout, WorkloadError, build_ragged, load_model, memory_need
+from workloads import Group, Layout, MemoryLoad, WorkloadError, build_ragged, load_model, memory_need
 from workloads.huggingface import parse_config
 from workloads.program import Kernel
 
@@ -71,7 +71,7 @@ def test_ranks_share_the_heads() -> None:
 
 def test_only_attention_layers_cache_keys() -> None:
     def kv(context: int) -> float:
-        need = memory_need(MODEL, Layout(), Held(batch=1, context=context, new_tokens=1, layers=52, lm_head=True))
+        need = memory_need(MODEL, Layout(), MemoryLoad(batch=1, context=context, new_tokens=1, layers=52, lm_head=True))
         return need.kv_bytes
 
     assert kv(2000) - kv(1000) == 1000 * 4 * 2 * 8 * 128 * 2

@@ -16,7 +16,7 @@ from hardware.profile import profile_for
 from tests.transformer_kit import build, layer
 from workloads import Layout, WorkloadError, load_model, params
 from workloads.huggingface import parse_config
-from workloads.memory import Held, memory_need
+from workloads.memory import MemoryLoad, memory_need
 from workloads.model_file import parse_model
 from workloads.program import Program
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
@@ -107,7 +107,9 @@ def test_heads_split_over_ranks_and_latents_do_not() -> None:
 def test_memory_of_weights_and_cache() -> None:
     model = load_model("deepseek-v3")
     need = memory_need(
-        model, Layout(ep=32, ep_mode="all_to_all"), Held(batch=2, context=1000, new_tokens=1, layers=61, lm_head=False)
+        model,
+        Layout(ep=32, ep_mode="all_to_all"),
+        MemoryLoad(batch=2, context=1000, new_tokens=1, layers=61, lm_head=False),
     )
     assert need.kv_bytes == 2 * 1000 * 576 * 61 * 2
     routed = 58 * 256 * 3 * 7168 * 2048

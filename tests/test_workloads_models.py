@@ -12,7 +12,7 @@ from tests.transformer_kit import build, layer, names
 from workloads import Layout, WorkloadError, load_model, params
 from workloads.catalog import list_models
 from workloads.huggingface import parse_config
-from workloads.memory import Held, memory_need
+from workloads.memory import MemoryLoad, memory_need
 from workloads.model_file import parse_model
 from workloads.work import GemmWork
 
@@ -102,7 +102,7 @@ def test_active_parameters_are_within_two_percent_of_the_published(model: str, a
 
 def test_memory_of_llama3_8b_by_hand() -> None:
     need = memory_need(
-        load_model("llama3-8b"), Layout(), Held(batch=2, context=1024, new_tokens=1024, layers=32, lm_head=True)
+        load_model("llama3-8b"), Layout(), MemoryLoad(batch=2, context=1024, new_tokens=1024, layers=32, lm_head=True)
     )
     # 8.03e9 weights less the norms, two bytes each; K and V of 8 heads x 128 in 32 layers
     assert need.weight_bytes == 2 * (params(load_model("llama3-8b")) - 65 * 4096)
@@ -111,7 +111,7 @@ def test_memory_of_llama3_8b_by_hand() -> None:
 
 def test_memory_counts_copied_key_value_heads_and_prints_its_sum() -> None:
     model = load_model("llama3-8b")  # 8 key/value heads on 16 ranks: one whole head each
-    need = memory_need(model, Layout(tp=16), Held(batch=1, context=1000, new_tokens=1, layers=32, lm_head=False))
+    need = memory_need(model, Layout(tp=16), MemoryLoad(batch=1, context=1000, new_tokens=1, layers=32, lm_head=False))
     assert need.weight_bytes == 32 * 2 * (4096 * 128 * (2 * 2 + 2 * 1) + 3 * 4096 * 14336 / 16)
     assert need.kv_bytes == 2 * 1000 * 128 * 32 * 2
     assert str(need) == "weights 0.9 + KV cache 0.0 + activations 0.0 = 0.9 GB a GPU"
@@ -119,7 +119,7 @@ def test_memory_counts_copied_key_value_heads_and_prints_its_sum() -> None:
 
 def test_memory_of_mixtral_over_tensor_parallel_ranks() -> None:
     need = memory_need(
-        load_model("mixtral-8x7b"), Layout(tp=4), Held(batch=1, context=1, new_tokens=1, layers=32, lm_head=False)
+        load_model("mixtral-8x7b"), Layout(tp=4), MemoryLoad(batch=1, context=1, new_tokens=1, layers=32, lm_head=False)
     )
     attention, router, experts = 2 * 4096 * 4096 + 2 * 4096 * 1024, 4096 * 8, 8 * 3 * 4096 * 14336
     assert need.weight_bytes == 2 * 32 * (attention / 4 + router + experts / 4)

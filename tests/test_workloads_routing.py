@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.transformer_kit import build
 from workloads import Layout, Routing, WorkloadError, load_model
 from workloads.balance import balanced_placement, contiguous_placement
-from workloads.memory import Held, memory_need
+from workloads.memory import MemoryLoad, memory_need
 from workloads.popularity import Busiest, GiniTarget, Recorded, Zipf, chosen_share, gini, parse_popularity
 from workloads.routing import Choice, ExpertLoad, busiest_spread, expert_loads
 from workloads.work import GroupedGemmWork
@@ -207,7 +207,7 @@ def test_replicas_even_out_the_ranks_and_cost_memory() -> None:
     need = {
         copies: memory_need(
             model, Layout(ep=8, ep_mode="all_to_all"),
-            Held(batch=1, context=1, layers=48, lm_head=False, expert_replicas=copies),
+            MemoryLoad(batch=1, context=1, layers=48, lm_head=False, expert_replicas=copies),
         ).weight_bytes
         for copies in (0, 16)
     }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.transformer_kit import build
-from workloads import Held, Layout, Options, WorkloadError, build_program, load_model, memory_need
+from workloads import Layout, MemoryLoad, Options, WorkloadError, build_program, load_model, memory_need
 from workloads.huggingface import parse_config
 from workloads.program import Program, Segment
 from workloads.work import AttentionWork, GemmWork
@@ -73,7 +73,7 @@ def test_the_first_stage_alone_encodes_once_a_micro_batch() -> None:
 def test_the_encoder_takes_memory() -> None:
     def weights(name: Any) -> float:
         return memory_need(
-            name, Layout(), Held(batch=1, context=1024, new_tokens=1024, layers=32, lm_head=True)
+            name, Layout(), MemoryLoad(batch=1, context=1024, new_tokens=1024, layers=32, lm_head=True)
         ).weight_bytes
 
     assert weights(MODEL) - weights(replace(MODEL, vision=None)) == pytest.approx(2 * 304e6, rel=0.02)

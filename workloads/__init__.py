@@ -8,7 +8,7 @@ from workloads.families.ragged import Group, build_ragged
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
-from workloads.memory import Held, MemoryNeed, memory_need
+from workloads.memory import MemoryLoad, MemoryNeed, memory_need
 from workloads.model import ModelSpec
 from workloads.parallel import Layout, check_layout
 from workloads.params import params
@@ -23,8 +23,8 @@ __all__ = [
     "AllReduce",
     "DType",
     "Group",
-    "Held",
     "Layout",
+    "MemoryLoad",
     "MemoryNeed",
     "ModelSpec",
     "Options",

@@ -42,7 +42,7 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class MemoryLoad:
     """What GPUs hold: ``layers`` layers, ``batch`` sequences of ``context`` tokens, ``new_tokens`` of each at once."""
 
     batch: int
@@ -54,7 +54,7 @@ class Held:
     source_len: int | None = None
 
 
-def memory_need(model: ModelSpec, layout: Layout, held: Held, precision: Precision | None = None) -> MemoryNeed:
+def memory_need(model: ModelSpec, layout: Layout, held: MemoryLoad, precision: Precision | None = None) -> MemoryNeed:
     """Bytes of the fullest rank.
 
     Weights and KV cache as ``precision`` has them (None: the checkpoint's, else bf16), with scales and zero points, the
@@ -67,7 +67,7 @@ def memory_need(model: ModelSpec, layout: Layout, held: Held, precision: Precisi
     return max(stages, key=lambda need: need.bytes)
 
 
-def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: Held, precision: Precision) -> MemoryNeed:
+def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, precision: Precision) -> MemoryNeed:
     context, source = held.context, model.encoder_tokens(held.source_len, held.context)
     mine = layout.stage_layers(held.layers, stage)
     weights = float(_layer_bytes(model, layout, mine, precision, held.expert_replicas))

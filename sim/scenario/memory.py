@@ -136,7 +136,7 @@ def _need(resolved: Resolved) -> workloads.MemoryNeed:
 
 def _serving(resolved: Resolved) -> workloads.MemoryNeed:
     scenario, model = resolved.scenario, resolved.language_model
-    held = workloads.Held(
+    held = workloads.MemoryLoad(
         batch=scenario.batch,
         context=scenario.seq_len + (scenario.output_len or 0),
         new_tokens=1 if scenario.phase == "decode" else scenario.seq_len,
@@ -151,7 +151,7 @@ def _serving(resolved: Resolved) -> workloads.MemoryNeed:
 def _training(resolved: Resolved) -> workloads.MemoryNeed:
     scenario, model = resolved.scenario, resolved.language_model
     layers = scenario.layers or model.layers
-    held = workloads.Held(batch=scenario.batch, context=scenario.seq_len, layers=layers, lm_head=scenario.lm_head)
+    held = workloads.MemoryLoad(batch=scenario.batch, context=scenario.seq_len, layers=layers, lm_head=scenario.lm_head)
     options = workloads.Options(
         optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
     )

@@ -17,7 +17,7 @@ from workloads.memory import MemoryNeed
 def memory_of(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
     """Bytes of one rank with one sequence of ``context`` tokens cached and a full step in flight."""
     model = workloads.load_model(spec.model)
-    held = workloads.Held(
+    held = workloads.MemoryLoad(
         batch=1, context=context, new_tokens=spec.max_num_batched_tokens, layers=model.layers, lm_head=True
     )
     return workloads.memory_need(model, layout_of(group), held, precision_of(group, model))

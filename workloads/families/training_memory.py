@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workloads.families.options import Options
-from workloads.memory import Held, MemoryNeed, memory_need
+from workloads.memory import MemoryLoad, MemoryNeed, memory_need
 from workloads.model import ModelSpec
 from workloads.parallel import Layout
 from workloads.work import DType
@@ -20,7 +20,7 @@ _SHARDED = {
 }
 
 
-def training_need(model: ModelSpec, layout: Layout, held: Held, options: Options | None = None) -> MemoryNeed:
+def training_need(model: ModelSpec, layout: Layout, held: MemoryLoad, options: Options | None = None) -> MemoryNeed:
     """Bytes of a rank: weights, 16-bit gradients, the optimiser's state; of every layer what its gradients read, kept
     from the forward pass.
 
