@@ -43,8 +43,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "experts": {"model": "qwen3-30b-a3b", "layers": 2, "tp": 2, "ep": 2, "ep_mode": "all_to_all", "seq_len": 512},
     "replicas": EIGHT | {"dp": 2, "tp": 2, "batch": 4, "seq_len": 512},
     "ring": EIGHT | {"cp": 4, "cp_mode": "striped", "seq_len": 4096},
-    "partitions": PREFILL | {
-        "sequence_parallel": True, "overlap_chunks": 2, "comm_ctas": 8, "sm_partitions": {"compute": 116, "comm": 16},
+    "partitions": PREFILL
+    | {
+        "sequence_parallel": True,
+        "overlap_chunks": 2,
+        "comm_ctas": 8,
+        "sm_partitions": {"compute": 116, "comm": 16},
     },
     "operators": PREFILL | {"sequence_parallel": True, "overlap_ops": {"o_gemm": "4x8"}},
     "engine": EIGHT | {"phase": "decode", "batch": 16, "seq_len": 1024, "stack": "vllm"},
