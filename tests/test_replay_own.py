@@ -42,6 +42,17 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "train": EIGHT | {"phase": "train", "tp": 2, "seq_len": 1024},
     "experts": {"model": "qwen3-30b-a3b", "layers": 2, "tp": 2, "ep": 2, "ep_mode": "all_to_all", "seq_len": 512},
     "replicas": EIGHT | {"dp": 2, "tp": 2, "batch": 4, "seq_len": 512},
+    "ring": EIGHT | {"cp": 4, "cp_mode": "striped", "seq_len": 4096},
+    "partitions": PREFILL
+    | {
+        "sequence_parallel": True,
+        "overlap_chunks": 2,
+        "comm_ctas": 8,
+        "sm_partitions": {"compute": 116, "comm": 16},
+    },
+    "operators": PREFILL | {"sequence_parallel": True, "overlap_ops": {"o_gemm": "4x8"}},
+    "engine": EIGHT | {"phase": "decode", "batch": 16, "seq_len": 1024, "stack": "vllm"},
+    "denoise": {"model": "wan2.1-1.3b", "gpu": "h100-sxm-80gb", "layers": 2, "phase": "denoise", "cp": 2},
     "fp8 on another board": EIGHT | {"gpu": "h200-sxm-141gb", "dtype": "fp8_e4m3", "seq_len": 1024},
 }
 
@@ -57,10 +68,11 @@ def test_an_unchanged_replay_is_the_run(tmp_path: Path, fields: dict[str, Any]) 
     assert result.unchanged.power_w_per_rank == pytest.approx(run.power_w_per_gpu, rel=0.01)
 
 
-def test_a_file_a_rank_and_thinned_counters_replay_too(tmp_path: Path) -> None:
-    """The launches that such files hold for other readers stand for no host."""
+def test_a_file_a_rank_thinned_counters_and_perfettos_format_replay_too(tmp_path: Path) -> None:
+    """The launches that files a rank hold for other readers stand for no host."""
     run = simulate(**PREFILL)
     for path in (
+        write_timeline(run, tmp_path / "run.pftrace"),
         write_timeline(run, tmp_path / "ranks", layout="hta"),
         write_timeline(run, tmp_path / "thin.json", part=TraceWindow(counter_ms=0.5)),
     ):

@@ -143,6 +143,16 @@ class CollectiveArgs:
     sequence: int = NONE
 
 
+def distinct(values: Ints) -> list[int]:
+    """The values of a column that hardly changes, in order, at the price of one comparison a row.
+
+    >>> distinct(np.array([2, 2, 2, 0, 0, 2]))
+    [0, 2]
+    """
+    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return sorted({*values[:1].tolist(), *values[changes].tolist()})
+
+
 Stated = tuple[tuple[str, int | float | str], ...]  # family and sizes of a simulated kernel, by name
 
 
@@ -201,7 +211,7 @@ class Capture:
     @property
     def ranks(self) -> list[int]:
         """Ranks that ran something on a GPU."""
-        return [int(rank) for rank in np.unique(self.work.rank)]
+        return distinct(self.work.rank)
 
     @property
     def kernels(self) -> Ints:

@@ -81,7 +81,9 @@ def _configured(capture: Capture, rank: int) -> dict[str, str]:
     PyTorch leaves out the ranks of a group of all.
     """
     info = capture.metadata.get(rank, {}).get("distributedInfo")
-    groups = info.get("pg_config") if isinstance(info, dict) else None
+    if not isinstance(info, dict):
+        return {}
+    groups = info.get("pg_config")
     if isinstance(groups, str):
         groups = _parsed(groups)
     found = {}
@@ -112,10 +114,10 @@ def _matched(
     if len(by_rank) < 2:
         return []
     if not stated and len(by_rank) > 2:
-        found = _told_apart(capture, by_rank, known)
-        pairs = mates is not None and min(map(len, found), default=0) <= 2  # of transfers, not of an all-to-all
-        if not pairs and 2 * sum(map(len, found)) >= sum(map(len, by_rank.values())):
-            return found
+        apart = _told_apart(capture, by_rank, known)
+        halves = mates is not None and min(map(len, apart), default=0) <= 2  # of transfers, not of an all-to-all
+        if not halves and 2 * sum(map(len, apart)) >= sum(map(len, by_rank.values())):
+            return apart
     members, met = _in_order(capture, by_rank)
     if met.mean() >= ALIGNED_SHARE:
         return list(members[met].tolist())

@@ -23,6 +23,7 @@ from traces.capture import (
     MatrixProduct,
     Stated,
     Waits,
+    distinct,
 )
 from traces.errors import TraceError
 from traces.overruns import clipped
@@ -176,9 +177,7 @@ def _bases(parts: Sequence[FileRows]) -> list[int]:
 
 def _ranks(parts: Sequence[FileRows]) -> list[dict[int, int]]:
     """For each file, the rank of each of its devices."""
-    devices = [
-        sorted({device for block in part.rows.work for device in np.unique(block[2]).tolist()}) for part in parts
-    ]
+    devices = [sorted({device for block in part.rows.work for device in distinct(block[2])}) for part in parts]
     if len(parts) == 1 and len(devices[0]) > 1:
         plain = all(0 <= device < RANK_LIMIT for device in devices[0])
         return [{device: device if plain else number for number, device in enumerate(devices[0])}]
