@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hardware.catalog import load_gpu
+from hardware.errors import HardwareError
 from hardware.laws.terms import time_s
 from hardware.profile import profile_for
 from sim import simulate
@@ -74,6 +75,12 @@ def test_experts_of_vllm_on_cards_without_rows(
     terms = [kernel.terms for kernel in run.outcome.classes() if re.search("grouped|silu|expert", kernel.name)]
     seconds = sum(time_s(one, sms=spec.sms, sm_clock_hz=spec.max_clock_hz) for one in terms)
     assert 1e3 * seconds == pytest.approx(measured_ms, rel=0.2)
+
+
+@pytest.mark.parametrize("stack", ["reference-torch", "vllm"])
+def test_a_type_that_a_card_lacks_is_refused_under_every_stack(stack: str) -> None:
+    with pytest.raises(HardwareError, match="dtype = 'fp8_e4m3': v100-sxm2-32gb has no GEMM figures for it; known: "):
+        simulate(model="llama3-8b", gpu="v100-sxm2-32gb", dtype="fp8_e4m3", stack=stack, layers=1)
 
 
 def test_other_figures_under_a_catalogs_id_are_another_card(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | No
             return engine_elementwise_terms(
                 laws, gpu, op=work.op.value, rows=work.rows, bytes_moved=float(work.bytes_moved)
             )
-        case GemmWork() if work.scales is not None:
+        case GemmWork() if work.scales is not None and gpu.multiplies("fp8_e4m3"):
             return scaled_gemm_terms(laws, gpu, m=work.m, n=work.n, k=work.k, scales=work.scales)
         case AttentionWork() if work.decode:
             return engine_decode_terms(laws, gpu, decode_sizes(work), work.kv_dtype.value)

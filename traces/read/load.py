@@ -61,9 +61,10 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     for part in parts:
         leave_out_far(part)
     if not any(len(block[0]) for part in parts for block in part.rows.work):
+        remedy = "nsys profile --trace=cuda" if files[0].suffix == ".sqlite" else "ProfilerActivity.CUDA"
         raise TraceError(
             f"trace '{files[0]}': no GPU work in it (no event of category kernel, gpu_memcpy or gpu_memset): "
-            "profile with ProfilerActivity.CUDA"
+            f"profile with {remedy}"
         )
     bases = _bases(parts)
     ranks = _ranks(parts)
