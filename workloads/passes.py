@@ -17,7 +17,8 @@ class Passes:
 
     ``element_bytes`` are read and written for each element of a kernel's tensor. ``unfused_qk_norm`` replaces the norm
     of heads in the models ``without_fused_norm``; single layers of those in ``parted_models`` run ``parted`` as well.
-    The host takes ``launch_s`` a kernel.
+    A ring of ranks runs ``ring_block`` after each attention, from the second on ``ring_merge`` and, on one number a
+    head, ``ring_weights``, and ``ring_end`` after the last. The host takes ``launch_s`` a kernel.
     """
 
     id: str
@@ -28,6 +29,10 @@ class Passes:
     without_fused_norm: frozenset[str]
     parted: tuple[EngineOp, ...]
     parted_models: frozenset[str]
+    ring_block: tuple[EngineOp, ...]
+    ring_merge: tuple[EngineOp, ...]
+    ring_weights: tuple[EngineOp, ...]
+    ring_end: tuple[EngineOp, ...]
     launch_s: float
 
     def qk_norm(self, model: str) -> tuple[EngineOp, ...]:
@@ -58,6 +63,7 @@ def load_passes(name: str) -> Passes:
         without_fused_norm=frozenset(unfused["models"]),
         parted=_ops(parted["kernels"]),
         parted_models=frozenset(parted["models"]),
+        **{f"ring_{place}": _ops(names) for place, names in data["ring"].items()},
         launch_s=data["host"]["kernel_s"],
     )
 

@@ -266,6 +266,8 @@ SKIPPED = {
     "profile": "a profiler trace was taken: no time of its own",
     "link_power": "says what awake links draw: docs/records.md",
     "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
+    "partitions_hot": "one side reads from L2, which the simulator never does: docs/records.md",
+    "vllm_host": "an input of stack vllm: the host's pace",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
 } | dict.fromkeys(
     ("clusters", "beside_parked", "starts", "gemm_after", "gemm_beside", "gemm_running"),

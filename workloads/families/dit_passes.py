@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workloads.diffusion import DitSpec
-from workloads.families.dit import Branch, flash, joint_attention
+from workloads.families.dit import Branch, flash
+from workloads.families.dit_shared import shared_attention
 from workloads.kernels import product_kernel
 from workloads.passes import Passes
 from workloads.program import Kernel, in_turn
@@ -26,7 +27,7 @@ def cross_block(branch: Branch, passes: Passes) -> list[Kernel]:
         _products(("q_gemm", "k_gemm", "v_gemm"), own, width, width),
         [one for part in ("q", "k") for one in run(cross["qk_norm"], f"{part}_norm", own, width)],
         [one for part in ("q", "k") for one in run(cross["rotate"], f"rope_{part}", own, width)],
-        joint_attention(branch),
+        shared_attention(branch, passes, run),
         [product_kernel("o_gemm", own, width, width)],
         run(cross["gate"], "gate_attn", own, width),
         run(cross["norm_text"], "norm_text", own, width),
@@ -68,7 +69,7 @@ def double_block(branch: Branch, passes: Passes) -> list[Kernel]:
         before,
         [one for part in ("q", "k", "v") for one in run((EngineOp.CAT_TOKENS,), f"join_{part}", rows, width)],
         [one for part in ("q", "k") for one in run(joint["rotate"], f"rope_{part}", rows, width)],
-        joint_attention(branch),
+        shared_attention(branch, passes, run),
         after,
     )
 
@@ -88,7 +89,7 @@ def single_block(branch: Branch, passes: Passes) -> list[Kernel]:
         [one for part in ("q", "k") for one in run(norm, f"{part}_norm", rows, width)],
         [one for part in ("q", "k") for one in run(joint["rotate"], f"rope_{part}", rows, width)],
         run(passes.single_joins(spec.id), "rejoin", rows, width),
-        joint_attention(branch),
+        shared_attention(branch, passes, run),
         run((EngineOp.CAT_WIDTH,), "join_feed", rows, width + spec.d_ff),
         [product_kernel("o_down_gemm", rows, width, width + spec.d_ff)],
         run(joint["gate"], "gate", rows, width),
