@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from itertools import chain
@@ -116,14 +117,15 @@ def _simulated(grid: ScenarioGrid, table: Path, pool: Pool, say: Callable[[str],
     from sim.explore.sweep import journal_of
 
     total = len(runs_of(grid).cases)
-    say(f"simulating {total:,} prefills and decode steps on {pool.jobs} cores, then judging")
+    say(f"simulating {total:,} prefills and decode steps on {pool.jobs} core{'s' * (pool.jobs > 1)}, then judging")
     forecast = Forecast(what="simulating", total=total, say=say)
     with progress_bar(quiet, journal_of(table)) as progress:
         task = progress.add_task("simulating", total=total, failed=0)
 
         def step(done: int, failed: int) -> None:
             progress.update(task, completed=done, failed=failed)
-            forecast(done)
+            if not sys.stderr.isatty():  # on a terminal the bar says it
+                forecast(done)
 
         return simulated(grid, table, pool=pool, step=step)
 
