@@ -167,3 +167,14 @@ def test_a_sequence_more_of_a_model_of_four_bits(tmp_path: Path, batch: int) -> 
     fewer, more = (simulate(batch=number, **fields) for number in (batch, batch + 1))
     assert more.latency_s > (1.0 - CHEAPER) * fewer.latency_s
     assert more.energy_j > (1.0 - CHEAPER) * fewer.energy_j
+
+
+def test_a_longer_prompt_is_no_quicker_where_the_gpu_overtakes_the_host() -> None:
+    """vLLM's host sets the pace of Qwen3-30B-A3B up to some 4,300 tokens on an H200, the kernels beyond."""
+    seconds = [
+        simulate(
+            model="qwen3-30b-a3b", gpu="h200-sxm-141gb", stack="vllm", seq_len=tokens, regime="cold", detail="folded"
+        ).latency_s
+        for tokens in (*range(4200, 4480, 40), *range(8000, 9200, 200))
+    ]
+    assert all(later >= 0.995 * sooner for sooner, later in pairwise(seconds))

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from sim.cli import COMMANDS
-from sim.cli.paths import FOLDER, INPUT, OUTPUT
+from sim.cli.paths import EITHER, FOLDER, INPUT, OUTPUT
 from sim.explore import sweep as sweeping
 from sim.output.files import OutputError, check_outputs
 from tests.command_kit import run
@@ -133,7 +133,7 @@ def test_every_path_of_every_command_is_read_or_written() -> None:
     for name in COMMANDS:
         for command in commands(importlib.import_module(f"sim.cli.{name}").command):
             kinds = [parameter.type for parameter in command.params if isinstance(parameter.type, click.Path)]
-            assert all(kind in (INPUT, OUTPUT, FOLDER) for kind in kinds), name
+            assert all(kind in (INPUT, OUTPUT, FOLDER, EITHER) for kind in kinds), name
             if OUTPUT in kinds or FOLDER in kinds:
                 assert type(command).__name__ == "PathCommand", name
             seen += len(kinds)

@@ -21,7 +21,7 @@ def test_a_row_is_in_the_journal_before_the_next_one_begins(tmp_path: Path, monk
     journal.touch()
     seen: list[int] = []
 
-    def row(i: str, _: Any, **__: Any) -> dict[str, Any]:
+    def row(i: str, *_: Any, **__: Any) -> dict[str, Any]:
         seen.append(journal.read_bytes().count(b"\n"))
         return {"scenario_id": i, "error": None}
 
@@ -31,7 +31,7 @@ def test_a_row_is_in_the_journal_before_the_next_one_begins(tmp_path: Path, monk
 
 
 def test_a_worker_gives_back_slow_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "_row", lambda i, _, **__: {"scenario_id": i})
+    monkeypatch.setattr(sweeping, "_row", lambda i, *_, **__: {"scenario_id": i})
     monkeypatch.setattr(sweeping, "BATCH_S", -1.0)
     assert len(sweeping.run_batch([("a", {}), ("b", {})])) == 1
 

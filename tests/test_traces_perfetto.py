@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.result.trace import TraceWindow, to_trace
+from sim.result.trace import TraceWindow
 from tests.perfetto_kit import losses, perfetto, rows
 from tests.test_traces_chrome import US, counter, one_lane, two_gpus
 from traces.errors import TraceError
@@ -55,7 +55,7 @@ def found(path: Path, args: str) -> tuple[list[tuple[Any, ...]], ...]:
     ],
 )
 def test_the_engine_finds_the_same_as_in_chrome_json(fields: dict[str, Any], cut: TraceWindow, tmp_path: Path) -> None:
-    trace = cut.of(to_trace(simulate(**fields)))
+    trace = cut.of(simulate(**fields))
     ours = found(write_perfetto(trace, tmp_path / "t.pftrace"), "debug")
     theirs = found(write_chrome(trace, tmp_path / "t.json"), "args")
     slices, counters, arrows, _ = ours

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from workloads import DType, Layout, Options, Program, WorkloadError, build_generate, build_program, load_model
+from workloads import (
+    DType,
+    Layout,
+    MemoryLoad,
+    Options,
+    Program,
+    WorkloadError,
+    build_generate,
+    build_program,
+    load_model,
+)
 from workloads import memory_need as need_of
 from workloads.placement import groups_of, place_of, stage_pairs
 from workloads.popularity import Zipf
@@ -137,12 +147,11 @@ def test_ranks_that_meet_the_same_ranks_share_one_program() -> None:
 
 def test_weights_and_cache_of_all_ranks_are_those_of_the_model() -> None:
     model = load_model("llama3-8b")
-    sizes = {"batch": 16, "context": 1024, "new_tokens": 1, "lm_head": True, "dtype": DType.BF16}
-    one = need_of(model, Layout(), layers=32, **sizes)  # type: ignore[arg-type]
-    split = need_of(model, Layout(tp=2, pp=2, micro_batches=2), layers=32, **sizes)  # type: ignore[arg-type]
+    held = MemoryLoad(batch=16, context=1024, layers=32, lm_head=True)
+    one, split = need_of(model, Layout(), held), need_of(model, Layout(tp=2, pp=2, micro_batches=2), held)
     assert split.weight_bytes * 4 == pytest.approx(one.weight_bytes)  # embedding on one end, head on the other
     assert split.kv_bytes * 4 == pytest.approx(one.kv_bytes)
-    context = need_of(model, Layout(cp=4, dp=2), layers=32, **sizes)  # type: ignore[arg-type]
+    context = need_of(model, Layout(cp=4, dp=2), held)
     assert context.weight_bytes == pytest.approx(one.weight_bytes)  # replicated
     assert context.kv_bytes * 8 == pytest.approx(one.kv_bytes)
 

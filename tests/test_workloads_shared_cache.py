@@ -13,7 +13,7 @@ from tests.test_workloads_families import kernels, read
 from workloads import Layout, Options, WorkloadError, build_program, load_model
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange, RankSplit
-from workloads.memory import memory_need
+from workloads.memory import MemoryLoad, memory_need
 from workloads.ops import Pointwise, attention, fuse, op, qkv_gemm
 from workloads.params import facts
 from workloads.work import AttentionWork, Elementwise, ElementwiseWork, GemmWork
@@ -55,7 +55,7 @@ def test_a_layer_that_reads_an_earlier_cache_makes_no_keys() -> None:
     assert turned == [6400 + 640, 6400]
     # ... and attends to as many keys as the layer that made them
     assert len({k.work for one in (own, shared) for k in one.kernels if isinstance(k.work, AttentionWork)}) == 1
-    need = memory_need(model, Layout(), batch=1, context=1000, new_tokens=1, layers=64, lm_head=True)
+    need = memory_need(model, Layout(), MemoryLoad(batch=1, context=1000, layers=64, lm_head=True))
     assert need.kv_bytes == 32 * 1000 * 2 * 8 * 80 * 2
 
 

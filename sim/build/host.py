@@ -13,14 +13,17 @@ from workloads.families.dit_video import STEP
 from workloads.passes import load_passes
 from workloads.program import Program, Segment
 
+# A GPU this far behind its host waits for the first launches alone (under 0.2 % of a step): they are left out.
+FAR_BEHIND = 0.5
+
 
 def engine_issue_s(
     resolved: Resolved, program: Program, classify: Classify, *, sms: int, clock_hz: float
 ) -> float | None:
-    """Seconds a launch where the host of the stack takes longer for a step than its kernels do.
+    """Seconds a launch where kernels of a step may wait for the host of the stack, as where it takes longer than they.
 
     The step is a prompt of a serving engine, or a denoising step of a stack that launches kernel by kernel. None where
-    the GPU is behind: kernels then follow one another as in a graph.
+    the GPU is far behind: kernels then follow one another as in a graph.
     """
     scenario, layout = resolved.scenario, resolved.layout
     stack = workloads.load_stack(scenario.stack)
@@ -30,7 +33,7 @@ def engine_issue_s(
         step = next(phase for phase in program.ranks[0].phases if phase.name.startswith(STEP))
         kernels_s, count = _kernels_s(step.segments, classify, sms=sms, clock_hz=clock_hz)
         launch_s = load_passes(stack.passes).launch_s
-        return launch_s if count * launch_s > kernels_s else None
+        return launch_s if count * launch_s > FAR_BEHIND * kernels_s else None
     if scenario.phase != "prefill" or stack.engine is None:
         return None
     pace = load_engine(stack.engine).host
@@ -42,7 +45,7 @@ def engine_issue_s(
     layers = sum(segment.repeat for segment in segments if segment.name != "lm_head")
     experts = resolved.language_model.experts > 0
     host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
-    return host_s / count if host_s > kernels_s else None
+    return host_s / count if host_s > FAR_BEHIND * kernels_s else None
 
 
 def _kernels_s(segments: Sequence[Segment], classify: Classify, *, sms: int, clock_hz: float) -> tuple[float, int]:

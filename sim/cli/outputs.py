@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from sim.cli.paths import FOLDER, OUTPUT
+from sim.cli.paths import EITHER, FOLDER, OUTPUT
 from sim.errors import SimError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _window(_: click.Context, __: click.Parameter, text: str | None) -> tuple[fl
 
 
 _OPTIONS = (
-    click.option("--trace", type=FOLDER, help="write the timeline (.json, .json.gz, .pftrace)"),
+    click.option("--trace", type=EITHER, help="write the timeline (.json, .json.gz, .pftrace)"),
     click.option("--trace-layout", type=click.Choice(["one", "hta"]), default="one", help="one file, or one per rank"),
     click.option(
         "--trace-names",

@@ -14,15 +14,16 @@ INPUT = click.Path(path_type=Path)
 
 
 class Written(click.Path):
-    """The path of a file, or a folder of files, that a command writes."""
+    """The path of a file, or a folder of files, that a command writes; None: another option says which."""
 
-    def __init__(self, *, folder: bool = False) -> None:
+    def __init__(self, *, folder: bool | None = False) -> None:
         super().__init__(path_type=Path)
         self.folder = folder
 
 
 OUTPUT = Written()
 FOLDER = Written(folder=True)
+EITHER = Written(folder=None)
 
 
 class PathCommand(Helped):

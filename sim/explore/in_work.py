@@ -23,7 +23,7 @@ NAMED = ("model", "gpu", "tp", "ep", "pp", "batch", "seq_len", "output_len", "ov
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class InWork:
     """The scenario that a worker is at, since when, and what it last said of itself."""
 
     scenario_id: str = ""
@@ -42,17 +42,17 @@ class Work:
         return json.dumps(told) + "\n"
 
 
-Begin = Callable[[str, Mapping[str, Any]], Work]
+Begin = Callable[[str, Mapping[str, Any]], InWork]
 
 
 @contextmanager
 def telling(write: Callable[[str], None], tell_s: float = TELL_S) -> Iterator[Begin]:
     """In the block, what was begun last is written every ``tell_s`` seconds once it has taken as long."""
-    works: list[Work] = []
+    works: list[InWork] = []
     over = threading.Event()
 
-    def begin(scenario_id: str, fields: Mapping[str, Any]) -> Work:
-        works[:] = [Work(scenario_id=scenario_id, fields=fields, begun_s=time.time())]
+    def begin(scenario_id: str, fields: Mapping[str, Any]) -> InWork:
+        works[:] = [InWork(scenario_id=scenario_id, fields=fields, begun_s=time.time())]
         return works[0]
 
     def tell() -> None:
@@ -78,11 +78,11 @@ def slowest(journal: Path, now_s: float, tell_s: float = TELL_S) -> str:
     for line in _tail(journal):
         try:
             told = json.loads(line)
-        except ValueError:  # cut off at the tail's beginning, or being written
+            at.pop(told.get("scenario_id", ""), None)
+            if "in_work" in told and now_s - told["at_s"] < 2 * tell_s:
+                at[told["in_work"]] = {name: told[name] for name in ("begun_s", "said", "words")}
+        except (ValueError, AttributeError, KeyError, TypeError):  # being written, or damaged: the sweep says so
             continue
-        at.pop(told.get("scenario_id", ""), None)
-        if "in_work" in told and now_s - told["at_s"] < 2 * tell_s:
-            at[told["in_work"]] = told
     if not at:
         return ""
     longest = min(at.values(), key=lambda told: float(told["begun_s"]))
