@@ -8,6 +8,7 @@ with what they show of it.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
