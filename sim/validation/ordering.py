@@ -58,6 +58,8 @@ def _ordering(group: dict[str, Any], output: str, rows: list[Row]) -> Ordering:
     best = min(map(measured, rows))
     by_ctas: dict[Any, list[Row]] = {}
     for row in rows:
+        if row.record.inputs.get("overlap_ops"):  # chunks and blocks of each product: no case of one number for all
+            continue
         by_ctas.setdefault(row.record.inputs.get("comm_ctas"), []).append(row)
     cases = [part for part in by_ctas.values() if len(part) > 1]
 
