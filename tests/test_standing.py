@@ -57,6 +57,8 @@ def test_scenarios_at_random_are_refused_or_no_better_than_what_was_measured() -
         ({"tp": 2, "all_reduce": "one_shot"}, "unchecked", "all_reduce = one_shot was never measured"),
         ({"tp": 2, "node": "mesh-4"}, "unchecked", "node = mesh-4 was never measured with h100-sxm-80gb"),
         ({"gpu": "h200"}, "forecast", ""),
+        ({"tp": 2, "overlap_ops": "o_gemm=2x8"}, "unchecked", "layout = tp 2, overlap by operator was measured"),
+        ({"tp": 2, "overlap_ops": "o_gemm=2x8@1,down_gemm=2x8@1"}, "unchecked", "overlap by operator in stages was"),
         ({"gpu": "h200", "phase": "train"}, "unchecked", "no whole run with phase = train was measured"),
         ({"gpu": "h100-pcie"}, "unchecked", "no whole run on h100-pcie-80gb was measured"),
         ({"gpu": "a100-sxm-80gb"}, "unchecked", "no whole run on a100-sxm-80gb was measured"),
@@ -75,6 +77,16 @@ def test_a_status_names_what_lies_outside(fields: dict[str, Any], status: str, r
     assert any(reason in one for one in found.reasons) if reason else found.reasons == ()
     assert found.as_json()["status"] == status and all(one in found.words() for one in (status, *found.reasons))
     assert found.expected_error
+
+
+def test_overlap_by_operator_is_known_where_it_was_measured() -> None:
+    """Eleven rows of two H200s; more blocks than any of them had are beyond."""
+    known = {"gpu": "h200", "model": "llama3-70b", "tp": 2, "layers": 4, "lm_head": False, "sequence_parallel": True,
+             "batch": 2, "seq_len": 4096, "detail": "folded"}  # fmt: skip
+    within = simulate(**known, overlap_ops="o_gemm=2x16,down_gemm=4x16").standing
+    assert within.status == "forecast" and within.expected_error.endswith("on 11 unseen runs of this kind")
+    beyond = simulate(**known, overlap_ops="o_gemm=2x64").standing
+    assert beyond.status == "extrapolated" and "comm_ctas = 64 (measured: 4 to 32)" in beyond.words()
 
 
 def test_expected_errors_are_those_of_the_kind() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import workloads
 from sim.scenario.layout import layout_of
+from sim.scenario.operators import setting
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.video import video_run
@@ -38,6 +39,11 @@ def kind_of(scenario: Scenario, gpu: str) -> Kind:
         sizes["overlap_chunks"] = scenario.overlap_chunks
     if scenario.comm_ctas is not None:
         sizes["comm_ctas"] = scenario.comm_ctas
+    cuts = [setting(text) for _, text in scenario.overlap_ops or ()]
+    of_cuts = {
+        "overlap_chunks": [one.chunks for one in cuts if one.chunks > 1],
+        "comm_ctas": [one.comm_ctas for one in cuts if one.comm_ctas is not None],
+    }
     if scenario.chip_temperature_c is not None:
         sizes["chip_temperature_c"] = scenario.chip_temperature_c
     return Kind(
@@ -51,7 +57,8 @@ def kind_of(scenario: Scenario, gpu: str) -> Kind:
             "regime": scenario.regime,
             "layout": layout_words(scenario),
         },
-        sizes={name: (float(value), float(value)) for name, value in sizes.items()},
+        sizes={name: (float(value), float(value)) for name, value in sizes.items()}
+        | {name: (float(min(found)), float(max(found))) for name, found in of_cuts.items() if found},
     )
 
 
@@ -64,7 +71,7 @@ def _types(scenario: Scenario) -> str:
 
 
 def layout_words(scenario: Scenario) -> str:
-    """Degrees above one and how they work together.
+    """Degrees above one and how they work together, settings of single operators included.
 
     >>> layout_words(Scenario.of(model="llama3-8b", tp=2, sequence_parallel=True))
     'tp 2, sequence parallel'
@@ -79,6 +86,9 @@ def layout_words(scenario: Scenario) -> str:
         parts.append(f"cp {layout.cp} {scenario.cp_mode}")
     if layout.sequence_parallel:
         parts.append("sequence parallel")
+    if scenario.overlap_ops:
+        stages = any(setting(text).stage is not None for _, text in scenario.overlap_ops)
+        parts.append("overlap by operator" + (" in stages" if stages else ""))
     return ", ".join(parts) or "one GPU"
 
 
