@@ -74,7 +74,7 @@ class Outputs:
 
     def check(self) -> None:
         """Refuse before anything is simulated what could not be written."""
-        from sim.output.files import check_outputs, check_table_ending
+        from sim.output.files import check_folder, check_outputs, check_table_ending
         from sim.pages.page import check_report
         from traces.write.by_name import check_ending
         from traces.write.chakra import check_chakra
@@ -82,6 +82,8 @@ class Outputs:
         trace_file = self.trace if self.trace_layout == "one" else None  # else a folder, which is made
         if trace_file is not None:
             check_ending(trace_file)
+        elif self.trace is not None:
+            check_folder(self.trace)
         check_outputs((trace_file, self.kernels, self.report))
         if self.chakra is not None:
             check_chakra(self.chakra)
