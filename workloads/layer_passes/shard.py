@@ -16,7 +16,6 @@ from typing import Literal, assert_never
 from workloads.errors import WorkloadError
 from workloads.layer_passes.held import (
     ALIKE,
-    INPUT,
     RESIDUAL,
     TOKEN_BYTES,
     Held,
@@ -28,7 +27,6 @@ from workloads.layer_passes.held import (
     makes_keys,
     said,
     split_of,
-    word_of,
 )
 from workloads.layer_passes.rounds import over_context
 from workloads.layer_passes.tree import (
@@ -48,12 +46,11 @@ from workloads.layer_passes.tree import (
     SampleToken,
     StageEnd,
 )
+from workloads.layer_passes.walk import ROWS, Walk
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.work import CollectiveOp, Elementwise
 
-_ROWS = "bs"
 _HEADS = "bsHh"
-_QKV = ("bsHh", "bsKh")
 _ROUTED = "bskm"
 # Work on the residual stream, whose width every rank holds whole.
 _WHOLE = (Elementwise.ADD_RMSNORM, Elementwise.LAYERNORM, Elementwise.ADD)
@@ -71,7 +68,7 @@ def shard(nodes: tuple[Placed, ...], split: RankSplit | None = None, *, returns:
     >>> [node.name for node in shard((up, down))]
     ['up_gemm', 'down_gemm', 'all_reduce_down']
     """
-    walk = _Walk(split or RankSplit())
+    walk = _Rules(split or RankSplit())
     for node in nodes:
         walk.visit(node)
     if returns:
@@ -79,18 +76,8 @@ def shard(nodes: tuple[Placed, ...], split: RankSplit | None = None, *, returns:
     return tuple(walk.made)
 
 
-class _Walk:
-    """The pass at work: nodes made so far, what the last one left, and branches that nobody has read yet."""
-
-    def __init__(self, split: RankSplit) -> None:
-        self.split = split
-        self.residual = frozenset("s") if split.rows else frozenset()
-        self.made: list[Placed] = []
-        self.held = Held(name=INPUT, split=self.residual)
-        self.by_name: dict[str, Held] = {}
-        self.waiting: list[Held] = []
-        self.read = self.held  # by the experts: what their router reads
-        self.half = "in"  # the last word of the last norm's name: which half of a layer this is
+class _Rules(Walk):
+    """What each node reads and leaves."""
 
     def visit(self, node: Placed) -> None:
         match node:
@@ -150,81 +137,6 @@ class _Walk:
         if not isinstance(node, Exchange | Permute):
             self.by_name[node.name] = self.held
 
-    def settle(self) -> None:
-        """The residual stream as ranks hold it, of all that waits: one sum for all partial ones, a gather for each in
-        other slices."""
-        held = [*self.waiting, self.held]
-        self.waiting = []
-        for last in {one.group: one for one in held if one.partial}.values():
-            self._sum(last)
-        for one in held:
-            if one.split - self.residual:
-                self._gather(one)
-        # Sums of other arrays than the residual stream are whole on every rank.
-        left = self.held.split & self.residual if self.held.arrays != (RESIDUAL,) else self.residual
-        self.held = replace(self.held, split=left, partial=False, group="tensor")
-
-    def _sum(self, last: Held) -> None:
-        if self.split.rows and last.arrays == (RESIDUAL,):
-            name = f"reduce_scatter_{self.half}"
-            self.made.append(Exchange(name=name, op=CollectiveOp.REDUCE_SCATTER, axes=last.arrays, rows=True))
-            return
-        word = "attn" if last.of_heads else word_of(last.name)
-        self._exchange(CollectiveOp.ALL_REDUCE, f"all_reduce_{word}", last.arrays, group=last.group)
-
-    def _whole_rows(self) -> None:
-        """Every rank has all tokens of the residual stream."""
-        if self.held.partial:
-            self.settle()
-        if self.held.split:
-            self._gather_whole()
-
-    def _from(self, node: Gemm | LatentAttention | ExpertRouter) -> None:
-        """A node that reads an earlier one: what the one before it left waits for its reader."""
-        if node.source is None:
-            return
-        if node.source not in self.by_name:
-            raise WorkloadError(f"{node.name}: source = '{node.source}': no node before it has that name")
-        self.waiting.append(self.held)
-        self.held = self.by_name[node.source]
-
-    def _heads(self) -> list[str]:
-        """Arrays of heads that are held, or wait for attention."""
-        arrays = (array for one in (*self.waiting, self.held) for array in one.arrays)
-        return [array for array in arrays if array in _QKV]
-
-    def _meet(self, name: str, split: frozenset[str]) -> None:
-        """Attention reads queries and keys of several products, and a gate of its output waits as it is."""
-        for one in [*self.waiting, self.held]:
-            if all(array in _QKV for array in one.arrays) and not one.partial:
-                if one.split and one.split != split:
-                    if not one.split <= {*_ROWS}:
-                        raise WorkloadError(
-                            f"{name}: heads of {one.name} are split along {said(min(one.split))} and its own along "
-                            f"{said(min(split, default=None))}: give both the same parallel"
-                        )
-                    self._gather(one)  # each rank has made the heads of some tokens
-                    if one is self.held:
-                        self.held = replace(one, split=frozenset())
-                if one in self.waiting:
-                    self.waiting.remove(one)
-
-    def _gather_whole(self) -> None:
-        """What is held, whole on every rank from here on."""
-        self._gather(self.held)
-        self.held = replace(self.held, split=frozenset())
-        if self.held.name in self.by_name:
-            self.by_name[self.held.name] = self.held
-
-    def _exchange(self, op: CollectiveOp, name: str, arrays: tuple[str, ...], *, group: Group = "tensor") -> None:
-        self.made.append(Exchange(name=name, op=op, axes=arrays, group=group))
-
-    def _gather(self, held: Held) -> None:
-        wanted = tuple(one for one in held.arrays if held.found_split(one))
-        rows = self.split.rows and held.split == self.residual
-        word = self.half if rows else word_of(held.name)
-        self.made.append(Exchange(name=f"all_gather_{word}", op=CollectiveOp.ALL_GATHER, axes=wanted, rows=rows))
-
     def _product(self, node: Gemm) -> None:
         """A product reads slices of the axis that it is split along, and all else whole."""
         check_alike(node.name, node.ops)
@@ -258,7 +170,7 @@ class _Walk:
             self.settle()
         if node.beside is not None:
             self._beside(node)
-        split = self.held.found_split("H" if node.op in _PER_HEAD else node.axis) or self.held.found_split(_ROWS)
+        split = self.held.found_split("H" if node.op in _PER_HEAD else node.axis) or self.held.found_split(ROWS)
         heads = self._heads()
         queries = node.op in _PER_HEAD and bool(heads) and not makes_keys(heads)
         self.made.append(replace(node, parallel=min(split, default=None), queries=queries))
