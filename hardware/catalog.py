@@ -74,8 +74,8 @@ def _load(name: str, _: tuple[object, ...]) -> GpuSpec:
         raise HardwareError(
             f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
         )
-    found, profile = [*gpu_id(name).split(":"), ""][:2]
-    return mig_slice(load_gpu(found), profile) if profile else parse_gpu(_shipped_text(found), where=f"{found}.toml")
+    found, sliced, profile = gpu_id(name).partition(":")
+    return mig_slice(load_gpu(found), profile) if sliced else parse_gpu(_shipped_text(found), where=f"{found}.toml")
 
 
 @lru_cache(maxsize=256)

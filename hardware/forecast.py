@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Laws whose rates of HBM are moved in proportion to the datasheets'.
 Streaming = TypeVar("Streaming", GemmCoefficients, DecodeCoefficients, ElementwiseCoefficients, GroupedCoefficients)
+Product = TypeVar("Product", GemmCoefficients, RoutedCoefficients)
 
 
 def same_chip(gpu: GpuSpec, other: GpuSpec) -> bool:
@@ -77,7 +78,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     slower_link = base_gpu.link_bytes_per_s / link
     links = gpu.link_bytes_per_s / base_gpu.link_bytes_per_s  # none where ranks meet over PCIe
 
-    def gemm(c: GemmCoefficients) -> GemmCoefficients:
+    def product(c: Product) -> Product:
         return replace(
             c,
             hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
@@ -111,22 +112,13 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
         )
 
     def routed(c: RoutedCoefficients) -> RoutedCoefficients:
-        return replace(
-            c,
-            tile_cycles_per_k=c.tile_cycles_per_k * tile_cycles,
-            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
-            hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * per_sm,
-            l2_bytes_per_s=c.l2_bytes_per_s * cache,
-            flop_energy_j=c.flop_energy_j * joules_per_flop,
-            padded_flop_energy_j=c.padded_flop_energy_j * joules_per_flop,
-            sm_power_w=c.sm_power_w * power,
-        )
+        return replace(product(c), tile_cycles_per_k=c.tile_cycles_per_k * tile_cycles)
 
     def engine(laws: EngineLaws) -> EngineLaws:
         return replace(
             laws,
             routed={name: routed(c) for name, c in laws.routed.items()},
-            scaled={name: gemm(c) for name, c in laws.scaled.items()},
+            scaled={name: product(c) for name, c in laws.scaled.items()},
             prefill=prefill(laws.prefill),
             decode={name: decode(c) for name, c in laws.decode.items()},
             elementwise={name: elementwise(c) for name, c in laws.elementwise.items()},
@@ -158,7 +150,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             leakage_w_per_c=base.curve.leakage_w_per_c * idle,
         ),
         limits=base.limits.under(gpu.tdp_w),
-        gemm={name: gemm(c) for name, c in base.gemm.items()},
+        gemm={name: product(c) for name, c in base.gemm.items()},
         gemm_corrections={name: own(c) for name, c in base.gemm_corrections.items()},
         prefill=prefill(base.prefill),
         prefill_corrections=own(base.prefill_corrections),

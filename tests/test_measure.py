@@ -37,6 +37,11 @@ def test_a_scenario_becomes_the_row_that_its_record_answers() -> None:
     assert done_already(row, records)
     row, _ = planned_row(Scenario.of(model="llama3-8b", phase="decode", batch=13, seq_len=3000))
     assert not done_already(row, records)
+    cut = {"tp": 2, "sequence_parallel": True, "lm_head": False, "overlap_ops": "o_gemm=4x8,qkv_gemm=2"}
+    row, _ = planned_row(Scenario.of(model="llama3-8b", **cut))
+    assert row["overlap_ops"] == {
+        "o_gemm": {"chunks": 4, "comm_ctas": 8}, "qkv_gemm": {"chunks": 2, "comm_ctas": None},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -53,6 +58,15 @@ def test_a_scenario_becomes_the_row_that_its_record_answers() -> None:
         (
             {"model": "qwen3-30b-a3b", "tp": 2},
             "tp = 2 without ep: the suite holds whole experts: give ep = 2",
+        ),
+        ({"tp": 2, "comm_ctas": 8}, "comm_ctas = 8: the suite cuts sequence_parallel collectives only"),
+        (
+            {"tp": 2, "sequence_parallel": True, "overlap_ops": "gate_up_gemm=2@1,down_gemm=2@1"},
+            "overlap_ops.gate_up_gemm: stage 1: the suite measures single products only",
+        ),
+        (
+            {"sm_partitions": "compute=100,comm=32"},
+            "sm_partitions = (('compute', 100), ('comm', 32)): the suite measures with sm_partitions = None only",
         ),
         ({"power_cap_w": 500}, "power_cap_w = 500.0: the suite measures with power_cap_w = None only"),
         ({"sm_clock_mhz": 1410}, "sm_clock_mhz = 1410.0: the suite measures with sm_clock_mhz = None only"),

@@ -140,6 +140,11 @@ def test_without_vllm_one_line_names_the_extra(
             {"phase": "generate", "output_len": 4},
             "phase = 'generate': vLLM is measured in prefill, decode, or on requests",
         ),
+        ({"kv_dtype": "fp8_e4m3"}, "kv_dtype = 'fp8_e4m3': vLLM is measured with kv_dtype = None only"),
+        (
+            {"tp": 2, "overlap": "two_batch", "batch": 2},
+            "overlap = 'two_batch': vLLM is measured with overlap = 'chunks'",
+        ),
         ({"dtype": "fp16"}, "dtype = 'fp16': vLLM is measured in bf16 and fp8_e4m3"),
         ({"model": "qwen3-30b-a3b", "ep": 2, "ep_mode": "all_to_all"}, "give tp = ep and ep_mode = 'all_reduce'"),
         ({"model": "deepseek-v3"}, "give its Hugging Face config.json as --model"),
@@ -170,5 +175,5 @@ def test_the_suite_measures_lone_prompts_of_a_narrow_model(vllm: FakeVllm, tmp_p
     assert vllm.stopped == 1
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["tokens"] for row in found] == list(host_vllm.TOKENS)
-    assert {row["layers"] for row in found} == {8}
+    assert {row["layers"] for row in found} == {8} and {row["machine"] for row in found} == {"0"}
     assert all(len(row["ttft_s"]) == 30 and row["latency_s"] >= 1e-3 for row in found)

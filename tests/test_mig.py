@@ -60,6 +60,8 @@ def test_two_slices_side_by_side_take_only_watts_from_each_other() -> None:
     [
         ({"gpu": "h100:1g.10gb"}, "it has 10 GB: h100-sxm-80gb:1g.20gb holds it; or --ignore-memory"),
         ({"gpu": "h100:3g.30gb"}, "no such MIG profile: did you mean '3g.40gb'?"),
+        ({"gpu": "h100:"}, "no such MIG profile: known are 1g.10gb"),
+        ({"gpu": "h100:1g.10gb:2"}, "no such MIG profile: did you mean '1g.10gb'?"),
         ({"gpu": "l4:1g.5gb"}, "no such MIG profile: known are slices of a100-sxm-40gb"),
         ({"gpu": "h100:3g.40gb", "tp": 2}, "MIG slices exchange nothing"),
         ({"gpu": "h100:3g.40gb", "dp": 3, "batch": 3}, "a card has 2 slices"),

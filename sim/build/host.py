@@ -13,7 +13,8 @@ from workloads.families.dit_video import STEP
 from workloads.passes import load_passes
 from workloads.program import Program, Segment
 
-# A GPU this far behind its host waits for the first launches alone (under 0.2 % of a step): they are left out.
+# A GPU this far behind its host waits for the first launches alone, which are left out: 0.13 % of 700 tokens through
+# Llama 3 70B on an H200, just beyond it.
 FAR_BEHIND = 0.5
 
 

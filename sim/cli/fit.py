@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
-from sim.cli.waiting import Forecast
+from sim.cli.waiting import TimeLeft
 
 if TYPE_CHECKING:
     from sim.explore.closed_form.samples import Sample
@@ -79,7 +79,7 @@ def command(
         kept = {file: rows} | ({more: rows.with_stem(f"{rows.stem}_more")} if more else {})
         found, *others = (_simulated(grids[of], table, pool, say, quiet=quiet) for of, table in kept.items())
         statuses = read_table(rows)["status"].value_counts().to_dict()
-    judging = Forecast(what="judging on splits", total=splits, say=say)
+    judging = TimeLeft(what="judging on splits", total=splits, say=say)
     others_too = list(chain.from_iterable(others))
     verdict = judge(found, count=samples, seed=seed, splits=splits, more=others_too, search=search, step=judging)
     ours = verdict.scores["closed form"]
@@ -118,14 +118,14 @@ def _simulated(grid: ScenarioGrid, table: Path, pool: Pool, say: Callable[[str],
 
     total = len(runs_of(grid).cases)
     say(f"simulating {total:,} prefills and decode steps on {pool.jobs} core{'s' * (pool.jobs > 1)}, then judging")
-    forecast = Forecast(what="simulating", total=total, say=say)
+    left = TimeLeft(what="simulating", total=total, say=say)
     with progress_bar(quiet, journal_of(table)) as progress:
         task = progress.add_task("simulating", total=total, failed=0)
 
         def step(done: int, failed: int) -> None:
             progress.update(task, completed=done, failed=failed)
             if not sys.stderr.isatty():  # on a terminal the bar says it
-                forecast(done)
+                left(done)
 
         return simulated(grid, table, pool=pool, step=step)
 

@@ -20,13 +20,13 @@ def told(seconds: float) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Forecast:
+class TimeLeft:
     """Says once, after :data:`FIRST_S`, how long the rest of ``total`` takes; begins at its first call.
 
     >>> times = iter([0.0, 2.0, 6.0, 9.0])
-    >>> forecast = Forecast(what="simulating", total=80, say=print, clock=lambda: next(times))
+    >>> time_left = TimeLeft(what="simulating", total=80, say=print, clock=lambda: next(times))
     >>> for done in (0, 10, 20, 30):
-    ...     forecast(done)
+    ...     time_left(done)
     simulating: 20 of 80 in 6 s, the others take about 18 s
     """
 

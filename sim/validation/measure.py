@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from hardware.calibrate.suite.plan import step
 from hardware.calibrate.suite.shapes import HEAD_DIM, ModelShape
+from hardware.calibrate.suite.steps_overlap import cuts_of
 from sim.errors import ScenarioError
+from sim.scenario.operators import setting
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from workloads import ModelSpec, load_model
 from workloads.ops import decoder_block, expert_feed, gated_feed
 
-# Fields of a scenario that the suite's steps have no switch for, with the value at which they change nothing.
-_UNSUPPORTED: dict[str, Any] = {
-    "power_cap_w": None,
-    "uncapped": False,
-    "sm_clock_mhz": None,
-    "regime": "steady",
-    "stack": "reference-torch",
-    "images": 0,
-    "tokens_per_ep_rank": None,
-    "dp": 1,
-    "all_reduce": "library",
-    "overlap": "chunks",
-    "sm_margin": False,
-    "routing": None,
-    "expert_replicas": None,
-}
+# Fields of a scenario that the suite's steps run, or that change nothing of what runs; any other is refused.
+_RUN = frozenset(
+    {
+        "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "output_len", "layers", "lm_head", "dtype",
+        "weight_dtype", "kv_dtype", "launch", "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses",
+        "pp", "micro_batches", "expert_skew", "overlap_chunks", "comm_ctas", "overlap_ops", "chip_temperature_c",
+        "chip_power_factor", "detail", "ignore_memory",
+    }
+)  # fmt: skip
 _DTYPES = ("bf16", "fp8_e4m3")
 _PHASES = ("prefill", "decode", "generate")
 
@@ -39,10 +35,7 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, ModelShap
     >>> row["kind"], row["batch"], shapes["llama3-8b"].width
     ('model_step', 4, 4096)
     """
-    for name, neutral in _UNSUPPORTED.items():
-        value = getattr(scenario, name)
-        if value != neutral:
-            raise ScenarioError(f"{name} = {value!r}: the suite measures with {name} = {neutral!r} only")
+    refuse_others(scenario, _RUN, "the suite measures")
     if scenario.phase not in _PHASES:
         raise ScenarioError(f"phase = '{scenario.phase}': the suite measures {', '.join(_PHASES)}")
     if scenario.dtype not in _DTYPES:
@@ -63,10 +56,10 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, ModelShap
         more |= {"ep": scenario.ep, "ep_mode": scenario.ep_mode}
     if model.experts:
         more["expert_skew"] = scenario.expert_skew
-    if scenario.overlap_chunks > 1 and not scenario.sequence_parallel:
-        raise ScenarioError(
-            f"overlap_chunks = {scenario.overlap_chunks}: the suite cuts sequence_parallel collectives only"
-        )
+    for name in ("overlap_chunks", "comm_ctas", "overlap_ops"):
+        value = getattr(scenario, name)
+        if value != Scenario.model_fields[name].default and not scenario.sequence_parallel:
+            raise ScenarioError(f"{name} = {value!r}: the suite cuts sequence_parallel collectives only")
     if scenario.sequence_parallel:
         more |= {"sequence_parallel": True, "overlap_chunks": scenario.overlap_chunks, "comm_ctas": scenario.comm_ctas}
     if scenario.cp > 1:
@@ -75,11 +68,31 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, ModelShap
     if scenario.pp > 1:
         _only(scenario, "pp", tp=1, ep=1, pp=2, phase="prefill")
         more |= {"pp": scenario.pp, "micro_batches": scenario.micro_batches or scenario.pp}
+    if (settings := _settings(scenario)) is not None:
+        more["overlap_ops"] = settings
+        cuts_of(more)
     layers = scenario.layers or model.layers
     row = step(model.id, layers, scenario.phase, scenario.batch, scenario.seq_len, **more)
     if scenario.phase == "generate":
         row |= {"kind": "generate", "output_len": scenario.output_len}
     return row, {model.id: shape}
+
+
+def refuse_others(scenario: Scenario, run: Set[str], who: str) -> None:
+    """Refuse a field beyond those that are ``run``, where it is not its default: it would change nothing."""
+    for name, field in Scenario.model_fields.items():
+        value = getattr(scenario, name)
+        if name not in run and value != field.default:
+            raise ScenarioError(f"{name} = {value!r}: {who} with {name} = {field.default!r} only")
+
+
+def _settings(scenario: Scenario) -> dict[str, dict[str, int | None]] | None:
+    """Chunks and blocks of single products, as a row has them."""
+    found = {name: setting(text) for name, text in scenario.overlap_ops or ()}
+    for name, one in found.items():
+        if one.stage is not None:
+            raise ScenarioError(f"overlap_ops.{name}: stage {one.stage}: the suite measures single products only")
+    return {name: {"chunks": one.chunks, "comm_ctas": one.comm_ctas} for name, one in found.items()} or None
 
 
 def _only(scenario: Scenario, name: str, **runs: Any) -> None:

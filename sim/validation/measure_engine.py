@@ -13,17 +13,19 @@ from hardware.nvml import detect
 from sim.errors import ScenarioError
 from sim.scenario.spec import Scenario, read_mapping
 from sim.serving.spec import ServeSpec
+from sim.validation.measure import refuse_others
 from workloads import ModelSpec, load_model
 from workloads.ops import decoder_block, expert_feed, gated_feed
 from workloads.stack import STACKS
 
-# What vLLM is started without, with the value at which it changes nothing.
-_UNSUPPORTED: dict[str, Any] = {
-    "power_cap_w": None, "uncapped": False, "sm_clock_mhz": None, "regime": "steady", "images": 0, "dp": 1, "pp": 1,
-    "cp": 1, "sequence_parallel": False, "overlap_chunks": 1, "comm_ctas": None, "launch": "graph", "lm_head": True,
-    "all_reduce": "library", "expert_skew": 0.0, "expert_replicas": None, "tokens_per_ep_rank": None,
-    "sm_partitions": None,
-}  # fmt: skip
+# Fields of a scenario that vLLM is started with, or that change nothing of what runs; any other is refused.
+_RUN = frozenset(
+    {
+        "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "layers", "dtype", "stack", "tp", "ep",
+        "ep_mode", "output_len", "routing", "routing_seed", "chip_temperature_c", "chip_power_factor", "detail",
+        "ignore_memory",
+    }
+)  # fmt: skip
 REQUEST_FILES = (".csv", ".jsonl")
 
 
@@ -34,9 +36,7 @@ def stack_of(given: str | None) -> str:
 
 def engine_of(scenario: Scenario, folder: Path, traces: Path | None) -> tuple[ServerSpec, Work]:
     """The server and the work of ``scenario``; its ``config.json`` is written into ``folder``."""
-    for name, neutral in _UNSUPPORTED.items():
-        if (value := getattr(scenario, name)) != neutral:
-            raise ScenarioError(f"{name} = {value!r}: vLLM is measured with {name} = {neutral!r} only")
+    refuse_others(scenario, _RUN, "vLLM is measured")
     if scenario.phase not in ("prefill", "decode"):
         raise ScenarioError(f"phase = '{scenario.phase}': vLLM is measured in prefill, decode, or on requests")
     if scenario.dtype not in ("bf16", "fp8_e4m3"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.engine_vllm import Lone, ServerSpec, measure_engine
+from hardware.calibrate.suite.engine_vllm import Lone, ServerSpec, measure_engine, visible
+from hardware.nvml import detect
 
 LAYERS = (8, 40)
 # Below and above the sizes that vLLM captures by itself.
@@ -49,7 +51,9 @@ def measure_one(kind: str, layers: int, *, gpu_id: str) -> list[dict[str, Any]]:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         works = [Lone(seq_len=tokens) for tokens in TOKENS]
         about, rows = measure_engine(ServerSpec(model=Path(folder), vocabulary=_VOCABULARY), works)
-    given = {"kind": "vllm_host", "gpu": gpu_id, "world": 1, "model": kind, "layers": layers}
+    card = detect()[visible(os.environ, 1)[0]]
+    machine = card.uuid.removeprefix("GPU-")[:8]  # hosts differ: rows of one are compared
+    given = {"kind": "vllm_host", "gpu": gpu_id, "machine": machine, "world": 1, "model": kind, "layers": layers}
     return [{**given, "tokens": work.seq_len, **row, **about} for work, row in zip(works, rows, strict=True)]
 
 
