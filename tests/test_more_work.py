@@ -171,11 +171,12 @@ def test_a_sequence_more_of_a_model_of_four_bits(tmp_path: Path, batch: int) -> 
 
 
 def test_a_longer_prompt_is_no_quicker_where_the_gpu_overtakes_the_host() -> None:
-    """vLLM's host sets the pace of Qwen3-30B-A3B up to some 4,300 tokens on an H200, the kernels beyond."""
+    """vLLM's host sets the pace of Qwen3-30B-A3B up to 4,440 tokens on an H200, the kernels beyond; from some 9,700 tokens on
+    the GPU is so far behind that its waits are left out."""
     seconds = [
         simulate(
             model="qwen3-30b-a3b", gpu="h200-sxm-141gb", stack="vllm", seq_len=tokens, regime="cold", detail="folded"
         ).latency_s
-        for tokens in (*range(4200, 4480, 40), *range(8000, 9200, 200))
+        for tokens in (*range(4400, 4490, 10), *range(9400, 10100, 100))
     ]
-    assert all(later >= 0.995 * sooner for sooner, later in pairwise(seconds))
+    assert all(later >= 0.999 * sooner for sooner, later in pairwise(seconds))
