@@ -171,8 +171,8 @@ def test_a_sequence_more_of_a_model_of_four_bits(tmp_path: Path, batch: int) -> 
 
 
 def test_a_longer_prompt_is_no_quicker_where_the_gpu_overtakes_the_host() -> None:
-    """vLLM's host sets the pace of Qwen3-30B-A3B up to 4,440 tokens on an H200, the kernels beyond; from some 9,700 tokens on
-    the GPU is so far behind that its waits are left out."""
+    """vLLM's host sets the pace of Qwen3-30B-A3B up to 4,440 tokens on an H200, the kernels beyond; from some 9,700
+    tokens on the GPU is so far behind that its waits are left out."""
     seconds = [
         simulate(
             model="qwen3-30b-a3b", gpu="h200-sxm-141gb", stack="vllm", seq_len=tokens, regime="cold", detail="folded"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.file_fuzz import end_of, fault_of
+from tests.traces_kit import SHARED
 
-SHARED = os.environ.get("WATTLINE_SHARED")
-CASES = Path(SHARED or "no-such-folder") / "cases"
-pytestmark = pytest.mark.skipif(SHARED is None, reason="WATTLINE_SHARED names no folder of cases")
+CASES = SHARED / "cases"
+pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason=f"no {CASES}: set WATTLINE_SHARED to the folder above it")
 
 
 def _commands(path: Path, out: Path) -> list[list[str]]:
