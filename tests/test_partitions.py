@@ -77,6 +77,20 @@ def test_a_prompt_scales_with_its_sms_until_the_cap(path: str) -> None:
     assert [times[8] / times[sms] for sms in (16, 32, 64)] == pytest.approx([2, 4, 8], rel=0.1)
 
 
+def test_a_product_on_few_sms_waits_for_a_memory_that_others_fill_and_not_for_l2() -> None:
+    """As docs/records.md says: the slower, the more the copy beside it moves through HBM; hardly beside one in L2."""
+    path = "h200-sxm-141gb/partitions/beside_memory.jsonl"
+    product = {"kind": "gemm", "world": 1, "m": 4096, "n": 6144, "k": 4096, "dtype": "bf16"}
+    slower = {
+        (row["kind"], row["b"]["bytes_moved"], row["b_sms"]): max(row["a_together_s"]) / row["a_alone_s"]
+        for row in rows_of(path)
+        if row["a"] == product and row["b"]["kind"] == "copy"
+    }
+    cold = [slower["partitions", 512 << 20, sms] for sms in (16, 32, 48, 64, 80, 96, 112)]
+    assert cold == sorted(cold) and cold == pytest.approx([1.11, 1.20, 1.28, 1.39, 1.48, 1.61, 1.84], abs=0.01)
+    assert slower["partitions_hot", 16 << 20, 96] == pytest.approx(1.03, abs=0.01)
+
+
 def test_kernels_on_partitions_are_as_measured() -> None:
     """Rows that entered no fit but copy and add_rmsnorm, whose streaming rate is theirs."""
     rows = validate([RECORDS / ONE_GPU[0]])

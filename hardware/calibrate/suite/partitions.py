@@ -155,11 +155,14 @@ def measure_beside(bench: Bench, a: Row, b: Row, first: Partition, second: Parti
 
 
 def launcher(bench: Bench, work: Row) -> tuple[Callable[[int], None], int]:
-    """Repetition i of a kernel row, or of a collective, and the period of its buffers."""
+    """Repetition i of a kernel row, or of a collective, and the period of its buffers; one that is ``hot`` works on the
+    same ones each time."""
     if work["kind"] == "collective":
         buffer, part = collective_buffers(bench, work["op"], work["bytes"])
         return (lambda _: bench.comm.collective(work["op"], buffer, part, work["ctas"])), 1
-    case = build(bench, work)
+    case = build(bench, {name: value for name, value in work.items() if name != "hot"})
+    if work.get("hot"):
+        return _dropping(lambda _: case.launch(0)), 1
     return _dropping(case.launch), case.rotate
 
 
@@ -244,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", help="id to write into records (default: from the product name)")
     parser.add_argument("--world", type=int, default=1, choices=(1, 2), help="2: collectives on a partition")
     parser.add_argument("--share", type=share_of, default=(0, 1), help="i/n: every n-th row from the i-th on")
+    parser.add_argument("--rows", type=Path, help="the rows of this file of records instead")
     parser.add_argument("--dry-run", action="store_true", help="check every row without a GPU; figures are fake")
     arguments = parser.parse_args(argv)
     share, of = arguments.share
@@ -251,6 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         out=arguments.out, world=arguments.world, port=free_port(), gpu_id=arguments.gpu, dry=arguments.dry_run
     )
     rows = comm_rows()[share::of] if arguments.world == 2 else [*alone_rows(share, of), *beside_rows(share, of)]
+    if arguments.rows is not None:
+        rows = [plan.asked(record) for record in plan.load(arguments.rows)][share::of]
     try:
         import torch
     except ImportError:
