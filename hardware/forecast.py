@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Laws whose rates of HBM are moved in proportion to the datasheets'.
 Streaming = TypeVar("Streaming", GemmCoefficients, DecodeCoefficients, ElementwiseCoefficients, GroupedCoefficients)
-Product = TypeVar("Product", GemmCoefficients, RoutedCoefficients)
+ProductLaw = TypeVar("ProductLaw", GemmCoefficients, RoutedCoefficients)
 
 
 def same_chip(gpu: GpuSpec, other: GpuSpec) -> bool:
@@ -78,7 +78,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     slower_link = base_gpu.link_bytes_per_s / link
     links = gpu.link_bytes_per_s / base_gpu.link_bytes_per_s  # none where ranks meet over PCIe
 
-    def product(c: Product) -> Product:
+    def product(c: ProductLaw) -> ProductLaw:
         return replace(
             c,
             hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,

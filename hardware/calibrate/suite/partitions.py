@@ -254,9 +254,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = SuiteOptions(
         out=arguments.out, world=arguments.world, port=free_port(), gpu_id=arguments.gpu, dry=arguments.dry_run
     )
-    rows = comm_rows()[share::of] if arguments.world == 2 else [*alone_rows(share, of), *beside_rows(share, of)]
+    rows: Sequence[Row]
     if arguments.rows is not None:
         rows = [plan.asked(record) for record in plan.load(arguments.rows)][share::of]
+    elif arguments.world == 2:
+        rows = comm_rows()[share::of]
+    else:
+        rows = [*alone_rows(share, of), *beside_rows(share, of)]
     try:
         import torch
     except ImportError:
