@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,5 +47,10 @@ def scheduling() -> Scheduling:
     >>> scheduling().own_tiles
     2
     """
-    data = tomllib.loads((files("hardware") / "data" / "scheduling.toml").read_text(encoding="utf-8"))
-    return Scheduling(**{field.name: data[field.name]["value"] for field in fields(Scheduling)})
+    return Scheduling(**shipped("scheduling.toml"))
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """The values of a file of facts in ``hardware/data``."""
+    data = tomllib.loads((files("hardware") / "data" / name).read_text(encoding="utf-8"))
+    return {key: fact["value"] for key, fact in data.items()}

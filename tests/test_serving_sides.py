@@ -41,11 +41,11 @@ def beside_of(power_cap_w: float | None = None) -> BesidePrices:
         StepPrices(
             scenario=scenario,
             machine=machine,
-            partitions=Partitions(sms=SIZES, streams=((0, name),), gpu_sms=machine.gpu.sms),
+            partitions=Partitions(sms=SIZES, streams=((0, name),), gpu_sms=machine.gpu.sms, max_clock_hz=machine.gpu.max_clock_hz),
         )
         for name, _ in SIZES
     )
-    both = Partitions(sms=SIZES, streams=((0, "prefill"), (1, "decode")), gpu_sms=machine.gpu.sms)
+    both = Partitions(sms=SIZES, streams=((0, "prefill"), (1, "decode")), gpu_sms=machine.gpu.sms, max_clock_hz=machine.gpu.max_clock_hz)
     return BesidePrices(alone=(first, second), partitions=both)
 
 

@@ -52,7 +52,7 @@ def test_no_kernel_ever_holds_more_than_its_partition(programs: list[list[int]],
         queues += [
             (gpu, [KERNELS[i] if i < len(KERNELS) else (REDUCE, next(number)) for i in program]) for program in programs
         ]
-    names = Partitions(sms=(("left", sizes[0]), ("right", sizes[1])), streams=(), gpu_sms=100)
+    names = Partitions(sms=(("left", sizes[0]), ("right", sizes[1])), streams=(), gpu_sms=100, max_clock_hz=2e9)
     g = partitioned(graph(*queues), names)
     engine = Engine(core_of(g))
     for gpu in engine.core.gpus:
@@ -65,9 +65,9 @@ def test_kernels_of_two_partitions_do_not_wait_for_each_other() -> None:
     g = graph((0, [COMPUTE]), (0, [COMPUTE]))
     assert [end for *_, end in spans(g, run(g))] == [10.0, 20.0]
     # 100 tiles of 10 us on 80 SMs take two rounds, on 20 five.
-    split = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=(), gpu_sms=100))
+    split = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=(), gpu_sms=100, max_clock_hz=2e9))
     assert spans(split, run(split)) == [("gemm", 0, 0.0, 20.0), ("gemm", 0, 0.0, 50.0)]
-    both = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=((1, "most"),), gpu_sms=100))
+    both = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=((1, "most"),), gpu_sms=100, max_clock_hz=2e9))
     # The first one's last 20 tiles leave 60 SMs to the second from 10 us on, whose other 40 tiles end at 30 us.
     assert [end for *_, end in spans(both, run(both))] == [20.0, 30.0]
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from hardware.gpu import GpuSpec
 from hardware.laws.sizes import DecodeSizes, PrefillSizes
+from hardware.laws.streaming import few_sms
 from hardware.laws.terms import KernelTerms
 
 # Query and key rows of one block of the flash kernel (profiler traces: a persistent grid of one CTA per SM).
@@ -89,6 +90,7 @@ def prefill_base_terms(
         hbm_bytes_per_s=hbm_bytes_per_s,
         core_energy_j=c.flop_energy_j * flops,
         hbm_energy_j=hbm_byte_energy_j * hbm_bytes,
+        load_wait=few_sms().attention_load_wait,
     )
 
 

@@ -15,6 +15,7 @@ from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.residency import hbm_share
 from hardware.laws.sizes import GemmSizes, element_bytes
+from hardware.laws.streaming import few_sms
 from hardware.laws.terms import KernelTerms
 
 Integers = NDArray[np.int64]
@@ -147,6 +148,7 @@ def gemm_base_terms(
         hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
         # Of all SMs, whichever tile it is: a product of few tiles splits them.
         sm_power_w=c.sm_power_w * sms / active,
+        load_wait=few_sms().product_load_wait,
     )
 
 

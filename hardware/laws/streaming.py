@@ -1,31 +1,93 @@
-"""How fast a few SMs stream from HBM: each has so many bytes in flight, and all together what the memory gives."""
+"""Kernels on a few SMs: how fast they stream from HBM, how long their loads are under way, what they draw."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from hardware.laws.terms import KernelTerms
-
-# Bytes a second that one SM streams while memory is idle, and how sharply the sum of them meets the memory's rate.
-# From the copy and add_rmsnorm rows on 8 to 64 SMs of records/h100-sxm-80gb/partitions/one_gpu.jsonl (8 SMs: 638 and
-# 636 GB/s; 32: 2.08 and 2.14 TB/s). The H200's SMs stream as much: 641 GB/s on 8 (not used here).
-SM_BYTES_PER_S = 80e9
-SHARPNESS = 2.5
+from hardware.scheduling import shipped
 
 
-def on_few_sms(terms: KernelTerms, sms: float, gpu_sms: float) -> KernelTerms:
-    """``terms`` of a kernel of many short blocks on ``sms`` of ``gpu_sms`` SMs: its HBM rate is what those can stream.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewSms:
+    """Facts of SMs and memory; ``hardware/data/few_sms.toml`` says what each is and where it comes from."""
 
-    The rate in ``terms`` is that of the whole GPU, which the sum of its SMs already meets.
+    sm_bytes_per_s: float
+    sharpness: float
+    clocked_share: float
+    product_load_wait: float
+    attention_load_wait: float
+    wait_sharpness: float
+    empty_saving: float
 
-    >>> from hardware.laws.terms import KernelTerms
-    >>> copy = KernelTerms(floor_s=0.0, blocks=9, cycles_per_block=0.0, hbm_bytes=1e9, hbm_bytes_per_s=3e12)
-    >>> [round(on_few_sms(copy, sms, 132.0).hbm_bytes_per_s / 1e9) for sms in (8.0, 132.0)]
+
+@lru_cache(maxsize=1)
+def few_sms() -> FewSms:
+    """The facts that are shipped."""
+    return FewSms(**shipped("few_sms.toml"))
+
+
+def on_few_sms(terms: KernelTerms, sms: float, gpu_sms: float, max_clock_hz: float) -> KernelTerms:
+    """``terms`` of a kernel of many short blocks on ``sms`` of ``gpu_sms`` SMs: it streams from HBM what those can.
+
+    The rate in ``terms`` is that of the whole GPU, which the sum of its SMs already meets. An SM has so many bytes
+    under way; its requests pass through L2 and crossbar, which follow the SM clock. The power of busy SMs goes with
+    what they move.
+
+    >>> from hardware.laws.terms import KernelTerms, time_s
+    >>> copy = KernelTerms(
+    ...     floor_s=0.0, blocks=900, cycles_per_block=0.0, quantised=False, hbm_bytes=1e9, hbm_bytes_per_s=3e12)
+    >>> [round(1 / time_s(on_few_sms(copy, n, 132.0, 2e9), sms=n, sm_clock_hz=2e9)) for n in (8.0, 132.0)]
     [645, 3000]
     """
-    if not terms.hbm_bytes or math.isinf(terms.hbm_bytes_per_s):
+    facts, rate = few_sms(), terms.hbm_bytes_per_s
+    if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
+        return replace(terms, few_sms_saving=facts.empty_saving)
+    streamed = rate / (sms * facts.sm_bytes_per_s)
+    few, full = slowdown(streamed), slowdown(rate / (gpu_sms * facts.sm_bytes_per_s))
+    terms = replace(
+        terms,
+        hbm_bytes_per_s=rate * full / few,
+        hbm_bytes_per_s_per_sm=math.inf,
+        sm_power_w=terms.sm_power_w * max(1.0, full / few * gpu_sms / sms),
+        few_sms_saving=facts.empty_saving,
+    )
+    if terms.cycles_per_block:
         return terms
-    few, all_sms = (1.0 + (terms.hbm_bytes_per_s / (n * SM_BYTES_PER_S)) ** SHARPNESS for n in (sms, gpu_sms))
-    rate = terms.hbm_bytes_per_s * (all_sms / few) ** (1.0 / SHARPNESS)
-    return replace(terms, hbm_bytes_per_s=rate, hbm_bytes_per_s_per_sm=math.inf)
+    clocked = facts.clocked_share ** (1.0 / facts.sharpness)
+    cycles = clocked * terms.hbm_bytes / (facts.sm_bytes_per_s * full) * max_clock_hz
+    return replace(
+        terms,
+        hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - facts.clocked_share) ** (1.0 / facts.sharpness)),
+        cycles_per_block=cycles * terms.sms_per_block / terms.blocks,
+        sharpness=facts.sharpness,
+    )
+
+
+def slowdown(load: float) -> float:
+    """How much longer loads are under way than while memory is idle, under ``load`` as a share of its rate.
+
+    ``load`` is what would flow if the memory had no limit: bytes under way over their time in an idle memory.
+
+    >>> slowdown(0.0), round(slowdown(1.0), 2), round(slowdown(3.0), 2)
+    (1.0, 1.32, 3.08)
+    """
+    sharpness = few_sms().sharpness
+    return float((1.0 + load**sharpness) ** (1.0 / sharpness))
+
+
+def waiting_slowdown(wait: float, alone: float, beside: float) -> float:
+    """How much longer a kernel of arithmetic takes whose loads are under way ``beside`` others as long as that.
+
+    ``wait``: their round trip in an idle memory over the arithmetic that hides it; ``alone``, ``beside``: how much
+    longer it is by the kernel's own load, and by all.
+
+    >>> round(waiting_slowdown(0.8, 1.0, 1.2), 2), round(waiting_slowdown(0.8, 1.0, 2.5), 2)
+    (1.06, 1.93)
+    """
+    sharpness = few_sms().wait_sharpness
+    longer, own = 1.0 + (wait * beside) ** sharpness, 1.0 + (wait * alone) ** sharpness
+    return float((longer / own) ** (1.0 / sharpness))

@@ -36,6 +36,8 @@ class KernelTerms:
     ``cluster`` blocks start together, on neighbouring SMs.
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
+    ``load_wait``: round trip of loads in an idle memory over the arithmetic that hides it, at the maximum clock.
+    ``few_sms_saving``: share of ``core_energy_j`` that is saved on a vanishing part of the SMs, the others empty.
     """
 
     floor_s: float
@@ -65,6 +67,8 @@ class KernelTerms:
     hbm_weight_per_sm: float = 1.0
     beside_slowdown: float = 1.0
     moving_cycles: float = 0.0
+    load_wait: float = 0.0
+    few_sms_saving: float = 0.0
     shrink: Shrink = "persistent"
     extrapolated: bool = False
 

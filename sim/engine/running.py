@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from hardware.laws.streaming import few_sms, waiting_slowdown
 from hardware.laws.terms import KernelTerms, Pace, dynamic_power_w, wanted_sms
 from sim.engine.graph import KernelClass
 from sim.engine.resources.hbm import HbmShares
@@ -120,6 +121,8 @@ class RunningSet:
         caps: tuple[float, ...] | None,
         rules: Rules,
     ) -> None:
+        if any([m.terms.few_sms_saving for m in members]):
+            members = _among_empty(members, float(gpu.sms))
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps, self._rules = gpu, members, caps, rules
         self._few = [m.cls.collective for m in members]
@@ -133,6 +136,7 @@ class RunningSet:
             for m in members
         ]
         self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
+        self._beside = len(members) > 1 and any([m.terms.load_wait for m in members])
 
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""
@@ -147,6 +151,8 @@ class RunningSet:
             work_s, gap_s = member.pace.seconds(clock_hz), member.cls.gap_s
             busy_share.append(work_s / (work_s + gap_s))
             pace.append(1.0 / (max(work_s, moving / clock_hz) + gap_s) / PS_PER_S)
+        if self._beside:
+            self._wait(pace, clock_hz)
         hbm = [m.terms.hbm_bytes * rate * PS_PER_S for m, rate in zip(members, pace, strict=True)]
         link = [m.terms.link_bytes * rate * PS_PER_S for m, rate in zip(members, pace, strict=True)]
         if len(members) > 1 or self._caps:
@@ -184,6 +190,23 @@ class RunningSet:
             link_bytes_per_s=math.fsum(link),
         )
 
+    def _wait(self, pace: list[float], clock_hz: float) -> None:
+        """Slow kernels of arithmetic down whose loads wait in the memory's queues behind the others' bytes."""
+        # Bytes under way are an SM's as long as its kernel is bound by memory, else what the kernel asks for. The way
+        # through L2 and crossbar follows the clock, as the arithmetic does: queues grow against both.
+        fraction = clock_hz / self._gpu.reference_clock_hz
+        per_sm = few_sms().sm_bytes_per_s
+        loads = [
+            fraction * rate * PS_PER_S * max(m.terms.hbm_bytes, m.hold * per_sm * m.pace.transfer_s)
+            if m.terms.hbm_bytes
+            else 0.0
+            for m, rate in zip(self._members, pace, strict=True)
+        ]
+        for i, (member, waits) in enumerate(zip(self._members, self._rules.hbm.waits(loads), strict=True)):
+            if member.terms.load_wait and pace[i]:
+                computing = min(1.0, member.pace.cycles / clock_hz * pace[i] * PS_PER_S)
+                pace[i] /= waiting_slowdown(member.terms.load_wait * computing, *waits)
+
     def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
         """How much of its own pace each kernel keeps beside the others."""
         rules, weights, few = self._rules, self._weights, self._few
@@ -197,3 +220,13 @@ class RunningSet:
             min(back, got / own if own else 1.0, link_got / link_own if link_own else 1.0)
             for back, got, own, link_got, link_own in zip(held_back, hbm_granted, hbm, link_granted, link, strict=True)
         ]
+
+
+def _among_empty(members: Sequence[Member], gpu_sms: float) -> list[Member]:
+    """Kernels of partitions: their arithmetic takes less power where SMs that they would use stand empty."""
+    wanted = min(gpu_sms, math.fsum([m.terms.blocks * m.terms.sms_per_block for m in members]))
+    empty = max(0.0, 1.0 - math.fsum([m.hold for m in members]) / wanted)
+    return [
+        replace(m, terms=replace(m.terms, core_energy_j=m.terms.core_energy_j * (1.0 - m.terms.few_sms_saving * empty)))
+        for m in members
+    ]

@@ -19,9 +19,9 @@ from sim.errors import ScenarioError
 class Partitions:
     """Partitions by name with their SMs, and the partition of some streams; others: the first to the first, and so on.
 
-    ``gpu_sms`` is what the whole GPU has.
+    ``gpu_sms`` and ``max_clock_hz`` are those of the whole GPU.
 
-    >>> two = Partitions(sms=(("compute", 116), ("comm", 16)), streams=(), gpu_sms=132)
+    >>> two = Partitions(sms=(("compute", 116), ("comm", 16)), streams=(), gpu_sms=132, max_clock_hz=2e9)
     >>> [two.of_stream(stream) for stream in range(4)]
     [0, 1, 1, 1]
     """
@@ -29,6 +29,7 @@ class Partitions:
     sms: tuple[tuple[str, int], ...]
     streams: tuple[tuple[int, str], ...]
     gpu_sms: int
+    max_clock_hz: float
 
     def __post_init__(self) -> None:
         """Refuse partitions that the GPU does not have the SMs for."""
@@ -60,10 +61,9 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
             terms = cls.terms
             if cls.collective or not terms.quantised:
                 terms = replace(terms, sms_cap=min(terms.sms_cap, float(sms)))
-            if not cls.collective and not terms.quantised and sms < partitions.gpu_sms:
-                terms = on_few_sms(
-                    terms, min(terms.blocks * terms.sms_per_block, float(sms)), float(partitions.gpu_sms)
-                )
+            if not cls.collective and sms < partitions.gpu_sms:
+                held = min(terms.blocks * terms.sms_per_block, float(sms))
+                terms = on_few_sms(terms, held, float(partitions.gpu_sms), partitions.max_clock_hz)
             index = known[kernel_class, place] = len(classes)
             describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
             classes.append(replace(cls, terms=terms, describe=describe))

@@ -23,6 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hardware.laws.streaming import slowdown
 from sim.engine.resources.bandwidth import Bandwidth, share
 
 
@@ -49,6 +50,19 @@ class HbmShares:
             else demands[i]
             for i, one in enumerate(few)
         ]
+
+
+    def waits(self, unlimited: Sequence[float]) -> list[tuple[float, float]]:
+        """How much longer than in an idle memory loads of each kernel are under way: alone, and beside the others.
+
+        ``unlimited``: bytes/s that each would move through a memory without limit; all are in the same queues.
+
+        >>> product, copy = 0.2e12, 96 * 80e9
+        >>> [round(beside, 2) for _, beside in HbmShares(bytes_per_s=3e12).waits([product, copy])]
+        [2.72, 2.72]
+        """
+        beside = slowdown(math.fsum(unlimited) / self.bytes_per_s)
+        return [(slowdown(one / self.bytes_per_s), beside) for one in unlimited]
 
 
 class Hbm(Bandwidth[HbmShares]):
