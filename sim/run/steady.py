@@ -68,7 +68,7 @@ def held_clocks(
     found = [model.max_clock_hz] * gpus
     if math.isinf(limits.slow_limit_w):
         return found
-    searches = [_ClockSearch(limits.slow_limit_w, model, alone=gpus == 1) for _ in range(gpus)]
+    searches = [_ClockSearch(limits.slow_limit_w, model) for _ in range(gpus)]
     if slow_top:
         _look(searches, at)  # at the top the fast limiter acts too
     if any(search.low for search in searches) or not searches[0].seen:
@@ -98,11 +98,9 @@ def _look(searches: Sequence[_ClockSearch], at: Callable[[list[float]], list[flo
 
 class _ClockSearch:
     """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position; halves
-    where that does not help. One ``alone`` aims at the crossing at once; several move each other's power meanwhile, so
-    that what they find depends on their steps: they take coarse ones first."""
+    where that does not help. Coarse steps first: several GPUs move each other's power meanwhile."""
 
-    def __init__(self, limit_w: float, gpu: GpuModel, *, alone: bool) -> None:
-        self.alone = alone
+    def __init__(self, limit_w: float, gpu: GpuModel) -> None:
         self.limit_w, self.gpu = limit_w, gpu
         self.low, self.low_w = 0, 0.0
         self.high, self.high_w = top_step(gpu), math.inf
@@ -121,15 +119,13 @@ class _ClockSearch:
     def guess(self) -> int:
         """The next step to look at, between the ends."""
         down, up = self.low, self.high
-        if self.seen < (1 if self.alone else 2) or not down or (self.alone and self.high_w == math.inf):
+        if self.seen < 2 or not down:
             step = self.next
         elif abs(self.same_end) < 3 and self.high_w > self.limit_w:
             step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
-            if self.alone:  # the end that has just moved lies near the crossing: the step beyond it may be the other
-                step += (self.same_end < -1) - (self.same_end > 1)
         else:
             step = (down + up) // 2
-        if up - down > 4 * COARSE and not (self.alone and self.seen):
+        if up - down > 4 * COARSE:
             step -= step % COARSE  # a clock that other caps and scenarios have met too
         return min(max(step, down + 1), max(up - 1, down))
 
