@@ -16,6 +16,7 @@ import pytest
 from hardware.calibrate.suite.partitions import BESIDE, SIZES, SPLITS, alone_rows, beside_rows, comm_rows
 from hardware.calibrate.suite.run import share_of
 from hardware.calibrate.suite.worker import nvml_index
+from hardware.catalog import load_gpu
 from hardware.laws.streaming import on_few_sms
 from hardware.laws.terms import KernelTerms, time_s
 from sim.engine.fluid import FluidModel
@@ -149,8 +150,8 @@ def test_all_sms_are_no_partition() -> None:
     copy = KernelTerms(
         floor_s=0.0, blocks=9000, cycles_per_block=0.0, quantised=False, hbm_bytes=1e9, hbm_bytes_per_s=3e12
     )
-    few = [(on_few_sms(copy, sms, 132.0, 2e9), sms) for sms in map(float, range(1, 133))]
-    rates = [1e9 / time_s(terms, sms=sms, sm_clock_hz=2e9) for terms, sms in few]
+    few = [(on_few_sms(copy, sms, load_gpu("h100-sxm-80gb")), sms) for sms in map(float, range(1, 133))]
+    rates = [1e9 / time_s(terms, sms=sms, sm_clock_hz=1.98e9) for terms, sms in few]
     assert rates[-1] == pytest.approx(3e12) and rates[0] == pytest.approx(81e9, rel=0.02)
     assert all(more > fewer for fewer, more in pairwise(rates))
 
@@ -163,7 +164,9 @@ def _beside(gpu: GpuModel, others_bytes: float) -> float:
     other = KernelTerms(
         floor_s=1e-3, blocks=96, cycles_per_block=0.0, hbm_bytes=others_bytes, hbm_bytes_per_s=3e12, quantised=False
     )
-    classes = tuple(KernelClass(name=name, family="test", terms=terms) for name, terms in (("product", product), ("other", other)))
+    classes = tuple(
+        KernelClass(name=name, family="test", terms=terms) for name, terms in (("product", product), ("other", other))
+    )
     model = FluidModel(gpu, classes, [])
     return 1e-12 / model.solve(((0, 36.0, False, 1.0), (1, 96.0, False, 1.0)), math.inf, 2e9).rates[0]
 

@@ -41,11 +41,11 @@ def beside_of(power_cap_w: float | None = None) -> BesidePrices:
         StepPrices(
             scenario=scenario,
             machine=machine,
-            partitions=Partitions(sms=SIZES, streams=((0, name),), gpu_sms=machine.gpu.sms, max_clock_hz=machine.gpu.max_clock_hz),
+            partitions=Partitions(sms=SIZES, streams=((0, name),), gpu=machine.gpu),
         )
         for name, _ in SIZES
     )
-    both = Partitions(sms=SIZES, streams=((0, "prefill"), (1, "decode")), gpu_sms=machine.gpu.sms, max_clock_hz=machine.gpu.max_clock_hz)
+    both = Partitions(sms=SIZES, streams=((0, "prefill"), (1, "decode")), gpu=machine.gpu)
     return BesidePrices(alone=(first, second), partitions=both)
 
 

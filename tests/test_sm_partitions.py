@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hardware.catalog import load_gpu
 from sim import simulate
 from sim.engine.driver import Engine
 from sim.engine.resources.sm_pool import SmPool
@@ -20,6 +22,7 @@ OVERLAP = {
     "model": "llama3-70b", "tp": 4, "layers": 2, "lm_head": False, "sequence_parallel": True, "overlap_chunks": 4,
     "comm_ctas": 8, "seq_len": 4096,
 }  # fmt: skip
+HUNDRED = replace(load_gpu("h100-sxm-80gb"), sms=100)
 KERNELS = (
     COMPUTE,
     COPY,
@@ -52,7 +55,7 @@ def test_no_kernel_ever_holds_more_than_its_partition(programs: list[list[int]],
         queues += [
             (gpu, [KERNELS[i] if i < len(KERNELS) else (REDUCE, next(number)) for i in program]) for program in programs
         ]
-    names = Partitions(sms=(("left", sizes[0]), ("right", sizes[1])), streams=(), gpu_sms=100, max_clock_hz=2e9)
+    names = Partitions(sms=(("left", sizes[0]), ("right", sizes[1])), streams=(), gpu=HUNDRED)
     g = partitioned(graph(*queues), names)
     engine = Engine(core_of(g))
     for gpu in engine.core.gpus:
@@ -65,9 +68,9 @@ def test_kernels_of_two_partitions_do_not_wait_for_each_other() -> None:
     g = graph((0, [COMPUTE]), (0, [COMPUTE]))
     assert [end for *_, end in spans(g, run(g))] == [10.0, 20.0]
     # 100 tiles of 10 us on 80 SMs take two rounds, on 20 five.
-    split = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=(), gpu_sms=100, max_clock_hz=2e9))
+    split = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=(), gpu=HUNDRED))
     assert spans(split, run(split)) == [("gemm", 0, 0.0, 20.0), ("gemm", 0, 0.0, 50.0)]
-    both = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=((1, "most"),), gpu_sms=100, max_clock_hz=2e9))
+    both = partitioned(g, Partitions(sms=(("most", 80), ("few", 20)), streams=((1, "most"),), gpu=HUNDRED))
     # The first one's last 20 tiles leave 60 SMs to the second from 10 us on, whose other 40 tiles end at 30 us.
     assert [end for *_, end in spans(both, run(both))] == [20.0, 30.0]
 

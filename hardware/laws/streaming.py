@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from hardware.gpu import GpuSpec
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import shipped
 
@@ -30,35 +30,37 @@ def few_sms() -> FewSms:
     return FewSms(**shipped("few_sms.toml"))
 
 
-def on_few_sms(terms: KernelTerms, sms: float, gpu_sms: float, max_clock_hz: float) -> KernelTerms:
-    """``terms`` of a kernel of many short blocks on ``sms`` of ``gpu_sms`` SMs: it streams from HBM what those can.
+def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
+    """``terms`` of a kernel of many short blocks on ``sms`` SMs of a ``gpu``: it streams from HBM what those can.
 
     The rate in ``terms`` is that of the whole GPU, which the sum of its SMs already meets. An SM has so many bytes
     under way; its requests pass through L2 and crossbar, which follow the SM clock. The power of busy SMs goes with
     what they move.
 
-    >>> from hardware.laws.terms import KernelTerms, time_s
+    >>> from hardware.catalog import load_gpu
+    >>> from hardware.laws.terms import time_s
+    >>> gpu = load_gpu("h100-sxm-80gb")
     >>> copy = KernelTerms(
     ...     floor_s=0.0, blocks=900, cycles_per_block=0.0, quantised=False, hbm_bytes=1e9, hbm_bytes_per_s=3e12)
-    >>> [round(1 / time_s(on_few_sms(copy, n, 132.0, 2e9), sms=n, sm_clock_hz=2e9)) for n in (8.0, 132.0)]
+    >>> [round(1 / time_s(on_few_sms(copy, n, gpu), sms=n, sm_clock_hz=1.98e9)) for n in (8.0, 132.0)]
     [645, 3000]
     """
     facts, rate = few_sms(), terms.hbm_bytes_per_s
     if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
         return replace(terms, few_sms_saving=facts.empty_saving)
     streamed = rate / (sms * facts.sm_bytes_per_s)
-    few, full = slowdown(streamed), slowdown(rate / (gpu_sms * facts.sm_bytes_per_s))
+    few, full = slowdown(streamed), slowdown(rate / (gpu.sms * facts.sm_bytes_per_s))
     terms = replace(
         terms,
         hbm_bytes_per_s=rate * full / few,
         hbm_bytes_per_s_per_sm=math.inf,
-        sm_power_w=terms.sm_power_w * max(1.0, full / few * gpu_sms / sms),
+        sm_power_w=terms.sm_power_w * max(1.0, full / few * gpu.sms / sms),
         few_sms_saving=facts.empty_saving,
     )
     if terms.cycles_per_block:
         return terms
     clocked = facts.clocked_share ** (1.0 / facts.sharpness)
-    cycles = clocked * terms.hbm_bytes / (facts.sm_bytes_per_s * full) * max_clock_hz
+    cycles = clocked * terms.hbm_bytes / (facts.sm_bytes_per_s * full) * gpu.max_clock_hz
     return replace(
         terms,
         hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - facts.clocked_share) ** (1.0 / facts.sharpness)),

@@ -121,7 +121,7 @@ class RunningSet:
         caps: tuple[float, ...] | None,
         rules: Rules,
     ) -> None:
-        if any([m.terms.few_sms_saving for m in members]):
+        if any(m.terms.few_sms_saving for m in members):
             members = _among_empty(members, float(gpu.sms))
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps, self._rules = gpu, members, caps, rules
@@ -136,7 +136,7 @@ class RunningSet:
             for m in members
         ]
         self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
-        self._beside = len(members) > 1 and any([m.terms.load_wait for m in members])
+        self._beside = len(members) > 1 and any(m.terms.load_wait for m in members)
 
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""

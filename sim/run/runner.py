@@ -276,7 +276,7 @@ def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
     """The partitions of each GPU's SMs, if there are any."""
     if scenario.sm_partitions is None:
         return None
-    return Partitions(sms=scenario.sm_partitions, streams=scenario.sm_partition or (), gpu_sms=target.gpu.sms, max_clock_hz=target.gpu.max_clock_hz)
+    return Partitions(sms=scenario.sm_partitions, streams=scenario.sm_partition or (), gpu=target.gpu)
 
 
 @lru_cache(maxsize=16)

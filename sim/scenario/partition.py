@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hardware.gpu import GpuSpec
 from hardware.laws.streaming import on_few_sms
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
@@ -19,24 +20,22 @@ from sim.errors import ScenarioError
 class Partitions:
     """Partitions by name with their SMs, and the partition of some streams; others: the first to the first, and so on.
 
-    ``gpu_sms`` and ``max_clock_hz`` are those of the whole GPU.
-
-    >>> two = Partitions(sms=(("compute", 116), ("comm", 16)), streams=(), gpu_sms=132, max_clock_hz=2e9)
+    >>> from hardware.catalog import load_gpu
+    >>> two = Partitions(sms=(("compute", 116), ("comm", 16)), streams=(), gpu=load_gpu("h100"))
     >>> [two.of_stream(stream) for stream in range(4)]
     [0, 1, 1, 1]
     """
 
     sms: tuple[tuple[str, int], ...]
     streams: tuple[tuple[int, str], ...]
-    gpu_sms: int
-    max_clock_hz: float
+    gpu: GpuSpec
 
     def __post_init__(self) -> None:
         """Refuse partitions that the GPU does not have the SMs for."""
         total = sum(sms for _, sms in self.sms)
-        if total > self.gpu_sms:
+        if total > self.gpu.sms:
             text = ", ".join(f"{name} = {sms}" for name, sms in self.sms)
-            raise ScenarioError(f"sm_partitions = {text}: {total} SMs in all, the GPU has {self.gpu_sms}: give less")
+            raise ScenarioError(f"sm_partitions = {text}: {total} SMs in all, the GPU has {self.gpu.sms}: give less")
 
     def of_stream(self, stream: int) -> int:
         """The place of a stream's partition in ``sms``."""
@@ -61,9 +60,9 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
             terms = cls.terms
             if cls.collective or not terms.quantised:
                 terms = replace(terms, sms_cap=min(terms.sms_cap, float(sms)))
-            if not cls.collective and sms < partitions.gpu_sms:
+            if not cls.collective and sms < partitions.gpu.sms:
                 held = min(terms.blocks * terms.sms_per_block, float(sms))
-                terms = on_few_sms(terms, held, float(partitions.gpu_sms), partitions.max_clock_hz)
+                terms = on_few_sms(terms, held, partitions.gpu)
             index = known[kernel_class, place] = len(classes)
             describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
             classes.append(replace(cls, terms=terms, describe=describe))

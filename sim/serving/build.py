@@ -122,12 +122,12 @@ def sides_of(
     sms = dict(spec.sm_partition or ())
     sizes = tuple((name, sms[name]) for name in PHASES)
     # A side's steps have one stream, which runs on its partition; side by side each has a stream of its own.
-    cuts = [Partitions(sms=sizes, streams=((0, name),), gpu_sms=target.gpu.sms, max_clock_hz=target.gpu.max_clock_hz) for name in PHASES]
+    cuts = [Partitions(sms=sizes, streams=((0, name),), gpu=target.gpu) for name in PHASES]
     first, second = (
         StepPrices(scenario=group, machine=target, sampling=spec.sampling, attention=spec.attention, partitions=cut)
         for cut in cuts
     )
-    both = Partitions(sms=sizes, streams=tuple(enumerate(PHASES)), gpu_sms=target.gpu.sms, max_clock_hz=target.gpu.max_clock_hz)
+    both = Partitions(sms=sizes, streams=tuple(enumerate(PHASES)), gpu=target.gpu)
     prices = BesidePrices(alone=(first, second), partitions=both)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
     fronts: list[ReplicaSide] = []

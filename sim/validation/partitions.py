@@ -61,7 +61,7 @@ def _steady_point(
 
     ``sizes``: partitions by name with their SMs, one a lane; none: the whole GPU is one.
     """
-    split = Partitions(sms=sizes, streams=(), gpu_sms=target.gpu.sms, max_clock_hz=target.gpu.max_clock_hz) if sizes else None
+    split = Partitions(sms=sizes, streams=(), gpu=target.gpu) if sizes else None
     pricer = Pricer.of_loops(target)
     priorities = [-1 if isinstance(work, CollectiveWork) else 0 for work in works]
     classes = [

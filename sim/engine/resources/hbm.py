@@ -51,7 +51,6 @@ class HbmShares:
             for i, one in enumerate(few)
         ]
 
-
     def waits(self, unlimited: Sequence[float]) -> list[tuple[float, float]]:
         """How much longer than in an idle memory loads of each kernel are under way: alone, and beside the others.
 
