@@ -128,6 +128,12 @@ def _checked(entry: Mapping[str, Any]) -> Checked:
     )
 
 
+# Convolutions alone, fused with their norms, against decoders of diffusers on an H200: FLUX.1 at 1,024 x 1,024 14 and
+# 86 ms, Wan2.1 at 832 x 480 x 81 0.57 and 2.80 s, HunyuanVideo at 848 x 480 x 61 0.65 and 5.83 s
+# (records/h200-sxm-141gb/diffusers/steps.jsonl).
+DECODER = "the VAE's decoder is a lower bound: that of diffusers takes 5 to 9 times as long"
+
+
 def standing(
     scenario: Scenario, target: Machine, *, kernels_outside: Sequence[str] = (), drawn_w: float | None = None
 ) -> Standing:
@@ -167,6 +173,8 @@ def standing(
     run = workloads.DType(scenario.dtype)
     if run.bits < 32 and scenario.phase != "denoise" and workloads.load_model(scenario.model).precision == "fp32":
         notes.append(f"the file's weights are fp32, run in {run.value}: --dtype fp32 runs them as they are")
+    if scenario.video is not None:
+        notes.append(DECODER)
     return Standing(
         card=card_status(scenario, target, measured=known is not None),
         unchecked=tuple(unchecked),
