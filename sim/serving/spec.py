@@ -273,10 +273,12 @@ class ServeSpec(FieldTable):
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "launch",
+                "model", "gpu", "profile", "node", "dtype", "weight_dtype", "kv_dtype", "launch",
                 "chip_temperature_c",
             )
         }  # fmt: skip
+        if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
+            shared["ep_mode"] = self.ep_mode
         return Scenario.of(
             phase="decode", stack=stack, tp=tp, ep=ep, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
         )
