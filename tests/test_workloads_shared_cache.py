@@ -9,6 +9,7 @@ import pytest
 
 from sim import simulate
 from tests.family_configs import PUBLISHED
+from tests.family_configs_latest import LATEST
 from tests.family_configs_recent import GEMMA_3N_E4B, HUNYUAN_LARGE, PHI_4_MINI_FLASH, RECENT
 from tests.test_workloads_families import kernels, read
 from workloads import Layout, Options, WorkloadError, build_program, load_model
@@ -19,19 +20,21 @@ from workloads.ops import Pointwise, attention, fuse, op, qkv_gemm
 from workloads.params import facts
 from workloads.work import AttentionWork, Elementwise, ElementwiseWork, GemmWork
 
+NEWER = {**RECENT, **LATEST}
 
-@pytest.mark.parametrize("name", RECENT)
+
+@pytest.mark.parametrize("name", NEWER)
 def test_weights_and_cache_are_the_published_ones(name: str) -> None:
-    config, billions, kv = RECENT[name]
+    config, billions, kv = NEWER[name]
     found = facts(read(config))
     assert found["parameters"] / 1e9 == pytest.approx(billions, rel=0.01)
     assert found["kv_bytes_per_token"] == kv
 
 
-@pytest.mark.parametrize("name", RECENT)
+@pytest.mark.parametrize("name", NEWER)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_two_ranks_do_the_work_of_one(name: str, phase: str) -> None:
-    model = read(RECENT[name][0])
+    model = read(NEWER[name][0])
 
     def flops(tp: int) -> float:
         found = kernels(model, phase, seq_len=2048, tp=tp, batch=2)
