@@ -107,8 +107,8 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
     values = _Values(data=data, defaults=table.get("defaults", {}), terms=table.get("terms", {}), where=where)
     if "language" in table:
         model = _language(data, family, where, read)
-        beside = values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13)
-        model = replace(model, extra_parameters=model.extra_parameters + beside)
+        held = values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13)
+        model = replace(model, extra_parameters=model.extra_parameters + held)
     else:
         check_against(data, str(data["model_type"]), family.keys, where)
         for one in table.get("check", ()):
@@ -125,9 +125,9 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
         model = replace(model, encoder=replace(encoder, causal=False, front=front))
     if "vision" in table:
         model = replace(model, vision=_vision(table["vision"], model, values, where, read))
-    for encoder in (model.encoder, None if model.vision is None else model.vision.model):
-        if encoder is not None and encoder.routed:
-            raise WorkloadError(f"{where}: {encoder.id}: experts in an encoder are not simulated")
+    for beside in (model.encoder, None if model.vision is None else model.vision.model):
+        if beside is not None and beside.routed:
+            raise WorkloadError(f"{where}: {beside.id}: experts in an encoder are not simulated")
     return replace(model, refused=table.get("refused", "") or model.refused)
 
 

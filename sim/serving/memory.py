@@ -30,7 +30,7 @@ def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
     blocks = int(room / need.kv_bytes)
     if blocks < 1:
         raise ScenarioError(
-            f"{spec.model} does not fit on {target.gpu.id} with tp = {spec.tp}: {need}, of which "
+            f"{spec.model} does not fit on {target.gpu.id} with tp = {group.tp}: {need}, of which "
             f"{target.gpu.memory_bytes * spec.memory_share / 1e9:.1f} GB may be used: raise tp or memory_share"
         )
     return blocks
