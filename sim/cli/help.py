@@ -18,7 +18,7 @@ PANELS = {
     "Machine": ("gpu", "profile", "node"),
     "Layout over GPUs": (
         "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "pp_schedule",
-        "dp", "replicas", "prefill_replicas", "all_reduce",
+        "dp", "replicas", "prefill_replicas", "prefill_tp", "prefill_ep", "all_reduce",
     ),
     "Communication beside compute": (
         "overlap", "overlap_chunks", "overlap_ops", "comm_ctas", "comm_sms", "sm_margin", "sm_partitions",

@@ -42,11 +42,22 @@ def as_run(capture: Capture, classes: Classes) -> Capture:
     """
     own, work = own_of(capture) or {}, capture.work
     steps = classes.is_class(STEP)
-    if steps.any() and type(world := own.get("world")) is int and world > 1:
-        capture = replace(capture, work=replace(work, energy_j=np.where(steps, work.energy_j / world, work.energy_j)))
+    if steps.any():
+        gpus = _gpus_of_replicas(own, work.rank)
+        capture = replace(capture, work=replace(work, energy_j=np.where(steps, work.energy_j / gpus, work.energy_j)))
     none = np.full(len(capture.work), NONE, dtype=np.int64)
     calls = replace(capture.calls, **{name: getattr(capture.calls, name)[:0] for name in type(capture.calls).__slots__})
     return replace(capture, work=replace(capture.work, launch=none, graph=none), calls=calls)
+
+
+def _gpus_of_replicas(own: Mapping[str, Any], replica: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """GPUs of each ``replica`` as a served run states them; sides of one replica, and older traces, have one number."""
+    world, worlds = own.get("world"), own.get("worlds")
+    every = np.full(len(replica), world if type(world) is int and world > 0 else 1)
+    if not isinstance(worlds, list) or not all(type(one) is int and one > 0 for one in worlds):
+        return every
+    known = replica < len(worlds)
+    return np.where(known, np.array([*worlds, 1])[np.where(known, replica, -1)], every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

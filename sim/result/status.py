@@ -170,6 +170,8 @@ def standing(
     held_w = target.limits.cap_w
     if scenario.regime == "steady" and drawn_w is not None and drawn_w > CAP_SLACK * held_w:
         notes.append(f"power_cap_w = {held_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W")
+    if scenario.phase == "train":
+        notes.append("the pace of training's kernels is a fit on eight public whole runs, no measurement of kernels")
     run = workloads.DType(scenario.dtype)
     if run.bits < 32 and scenario.phase != "denoise" and workloads.load_model(scenario.model).precision == "fp32":
         notes.append(f"the file's weights are fp32, run in {run.value}: --dtype fp32 runs them as they are")

@@ -30,7 +30,7 @@ def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
     blocks = int(room / need.kv_bytes)
     if blocks < 1:
         raise ScenarioError(
-            f"{spec.model} does not fit on {target.gpu.id} with tp = {spec.tp}: {need}, of which "
+            f"{spec.model} does not fit on {target.gpu.id} with tp = {group.tp}: {need}, of which "
             f"{target.gpu.memory_bytes * spec.memory_share / 1e9:.1f} GB may be used: raise tp or memory_share"
         )
     return blocks
@@ -39,13 +39,13 @@ def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
 def transfer_cost(spec: ServeSpec, tokens: int) -> Cost:
     """Time and energy above idle of moving the KV cache of ``tokens`` from the first prefill replica to the last one.
 
-    Each rank sends its part at once; the two replicas may stand on different nodes.
+    All ranks send at once, those of the narrower replica more each; the two replicas may stand on different nodes.
     """
-    group = spec.group()
-    world = group.world * (spec.replicas + spec.prefill_replicas)
-    target = machine(group.gpu, world, policy_of(group), node=group.node, profile=group.profile)
-    kv_bytes = memory_of(spec, group, context=tokens).kv_bytes
+    group, front = spec.group(), spec.group(prefill=True)
+    target = machine(group.gpu, spec.gpus, policy_of(group), node=group.node, profile=group.profile)
+    kv_bytes = max(one.world * memory_of(spec, one, context=tokens).kv_bytes for one in (group, front))
+    ports = min(group.world, front.world)
     prices = StepPrices(scenario=group, machine=target)
-    cost = prices.send(round(kv_bytes), ranks=(0, world - group.world))
+    cost = prices.send(round(kv_bytes / ports), ranks=(0, spec.gpus - group.world))
     idle_j = 2 * cost.time_s * target.model.idle_w(target.model.max_clock_hz)
-    return Cost(time_s=cost.time_s, energy_j=group.world * max(0.0, cost.energy_j - idle_j))
+    return Cost(time_s=cost.time_s, energy_j=ports * max(0.0, cost.energy_j - idle_j))
