@@ -15,7 +15,7 @@ PANELS = {
         "model", "phase", "batch", "seq_len", "source_len", "output_len", "images", "layers", "lm_head", "dtype",
         "weight_dtype", "kv_dtype", "stack", "launch",
     ),
-    "Machine": ("gpu", "profile", "node"),
+    "Machine": ("gpu", "profile", "node", "network", "placement", "ecmp_seed"),
     "Layout over GPUs": (
         "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "pp_schedule",
         "dp", "replicas", "prefill_replicas", "all_reduce",

@@ -222,7 +222,8 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
     its work.
     """
     work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
-    files = contents(*(one for one in (resolved.scenario.routing, resolved.scenario.node) if one and "." in one))
+    scenario = resolved.scenario
+    files = contents(*(one for one in (scenario.routing, scenario.node, scenario.network) if one and "." in one))
     key = (work, Same(resolved.model), Same(target.gpu), Same(target.profile), files, buckets)
     return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
 

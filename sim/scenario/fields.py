@@ -13,6 +13,9 @@ class ScenarioFields(TypedDict, total=False):
     gpu: str
     profile: str | None
     node: str | None
+    network: str | None
+    placement: Literal["packed", "spread"]
+    ecmp_seed: int
     phase: Literal["prefill", "decode", "generate", "denoise", "train"]
     batch: int
     seq_len: int

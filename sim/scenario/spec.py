@@ -109,6 +109,15 @@ class Scenario(FieldTable):
     )
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
+    network: str | None = Field(
+        None,
+        description="switches between nodes: one-switch, ib-ndr-rail, ib-ndr-fat-tree, roce-400g, roce-400g-1to7 or a "
+        ".toml file [default: one-switch]",
+    )
+    placement: Literal["packed", "spread"] = Field(
+        "packed", description="consecutive nodes under one leaf switch, or under different ones"
+    )
+    ecmp_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the hash that routes streams (ecmp)")
     phase: Literal["prefill", "decode", "generate", "denoise", "train"] = Field(
         "prefill", description="a prompt, one step of decoding, both, denoising steps (video, images), a training step"
     )

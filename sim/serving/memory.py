@@ -5,7 +5,7 @@ from __future__ import annotations
 import workloads
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
-from sim.scenario.machine import Machine, machine, policy_of
+from sim.scenario.machine import Machine, machine, nodes_of, policy_of
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
@@ -43,7 +43,7 @@ def transfer_cost(spec: ServeSpec, tokens: int) -> Cost:
     """
     group = spec.group()
     world = group.world * (spec.replicas + spec.prefill_replicas)
-    target = machine(group.gpu, world, policy_of(group), node=group.node, profile=group.profile)
+    target = machine(group.gpu, world, policy_of(group), nodes=nodes_of(group), profile=group.profile)
     kv_bytes = memory_of(spec, group, context=tokens).kv_bytes
     prices = StepPrices(scenario=group, machine=target)
     cost = prices.send(round(kv_bytes), ranks=(0, world - group.world))
