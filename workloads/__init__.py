@@ -17,11 +17,12 @@ from workloads.positions import beyond, check_reach
 from workloads.program import Program
 from workloads.routing import Routing, busiest_spread, expert_loads
 from workloads.stack import load_stack
-from workloads.work import AllReduce, DType
+from workloads.work import AllReduce, DType, EpKernels
 
 __all__ = [
     "AllReduce",
     "DType",
+    "EpKernels",
     "Group",
     "Layout",
     "MemoryLoad",

@@ -11,7 +11,7 @@ from typing import assert_never
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.exchange import RoutedExchange
+from hardware.laws.exchange import RoutedExchange, in_background
 from hardware.laws.gemm import wave_part
 from hardware.laws.gradient import attention_gradient
 from hardware.laws.latent import latent_base_terms
@@ -105,6 +105,8 @@ class Pricer:
         if kernel.pace != 1.0:
             terms = replace(terms, scale=terms.scale * kernel.pace, extrapolated=True)
         facts = self.profile.scheduling
+        if side and isinstance(work, CollectiveWork) and work.exchange is not None:
+            terms = in_background(terms, work.exchange.kernels.value)
         if side and in_graph:
             # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
             late_s = facts.side_start_s - facts.collective_lead_graph_s

@@ -17,7 +17,7 @@ PANELS = {
     ),
     "Machine": ("gpu", "profile", "node", "network", "placement", "ecmp_seed"),
     "Layout over GPUs": (
-        "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "pp_schedule",
+        "tp", "ep", "ep_mode", "ep_kernels", "dispatch_dtype", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "pp_schedule",
         "dp", "replicas", "prefill_replicas", "all_reduce",
     ),
     "Communication beside compute": (

@@ -35,6 +35,8 @@ class ScenarioFields(TypedDict, total=False):
     tp: int
     ep: int
     ep_mode: Literal["all_reduce", "all_to_all"] | None
+    ep_kernels: Literal["low_latency", "normal"] | None
+    dispatch_dtype: str | None
     sequence_parallel: bool
     cp: int
     cp_mode: Literal["ulysses", "ring", "striped", "zigzag"]

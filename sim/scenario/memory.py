@@ -127,7 +127,14 @@ def check_layout(resolved: Resolved) -> None:
     """Raise where the model cannot be split as the scenario asks."""
     scenario, model = resolved.scenario, resolved.language_model
     new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
-    workloads.check_layout(model, resolved.layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)
+    workloads.check_layout(
+        model,
+        resolved.layout,
+        batch=scenario.batch,
+        new_tokens=new_tokens,
+        layers=scenario.layers,
+        expert_copies=scenario.expert_replicas,
+    )
 
 
 def _need(resolved: Resolved) -> workloads.MemoryNeed:

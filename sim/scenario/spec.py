@@ -55,6 +55,7 @@ def _stored(name: str) -> str:
 # Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the canonical name.
 RunType = Annotated[Literal["bf16", "fp16", "fp8_e4m3", "int8", "fp32"], BeforeValidator(_canonical)]
 CacheType = Annotated[Literal["bf16", "fp16", "fp8_e4m3", "int8"], BeforeValidator(_canonical)]
+DispatchType = Annotated[Literal["bf16", "fp8_e4m3"], BeforeValidator(_canonical)]
 WeightType = Annotated[str, AfterValidator(_stored)]
 # Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the catalog's id.
 GpuName = Annotated[str, AfterValidator(_known_gpu)]
@@ -160,6 +161,14 @@ class Scenario(FieldTable):
     ep: Degree = Field(1, description="expert-parallel degree")
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
+    )
+    ep_kernels: Literal["low_latency", "normal"] | None = Field(
+        None,
+        description="kernels (DeepEP's) that take tokens to experts in ep_mode all_to_all: for few tokens, or for many "
+        "[default: the library's all-to-all]",
+    )
+    dispatch_dtype: DispatchType | None = Field(
+        None, description="type that ep_kernels send tokens in [default: as experts read them]"
     )
     sequence_parallel: bool = Field(
         False, description="norms on a slice of the tokens: all-reduces become reduce-scatters and all-gathers"
@@ -309,7 +318,8 @@ TRAINING_FIELDS = ("optimizer", "sharding", "accumulate")
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
-    "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode",
+    "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode", "ep_kernels",
+    "dispatch_dtype",
     "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
     "overlap_ops", "comm_ctas", "sm_margin", *TRAINING_FIELDS,

@@ -11,9 +11,21 @@ from pydantic import BeforeValidator, Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
+from sim.scenario.layout import layout_of
 from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
-from sim.scenario.spec import CacheType, Degree, FieldTable, GpuName, ModelName, Positive, RunType, Scenario, WeightType
+from sim.scenario.spec import (
+    CacheType,
+    Degree,
+    DispatchType,
+    FieldTable,
+    GpuName,
+    ModelName,
+    Positive,
+    RunType,
+    Scenario,
+    WeightType,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -28,7 +40,8 @@ DEFAULT_STACK = "vllm"
 # measured ones varied, and what changes no number. Any other that is not its default asks for what no server did.
 MEASURED = frozenset(
     {
-        "model", "gpu", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "stack", "launch", "power_cap_w",
+        "model", "gpu", "tp", "ep", "ep_mode", "ep_kernels", "dispatch_dtype",
+                "network", "placement", "ecmp_seed", "dtype", "weight_dtype", "kv_dtype", "stack", "launch", "power_cap_w",
         "sm_clock_mhz", "chip_temperature_c", "captured_tokens", "trace", "trace_block_tokens", "rate_per_s",
         "requests", "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale", "seed",
         "prefix_caching", "slo_ttft_s", "slo_tpot_s",
@@ -52,6 +65,17 @@ class ServeSpec(FieldTable):
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
     )
+    ep_kernels: Literal["low_latency", "normal"] | None = Field(
+        None, description="kernels that take tokens to experts in ep_mode all_to_all [default: the library's]"
+    )
+    dispatch_dtype: DispatchType | None = Field(
+        None, description="type that ep_kernels send tokens in [default: as experts read them]"
+    )
+    network: str | None = Field(None, description="switches between nodes, or a .toml file [default: one-switch]")
+    placement: Literal["packed", "spread"] = Field(
+        "packed", description="consecutive nodes under one leaf switch, or under different ones"
+    )
+    ecmp_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the hash that routes streams (ecmp)")
     replicas: Degree = Field(1, description="replicas that serve whole requests (decode, where others prefill)")
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
@@ -178,9 +202,9 @@ class ServeSpec(FieldTable):
         """Why the default stack does not run this model; empty where it does, or where a stack was named."""
         if self.stack is not None:
             return ""
-        layout = workloads.Layout(tp=self.tp, ep=self.ep, ep_mode=self.ep_mode)
-        model = workloads.load_model(self.model)
-        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(self._group("paged-kv", None, None)))
+        group = self._group("paged-kv", None, None)
+        layout, model = layout_of(group), workloads.load_model(self.model)
+        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(group))
         try:
             workloads.check_options(model, layout, options)
         except workloads.WorkloadError as error:
