@@ -5,6 +5,7 @@ from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.ragged import Group, build_ragged
+from workloads.families.speculation import Speculation, build_speculative, tokens_a_step
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
@@ -31,12 +32,14 @@ __all__ = [
     "Options",
     "Program",
     "Routing",
+    "Speculation",
     "WorkloadError",
     "Zipf",
     "beyond",
     "build_generate",
     "build_program",
     "build_ragged",
+    "build_speculative",
     "build_training",
     "busiest_spread",
     "check_layout",
@@ -50,5 +53,6 @@ __all__ = [
     "memory_need",
     "params",
     "parse_popularity",
+    "tokens_a_step",
     "training_need",
 ]

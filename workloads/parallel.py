@@ -18,9 +18,9 @@ class Layout:
     """Degrees of parallelism. Ranks are numbered tensor (or expert) innermost, then context, stage, replica.
 
     ``tp`` and ``ep`` name one group: its ranks split a layer's tensors, its experts, or both (``ep_mode`` as in
-    the measurement records). ``micro_batches`` of a replica's batch travel through ``pp`` stages. ``ep_kernels`` dispatch
-    tokens to experts and combine what these return in place of an all-to-all and the kernels around it;
-    ``dispatch_dtype`` is the type that they send tokens in (None: as experts read them).
+    the measurement records). ``micro_batches`` of a replica's batch travel through ``pp`` stages.
+    ``ep_kernels`` dispatch tokens to experts and combine what these return, in place of an all-to-all and the kernels
+    around it; ``dispatch_dtype`` is the type that they send tokens in (None: as experts read them).
 
     >>> Layout(tp=2, cp=2, pp=2, dp=2).world
     16

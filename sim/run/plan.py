@@ -55,7 +55,7 @@ class Work:
     """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run."""
 
     program: Program
-    tokens: int
+    tokens: float
     classify: Classify
     issue_s: float | None
     contexts: tuple[int, ...] | None = None

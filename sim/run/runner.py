@@ -281,6 +281,6 @@ def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
 
 
 @lru_cache(maxsize=16)
-def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, int]:
+def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, float]:
     sharing = profile_of(request.resolved.scenario).sharing
     return build(request.resolved, sms_per_cta=sharing.sms_per_cta, contexts=contexts)

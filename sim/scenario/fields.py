@@ -58,6 +58,10 @@ class ScenarioFields(TypedDict, total=False):
     sm_margin: bool
     sm_partitions: Mapping[str, int] | str | None
     sm_partition: Mapping[int, str] | str | None
+    speculation: Literal["draft_model", "eagle", "mtp"] | None
+    draft_model: str | None
+    draft_tokens: int
+    acceptance: Sequence[float] | None
     optimizer: Literal["adamw", "none"]
     sharding: Literal["ddp", "zero1", "zero2", "zero3"]
     accumulate: int

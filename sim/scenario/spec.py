@@ -40,6 +40,13 @@ def _known_model(name: str) -> str:
         return name
 
 
+def _rates(given: Any) -> Any:
+    """A rate for all positions, or the rates of each, as numbers or comma-separated."""
+    if isinstance(given, str):
+        return tuple(part.strip() for part in given.split(","))
+    return (given,) if isinstance(given, int | float) else given
+
+
 def _canonical(name: Any) -> Any:
     """A type by the name that records use, whatever it is called (``fp8``, ``bfloat16``); others stay as they are."""
     return ALIASES.get(name.strip().lower(), name.strip().lower()) if isinstance(name, str) else name
@@ -225,6 +232,16 @@ class Scenario(FieldTable):
     sm_partition: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], str], ...], BeforeValidator(pairs)] | None = Field(
         None, description="partition of each stream: 0=compute,1=comm [default: the first of the first, and so on]"
     )
+    speculation: Literal["draft_model", "eagle", "mtp"] | None = Field(
+        None, description="what drafts tokens that a step of decoding checks: another model, or one more layer of this"
+    )
+    draft_model: ModelName | None = Field(None, description="the model that drafts (speculation draft_model)")
+    draft_tokens: Annotated[int, Field(gt=0, le=64)] = Field(3, description="tokens drafted a step, one after another")
+    acceptance: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(_rates)] | None = Field(
+        None,
+        description="chance that a drafted token passes where all before it did: one for all positions, or one for "
+        "each, comma-separated",
+    )
     optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
     sharding: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
         "ddp", description="what replicas share out: nothing, or optimiser state, gradients, weights (phase train only)"
@@ -262,6 +279,33 @@ class Scenario(FieldTable):
         branches = 2 if self.guidance == "parallel" else 1
         return max(self.tp, self.ep) * self.cp * self.pp * self.dp * branches
 
+    @property
+    def acceptances(self) -> tuple[float, ...]:
+        """The chance of each drafted token; none without speculation."""
+        rates = self.acceptance or ()
+        return rates * self.draft_tokens if len(rates) == 1 else rates
+
+    def _check_speculation(self) -> None:
+        if self.speculation is None:
+            for name in SPECULATION_FIELDS[1:]:
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} = {value!r} needs speculation: draft_model, eagle or mtp")
+            return
+        if self.phase != "decode":
+            raise ValueError(f"speculation = '{self.speculation}' is for phase 'decode', not '{self.phase}'")
+        if self.acceptance is None:
+            raise ValueError("acceptance is missing: give the chance that a drafted token passes, such as 0.8")
+        if len(self.acceptances) != self.draft_tokens:
+            raise ValueError(
+                f"acceptance has {len(self.acceptance)} entries, draft_tokens is {self.draft_tokens}: one for all, or "
+                "one for each"
+            )
+        if (self.draft_model is None) == (self.speculation == "draft_model"):
+            what = (
+                "needs a draft_model" if self.draft_model is None else f"contradicts draft_model = {self.draft_model}"
+            )
+            raise ValueError(f"speculation = '{self.speculation}' {what}")
+
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
         check_names(self.sm_partitions, self.sm_partition)
@@ -276,6 +320,7 @@ class Scenario(FieldTable):
         for name in () if self.phase == "train" else TRAINING_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
+        self._check_speculation()
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
@@ -315,6 +360,7 @@ class Scenario(FieldTable):
 
 VIDEO_STACKS = ("reference-torch", *(name for name, stack in STACKS.items() if stack.of_diffusion))
 TRAINING_FIELDS = ("optimizer", "sharding", "accumulate")
+SPECULATION_FIELDS = ("speculation", "draft_model", "draft_tokens", "acceptance")
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
@@ -322,7 +368,7 @@ NOT_OF_VIDEO = (
     "dispatch_dtype",
     "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
-    "overlap_ops", "comm_ctas", "sm_margin", *TRAINING_FIELDS,
+    "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *TRAINING_FIELDS,
 )  # fmt: skip
 
 

@@ -40,8 +40,7 @@ DEFAULT_STACK = "vllm"
 # measured ones varied, and what changes no number. Any other that is not its default asks for what no server did.
 MEASURED = frozenset(
     {
-        "model", "gpu", "tp", "ep", "ep_mode", "ep_kernels", "dispatch_dtype",
-                "network", "placement", "ecmp_seed", "dtype", "weight_dtype", "kv_dtype", "stack", "launch", "power_cap_w",
+        "model", "gpu", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "stack", "launch", "power_cap_w",
         "sm_clock_mhz", "chip_temperature_c", "captured_tokens", "trace", "trace_block_tokens", "rate_per_s",
         "requests", "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale", "seed",
         "prefix_caching", "slo_ttft_s", "slo_tpot_s",
@@ -268,8 +267,8 @@ class ServeSpec(FieldTable):
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "launch",
-                "chip_temperature_c",
+                "model", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "tp", "ep", "ep_mode",
+                "ep_kernels", "dispatch_dtype", "dtype", "weight_dtype", "kv_dtype", "launch", "chip_temperature_c",
             )
         }  # fmt: skip
         return Scenario.of(phase="decode", stack=stack, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
