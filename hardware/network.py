@@ -47,10 +47,10 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One direction of a link: where bytes leave a NIC or a switch, or enter a NIC."""
+    """One direction of a link: where bytes leave a GPU, a NIC or a switch, or enter one."""
 
     name: str
-    tier: Literal["nic", "leaf", "spine"]
+    tier: Literal["link", "nic", "leaf", "spine"]
     bytes_per_s: float
 
 
@@ -166,9 +166,9 @@ def streams_of(fabric: Fabric, members: Sequence[Sequence[Nic]], pattern: Patter
         crossing[nic_name(nic), fabric.leaf(nic)] += count
     for nic, count in received.items():
         crossing[fabric.leaf(nic), nic_name(nic)] += count
-    for way, count in _shares(fabric, members, pattern, between):
+    for way, share in _shares(fabric, members, pattern, between):
         for hop in pairwise(way):
-            crossing[hop] += count
+            crossing[hop] += share
     return Streams(
         crossing=tuple((_port(fabric, *hop), count) for hop, count in crossing.items() if count),
         of_rank=len(everyone) - min(map(len, members)) if pattern == "pairs" else 1,

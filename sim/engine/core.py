@@ -191,8 +191,8 @@ class Core:
             solved.append((gpu, state))
         between = self.between
         if between is not None and between.meets:
-            running = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0}
-            paces = common_paces(solved, {flow for flow in running if not flow.missing}, between)
+            met = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0 and not e.flow.missing}
+            paces = common_paces(solved, met, between)
         else:
             paces = {} if len(solved) == 1 else _paces(solved, alike)
         arms: dict[int, list[Flow]] = {}

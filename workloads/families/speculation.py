@@ -8,10 +8,10 @@ DeepSeek's MTP module: its last layer's like, after a product that joins token a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from operator import mul
 
 from workloads.errors import WorkloadError
 from workloads.families.options import Options
@@ -40,7 +40,7 @@ def tokens_a_step(acceptance: Sequence[float]) -> float:
     >>> tokens_a_step([0.5, 0.5]), tokens_a_step([1.0] * 3), tokens_a_step([])
     (1.75, 4.0, 1.0)
     """
-    return 1.0 + sum(accumulate(acceptance, mul))
+    return 1.0 + math.fsum(accumulate(acceptance, lambda before, rate: before * rate))
 
 
 def build_speculative(

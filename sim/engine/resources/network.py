@@ -43,7 +43,7 @@ class Crossing(Ask):
 
     def __init__(self, network: Network, size: float, streams: Streams, demand: float) -> None:
         self.left = self.size = size
-        self.streams = [(network.ports[port], count) for port, count in streams]
+        self.streams = [(network.port(port), count) for port, count in streams]
         self.demand = demand
         self.rate = 0.0
         self.since = network._env.now
@@ -95,7 +95,7 @@ class NetworkPort(BaseResource[Any, Any]):
 
 
 class Network(Arbitrated):
-    """All ports of a run, ``paced`` by kernels of the engine or by itself."""
+    """The ports of a run, ``paced`` by kernels of the engine or by itself."""
 
     def __init__(
         self, env: Environment, ports: Iterable[Port], *, paced: bool = False, rounds: Rounds | None = None
@@ -103,6 +103,10 @@ class Network(Arbitrated):
         super().__init__(env, math.inf, rounds)
         self.ports = {port: NetworkPort(env, port) for port in ports}
         self.paced = paced
+
+    def port(self, port: Port) -> NetworkPort:
+        """The resource of a port, made when it is first used."""
+        return self.ports.get(port) or self.ports.setdefault(port, NetworkPort(self._env, port))
 
     def move(self, size: float, streams: Streams, *, demand: float = math.inf) -> Crossing:
         """Move ``size`` bytes on each stream, at most ``demand`` per unit of time; yield the answer to wait."""
