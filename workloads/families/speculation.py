@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+
+import numpy as np
 
 from workloads.errors import WorkloadError
 from workloads.families.options import Options
@@ -40,7 +41,8 @@ def tokens_a_step(acceptance: Sequence[float]) -> float:
     >>> tokens_a_step([0.5, 0.5]), tokens_a_step([1.0] * 3), tokens_a_step([])
     (1.75, 4.0, 1.0)
     """
-    return 1.0 + math.fsum(accumulate(acceptance, lambda before, rate: before * rate))
+    reached = np.cumprod(np.array(acceptance, dtype=float))  # the chance that each drafted token passes
+    return 1.0 + math.fsum(reached.tolist())
 
 
 def build_speculative(
