@@ -20,7 +20,8 @@ from sim.scenario.memory import check_memory, memory_use
 from sim.scenario.precision import precision_of
 from sim.scenario.resolved import resolve_scenario
 from sim.serving import ServeSpec, serve
-from sim.serving.memory import kv_blocks, transfer_cost
+from sim.serving.memory import kv_blocks
+from sim.serving.transfers import transfer_cost
 from tests.config_kit import LLAMA
 from tests.test_cli import run
 from workloads.storage import storage

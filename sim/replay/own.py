@@ -12,7 +12,7 @@ from sim.errors import SimError
 from sim.replay.energy import energy_j
 from sim.replay.price import Priced
 from sim.replay.run import NEVER, ReplayRows
-from sim.scenario.machine import Machine, Policy, machine
+from sim.scenario.machine import Machine, Nodes, Policy, machine
 from traces.capture import NONE, Capture
 from traces.classify import Classes
 from traces.dag import Dag
@@ -118,7 +118,7 @@ class RunConditions:
         if clock_mhz is not None:
             policy = replace(policy, sm_clock_mhz=clock_mhz)
         try:
-            return machine(gpu_id, self.world, policy, node=self.node if own else None)
+            return machine(gpu_id, self.world, policy, nodes=Nodes(node=self.node if own else None))
         except SimError:
             return machine(gpu_id, 1, policy)  # a machine that this release cannot lay out: one GPU's laws will do
 

@@ -11,9 +11,21 @@ from pydantic import BeforeValidator, Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
+from sim.scenario.layout import layout_of
 from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
-from sim.scenario.spec import CacheType, Degree, FieldTable, GpuName, ModelName, Positive, RunType, Scenario, WeightType
+from sim.scenario.spec import (
+    CacheType,
+    Degree,
+    DispatchType,
+    FieldTable,
+    GpuName,
+    ModelName,
+    Positive,
+    RunType,
+    Scenario,
+    WeightType,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -52,6 +64,17 @@ class ServeSpec(FieldTable):
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
     )
+    ep_kernels: Literal["low_latency", "normal"] | None = Field(
+        None, description="kernels that take tokens to experts in ep_mode all_to_all [default: the library's]"
+    )
+    dispatch_dtype: DispatchType | None = Field(
+        None, description="type that ep_kernels send tokens in [default: as experts read them]"
+    )
+    network: str | None = Field(None, description="switches between nodes, or a .toml file [default: one-switch]")
+    placement: Literal["packed", "spread"] = Field(
+        "packed", description="consecutive nodes under one leaf switch, or under different ones"
+    )
+    ecmp_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the hash that routes streams (ecmp)")
     replicas: Degree = Field(1, description="replicas that serve whole requests (decode, where others prefill)")
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
@@ -202,11 +225,12 @@ class ServeSpec(FieldTable):
         """Why the default stack does not run this model; empty where it does, or where a stack was named."""
         if self.stack is not None:
             return ""
-        model = workloads.load_model(self.model)
-        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(self._group("paged-kv", None, None)))
+        group = self._group("paged-kv", None, None)
+        layout, model = layout_of(group), workloads.load_model(self.model)
+        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(group))
         try:
             for tp, ep in {self._degrees(prefill=False), self._degrees(prefill=self.prefill_replicas > 0)}:
-                workloads.check_options(model, workloads.Layout(tp=tp, ep=ep, ep_mode=self.ep_mode), options)
+                workloads.check_options(model, replace(layout, tp=tp, ep=ep, ep_mode=self.ep_mode), options)
         except workloads.WorkloadError as error:
             return str(error)
         return ""
@@ -273,12 +297,12 @@ class ServeSpec(FieldTable):
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "dtype", "weight_dtype", "kv_dtype", "launch",
-                "chip_temperature_c",
+                "model", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype", "weight_dtype",
+                "kv_dtype", "launch", "chip_temperature_c",
             )
         }  # fmt: skip
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
-            shared["ep_mode"] = self.ep_mode
+            shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
         return Scenario.of(
             phase="decode", stack=stack, tp=tp, ep=ep, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
         )

@@ -67,7 +67,9 @@ def build_ragged(
     if tokens is None:
         tokens = sum(group.sequences * group.new_tokens for group in groups)
         positive("tokens", tokens)
-    check_layout(model, layout, batch=max(tokens, 1), new_tokens=1, layers=options.layers)
+    check_layout(
+        model, layout, batch=max(tokens, 1), new_tokens=1, layers=options.layers, expert_copies=options.routing.replicas
+    )
     precision = precision_in(model, options)
     whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1, precision=precision)
     loads = loads_of(whole, options)

@@ -97,7 +97,9 @@ def _program(
         if phase == "prefill" and seq_len < layout.cp:
             raise WorkloadError(f"cp = {layout.cp}: a prompt of seq_len = {seq_len} fills at most {seq_len} ranks")
         check_reach(model, seq_len if phase == "prefill" else seq_len + 1)
-        check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
+        check_layout(
+            model, layout, batch=batch, new_tokens=new_tokens, layers=layers, expert_copies=options.routing.replicas
+        )
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(
             model=model,
