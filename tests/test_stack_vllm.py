@@ -58,6 +58,12 @@ def test_experts_are_two_products_over_sorted_rows_and_ranks_add_their_sums() ->
     assert names[-4:] == ["all_gather_logits", "copy_logits", "sample", "next_step"]
 
 
+def test_experts_run_the_same_kernels_in_both_16_bit_types() -> None:
+    runs = [simulate(model="mixtral-8x7b", stack="vllm", dtype=dtype, layers=1) for dtype in ("fp16", "bf16")]
+    assert runs[0].latency_s == runs[1].latency_s
+    assert [run.standing.status for run in runs] == ["unchecked", "extrapolated"]  # rows are in bf16
+
+
 def test_few_choices_are_not_sorted() -> None:
     model, options = workloads.load_model("qwen3-30b-a3b"), workloads.Options(stack="vllm")
     for batch, sorts in ((4, False), (5, True)):  # 32 and 40 choices among 128 experts
