@@ -117,8 +117,11 @@ def test_left_out_errors_are_told_with_the_laws() -> None:
         assert set(laws.row_digests) <= fitted_row_digests()
 
 
-def test_a_gpu_without_rows_of_its_own_runs_the_libraries_kernels_instead() -> None:
-    assert profile_for(load_gpu("a100-sxm-80gb")).engines == {}
+def test_a_gpu_with_attention_of_public_tables_runs_it_in_an_engine_too() -> None:
+    profile = profile_for(load_gpu("a100-sxm-80gb"))
+    laws = profile.engines["vllm"]
+    assert laws.decode["bf16"].hbm_bytes_per_s == pytest.approx(profile.decode.hbm_bytes_per_s)
+    assert laws.prefill.efficiency == pytest.approx(profile.prefill.efficiency)
     fields = {"model": "llama3-8b", "gpu": "a100-sxm-80gb", "phase": "decode", "batch": 16, "seq_len": 1024}
     own, paged = (simulate(stack=stack, **fields) for stack in ("vllm", "paged-kv"))
     assert own.latency_s == pytest.approx(paged.latency_s, rel=0.06)

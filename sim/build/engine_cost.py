@@ -53,7 +53,7 @@ def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | No
             return engine_decode_terms(laws, gpu, decode_sizes(work), work.kv_dtype.value)
         case AttentionWork():
             return engine_prefill_terms(laws, profile, gpu, prefill_sizes(work), masked=work.masked)
-        case RoutedGemmWork():
+        case RoutedGemmWork() if weights_of(work) in laws.routed:
             return routed_gemm_terms(laws, gpu, _routed_sizes(work, gpu))
     return None
 
