@@ -266,7 +266,7 @@ def test_power_of_bursts() -> None:
 @pytest.mark.parametrize(
     "anchor",
     [
-        # 256 rows of weights of 470 MB: streaming them (175 us) and multiplying at the lower clock (190 us) nearly meet.
+        # 256 rows against 470 MB of weights: streaming these (175 us) and multiplying (190 us) nearly meet.
         # How far two such bounds add up is one exponent for all products; here it leaves the clock 1.2 % too little.
         pytest.param(0, marks=pytest.mark.xfail(strict=True, reason="-1.2 %: HBM and tensor cores bound it alike")),
         1,
