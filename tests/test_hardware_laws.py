@@ -134,8 +134,8 @@ def test_energy_of_a_kernel_is_its_power_times_its_time() -> None:
 
 
 # Decode attention costs an H100 107 pJ a byte of HBM whatever the clock: 365 W at 87 % of 3.9 and 4.0 TB/s, with idle
-# and the SMs 446 and 465 W. A card sold with that memory and 400 W must need less; no row of one says how much less, and
-# a run says that the cap cannot be held.
+# and the SMs 446 and 465 W. A card sold with that memory and 400 W must need less; no row of one says how much less,
+# and a run says that the cap cannot be held.
 HOT = pytest.mark.xfail(strict=True, reason="107 pJ a byte at 3.9 and 4.0 TB/s exceed 400 W at any clock")
 
 
