@@ -58,6 +58,12 @@ def test_experts_are_two_products_over_sorted_rows_and_ranks_add_their_sums() ->
     assert names[-4:] == ["all_gather_logits", "copy_logits", "sample", "next_step"]
 
 
+def test_experts_run_the_same_kernels_in_both_16_bit_types() -> None:
+    runs = [simulate(model="mixtral-8x7b", stack="vllm", dtype=dtype, layers=1) for dtype in ("fp16", "bf16")]
+    assert runs[0].latency_s == runs[1].latency_s
+    assert [run.standing.status for run in runs] == ["unchecked", "extrapolated"]  # rows are in bf16
+
+
 def test_ranks_add_the_rows_of_a_vocabulary_that_they_hold_in_slices() -> None:
     """A trace of two GPUs has 65 all-reduces a step of 32 layers (records/h200-sxm-141gb/vllm/traces)."""
     assert layer("llama3-8b", workloads.Layout(tp=2))[:3] == ["embedding", "all_reduce_embedding", "add_rmsnorm_attn"]
@@ -122,8 +128,11 @@ def test_left_out_errors_are_told_with_the_laws() -> None:
         assert set(laws.row_digests) <= fitted_row_digests()
 
 
-def test_a_gpu_without_rows_of_its_own_runs_the_libraries_kernels_instead() -> None:
-    assert profile_for(load_gpu("a100-sxm-80gb")).engines == {}
+def test_a_gpu_with_attention_of_public_tables_runs_it_in_an_engine_too() -> None:
+    profile = profile_for(load_gpu("a100-sxm-80gb"))
+    laws = profile.engines["vllm"]
+    assert laws.decode["bf16"].hbm_bytes_per_s == pytest.approx(profile.decode.hbm_bytes_per_s)
+    assert laws.prefill.efficiency == pytest.approx(profile.prefill.efficiency)
     fields = {"model": "llama3-8b", "gpu": "a100-sxm-80gb", "phase": "decode", "batch": 16, "seq_len": 1024}
     own, paged = (simulate(stack=stack, **fields) for stack in ("vllm", "paged-kv"))
     assert own.latency_s == pytest.approx(paged.latency_s, rel=0.06)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +31,7 @@ from hardware.calibrate.fit_families import (
 from hardware.calibrate.fit_gemm import PRIORS
 from hardware.calibrate.fit_kit import FitSetting, Law, Learning, Row, digest
 from hardware.catalog import load_gpu
-from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws
+from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, dump_laws
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, prefill_base_terms
@@ -307,9 +306,7 @@ def main() -> None:
     )  # fmt: skip
     if given.carry_to:
         laws = carried(laws, gpu, load_gpu(given.carry_to), command=f"{laws.command} --carry-to {given.carry_to}")
-    given.out.write_text(
-        json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    given.out.write_text(dump_laws(laws), encoding="utf-8")
     for name, one in laws.left_out.items():
         off = f"time {100 * one.time:.1f} %, energy {100 * one.energy:.1f} %"
         print(f"{name:34} {one.rows:4} rows left out in turn: {off}")

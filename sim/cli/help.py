@@ -67,7 +67,8 @@ OWN_PANELS = {
 OTHER_NAMES = {
     "tensor_parallel_size": ("tp",), "tensor_parallel": ("tp",), "tp_size": ("tp",), "num_gpus": ("gpus", "tp"),
     "gpus": ("tp",), "n_gpus": ("gpus", "tp"), "world_size": ("tp",), "pipeline_parallel_size": ("pp",),
-    "data_parallel_size": ("dp", "replicas"), "expert_parallel_size": ("ep",), "batch_size": ("batch",),
+    "data_parallel_size": ("dp", "replicas"), "dp": ("replicas",), "disaggregated": ("prefill_replicas",),
+    "expert_parallel_size": ("ep",), "batch_size": ("batch",),
     "bs": ("batch",), "context": ("seq_len",), "context_len": ("seq_len",), "seqlen": ("seq_len",),
     "prompt_len": ("input_len", "input_tokens", "seq_len"), "input_len": ("input_tokens", "seq_len"),
     "max_tokens": ("output_len", "output_tokens"), "chunks": ("overlap_chunks",), "ctas": ("comm_ctas",),

@@ -181,7 +181,7 @@ def standing(
         card=card_status(scenario, target, measured=known is not None),
         unchecked=tuple(unchecked),
         extrapolated=tuple(extrapolated),
-        expected_error=_expected(target, known, bool(unchecked), bool(extrapolated)),
+        expected_error=_expected(target, asked, known, unchecked=bool(unchecked), extrapolated=bool(extrapolated)),
         notes=tuple(notes),
     )
 
@@ -204,7 +204,7 @@ def standing_of_kind(asked: Kind, target: Machine) -> Standing:
         card=target.profile.status,
         unchecked=tuple(unchecked),
         extrapolated=tuple(extrapolated),
-        expected_error=_expected(target, known, bool(unchecked), bool(extrapolated)),
+        expected_error=_expected(target, asked, known, unchecked=bool(unchecked), extrapolated=bool(extrapolated)),
     )
 
 
@@ -285,10 +285,10 @@ def _policy(scenario: Scenario, target: Machine, known: Checked | None) -> list[
     return found
 
 
-def _expected(target: Machine, known: Checked | None, unchecked: bool, extrapolated: bool) -> str:
+def _expected(target: Machine, asked: Kind, known: Checked | None, *, unchecked: bool, extrapolated: bool) -> str:
     """What to expect of the numbers, in words with figures where there are any."""
     if known is not None and not unchecked:
         return known.words() + (" within the measured range, unknown outside it" if extrapolated else "")
     if target.profile.status == "calibrated":
         return "expected error unknown"
-    return target.profile.expected_error()
+    return target.profile.expected_error(experts="experts" in asked.sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -87,6 +87,9 @@ class FieldTable(BaseModel):
                 near = difflib.get_close_matches(key, cls.model_fields, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
                 raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
+            said = cls.model_fields[key].annotation
+            if isinstance(fields[key], bool) and bool not in (said, *get_args(said)):
+                raise ScenarioError(f"{where}: {key} = {str(fields[key]).lower()}: this is no switch: give its value")
         try:
             return cls.model_validate(dict(fields))
         except ValidationError as error:
