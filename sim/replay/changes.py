@@ -109,7 +109,9 @@ def changed(
             blocks=np.where(is_communication, 0, load.blocks),
             is_collective=load.is_collective & ~is_communication,
         )
-    return (merged(dag, load) if changes.merge_streams else dag), load, waits
+    if changes.merge_streams:
+        dag, load = merged(dag, load), replace(load, contest=None)
+    return dag, load, waits
 
 
 def beside_products(load: ReplayRows, start_ns: Ints, end_ns: Ints) -> Floats:

@@ -25,6 +25,17 @@ PS_PER_NS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contest:
+    """How rows and their neighbours come to SMs, where that is known; see ``RecordedKernels``."""
+
+    rival: Ints
+    via: Ints
+    together: NDArray[np.bool_]
+    finds: NDArray[np.bool_]
+    tail: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayRows:
     """What a replay needs of each row of work, and of the machine; times in nanoseconds.
 
@@ -56,6 +67,7 @@ class ReplayRows:
     pause_ns: int
     asks: bool = True
     rounds: Floats | None = None
+    contest: Contest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +174,12 @@ def _grid_of(is_collective: int, sms: int, tiles: int, cluster: int, own: int) -
     )
 
 
+def no_contest(rows: int) -> Contest:
+    """Nothing is known: the pool's rules decide."""
+    none, no = np.full(rows, NONE), np.zeros(rows, dtype=np.bool_)
+    return Contest(rival=none, via=none, together=no, finds=no, tail=np.zeros(rows))
+
+
 def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> RecordedKernels:
     """What the trace says of the rows, from ``zero_ns`` on."""
     ranks = np.unique(load.rank).tolist()
@@ -182,6 +200,8 @@ def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> Recor
             for wait in waits
         ])  # fmt: skip
 
+    contest = load.contest or no_contest(len(load.rank))
+
     def ps(column_ns: Ints) -> list[int]:
         return [value * PS_PER_NS for value in column_ns.tolist()]
 
@@ -192,6 +212,10 @@ def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> Recor
         epoch=epoch.tolist(),
         clearing_ps=ps(load.clearing_ns),
         rounds=[0.0] * len(load.rank) if load.rounds is None else load.rounds.tolist(),
-        at_once=not load.asks,
+        at_once=(contest.finds | (not load.asks)).tolist(),
+        rival=contest.rival.tolist(),
+        via=contest.via.tolist(),
+        together=contest.together.tolist(),
+        tail=contest.tail.tolist(),
         calls=calls,
     )
