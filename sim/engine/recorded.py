@@ -47,9 +47,9 @@ class RecordedKernels:
     shifted with the blocking call before it, whose number is ``epoch`` (0: none). ``clearing_ps`` of its ``dur_ps``
     pass before its blocks ask for SMs. ``rounds`` of tiles are those in which it was measured; 0 where that is not
     known: then it lasts as recorded, and in how many rounds follows. A collective that starts ``at_once`` finds SMs, as
-    the trace says; others wait for them. Kernels that are none take what is free. Where a kernel's ``rival`` is about to
-    ask for SMs (or the short kernel ``via`` before it on its stream runs), it asks right after it (-1: no rival), or,
-    where they start ``together``, right before.
+    the trace says; others wait for them. Kernels that are none take what is free. Where a kernel's ``rival`` is about
+    to ask for SMs (or the short kernel ``via`` before it on its stream runs), it asks right after it (-1: no rival),
+    or, where they start ``together``, right before.
     ``tail`` is the share of a kernel's time, before its end, from which on others get its SMs (0: as its rounds say).
     ``calls``: of the host of each GPU.
     """

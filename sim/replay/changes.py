@@ -91,7 +91,7 @@ def changed(
     load = replace(load, dur_ns=np.rint(dur_ns).astype(np.int64))
     if changes.ctas is not None:
         blocks, tiles = (np.where(load.is_collective, changes.ctas, column) for column in (load.blocks, load.tiles))
-        load = replace(load, blocks=blocks, tiles=tiles)
+        load = replace(load, blocks=blocks, tiles=tiles, contest=None)  # known of other blocks only
     if changes.launch == "graph":
         load = replace(
             load,

@@ -1,4 +1,4 @@
-"""What the times of a file say about kinds of kernels: how long they pause, who is first at the SMs, when these go back.
+"""What the times of a file say of kinds of kernels: how long they pause, who is first at the SMs, when these go back.
 
 No kernel is put where it was: pauses and tails are means over kernels alike, the rest is an order of two.
 """
@@ -17,6 +17,7 @@ from traces.records import Ints
 
 # A wake-up by another stream, a memset or a copy takes up to so long; who began later than that waited for SMs.
 LONGEST_WAKE_NS, LEAST_PAUSE_NS = 9_000, -4_000
+LONGEST_BESIDE_NS = 30_000  # beside a collective on V100s
 LAUNCHED_NS = 10_000  # a launch that returned so long before was no reason to wait
 FEWEST_ALIKE = 4  # pauses of one kind that give their mean
 TOGETHER_NS = 1_000  # kernels that begin within this got their SMs together, as the one that came first left room
@@ -27,58 +28,57 @@ class Evidence:
     """Of each row: its mean pause (NONE: not shown), and how it and its neighbours came to SMs.
 
     ``rival`` began first where both could begin at about the same time, after the short row ``via`` of its stream;
-    a collective that ``finds`` SMs began beside a kernel that ran already. ``tail`` is the share of a row's time, before
-    its end, in which others got its SMs (0: not shown); ``closed`` ones left no room before, whatever their grids.
+    where they are ``together``, both began at once. A collective that ``finds`` SMs began beside a kernel that ran
+    already. ``tail`` is the share of a row's time, before its end, in which others got its SMs (0: not shown);
+    ``closed`` ones left no room before, whatever their grids.
     """
 
     pause_ns: Ints
     contest: Contest
-    closed: NDArray[np.bool_]
 
     def on(self, load: ReplayRows, in_graph: NDArray[np.bool_]) -> ReplayRows:
         """``load`` with it; ``in_graph`` are rows whose pauses are those of graphs."""
         lead_ns = np.where(self.pause_ns == NONE, load.lead_ns, self.pause_ns - load.pause_ns)
-        blocks = np.where(self.closed, load.sms, load.blocks)
-        return replace(
-            load, lead_ns=lead_ns, graph_lead_ns=np.where(in_graph, lead_ns, load.graph_lead_ns), blocks=blocks,
-            tiles=np.maximum(load.tiles, blocks), contest=self.contest,
-        )  # fmt: skip
+        graph_lead_ns = np.where(in_graph, lead_ns, load.graph_lead_ns)
+        return replace(load, lead_ns=lead_ns, graph_lead_ns=graph_lead_ns, contest=self.contest)
 
 
 def evidence_of(capture: Capture, dag: Dag, load: ReplayRows) -> Evidence:
     """What ``capture`` shows; ``load`` says which rows hold SMs."""
     work = capture.work
     released_ns, before = released_by(dag, work.end_ns)
-    pause_ns = _pauses(capture, dag, released_ns, before)
-    none = np.full(len(work), NONE)
-    rival, via, together, finds = none.copy(), none, np.zeros(len(work), dtype=bool), np.zeros(len(work), dtype=bool)
-    tail = np.zeros(len(work))
+    free_ns = np.where(released_ns == NEVER, NEVER, np.maximum(released_ns, load.issue_ns))
+    rival, via = np.full(len(work), NONE), np.full(len(work), NONE)
+    together, finds, tail = (np.zeros(len(work), dtype=kind) for kind in (bool, bool, float))
     previous, following = _neighbours(dag, len(work))
+
+    def lag_ns(row: int, of: int) -> int:
+        """From when ``row`` could begin to when ``of`` did."""
+        return int(work.start_ns[of] - free_ns[row])
+
     for rank in capture.ranks:
         mine = np.flatnonzero((work.rank == rank) & (load.blocks > 0))
         products, collectives = mine[~load.is_collective[mine]], mine[load.is_collective[mine]]
-        beside = _running(capture, products, collectives, TOGETHER_NS)
+        beside = _running(capture, products, collectives)
         for row, product in zip(collectives.tolist(), beside, strict=True):
-            if product == NONE or released_ns[row] == NEVER:
+            if product == NONE or free_ns[row] == NEVER:
                 continue
-            since_ns = int(work.start_ns[row] - work.start_ns[product])
-            lasted_ns = int(work.start_ns[row] - released_ns[row])
-            near = 0 <= int(work.start_ns[product] - released_ns[row]) <= LONGEST_WAKE_NS
-            if abs(since_ns) <= TOGETHER_NS:
-                rival[row], together[row] = (product, True) if near else (NONE, False)
+            near = 0 <= lag_ns(row, product) <= LONGEST_WAKE_NS
+            together[row] = near and abs(int(work.start_ns[row] - work.start_ns[product])) <= TOGETHER_NS
+            if near:
+                rival[row] = product
+            if work.start_ns[row] - work.start_ns[product] <= TOGETHER_NS:
                 continue
-            if lasted_ns > LONGEST_WAKE_NS:
+            if lag_ns(row, row) > LONGEST_WAKE_NS:
                 left = float(work.end_ns[product] - work.start_ns[row]) / max(1, int(work.dur_ns[product]))
                 tail[product] = max(tail[product], left)
             else:
                 finds[row] = True
-            if near:
-                rival[row] = product
-        beside = _running(capture, collectives, products, TOGETHER_NS)
+        beside = _running(capture, collectives, products)
         for row, collective in zip(products.tolist(), beside, strict=True):
-            if collective != NONE and (rival[collective] != row or together[collective]):
-                if abs(int(work.start_ns[collective] - released_ns[row])) <= LONGEST_WAKE_NS:
-                    rival[row] = collective
+            first = collective != NONE and (rival[collective] != row or together[collective])
+            if first and abs(lag_ns(row, collective)) <= LONGEST_WAKE_NS:
+                rival[row] = collective
     contested = rival != NONE
     via = np.where(contested, previous[rival], NONE)
     via[(via != NONE) & (work.dur_ns[via] > LONGEST_WAKE_NS)] = NONE
@@ -88,10 +88,10 @@ def evidence_of(capture: Capture, dag: Dag, load: ReplayRows) -> Evidence:
     count = np.bincount(kind[shown], minlength=int(kind.max(initial=0)) + 1)
     mean = np.bincount(kind[shown], weights=tail[shown], minlength=len(count)) / np.maximum(count, 1)
     contest = Contest(
-        rival=rival, via=via, together=together, finds=finds, tail=np.where(tail > 0.0, tail, mean[kind])
-    )
-    closed = (count[kind] > 0) & (load.blocks < load.sms)
-    return Evidence(pause_ns=pause_ns, contest=contest, closed=closed)
+        rival=rival, via=via, together=together, finds=finds, tail=np.where(tail > 0.0, tail, mean[kind]),
+        closed=(count[kind] > 0) & (load.blocks < load.sms),
+    )  # fmt: skip
+    return Evidence(pause_ns=_pauses(capture, dag, load, released_ns, before), contest=contest)
 
 
 def released_by(dag: Dag, end_ns: Ints) -> tuple[Ints, Ints]:
@@ -113,21 +113,21 @@ def _neighbours(dag: Dag, count: int) -> tuple[Ints, Ints]:
     return previous, following
 
 
-def _running(capture: Capture, rows: Ints, at: Ints, slack_ns: int = 0) -> list[int]:
-    """For each of ``at`` the one of ``rows`` (both by start) that began last before it, if that ran still."""
+def _running(capture: Capture, rows: Ints, at: Ints) -> list[int]:
+    """For each of ``at`` the one of ``rows`` (both by start) that began last before it or with it, if it ran still."""
     work = capture.work
     if not len(rows):
         return [NONE] * len(at)
-    place = np.searchsorted(work.start_ns[rows], work.start_ns[at] + slack_ns, side="right") - 1
+    place = np.searchsorted(work.start_ns[rows], work.start_ns[at] + TOGETHER_NS, side="right") - 1
     found = rows[np.maximum(place, 0)]
     return np.where((place >= 0) & (work.end_ns[found] > work.start_ns[at]), found, NONE).tolist()
 
 
-def _pauses(capture: Capture, dag: Dag, released_ns: Ints, before: Ints) -> Ints:
+def _pauses(capture: Capture, dag: Dag, load: ReplayRows, released_ns: Ints, before: Ints) -> Ints:
     """How long rows of each one's kind pause on average (sums count), NONE where fewer than ``FEWEST_ALIKE`` show it.
 
-    A kind is a kernel behind a kernel, by names, on the same stream or on another. A pause shows where the row had
-    been launched, and nothing else of its rank ran meanwhile for whose SMs it might have waited.
+    A kind is a kernel behind a kernel, by names, on the same stream or on another, alone or beside another. A pause
+    shows where the row had been launched; that of a collective where nothing ran for whose SMs it might have waited.
     """
     work, calls = capture.work, capture.calls
     found = np.full(len(work), NONE)
@@ -138,11 +138,14 @@ def _pauses(capture: Capture, dag: Dag, released_ns: Ints, before: Ints) -> Ints
     ready_ns = np.full(len(work), NEVER)
     ready_ns[known] = (calls.start_ns + calls.dur_ns)[work.launch[known]] + LAUNCHED_NS
     pause_ns = work.start_ns - released_ns
-    columns = np.stack([work.name[rows], work.name[before[rows]], work.stream[rows] == work.stream[before[rows]]])
+    beside = _accompanied(capture)
+    same = work.stream[rows] == work.stream[before[rows]]
+    columns = np.stack([work.name[rows], work.name[before[rows]], same, beside[rows]])
     _, kind = np.unique(columns, axis=1, return_inverse=True)
     kind = kind.reshape(-1)
-    shows = (ready_ns <= released_ns) & (dag.collective == NONE) & ~_accompanied(capture)
-    shows = (shows & (pause_ns >= LEAST_PAUSE_NS) & (pause_ns <= LONGEST_WAKE_NS))[rows]
+    shows = (ready_ns <= released_ns) & (dag.collective == NONE) & ~(beside & load.is_collective)
+    shows &= (pause_ns >= LEAST_PAUSE_NS) & (pause_ns <= np.where(beside, LONGEST_BESIDE_NS, LONGEST_WAKE_NS))
+    shows = shows[rows]
     count = np.bincount(kind[shows], minlength=int(kind.max()) + 1)
     total = np.bincount(kind[shows], weights=pause_ns[rows[shows]], minlength=len(count))
     mean_ns = np.maximum(np.rint(total / np.maximum(count, 1)), 0).astype(np.int64)

@@ -26,13 +26,17 @@ PS_PER_NS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contest:
-    """How rows and their neighbours come to SMs, where that is known; see ``RecordedKernels``."""
+    """How rows and their neighbours come to SMs, where that is known; see ``RecordedKernels``.
+
+    Rows that are ``closed`` leave room for no collective, whatever their grids.
+    """
 
     rival: Ints
     via: Ints
     together: NDArray[np.bool_]
     finds: NDArray[np.bool_]
     tail: Floats
+    closed: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,8 +129,9 @@ def graph_of(dag: Dag, load: ReplayRows) -> tuple[KernelGraph, list[Grid]]:
     cluster = load.cluster.copy()
     if load.clusters:
         cluster[load.is_collective & (load.blocks % facts.collective_cluster == 0)] = facts.collective_cluster
-    sms = np.minimum(load.blocks, load.sms)
-    columns = np.stack([load.is_collective, sms, load.tiles, cluster, load.own])
+    closed = np.zeros(len(queue), dtype=np.bool_) if load.contest is None else load.contest.closed
+    sms = np.where(closed, load.sms, np.minimum(load.blocks, load.sms))
+    columns = np.stack([load.is_collective, sms, np.maximum(load.tiles, np.where(closed, sms, 0)), cluster, load.own])
     kinds, op_class = np.unique(columns, axis=1, return_inverse=True)
     successors: dict[int, list[int]] = defaultdict(list)
     waits: dict[int, int] = defaultdict(int)
@@ -177,7 +182,7 @@ def _grid_of(is_collective: int, sms: int, tiles: int, cluster: int, own: int) -
 def no_contest(rows: int) -> Contest:
     """Nothing is known: the pool's rules decide."""
     none, no = np.full(rows, NONE), np.zeros(rows, dtype=np.bool_)
-    return Contest(rival=none, via=none, together=no, finds=no, tail=np.zeros(rows))
+    return Contest(rival=none, via=none, together=no, finds=no, tail=np.zeros(rows), closed=no)
 
 
 def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> RecordedKernels:
