@@ -37,7 +37,7 @@ def layer(model: str, layout: workloads.Layout, phase: str = "decode", **options
 
 def test_a_dense_layer_is_what_the_profiler_saw_of_it() -> None:
     assert layer("llama3-8b", workloads.Layout()) == [
-        "add_rmsnorm_attn", "qkv_gemm", "rope", "cache_write", "attention", "o_gemm", "add_rmsnorm_ff", "gate_up_gemm",
+        "embedding", "add_rmsnorm_attn", "qkv_gemm", "rope", "cache_write", "attention", "o_gemm", "add_rmsnorm_ff", "gate_up_gemm",
         "silu_mul", "down_gemm", "lm_head", "sample", "next_step",
     ]  # fmt: skip
 
@@ -58,11 +58,22 @@ def test_experts_are_two_products_over_sorted_rows_and_ranks_add_their_sums() ->
     assert names[-4:] == ["all_gather_logits", "copy_logits", "sample", "next_step"]
 
 
+def test_ranks_add_the_rows_of_a_vocabulary_that_they_hold_in_slices() -> None:
+    """A trace of two GPUs has 65 all-reduces a step of 32 layers (records/h200-sxm-141gb/vllm/traces)."""
+    assert layer("llama3-8b", workloads.Layout(tp=2))[:3] == ["embedding", "all_reduce_embedding", "add_rmsnorm_attn"]
+    program = build_program(
+        workloads.load_model("llama3-8b"), workloads.Layout(tp=2, pp=2), phase="decode", batch=1, seq_len=64,
+        options=workloads.Options(stack="vllm"),
+    )  # fmt: skip
+    starts = [[segment.name for segment in rank.phases[0].segments][0] for rank in program.ranks]
+    assert [name == "embedding" for name in starts] == [True, True, False, False]
+
+
 def test_few_choices_are_not_sorted() -> None:
     model, options = workloads.load_model("qwen3-30b-a3b"), workloads.Options(stack="vllm")
     for batch, sorts in ((4, False), (5, True)):  # 32 and 40 choices among 128 experts
         program = build_program(model, workloads.Layout(), phase="decode", batch=batch, seq_len=64, options=options)
-        names = [kernel.name for kernel in program.ranks[0].phases[0].segments[0].kernels]
+        names = [kernel.name for segment in program.ranks[0].phases[0].segments for kernel in segment.kernels]
         assert ("sort_rows" in names) is sorts
 
 
@@ -156,12 +167,15 @@ def test_whole_steps_of_a_real_server(
     assert run.energy_j == pytest.approx(joules, rel=0.05)
 
 
-@pytest.mark.parametrize(("dtype", "latency", "energy"), [("fp8_e4m3", 0.05, 0.08), ("bf16", 0.08, 0.10)])
-def test_steps_that_came_after_the_fit(dtype: str, latency: float, energy: float) -> None:
-    """An H200 of another day, FP8 and experts: mean absolute errors within the bars of vLLM's stack."""
+@pytest.mark.parametrize(
+    ("tp", "dtype", "count", "latency", "energy"),
+    [(1, "fp8_e4m3", 9, 0.05, 0.08), (1, "bf16", 9, 0.08, 0.10), (2, "bf16", 16, 0.04, 0.08)],
+)
+def test_steps_that_came_after_the_fit(tp: int, dtype: str, count: int, latency: float, energy: float) -> None:
+    """H200s of another day, FP8, experts, two GPUs: mean absolute errors within the bars of vLLM's stack."""
     rows = validate((RECORDS / H200 / "vllm" / "steps.jsonl",))
-    asked = [row for row in rows if row.record.inputs["dtype"] == dtype]
-    assert len(asked) == 9
+    asked = [row for row in rows if (row.record.inputs["tp"], row.record.inputs["dtype"]) == (tp, dtype)]
+    assert len(asked) == count
     for output, bar in (("latency_s", latency), ("energy_j", energy)):
         errors = [row.error(output) for row in asked]
         assert sum(abs(error) for error in errors if error is not None) / len(errors) < bar

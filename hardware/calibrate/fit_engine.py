@@ -17,8 +17,10 @@ import numpy as np
 
 from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
+from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
+    FOLLOWS_BELOW,
     FREE_DECODE,
     FREE_ELEMENTWISE,
     FREE_PREFILL,
@@ -50,6 +52,7 @@ DECODE_LENGTHS = (1.5, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
 NOT_ELEMENTWISE = (
     "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
+    "at_clock",
 )  # fmt: skip
 FREE_ROUTED = (
     "floor_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s",
@@ -181,12 +184,11 @@ def fit_engine(
         learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
+    pairs = clock_pairs(
+        rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
+    )
     elementwise: dict[str, ElementwiseCoefficients] = dict(near.elementwise) if near else {}
-    by_op: dict[str, list[Row]] = {}
-    for row in single:
-        if row["kind"] not in NOT_ELEMENTWISE:
-            by_op.setdefault(moved_of(row).op, []).append(row)
-    for op, some in sorted(by_op.items()):
+    for op, some in sorted(_by_op(single).items()):
         pass_start = (
             near.elementwise[op]
             if near and op in near.elementwise
@@ -204,9 +206,13 @@ def fit_engine(
             terms_of=lambda c, row: moved_terms(c, moved_of(row), gpu),
             features_of=lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
         )
+        at_clocks = pairs.get(op, [])
+        if follow_the_clock(at_clocks):
+            pass_start = replace(pass_start, follows_below=FOLLOWS_BELOW)
+            memory_bound = replace(memory_bound, start=pass_start, free=(*FREE_ELEMENTWISE, "follows_below"))
         learning = Learning(lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02))
         near_start = dict.fromkeys(FREE_ELEMENTWISE, 0.15) if near else None
-        elementwise[op] = fits.add(f"elementwise.{op}", some, memory_bound, learning, near_start)
+        elementwise[op] = fits.add(f"elementwise.{op}", some, memory_bound, learning, near_start, at_clocks)
     return EngineLaws(
         command=command,
         date=datetime.now(UTC).date().isoformat(),
@@ -223,6 +229,19 @@ def fit_engine(
         left_out=fits.left_out,
         standard_errors=fits.errors,
     )
+
+
+def _by_op(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of memory-bound kernels by law.
+
+    A server's kernels are compiled for any number of tokens: where a law has such rows, those compiled for their own
+    number do not count.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["kind"] not in NOT_ELEMENTWISE:
+            found.setdefault(moved_of(row).op, []).append(row)
+    return {op: [row for row in some if "sizes" in row] or some for op, some in found.items()}
 
 
 def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> EngineLaws:

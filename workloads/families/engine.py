@@ -142,8 +142,10 @@ def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: ServingEngin
     name = "gate_up_experts" if first else "down_experts"
     rows = shape.tokens if first else shape.tokens * shape.model.top_k
     inner = shape.local_sizes(node.ops[0].parallel)["f"]
-    quantised = [pass_kernel(f"quantise_{name}", engine, engine.quantise, rows, k)] if dtype is DType.FP8 else []
-    return [*quantised, _routed(name, engine, shape, load, inner, n, k, dtype)]
+    product = _routed(name, engine, shape, load, inner, n, k, dtype)
+    if dtype is not DType.FP8:
+        return [product]
+    return [pass_kernel(f"quantise_{name}", engine, engine.experts.quantise, rows, k), product]
 
 
 def _routed(

@@ -10,7 +10,7 @@ from workloads.families.context import attention_kernels
 from workloads.families.latent import latent_kernels
 from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
-from workloads.families.transformer import head_kernels, loads_of
+from workloads.families.transformer import front_segments, head_kernels, loads_of
 from workloads.kernels import Shape
 from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
@@ -96,7 +96,7 @@ def _rank(
     dense: bool,
 ) -> RankProgram:
     layers = whole.model.layers if options.layers is None else options.layers
-    segments = []
+    segments = list(front_segments(whole, "prefill", stack, options)) if dense else []
     runs = [
         (name, block, precision, run)
         for name, block, mine in whole.model.layer_groups(range(layers))
