@@ -92,8 +92,8 @@ def test_stretches_where_the_gpu_waits_for_launches(tmp_path: Path) -> None:
         ]
     assert shown(advice(tmp_path, events)) == [
         f"host-bound: rank 0, 0.010 to 0.550 ms, '{ADD}': 11 pieces of work wait for their launches, idle 440 us of "
-        "540; in all its GPU idles 440 us (79% of its time) for its host: launch it as a CUDA or HIP graph (replay --launch "
-        "graph), compile the host's code, or batch more (saves at most 440 us)"
+        "540; in all its GPU idles 440 us (79% of its time) for its host: launch it as a CUDA or HIP graph "
+        "(replay --launch graph), compile the host's code, or batch more (saves at most 440 us)"
     ]
 
 
