@@ -30,7 +30,7 @@ class RecordedEngine(Engine):
             [0] for _ in core.gpus
         ]  # after so many blocking calls, the host is later than in the trace by
         self._calls: list[dict[int, list[tuple[Stream, list[int]]]]] = [defaultdict(list) for _ in core.gpus]
-        self._ends = core.end_ps
+        self._starts, self._ends = core.start_ps, core.end_ps
         self._coming_ps: dict[int, int] = {}  # when kernels whose turn has come begin
         self._behind: dict[int, list[int]] = defaultdict(list)  # kernels that ask for SMs right after another
         self._awaited: dict[int, Event] = {}  # ends that a blocking call waits for
@@ -125,12 +125,12 @@ class RecordedEngine(Engine):
 
     def _is_near(self, op: int, via: int) -> bool:
         """Whether a kernel is about to ask for SMs, once ``via`` has ended, if there is such a one."""
-        core, soon_ps = self.core, self.env.now + NEAR_PS
+        soon_ps = self.env.now + NEAR_PS
         if self._coming_ps.get(op, soon_ps) < soon_ps:
             return True
-        if via < 0 or core.end_ps[via] >= 0:
+        if via < 0 or self._ends[via] >= 0:
             return False
-        return core.start_ps[via] >= 0 or self._coming_ps.get(via, soon_ps) < soon_ps
+        return self._starts[via] >= 0 or self._coming_ps.get(via, soon_ps) < soon_ps
 
     def finished(self, op: int) -> None:
         """Let the stream of ``op`` go on, and whoever waits for it."""

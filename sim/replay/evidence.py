@@ -120,7 +120,8 @@ def _running(capture: Capture, rows: Ints, at: Ints) -> list[int]:
         return [NONE] * len(at)
     place = np.searchsorted(work.start_ns[rows], work.start_ns[at] + TOGETHER_NS, side="right") - 1
     found = rows[np.maximum(place, 0)]
-    return np.where((place >= 0) & (work.end_ns[found] > work.start_ns[at]), found, NONE).tolist()
+    runs = (place >= 0) & (work.end_ns[found] > work.start_ns[at])
+    return [row if one else NONE for row, one in zip(found.tolist(), runs.tolist(), strict=True)]
 
 
 def _pauses(capture: Capture, dag: Dag, load: ReplayRows, released_ns: Ints, before: Ints) -> Ints:
