@@ -37,8 +37,8 @@ def layer(model: str, layout: workloads.Layout, phase: str = "decode", **options
 
 def test_a_dense_layer_is_what_the_profiler_saw_of_it() -> None:
     assert layer("llama3-8b", workloads.Layout()) == [
-        "embedding", "add_rmsnorm_attn", "qkv_gemm", "rope", "cache_write", "attention", "o_gemm", "add_rmsnorm_ff", "gate_up_gemm",
-        "silu_mul", "down_gemm", "lm_head", "sample", "next_step",
+        "embedding", "add_rmsnorm_attn", "qkv_gemm", "rope", "cache_write", "attention", "o_gemm", "add_rmsnorm_ff",
+        "gate_up_gemm", "silu_mul", "down_gemm", "lm_head", "sample", "next_step",
     ]  # fmt: skip
 
 
@@ -65,8 +65,8 @@ def test_ranks_add_the_rows_of_a_vocabulary_that_they_hold_in_slices() -> None:
         workloads.load_model("llama3-8b"), workloads.Layout(tp=2, pp=2), phase="decode", batch=1, seq_len=64,
         options=workloads.Options(stack="vllm"),
     )  # fmt: skip
-    starts = [[segment.name for segment in rank.phases[0].segments][0] for rank in program.ranks]
-    assert [name == "embedding" for name in starts] == [True, True, False, False]
+    ran = [[segment.name for segment in rank.phases[0].segments] for rank in program.ranks]
+    assert ["micro-batch 0 embedding" in names for names in ran] == [True, True, False, False]
 
 
 def test_few_choices_are_not_sorted() -> None:
@@ -168,13 +168,18 @@ def test_whole_steps_of_a_real_server(
 
 
 @pytest.mark.parametrize(
-    ("tp", "dtype", "count", "latency", "energy"),
-    [(1, "fp8_e4m3", 9, 0.05, 0.08), (1, "bf16", 9, 0.08, 0.10), (2, "bf16", 16, 0.04, 0.08)],
+    ("tp", "ep", "dtype", "count", "latency", "energy"),
+    [
+        (1, 1, "fp8_e4m3", 9, 0.05, 0.08),
+        (1, 1, "bf16", 9, 0.08, 0.10),
+        (2, 1, "bf16", 16, 0.04, 0.08),
+        (2, 2, "bf16", 8, 0.08, 0.10),
+    ],
 )
-def test_steps_that_came_after_the_fit(tp: int, dtype: str, count: int, latency: float, energy: float) -> None:
+def test_steps_that_came_after_the_fit(tp: int, ep: int, dtype: str, count: int, latency: float, energy: float) -> None:
     """H200s of another day, FP8, experts, two GPUs: mean absolute errors within the bars of vLLM's stack."""
     rows = validate((RECORDS / H200 / "vllm" / "steps.jsonl",))
-    asked = [row for row in rows if (row.record.inputs["tp"], row.record.inputs["dtype"]) == (tp, dtype)]
+    asked = [row for row in rows if [row.record.inputs[key] for key in ("tp", "ep", "dtype")] == [tp, ep, dtype]]
     assert len(asked) == count
     for output, bar in (("latency_s", latency), ("energy_j", energy)):
         errors = [row.error(output) for row in asked]

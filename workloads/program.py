@@ -62,7 +62,7 @@ class Segment:
     @property
     def of_layers(self) -> bool:
         """False for what runs once a step, before the first layer or after the last."""
-        return self.name not in ("embedding", "lm_head")
+        return not self.name.endswith(("embedding", "lm_head"))
 
     @property
     def rolls(self) -> bool:
