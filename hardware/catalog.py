@@ -37,10 +37,23 @@ def list_accelerators() -> tuple[str, ...]:
     return shipped_ids("accelerators")
 
 
+@lru_cache(maxsize=16)
 def shipped_ids(folder: str, ending: str = ".toml") -> tuple[str, ...]:
     """Names of the files in one folder of the package's data, without their ending, sorted."""
     found = (files("hardware") / "data" / folder).iterdir()
     return tuple(sorted(entry.name.removesuffix(ending) for entry in found if entry.name.endswith(ending)))
+
+
+def text_of(name: str, folder: str, noun: str) -> tuple[str, str]:
+    """The TOML text of an entry of ``data/folder``, or of a .toml file of one's own, and where it is from."""
+    if name.endswith(".toml"):
+        return read_text(Path(name), f"{noun} file", HardwareError), name
+    known = shipped_ids(folder)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        raise HardwareError(f"unknown {noun} '{name}': {hint}")
+    return (files("hardware") / "data" / folder / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml"
 
 
 def load_figures(name: str) -> GpuSpec:

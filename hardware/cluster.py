@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
+from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
-from hardware.catalog import figure, load_gpu, refuse_unknown, shipped_ids
+from hardware.catalog import figure, load_gpu, refuse_unknown, text_of
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.routes import Span
-from inputs.files import read_text
+from hardware.network import (
+    DEFAULT_NETWORK,
+    Fabric,
+    NetworkSpec,
+    Pattern,
+    Placement,
+    Streams,
+    load_network,
+    nic_name,
+    route,
+    streams_of,
+)
 from inputs.texts import parse_toml
 
 if TYPE_CHECKING:
@@ -40,11 +49,16 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cluster:
-    """``nodes`` equal nodes of one GPU type; ranks fill one node after another."""
+    """Equal nodes of one GPU type on a network; ranks fill one node after another."""
 
     gpu: GpuSpec
     node: NodeSpec
-    nodes: int
+    fabric: Fabric
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in all."""
+        return self.fabric.nodes
 
     @property
     def gpus(self) -> int:
@@ -75,27 +89,38 @@ class Cluster:
         """True where ``ranks`` meet in one NVSwitch tier."""
         return self.node.interconnect == "nvswitch" and self.same_node(ranks)
 
-    def span(self, ranks: Sequence[int]) -> Span:
+    def streams(self, ranks: Sequence[int], pattern: Pattern = "ring") -> Streams:
+        """What ``ranks``, which lie on several nodes, send over the network.
+
+        A rank sends through the NIC of its position in the node (its rail).
+        """
+        return _streams(self, tuple(ranks), pattern)
+
+    def span(self, ranks: Sequence[int], pattern: Pattern = "ring") -> Span:
         """How ``ranks`` lie on nodes; where nodes hold different numbers of them, the fewest sets the pace.
 
-        A rank sends through the NIC of its position in the node (its rail); GPUs that share a NIC share its rate.
+        GPUs that share a NIC share its rate; a network that carries less than the NICs send holds them back.
 
         >>> cluster_of("h100", 16).span(range(4, 12))
         Span(nodes=2, per_node=4, nic_bytes_per_s=50000000000.0, nic_latency_s=3e-06)
         """
         here = Counter(self.node_of(rank) for rank in ranks)
+        node = self.node
+        nic_bytes_per_s = node.nic_bytes_per_s * min(1.0, node.nics_per_node / node.gpus_per_node)
+        latency_s = node.nic_latency_s
+        if len(here) > 1:
+            streams = self.streams(ranks, pattern)
+            # Rounding of shares of a stream is no bottleneck.
+            held_back = streams.alone_bytes_per_s * streams.of_rank
+            nic_bytes_per_s = held_back if held_back < nic_bytes_per_s * (1.0 - 1e-9) else nic_bytes_per_s
+            latency_s += streams.switches * self.fabric.spec.switch_latency_s
         return Span(
-            nodes=len(here),
-            per_node=min(here.values()),
-            nic_bytes_per_s=self.node.nic_bytes_per_s * min(1.0, self.node.nics_per_node / self.node.gpus_per_node),
-            nic_latency_s=self.node.nic_latency_s,
+            nodes=len(here), per_node=min(here.values()), nic_bytes_per_s=nic_bytes_per_s, nic_latency_s=latency_s
         )
 
     def topology(self) -> nx.Graph[str]:
-        """GPUs, switches, NICs and rails as a graph; edges carry bytes_per_s (per direction) and latency_s."""
-        import networkx as nx  # few commands ask for paths, and all would wait for it
-
-        graph: nx.Graph[str] = nx.Graph()
+        """GPUs, switches, NICs, leaves and spines as a graph; edges carry bytes_per_s (per direction)."""
+        graph = self.fabric.topology()
         node, gpu = self.node, self.gpu
         link = gpu.link_bytes_per_s if node.interconnect != "pcie" else gpu.pcie_bytes_per_s
         link = link or gpu.pcie_bytes_per_s
@@ -103,35 +128,32 @@ class Cluster:
             ranks = self.ranks_of_node(n)
             if node.interconnect == "nvlink-mesh":
                 share = link / max(node.gpus_per_node - 1, 1)  # links are split evenly over the peers
-                for a in ranks:
-                    for b in ranks:
-                        if a < b:
-                            graph.add_edge(f"gpu{a}", f"gpu{b}", bytes_per_s=share, latency_s=0.0)
+                for a, b in combinations(ranks, 2):
+                    graph.add_edge(f"gpu{a}", f"gpu{b}", bytes_per_s=share)
             else:
                 for a in ranks:
-                    graph.add_edge(f"gpu{a}", f"switch{n}", bytes_per_s=link, latency_s=0.0)
-            for position, a in enumerate(ranks):
-                nic = position % node.nics_per_node
-                graph.add_edge(f"gpu{a}", f"nic{n}.{nic}", bytes_per_s=gpu.pcie_bytes_per_s, latency_s=0.0)
-                graph.add_edge(
-                    f"nic{n}.{nic}", f"rail{nic}", bytes_per_s=node.nic_bytes_per_s, latency_s=node.nic_latency_s
-                )
-        for nic in range(1, node.nics_per_node):
-            # Rails meet in the spine; a rank reaches another rail through it.
-            graph.add_edge(f"rail{nic}", "rail0", bytes_per_s=node.nic_bytes_per_s, latency_s=node.nic_latency_s)
+                    graph.add_edge(f"gpu{a}", f"switch{n}", bytes_per_s=link)
+            for a in ranks:
+                graph.add_edge(f"gpu{a}", nic_name(self.nic_of(a)), bytes_per_s=gpu.pcie_bytes_per_s)
         return graph
 
+    def nic_of(self, rank: int) -> tuple[int, int]:
+        """Node and place of the NIC that ``rank`` sends through."""
+        node = self.node_of(rank)
+        return node, rank % self.node.gpus_per_node % self.node.nics_per_node
+
     def path(self, a: int, b: int) -> list[str]:
-        """Hops between two ranks: the switch within a node, a rail between nodes."""
+        """Hops between two ranks: the switch within a node, NICs and leaves between nodes."""
         import networkx as nx
 
-        self.node_of(a), self.node_of(b)
-        graph = self.topology()
         if self.node_of(a) == self.node_of(b):
             # Traffic within a node never goes out through a NIC.
-            graph = graph.subgraph(n for n in graph if not n.startswith(("nic", "rail")))
-        found: list[str] = nx.shortest_path(graph, f"gpu{a}", f"gpu{b}")
-        return found
+            graph = self.topology()
+            graph = graph.subgraph(n for n in graph if not n.startswith(("nic", "leaf", "spine")))
+            found: list[str] = nx.shortest_path(graph, f"gpu{a}", f"gpu{b}")
+            return found
+        out, into = self.nic_of(a), self.nic_of(b)
+        return [f"gpu{a}", nic_name(out), *route(self.fabric, out, into), nic_name(into), f"gpu{b}"]
 
     def bottleneck_bytes_per_s(self, ranks: Sequence[int]) -> float:
         """The slowest link that a ring over ``ranks`` crosses, per direction; a shared NIC is divided."""
@@ -145,27 +167,14 @@ class Cluster:
         return min(inside, node.nic_bytes_per_s * node.nics_per_node / node.gpus_per_node)
 
 
-@lru_cache(maxsize=1)
-def list_nodes() -> tuple[str, ...]:
-    """Ids of all node types in the catalog."""
-    return shipped_ids("nodes")
-
-
-@lru_cache(maxsize=32)
 def load_node(name: str) -> NodeSpec:
     """A node type by id, or from a .toml file of one's own.
 
     >>> load_node("hgx-8").gpus_per_node
     8
     """
-    if name.endswith(".toml"):
-        return parse_node(read_text(Path(name), "node file", HardwareError), where=name)
-    if name not in list_nodes():
-        near = difflib.get_close_matches(name, list_nodes(), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(list_nodes())}"
-        raise HardwareError(f"unknown node '{name}': {hint}")
-    text = (files("hardware") / "data" / "nodes" / f"{name}.toml").read_text(encoding="utf-8")
-    return parse_node(text, where=f"{name}.toml")
+    text, where = text_of(name, "nodes", "node")
+    return parse_node(text, where=where)
 
 
 def parse_node(text: str, *, where: str) -> NodeSpec:
@@ -188,15 +197,41 @@ def parse_node(text: str, *, where: str) -> NodeSpec:
     )
 
 
+@lru_cache(maxsize=4096)
+def _streams(cluster: Cluster, ranks: tuple[int, ...], pattern: Pattern) -> Streams:
+    members: dict[int, list[tuple[int, int]]] = {}
+    for rank in ranks:
+        members.setdefault(cluster.node_of(rank), []).append(cluster.nic_of(rank))
+    return streams_of(cluster.fabric, list(members.values()), pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """How nodes meet: by which network, which of them under which leaf, and the seed of ECMP's hash."""
+
+    network: NetworkSpec = field(default_factory=lambda: load_network(DEFAULT_NETWORK))
+    placement: Placement = "packed"
+    seed: int = 0
+
+
 @lru_cache(maxsize=256)
-def cluster_for(gpu: GpuSpec, node: NodeSpec, world: int) -> Cluster:
-    """The fewest nodes that hold ``world`` GPUs.
+def cluster_for(gpu: GpuSpec, node: NodeSpec, world: int, wiring: Wiring | None = None) -> Cluster:
+    """The fewest nodes that hold ``world`` GPUs; without ``wiring``, all NICs on one switch.
 
     >>> from hardware.catalog import load_gpu
     >>> cluster_for(load_gpu("h100"), load_node("hgx-8"), 16).path(0, 9)
-    ['gpu0', 'nic0.0', 'rail0', 'rail1', 'nic1.1', 'gpu9']
+    ['gpu0', 'nic0.0', 'leaf0', 'nic1.1', 'gpu9']
     """
-    return Cluster(gpu=gpu, node=node, nodes=-(-world // node.gpus_per_node))
+    wiring = wiring or Wiring()
+    fabric = Fabric(
+        spec=wiring.network,
+        nodes=-(-world // node.gpus_per_node),
+        nics=node.nics_per_node,
+        nic_bytes_per_s=node.nic_bytes_per_s,
+        placement=wiring.placement,
+        seed=wiring.seed,
+    )
+    return Cluster(gpu=gpu, node=node, fabric=fabric)
 
 
 def cluster_of(gpu_id: str, world: int) -> Cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -75,6 +76,13 @@ class EngineLaws:
 
 
 ADAPTER = TypeAdapter(EngineLaws)
+
+
+def dump_laws(laws: EngineLaws) -> str:
+    """The laws as JSON text, stable to the byte."""
+    return json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n"
+
+
 ENGINES = ("vllm", "diffusers")
 
 

@@ -114,13 +114,17 @@ class Profile:
     peak_hbm_bytes_per_s: float
     engines: Mapping[str, EngineLaws] = field(default_factory=dict)
 
-    def expected_error(self) -> str:
-        """What to expect of predictions, in words with figures; empty where nothing is known."""
+    def expected_error(self, *, experts: bool = False) -> str:
+        """What to expect of predictions, of models with ``experts`` too; in words, empty where nothing is known."""
         edited = self.basis == self.gpu and self.status != "calibrated"  # other figures under a catalog's id
         known = None if edited else _accuracy().get(self.gpu)
         if known is not None or self.status == "calibrated":
-            return str((known or {}).get("summary", ""))
+            kinds = ("summary", "experts") if experts else ("summary",)
+            return "; ".join(known[kind] for kind in kinds if kind in known) if known else ""
         if self.status == "forecast":
+            base = load_profile(self.basis)
+            if base is not None and base.status == "forecast":
+                return f"scaled from {self.basis}, itself no better than: {base.expected_error(experts=experts)}"
             return f"scaled from {self.basis}; expect 5-15 % in latency and energy"
         return f"datasheet rates with efficiencies of {self.basis}; expect 20-40 %, never checked on this GPU"
 

@@ -37,14 +37,14 @@ def check_regular(path: Path, what: str, refusal: Refusal) -> None:
 
 
 def read_text(path: Path, what: str, refusal: Refusal) -> str:
-    """The UTF-8 text of a small file."""
+    """The UTF-8 text of a small file, without the mark that some editors put before it."""
     check_regular(path, what, refusal)
     try:
         with path.open("rb") as stream:
             data = stream.read(TEXT_LIMIT_BYTES + 1)
         if len(data) > TEXT_LIMIT_BYTES:
             raise refusal(f"cannot read {what} '{path}': over {TEXT_LIMIT_BYTES >> 20} MiB: is it the right file?")
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise refusal(f"cannot read {what} '{path}': not UTF-8 text (byte {error.start})") from None
     except OSError as error:

@@ -34,12 +34,10 @@ def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
     return table
 
 
-def parse_json(
-    text: str, where: str, refusal: Refusal, *, one_line: bool = False, unique_keys: bool = False, unbounded: str = ""
-) -> Any:
+def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = False, unbounded: str = "") -> Any:
     """The value of a JSON text; the text of ``one_line`` has its number in ``where``.
 
-    ``unique_keys``: a key that stands twice in one object is refused, instead of its last value being taken.
+    A key that stands twice in one object of a file is refused, instead of its last value being taken.
     ``unbounded`` is a key that may hold Infinity, which Python writes into JSON and JSON does not know.
 
     >>> parse_json("[1, NaN]", "x.json", ValueError)
@@ -49,7 +47,7 @@ def parse_json(
     """
     try:
         found = f'"{unbounded}"' in text and unbounded
-        value = (_OPEN_JSON if found else _UNIQUE_JSON if unique_keys else _JSON).decode(text)
+        value = (_OPEN_JSON if found else _JSON if one_line else _UNIQUE_JSON).decode(text)
     except json.JSONDecodeError as error:
         line = "" if one_line else f", line {error.lineno}"
         raise refusal(f"{where}{line}: not valid JSON: {error.msg}") from None

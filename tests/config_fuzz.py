@@ -40,6 +40,7 @@ WORK: dict[str, list[object]] = {
     "intermediate_size_mlp": [16384], "hidden_act": ["gelu_pytorch_tanh", "relu2", 3, ["silu"]],
     "hidden_activation": ["gelu"], "is_encoder_decoder": [True], "add_cross_attention": [True], "is_decoder": [True],
     "chunk_size_feed_forward": [64], "pruned_heads": [{"0": [1]}], "use_qk_norm": [True], "clip_qkv": [8.0],
+    "attention_chunk_size": [128], "attention_k_eq_v": [True], "use_bidirectional_attention": [True],
     "attention_multiplier": [0.0078], "use_sliding_window": ["yes"], "swiglu_limit": [7.0], "attention_sinks": [True],
     "rope_parameters": [{"partial_rotary_factor": 0.25}, 3], "tie_word_embeddings": ["true", 1], "head_dim": [[64]],
     "architectures": [["Gemma2ForCausalLM"], ["LlamaForSequenceClassification"], ["LlamaModel"], "x", [3]],

@@ -44,6 +44,15 @@ RECENT: dict[str, tuple[Config, float, int]] = {
     "phi-4-mini-flash": (PHI_4_MINI_FLASH, 3.85, 9 * 2 * 20 * 64 * 2),
     "gemma-3n-e4b": (GEMMA_3N_E4B, 6.87, 20 * 2 * 2 * 256 * 2),  # without images and sound
     "gemma-3n-e2b": (_gemma_3n(30, 8192, 10), 4.46, 20 * 2 * 2 * 256 * 2),
+    "gemma-3n-e4b with its encoders": (
+        {
+            "model_type": "gemma3n", "architectures": ["Gemma3nForConditionalGeneration"], "text_config": GEMMA_3N_E4B,
+            "vision_config": {"model_type": "gemma3n_vision", "architecture": "mobilenetv5_300m_enc"},
+            "audio_config": {"model_type": "gemma3n_audio", "hidden_size": 1536}, "vision_soft_tokens_per_image": 256,
+        },
+        7.85,
+        20 * 2 * 2 * 256 * 2,
+    ),
     "hunyuan-a13b": (gated("hunyuan_v1_moe", 4096, 32, 32, 8, 3072, 128167, num_experts=64, moe_topk=[8] * 32,
                             num_shared_expert=[1] * 32, moe_intermediate_size=[3072] * 32, use_cla=False,
                             cla_share_factor=2, use_mixed_mlp_moe=True, use_qk_norm=True, tie_word_embeddings=True,

@@ -300,7 +300,11 @@ def run(cases: int, seed: int) -> Iterator[tuple[Case, list[str]]]:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(cases):
             case = case_of(rng, Path(folder))
-            yield case, list(faults(case))
+            try:
+                found = list(faults(case))
+            except Exception as error:  # anything but a refusal is a fault, and the other cases still run
+                found = [f"{type(error).__name__}: {error}"]
+            yield case, found
 
 
 def main() -> int:

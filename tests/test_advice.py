@@ -92,9 +92,34 @@ def test_stretches_where_the_gpu_waits_for_launches(tmp_path: Path) -> None:
         ]
     assert shown(advice(tmp_path, events)) == [
         f"host-bound: rank 0, 0.010 to 0.550 ms, '{ADD}': 11 pieces of work wait for their launches, idle 440 us of "
-        "540; in all such stretches 440 us (79% of its time): launch it as a CUDA or HIP graph (replay --launch "
-        "graph), compile the host's code, or batch more (saves at most 440 us)"
+        "540; in all its GPU idles 440 us (79% of its time) for its host: launch it as a CUDA or HIP graph "
+        "(replay --launch graph), compile the host's code, or batch more (saves at most 440 us)"
     ]
+
+
+def test_few_long_waits_for_the_host(tmp_path: Path) -> None:
+    """Four kernels of 10 us, launched 100 us after one another, the third 400 us after the second."""
+    events = []
+    for number, at in enumerate((0.0, 100.0, 500.0, 600.0)):
+        events += [launch(at, number + 1, dur=5.0), kernel(ADD, at + 5.0, 10.0, correlation=number + 1)]
+    assert shown(advice(tmp_path, events)) == [
+        f"host-bound: rank 0, 0.110 to 0.500 ms, '{ADD}': this piece of work waits for its launch longest; in all its "
+        "GPU idles 570 us (93% of its time) for its host: find what the host does meanwhile (data, synchronisation, "
+        "Python), and launch ahead of the GPU (saves at most 570 us)"
+    ]
+
+
+def test_waits_for_ranks_that_the_trace_lacks(tmp_path: Path) -> None:
+    """Eight collectives of one size: six take 20 us, two 220; those of another size tell nothing of them."""
+    sizes = {"Collective name": "allreduce", "dtype": "Half", "In msg nelems": 64, "Group size": 2}
+    events = []
+    for number, dur in enumerate((20.0, 220.0, 20.0, 20.0, 220.0, 20.0, 20.0, 20.0)):
+        events += [kernel(GEMM, 1000.0 * number, 600.0), kernel(REDUCE, 1000.0 * number + 600.0, dur, **sizes)]
+    larger = sizes | {"In msg nelems": 4096}
+    events += [kernel(REDUCE, 7700.0 + 30.0 * number, 20.0, **larger) for number in range(5)]
+    (found,) = (one for one in advice(tmp_path, events) if one.rule == "waits-for-untraced-ranks")
+    assert found.seen == "2 collectives take 400 us (5% of its time) more than others of their size, the longest here"
+    assert (found.start_us, found.end_us, found.saves_us) == (1600.0, 1820.0, 400.0)
 
 
 def test_kernels_shorter_than_their_launches(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sim.errors import ScenarioError
 from sim.explore.conditions import Condition
 from sim.output.spreadsheet import to_csv, without_quotes
 from sim.replay.inspect import inspect_trace
+from sim.scenario.spec import Scenario
 from sim.serving.request_files import read_traffic
 from traces.read.values import product
 
@@ -197,6 +198,27 @@ def test_texts_are_bounded() -> None:
         parse_json("[" * 5000 + "]" * 5000, "x", ValueError)
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_toml("a = " + "[" * 100 + "]" * 100, "x", ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"model": "llama3-8b", "layers": 1, "layers": 2}', "not valid JSON: key 'layers' stands twice"),
+        ('{"model": "llama3-8b", "layers": true}', "layers = true: this is no switch: give its value"),
+        ('{"model": "llama3-8b", "power_cap_w": false}', "power_cap_w = false: this is no switch: give its value"),
+    ],
+)
+def test_what_a_scenario_says_twice_or_as_a_switch_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(text)
+    assert end_of(["simulate", str(path)]) == (2, "", f"wattline: {path}: {says}\n")
+
+
+@pytest.mark.parametrize("name", ["s.toml", "s.json"])
+def test_the_mark_that_editors_put_before_a_text_is_no_part_of_it(tmp_path: Path, name: str) -> None:
+    fields = {"s.toml": 'model = "llama3-8b"', "s.json": '{"model": "llama3-8b"}'}[name]
+    (tmp_path / name).write_text(fields, encoding="utf-8-sig")
+    assert Scenario.load(tmp_path / name) == Scenario.of(model="llama3-8b")
 
 
 def test_a_journal_of_anything_is_no_hindrance(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ MISTAKES = {
     "wattline simulate llama3-8b --gpus 4": "it is --tp here",
     "wattline simulate llama3-8b --tensor-parallel-size 4": "it is --tp here",
     "wattline simulate llama3-8b --batch-size 4": "it is --batch here",
+    "wattline serve --model llama3-8b --dp 2": "it is --replicas here",
     "wattline simulate llama3-8b --input-len 512": "it is --seq-len here",
     "wattline simulate llama3-8b --max-tokens 9": "it is --output-len here",
     "wattline simulate llama3-8b --power-cap 500": "it is --power-cap-w here",

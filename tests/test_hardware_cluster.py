@@ -45,23 +45,23 @@ def test_the_fewest_usual_nodes_hold_the_world(world: int, nodes: int) -> None:
 
 def test_every_edge_of_the_graph_carries_bandwidth_and_latency() -> None:
     graph = two_nodes().topology()
-    # 16 GPUs, 2 switches, 16 NICs, 8 rails; a GPU has two links, a NIC one more, and 7 rails meet rail 0.
-    assert (len(graph), graph.number_of_edges()) == (42, 16 * 2 + 16 + 7)
-    assert all(edge["bytes_per_s"] > 0 and edge["latency_s"] >= 0 for _, _, edge in graph.edges(data=True))
+    # 16 GPUs, 2 switches, 16 NICs, the network's one switch; a GPU has two links, a NIC one more.
+    assert (len(graph), graph.number_of_edges()) == (35, 16 * 2 + 16)
+    assert all(edge["bytes_per_s"] > 0 for _, _, edge in graph.edges(data=True))
     assert graph.edges["gpu0", "switch0"]["bytes_per_s"] == 450e9
 
 
 def test_paths_stay_in_the_node_or_take_the_rail() -> None:
     cluster = two_nodes()
     assert cluster.path(0, 7) == ["gpu0", "switch0", "gpu7"]
-    assert cluster.path(0, 8) == ["gpu0", "nic0.0", "rail0", "nic1.0", "gpu8"]
+    assert cluster.path(0, 8) == ["gpu0", "nic0.0", "leaf0", "nic1.0", "gpu8"]
 
 
 def test_the_slowest_link_bounds_a_ring() -> None:
     cluster = two_nodes()
     assert cluster.bottleneck_bytes_per_s(range(8)) == 450e9
     assert cluster.bottleneck_bytes_per_s(range(16)) == 50e9
-    shared = Cluster(gpu=load_gpu("l40s-48gb"), node=load_node("pcie-8"), nodes=2)
+    shared = cluster_for(load_gpu("l40s-48gb"), load_node("pcie-8"), 16)
     assert shared.bottleneck_bytes_per_s(range(8)) == 31.5e9
     assert shared.bottleneck_bytes_per_s(range(16)) == 12.5e9 * 2 / 8
 

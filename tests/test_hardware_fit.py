@@ -266,7 +266,9 @@ def test_power_of_bursts() -> None:
 @pytest.mark.parametrize(
     "anchor",
     [
-        pytest.param(0, marks=pytest.mark.xfail(strict=True, reason="256 rows: -1.2 % since tiles of every 8 rows")),
+        # 256 rows against 470 MB of weights: streaming these (175 us) and multiplying (190 us) nearly meet.
+        # How far two such bounds add up is one exponent for all products; here it leaves the clock 1.2 % too little.
+        pytest.param(0, marks=pytest.mark.xfail(strict=True, reason="-1.2 %: HBM and tensor cores bound it alike")),
         1,
         2,
     ],

@@ -133,11 +133,21 @@ def test_energy_of_a_kernel_is_its_power_times_its_time() -> None:
     assert watts * seconds == pytest.approx(0.2 * 0.5 + 0.05 + 0.01 + 66.0 * 0.25 * 2e-3)
 
 
-@pytest.mark.parametrize("gpu_id", list_gpus())
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_on_every_gpu_is_finite_and_positive(family: str, gpu_id: str) -> None:
-    if (gpu_id, family) in {("h100-nvl-94gb", "decode"), ("h100-nvl-94gb", "thin gemm"), ("h20-sxm-96gb", "decode")}:
-        pytest.xfail("the H100's energy per HBM byte at 3.9 and 4.0 TB/s exceeds these cards' 400 W at any clock")
+# Decode attention costs an H100 107 pJ a byte of HBM whatever the clock: 365 W at 87 % of 3.9 and 4.0 TB/s, with idle
+# and the SMs 446 and 465 W. A card sold with that memory and 400 W must need less; no row of one says how much less,
+# and a run says that the cap cannot be held.
+HOT = pytest.mark.xfail(strict=True, reason="107 pJ a byte at 3.9 and 4.0 TB/s exceed 400 W at any clock")
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "family"),
+    [
+        pytest.param(gpu, family, marks=HOT if family == "decode" and gpu in ("h100-nvl-94gb", "h20-sxm-96gb") else ())
+        for gpu in list_gpus()
+        for family in FAMILIES
+    ],
+)
+def test_every_family_on_every_gpu_is_finite_and_positive(gpu_id: str, family: str) -> None:
     gpu = load_gpu(gpu_id)
     profile = profile_for(gpu)
     curve = profile.power_curve(gpu)

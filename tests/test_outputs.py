@@ -120,6 +120,15 @@ def test_two_outputs_in_one_file_are_refused(folder: Path) -> None:
     check_outputs([Path("/dev/null"), Path("/dev/null"), Path("a.csv"), None])
 
 
+def test_links_in_a_circle_and_names_too_long_are_refused_before_the_run(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    long = tmp_path / f"{'x' * 300}.json"
+    for path, why in ((loop, "Too many levels of symbolic links"), (long, "File name too long")):
+        with pytest.raises(OutputError, match=f"cannot write '{path}': {why}"):
+            check_outputs([path])
+
+
 def test_every_path_of_every_command_is_read_or_written() -> None:
     """A path of neither kind would escape the checks above."""
 

@@ -22,7 +22,7 @@ from sim.explore.plan.question import Deployment, Question
 from sim.explore.plan.queue import arrivals, bulk_queue
 from sim.explore.plan.search import plan
 from sim.explore.workers import Pool
-from sim.serving import serve
+from sim.serving import ServeSpec, serve
 
 ASKED: dict[str, Any] = {"model": "llama3-8b", "gpus": 2, "input_len": 512, "output_len": 64, "slo_tpot_s": 0.02}
 
@@ -66,7 +66,7 @@ def test_more_load_waits_longer_and_too_much_for_ever() -> None:
 
 
 def test_every_deployment_uses_all_gpus_and_keeps_the_targets(found: list[Deployment]) -> None:
-    assert {(one.mode, one.group) for one in found} == {("aggregated", 1), ("aggregated", 2), ("disaggregated", 1)}
+    assert {(one.mode, one.group()) for one in found} == {("aggregated", 1), ("aggregated", 2), ("disaggregated", 1)}
     assert [one.rank for one in found] == sorted(one.rank for one in found)
     for one in found:
         assert one.server.gpus == 2
@@ -89,7 +89,7 @@ def test_the_server_confirms_them(found: list[Deployment]) -> None:
 
 def test_a_tighter_target_serves_less_and_joules_choose_a_lower_clock(found: list[Deployment]) -> None:
     (tight,) = plan(Question.of(**ASKED | {"slo_tpot_s": 0.011, "modes": "aggregated", "gpus": 1}))
-    alike = next(one for one in found if one.group == 1 and one.mode == "aggregated")
+    alike = next(one for one in found if one.group() == 1 and one.mode == "aggregated")
     assert tight.tokens_per_s_per_gpu < alike.tokens_per_s_per_gpu
     frugal = plan(Question.of(**ASKED | {"objective": "energy", "modes": "aggregated", "gpus": 1}))[0]
     assert frugal.spec["sm_clock_mhz"] < 1900 and frugal.energy_j_per_token < alike.energy_j_per_token
@@ -105,7 +105,7 @@ def test_prices_rank_by_cost() -> None:
 
 def test_a_load_is_carried_on_the_fewest_gpus_that_do(found: list[Deployment]) -> None:
     alone = ASKED | {"slo_ttft_s": 0.3, "modes": "aggregated", "gpus": 3}
-    one = next(candidate for candidate in found if candidate.group == 1 and candidate.mode == "aggregated")
+    one = next(candidate for candidate in found if candidate.group() == 1 and candidate.mode == "aggregated")
     best, *others = plan(Question.of(**alone, rate_per_s=0.9 * one.load_per_s))
     assert best.question.gpus == 2 and best.load_per_s == pytest.approx(one.load_per_s)
     assert [candidate.question.gpus for candidate in others] == [3]
@@ -161,7 +161,7 @@ def test_the_server_confirms_the_first_three_of_a_70b_on_16_gpus() -> None:
     targets = {"slo_ttft_s": 1.0, "slo_tpot_s": 0.05}
     asked = Question.of(model="llama3-70b", gpus=16, input_len=2048, output_len=256, **targets)
     best = plan(asked, pool=Pool(jobs=1))[:3]
-    assert [(one.mode, one.group) for one in best] == [("disaggregated", 4), ("aggregated", 4), ("aggregated", 8)]
+    assert [(one.mode, one.group()) for one in best] == [("disaggregated", 4), ("aggregated", 4), ("aggregated", 8)]
     for one in best:
         served = serve(one.server.model_copy(update={"requests": 200})).summary
         assert served["slo_share"] >= 0.99, one.label
@@ -267,6 +267,32 @@ def test_launch_files_say_what_was_planned(found: list[Deployment], tmp_path: Pa
     assert counts == {"wattline-prefill": best.spec["prefill_replicas"], "wattline-decode": best.spec["replicas"]}
     again = json.loads((tmp_path / "launch" / "serve.json").read_text(encoding="utf-8"))
     assert again == best.spec
+
+
+def test_prompts_and_decoding_on_unequal_degrees() -> None:
+    found = plan(Question.of(**ASKED | {"gpus": 4, "modes": "disaggregated", "slo_ttft_s": 0.3}))
+    one = next(deployment for deployment in found if "prefill_tp" in deployment.spec)
+    assert {(d.group("prefill"), d.group("decode")) for d in found} >= {(1, 2), (2, 1), (1, 1), (2, 2)}
+    sizes = one.group("prefill"), one.group("decode")
+    assert one.server.gpus == 4 and sizes[0] != sizes[1]
+    assert one.label.startswith(
+        f"{one.spec['prefill_replicas']} x tp {sizes[0]} + {one.spec['replicas']} x tp {sizes[1]}"
+    )
+    served = serve(one.server.model_copy(update={"requests": 600})).summary
+    assert served["slo_share"] >= 0.98 and served["power_w_per_gpu"] == pytest.approx(one.power_w_per_gpu, rel=0.1)
+    for role, gpus in (("prefill", sizes[0]), ("decode", sizes[1])):
+        command = vllm(one, role)  # type: ignore[arg-type]
+        assert command[command.index("--tensor-parallel-size") + 1] == str(gpus)
+    parts = [item["spec"]["template"]["spec"] for item in manifest(one)["items"] if item["kind"] == "Deployment"]
+    limits = [part["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for part in parts]
+    assert limits == list(sizes)
+    assert one.server == ServeSpec.of(**one.served) and one.row()["prefill_tp"] == sizes[0]
+
+
+def test_experts_of_unequal_degrees_are_a_way_too() -> None:
+    found = plan(Question.of(model="qwen3-30b-a3b", gpus=4, input_len=512, output_len=64, modes="disaggregated"))
+    unequal = [one for one in found if {"prefill_tp", "prefill_ep"} & one.spec.keys()]
+    assert unequal and all(one.server.gpus == 4 and one.load_per_s > 0 for one in unequal)
 
 
 def test_the_command_answers_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

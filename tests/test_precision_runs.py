@@ -20,7 +20,8 @@ from sim.scenario.memory import check_memory, memory_use
 from sim.scenario.precision import precision_of
 from sim.scenario.resolved import resolve_scenario
 from sim.serving import ServeSpec, serve
-from sim.serving.memory import kv_blocks, transfer_cost
+from sim.serving.memory import kv_blocks
+from sim.serving.transfers import transfer_cost
 from tests.config_kit import LLAMA
 from tests.test_cli import run
 from workloads.storage import storage
@@ -181,6 +182,11 @@ def test_deepseek_r1_as_shipped_runs_and_serves_on_eight_h200() -> None:
     assert served["requests"] == 4
     assert served["precision"]["weights"] == "fp8_e4m3_block128"
     assert "no step with fp8_e4m3_block128 weights, fp8_e4m3_g128 activations was measured" in served["status_reasons"]
+    # One sequence's eight choices leave some ranks without a row.
+    apart = {"model": "deepseek-r1", "gpu": "h200-sxm-141gb", "tp": 8, "ep": 8, "ep_mode": "all_reduce"}
+    lone = simulate(phase="decode", batch=1, layers=5, **apart)
+    assert lone.latency_s < simulate(phase="decode", batch=64, layers=5, **apart).latency_s
+    assert serve(ServeSpec.of(requests=2, output_tokens=4, **apart)).summary["requests"] == 2
     sixteen = Scenario.of(model="deepseek-v3", gpu="h200-sxm-141gb", tp=8, phase="decode")
     with pytest.raises(MemoryShortError):
         check_memory(resolve_scenario(sixteen), load_gpu("h200-sxm-141gb"))

@@ -9,7 +9,7 @@ import pytest
 
 from hardware.scheduling import scheduling
 from sim.errors import DeadlockError
-from sim.replay.run import HostWait, ReplayRows, Times, replay
+from sim.replay.run import Contest, HostWait, ReplayRows, Times, no_contest, replay
 from traces.capture import NONE
 from traces.dag import Dag
 from traces.records import Ints
@@ -97,6 +97,53 @@ def test_a_kernel_of_unknown_rounds_lasts_as_recorded_and_says_in_how_many_round
     assert spans(found)[1] == (2, 402)
     assert found.rounds[1] == pytest.approx(6.0)
     assert spans(replay(streams, replace(rows, rounds=found.rounds))) == spans(found)
+
+
+def contest(rows: int, **known: Ints | np.ndarray) -> Contest:
+    return replace(no_contest(rows), **known)
+
+
+def test_a_kernel_asks_for_sms_right_after_a_rival_that_is_about_to() -> None:
+    """The collective could begin at 3 ns, the product at 5: in the trace the product was first."""
+    rows = replace(load(100, 50, blocks=(132, 8), is_collective=(1,)), issue_ns=ints(5, 3))
+    streams = dag([0], [1])
+    assert spans(replay(streams, rows)) == [(5, 105), (3, 53)]
+    first = contest(2, rival=ints(NONE, 0))
+    assert spans(replay(streams, replace(rows, contest=first))) == [(5, 105), (105, 155)]
+    late = replace(rows, issue_ns=ints(20_000, 3), contest=first)
+    assert spans(replay(streams, late))[1] == (3, 53)  # nothing is waited for that is not near
+
+
+def test_a_rival_behind_a_short_kernel_is_waited_for() -> None:
+    rows = replace(load(20, 100, 50, blocks=(0, 132, 8), is_collective=(2,)), issue_ns=ints(0, 0, 3))
+    known = contest(3, rival=ints(NONE, NONE, 1), via=ints(NONE, NONE, 0))
+    assert spans(replay(dag([0, 1], [2]), replace(rows, contest=known))) == [(0, 20), (20, 120), (120, 170)]
+
+
+def test_kernels_that_began_together_begin_together_on_their_sms() -> None:
+    rows = replace(load(20, 100, 50, blocks=(0, 132, 8), is_collective=(2,)), issue_ns=ints(0, 0, 3))
+    both = contest(3, rival=ints(NONE, 2, 1), via=ints(NONE, NONE, 0), together=np.array([False, False, True]))
+    assert spans(replay(dag([0, 1], [2]), replace(rows, contest=both))) == [(0, 20), (20, 120), (20, 70)]
+    slow = replace(rows, issue_ns=ints(0, 0, 30), contest=both)
+    assert spans(replay(dag([0, 1], [2]), slow)) == [(0, 20), (30, 130), (30, 80)]
+
+
+def test_others_get_the_sms_of_a_kernel_in_its_tail() -> None:
+    rows = replace(load(100, 50, blocks=(132, 8), is_collective=(1,)), issue_ns=ints(0, 5))
+    streams, tail = dag([0], [1]), contest(2, tail=np.array([0.1, 0.0]))
+    assert spans(replay(streams, replace(rows, contest=tail))) == [(0, 100), (90, 140)]
+    again = replace(rows, contest=tail, rounds=np.array([1.0, 0.0]), dur_ns=ints(200, 50))
+    assert spans(replay(streams, again)) == [(0, 200), (180, 230)]  # a share of however long it takes
+
+
+def test_a_closed_kernel_leaves_no_room_and_a_collective_that_finds_some_needs_none() -> None:
+    rows = replace(load(100, 50, blocks=(120, 8), is_collective=(1,)), issue_ns=ints(0, 5))
+    streams = dag([0], [1])
+    assert spans(replay(streams, rows))[1] == (5, 55)
+    closed = contest(2, closed=np.array([True, False]))
+    assert spans(replay(streams, replace(rows, contest=closed)))[1] == (100, 150)
+    full = replace(rows, blocks=ints(132, 8), contest=contest(2, finds=np.array([False, True])))
+    assert spans(replay(streams, full))[1] == (5, 55)
 
 
 def test_ranks_meet_and_each_spins_on_its_sms() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,17 @@ import pytest
 
 from sim.replay import study as replay_module
 from sim.replay.changes import Changes
-from sim.replay.load import load_of, shown_pause_ns
-from sim.replay.run import ReplayRows
+from sim.replay.evidence import Evidence, evidence_of
+from sim.replay.load import shown_pause_ns
+from sim.replay.run import Contest
 from sim.replay.study import replay_capture, replay_trace
 from sim.result.trace import write_timeline
 from sim.run.runner import simulate
-from tests.traces_kit import REAL, kernel, launch, needs_real, write
+from tests.traces_kit import REAL, RECORDED, kernel, launch, needs_real, write
 from traces.capture import NONE, Capture
 from traces.classify import classify
 from traces.dag import Dag, dag_of
 from traces.read.load import read_trace
-
-# Span and overlap. In one of 27 files a collective and a product without a counter are released together, and the
-# collective is 0.2 us earlier, which 16 such cases of 17 are not; it and two behind it then run at other times.
-BARS = {"kineto_llama3-70b_sp_chunks4_w4_rank0.json.gz": (0.011, 0.14)}
 
 
 @needs_real
@@ -32,29 +29,30 @@ BARS = {"kineto_llama3-70b_sp_chunks4_w4_rank0.json.gz": (0.011, 0.14)}
 def test_replay_gives_the_span_within_1_percent_and_the_overlap_within_3(path: Path) -> None:
     result = replay_trace([path])
     for measured, simulated in zip(result.measured, result.simulated.ranks, strict=True):
-        span_bar, overlap_bar = BARS.get(path.name, (0.01, 0.03))
-        assert simulated.span_us == pytest.approx(measured.span_us, rel=span_bar)
-        assert simulated.overlap_us == pytest.approx(measured.overlap_us, rel=overlap_bar, abs=0.5)
+        assert simulated.span_us == pytest.approx(measured.span_us, rel=0.01)
+        assert simulated.overlap_us == pytest.approx(measured.overlap_us, rel=0.03, abs=0.5)
 
 
-@needs_real
-def test_one_race_lost_explains_the_file_that_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    capture = read_trace(next(path for path in REAL if path.name in BARS))
-    (measured,) = replay_capture(capture, classify(capture)).measured
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chunks/llama3-70b-prefill-1x1024-tp4-overlap_chunks4-comm_ctas8.rank1",
+        "chunks/llama3-70b-prefill-1x2048-tp4-overlap_chunks4-comm_ctas8.rank1",
+        "chunks/llama3-70b-prefill-1x4096-tp4-overlap_chunks2-comm_ctas8.rank0",
+        "llama3-70b-prefill-2x4096-tp2-overlap_chunks4-comm_ctas32.rank1",
+        "llama3-70b-prefill-2x4096-tp2-overlap_chunks8-comm_ctas32.rank1",
+    ],
+)
+def test_one_rank_of_chunks_replays_within_a_half_and_one_percent(name: str) -> None:
+    """Until replays knew of lost races, tails and wake-ups these were up to 1.7 % of span and 15 % of overlap off."""
+    result = replay_trace([RECORDED / f"h200-sxm-141gb/traces/{name}.json.gz"])
+    (measured,), (replayed,) = result.measured, result.unchanged.ranks
+    assert replayed.span_us == pytest.approx(measured.span_us, rel=0.005)
+    assert replayed.overlap_us == pytest.approx(measured.overlap_us, rel=0.01)
 
-    def first(*args: Any, **given: Any) -> ReplayRows:
-        load = load_of(*args, **given)
-        load.lead_ns[161] = -500  # the reduce-scatter that came before the product
-        return load
 
-    monkeypatch.setattr(replay_module, "load_of", first)
-    (replayed,) = replay_capture(capture, classify(capture)).unchanged.ranks
-    assert replayed.span_us == pytest.approx(measured.span_us, rel=0.001)
-    assert replayed.overlap_us == pytest.approx(measured.overlap_us, rel=0.02)
-
-
-def _scrambled(capture: Capture, dag: Dag, seed: int) -> tuple[Capture, Dag]:
-    """Every kernel at another time; only each rank's first, the order on each stream and what waits for what are kept.
+def _scrambled(capture: Capture, dag: Dag, known: Evidence, seed: int) -> tuple[Capture, Dag, Evidence]:
+    """Every kernel at another time; each rank's first, the order on each stream and the evidence are kept.
 
     What ran before a rank's first is not in its trace, so nothing tells otherwise when that could begin.
     """
@@ -76,20 +74,35 @@ def _scrambled(capture: Capture, dag: Dag, seed: int) -> tuple[Capture, Dag]:
         after=place[dag.after],
         collective=dag.collective[order],
     )
-    return replace(capture, work=replace(work, start_ns=start_ns)).keep(order), moved
+    contest = Contest(**{
+        column.name: np.where(values == NONE, NONE, place[values]) if column.name in ("rival", "via") else values
+        for column in fields(Contest) for values in [getattr(known.contest, column.name)[order]]
+    })  # fmt: skip
+    evidence = Evidence(pause_ns=known.pause_ns[order], contest=contest)
+    return replace(capture, work=replace(work, start_ns=start_ns)).keep(order), moved, evidence
 
 
 @needs_real
 @pytest.mark.parametrize("part", ["diff_control", "nccl_args", "chunks4_w4_rank0", "qwen1.5", "sglang"])
-def test_no_measured_start_enters_a_replay_beyond_edges_and_pause(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times are the evidence for what waited for what, and for the pause of a graph; no kernel is put where it was."""
+def test_no_measured_start_enters_a_replay_beyond_its_evidence(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times tell what waited for what, mean pauses, and who came to SMs first; no kernel is put where it was."""
     capture = read_trace(next(path for path in REAL if part in path.name))
     dag = dag_of(capture, classify(capture))
     pause_ns = shown_pause_ns(capture, dag)
     monkeypatch.setattr(replay_module, "shown_pause_ns", lambda *_: pause_ns)
+    known: list[Evidence] = []
+
+    def remembered(*args: Any) -> Evidence:
+        known.append(evidence_of(*args))
+        return known[0]
+
+    monkeypatch.setattr(replay_module, "evidence_of", remembered)
+    replay_capture(capture, classify(capture))
     times = []
-    for one, same in ((capture, dag), _scrambled(capture, dag, 1), _scrambled(capture, dag, 2)):
+    for seed in (None, 1, 2):
+        one, same, told = (capture, dag, known[0]) if seed is None else _scrambled(capture, dag, known[0], seed)
         monkeypatch.setattr(replay_module, "dag_of", lambda *_, same=same: same)
+        monkeypatch.setattr(replay_module, "evidence_of", lambda *_, told=told: told)
         result = replay_capture(one, classify(one))
         times.append((result.pause_ns, result.dag.counts, result.simulated.ranks))
         assert result.measured[0].span_us != pytest.approx(times[0][2][0].span_us) or one is capture

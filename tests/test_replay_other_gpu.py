@@ -9,7 +9,7 @@ import pytest
 
 from sim.replay.changes import Changes
 from sim.replay.study import replay_trace
-from tests.traces_kit import SHARED
+from tests.traces_kit import RECORDED, SHARED
 from traces.capture import NONE, Capture
 from traces.read.load import read_trace
 
@@ -33,3 +33,21 @@ def test_a_decode_step_on_another_gpu_is_within_8_percent(recorded: Path, gpu: s
     measured_us = graph_us(read_trace(there))
     assert graph_us(found.simulated.capture) == pytest.approx(measured_us, rel=0.08)
     assert graph_us(read_trace(recorded)) != pytest.approx(measured_us, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("here", "name", "ranks", "gpu", "measured_ms"),
+    [
+        ("h200-sxm-141gb", "llama3-70b-decode-32x2048-tp2", 2, "h100-sxm-80gb", 3.578),
+        ("h200-sxm-141gb", "llama3-70b-prefill-1x4096-tp2", 2, "h100-sxm-80gb", 52.035),
+        ("h100-sxm-80gb", "llama3-70b-prefill-1x3000", 1, "h200-sxm-141gb", 65.997),
+        ("h100-sxm-80gb", "qwen3-30b-a3b-decode-16x1500", 1, "h200-sxm-141gb", 8.871),
+    ],
+)
+def test_two_steps_on_another_gpu_are_within_8_percent(
+    here: str, name: str, ranks: int, gpu: str, measured_ms: float
+) -> None:
+    """Graphs without shapes against the same steps measured there (records/*/validation, the H100's first records)."""
+    paths = [RECORDED / here / f"traces/{name}.rank{rank}.json.gz" for rank in range(ranks)]
+    found = replay_trace(paths, Changes(gpu=gpu)).simulated
+    assert max(rank.span_us for rank in found.ranks) / 2e3 == pytest.approx(measured_ms, rel=0.08)

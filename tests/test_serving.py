@@ -6,6 +6,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -275,3 +276,21 @@ def test_bad_traffic_is_refused_with_its_line(tmp_path: Path, text: str, says: s
     file.write_text(text)
     with pytest.raises(ScenarioError, match=says.replace(".", r"\.")):
         read_traffic(file)
+
+
+def test_prompts_may_have_replicas_of_another_degree() -> None:
+    """Each part is as where both replicas had its degree; a cache leaves through the ports of the narrower one."""
+    spec: dict[str, Any] = {"model": "llama3-8b", "requests": 6, "rate_per_s": 2.0, "output_tokens": 8}
+    spec |= {"replicas": 1, "prefill_replicas": 1}
+    narrow, wide = serve(tp=2, **spec), serve(tp=4, **spec)
+    mixed, other = serve(tp=2, prefill_tp=4, **spec), serve(tp=4, prefill_tp=2, **spec)
+    assert [run.spec.gpus for run in (narrow, wide, mixed, other)] == [4, 8, 6, 6]
+    for run, prompts, decoding in ((mixed, wide, narrow), (other, narrow, wide)):
+        assert run.energy_j_by_part["prefill"] == pytest.approx(prompts.energy_j_by_part["prefill"], rel=1e-9)
+        assert run.energy_j_by_part["decode"] == pytest.approx(decoding.energy_j_by_part["decode"], rel=0.01)
+        took, at_two = (one.log.transfers[0].end_s - one.log.transfers[0].start_s for one in (run, narrow))
+        assert took == pytest.approx(at_two, rel=1e-9)
+        assert run.summary["gpu_hours"] == pytest.approx(6 * run.end_s / 3600)
+    assert mixed.spec.roles == "1 x tp 4 for prompts + 1 x tp 2 for decoding"
+    with pytest.raises(ScenarioError, match="prefill_tp = 2: is of replicas for prompts: give prefill_replicas"):
+        serve(model="llama3-8b", prefill_tp=2)

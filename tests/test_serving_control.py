@@ -13,7 +13,7 @@ import pytest
 from sim.cli import main
 from sim.errors import ScenarioError
 from sim.serving import serve
-from sim.serving.memory import transfer_cost
+from sim.serving.transfers import transfer_cost
 from tests.test_serving import conserved
 
 # On the libraries' kernels and without a host, so that what is seen is the clock's doing alone.

@@ -236,6 +236,14 @@ def test_a_chakra_trace_is_refused(tmp_path: Path) -> None:
         read_trace(write_chakra([node], tmp_path / "run.0.et"))
 
 
+def test_a_chakra_trace_as_json_is_refused(tmp_path: Path) -> None:
+    """As chakra_jsonizer writes it."""
+    path = tmp_path / "chakra.json"
+    path.write_text('{"version": "0.0.4"}\n{"id": "1", "name": "mm", "type": "COMP_NODE", "durationMicros": "5"}\n')
+    with pytest.raises(TraceError, match="a Chakra execution trace: nodes, no timeline"):
+        read_trace(path)
+
+
 def test_both_of_our_formats_say_the_same(tmp_path: Path) -> None:
     """Perfetto's keeps joules to the last digit, Chrome JSON six."""
     pytest.importorskip("perfetto")

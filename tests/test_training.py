@@ -206,6 +206,9 @@ def test_stages_hand_activations_on_and_gradients_back() -> None:
         assert products[0] == pytest.approx(products[1], rel=1e-12)
     run = simulate(model="llama-1b", phase="train", pp=2, micro_batches=2, batch=2, seq_len=256, sharding="zero1")
     assert run.standing.status == "unchecked"
+    assert run.standing.notes == (
+        "the pace of training's kernels is a fit on eight public whole runs, no measurement of kernels",
+    )
 
 
 def test_experts_train_and_are_summed_over_those_who_hold_them() -> None:

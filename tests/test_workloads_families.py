@@ -32,6 +32,21 @@ def test_weights_and_cache_are_the_published_ones(name: str) -> None:
     assert found["kv_bytes_per_token"] == kv
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "changed", [{"attention_chunk_size": 128}, {"attention_k_eq_v": True}, {"use_bidirectional_attention": True}]
+)
+def test_a_key_of_another_family_that_changes_the_work_is_refused(name: str, changed: Config) -> None:
+    config = PUBLISHED[name][0]
+    text = config.get("text_config")  # what is said of the language model lies there, where there is one
+    inner = config | changed if text is None else config | {"text_config": text | changed}
+    if "attention_chunk_size" in changed and config["model_type"] == "llama4":  # its own windows are chunks
+        assert read(inner) != read(config)
+        return
+    with pytest.raises(WorkloadError, match=next(iter(changed))):
+        read(inner)
+
+
 # -- a family of one's own, as docs/families.md shows it ---------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from sim import simulate
+from tests.family_configs import PUBLISHED
+from tests.family_configs_latest import LATEST
 from tests.family_configs_recent import GEMMA_3N_E4B, HUNYUAN_LARGE, PHI_4_MINI_FLASH, RECENT
 from tests.test_workloads_families import kernels, read
 from workloads import Layout, Options, WorkloadError, build_program, load_model
@@ -18,19 +20,21 @@ from workloads.ops import Pointwise, attention, fuse, op, qkv_gemm
 from workloads.params import facts
 from workloads.work import AttentionWork, Elementwise, ElementwiseWork, GemmWork
 
+NEWER = {**RECENT, **LATEST}
 
-@pytest.mark.parametrize("name", RECENT)
+
+@pytest.mark.parametrize("name", NEWER)
 def test_weights_and_cache_are_the_published_ones(name: str) -> None:
-    config, billions, kv = RECENT[name]
+    config, billions, kv = NEWER[name]
     found = facts(read(config))
     assert found["parameters"] / 1e9 == pytest.approx(billions, rel=0.01)
     assert found["kv_bytes_per_token"] == kv
 
 
-@pytest.mark.parametrize("name", RECENT)
+@pytest.mark.parametrize("name", NEWER)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_two_ranks_do_the_work_of_one(name: str, phase: str) -> None:
-    model = read(RECENT[name][0])
+    model = read(NEWER[name][0])
 
     def flops(tp: int) -> float:
         found = kernels(model, phase, seq_len=2048, tp=tp, batch=2)
@@ -62,12 +66,29 @@ def test_a_layer_that_reads_an_earlier_cache_makes_no_keys() -> None:
 def test_an_engine_writes_no_cache_where_a_layer_makes_no_keys() -> None:
     options = Options(stack="vllm", lm_head=False)
     program = build_program(read(HUNYUAN_LARGE), Layout(), phase="decode", batch=4, seq_len=512, options=options)
-    own, shared = (segment.kernels for segment in program.ranks[0].phases[0].segments[:2])
+    own, shared = (segment.kernels for segment in program.ranks[0].phases[0].segments[1:3])  # behind the embedding
     written = [[k.name for k in one if k.name in ("rope", "cache_write")] for one in (own, shared)]
     assert written == [["rope", "cache_write"], ["rope"]]
     widths = [next(k.work.width for k in one if k.name == "rope" and isinstance(k.work, ElementwiseWork))
               for one in (own, shared)]  # fmt: skip
     assert widths == [6400 + 640, 6400]
+
+
+# Others are refused under stack vllm: state-space layers, cross attention.
+@pytest.mark.parametrize("name", [
+    "gpt-oss-120b", "gemma-3-1b", "llama-4-maverick", "qwen3-vl-30b-a3b", "qwen2.5-vl-72b", "falcon-40b", "phi-2",
+    "hunyuan-large", "gemma-3n-e4b", "smollm3-3b", "exaone-4-32b", "command-r7b", "starcoder2-3b",
+])  # fmt: skip
+def test_an_engine_writes_what_is_cached(name: str) -> None:
+    """With or without rotation, over windows or all tokens; encoders of images keep nothing."""
+    config, _, kv = {**PUBLISHED, **RECENT}[name]
+    model = read(config)
+    for phase, batch, tokens in (("decode", 3, 3), ("prefill", 1, 4096)):
+        options = Options(stack="vllm", lm_head=False, images=1 if model.vision and phase == "prefill" else 0)
+        program = build_program(model, Layout(), phase=phase, batch=batch, seq_len=4096, options=options)  # type: ignore[arg-type]
+        written = sum(segment.repeat * kernel.bytes_moved for segment in program.ranks[0].phases[0].segments
+                      for kernel in segment.kernels if kernel.name == "cache_write")  # fmt: skip
+        assert written == 2 * tokens * kv  # read and written
 
 
 def test_sources_are_of_the_same_kind_of_layer() -> None:

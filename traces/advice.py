@@ -18,11 +18,13 @@ from traces.intervals import length, union
 from traces.records import Ints
 from traces.slowing import slowing
 from traces.summary import Region, Summary
+from traces.untraced import untraced_waits
 
 SKEW_SHARE = 0.03  # of the span, that others wait for one rank
 FEWEST_LATE = 4  # collectives: a barrier at the end of a pipeline is no skew
 EXPOSED_SHARE = 0.05  # of the span, in collectives beside which nothing runs
 HOST_SHARE = 0.02  # of the span, idle in one launch-bound region
+IDLE_SHARE = 0.2  # of the span, idle for the host without such a region
 SMALL_SHARE = 0.15  # of the span, in small kernels and the pauses behind them
 SMALL_NS = 5_000  # a kernel shorter than what it costs to launch one
 PAUSE_LIMIT_NS = 20_000  # a longer gap is no pause between kernels that queue
@@ -63,6 +65,7 @@ def advise(capture: Capture, classes: Classes, summary: Summary) -> list[Advice]
     """All findings, of each rule the worst rank's."""
     collective = match_collectives(capture, classes)
     found = [*_skew(capture, classes, collective)]
+    found += _worst(_untraced(capture, classes, collective))
     found += _worst(_host_bound(capture, summary))
     found += _worst(_small(capture, classes))
     found += _worst(_exposed(capture, classes, waiting_ns(capture, collective)))
@@ -160,25 +163,60 @@ def _why_late(capture: Capture, classes: Classes, rank: int, ranks: Ints, lost_n
     )
 
 
+def _untraced(capture: Capture, classes: Classes, collective: Ints) -> Iterator[Advice]:
+    """Collectives in which a rank waits for others that were not traced."""
+    work = capture.work
+    for wait in untraced_waits(capture, classes, collective):
+        span_ns, at = _span_ns(capture, work.rank == wait.rank), int(wait.rows[0])
+        if wait.lost_ns < EXPOSED_SHARE * span_ns:
+            continue
+        yield Advice(
+            rule="waits-for-untraced-ranks", rank=wait.rank, start_us=_us(capture, int(work.start_ns[at])),
+            end_us=_us(capture, int(work.end_ns[at])), kernel=capture.names[work.name[at]][:NAME_SHOWN],
+            seen=f"{len(wait.rows):,} collectives take {wait.lost_ns / 1e3:,.0f} us ({wait.lost_ns / span_ns:.0%} of "
+            "its time) more than others of their size, the longest here",
+            remedy="it waits for ranks that the trace lacks: give the files of all ranks, and see which is late",
+            saves_us=wait.lost_ns / 1e3,
+        )  # fmt: skip
+
+
+def _longest_gap(capture: Capture, rank: int) -> tuple[int, int]:
+    """Row of a rank whose start ended its longest idle time, and since when nothing ran."""
+    work = capture.work
+    rows = np.flatnonzero(work.rank == rank)
+    latest_ns = np.maximum.accumulate(work.end_ns[rows])
+    place = 1 + int(np.argmax(work.start_ns[rows][1:] - latest_ns[:-1]))
+    return int(rows[place]), int(latest_ns[place - 1])
+
+
 def _host_bound(capture: Capture, summary: Summary) -> Iterator[Advice]:
-    """Stretches where kernel after kernel waits for its launch."""
+    """GPUs that idle for their hosts: stretches where kernel after kernel waits for its launch, or few long gaps."""
     work = capture.work
     by_rank: dict[int, list[Region]] = {}
     for region in summary.launch_bound:
         by_rank.setdefault(region.rank, []).append(region)
     for times in summary.ranks:
         regions = [r for r in by_rank.get(times.rank, []) if r.idle_us >= HOST_SHARE * times.span_us]
+        idle_us = times.idle_by_cause_us["host"]
+        in_all = f"in all its GPU idles {idle_us:,.0f} us ({idle_us / times.span_us:.0%} of its time) for its host"
+        if not regions and idle_us >= IDLE_SHARE * times.span_us:
+            row, since_ns = _longest_gap(capture, times.rank)
+            yield Advice(
+                rule="host-bound", rank=times.rank, start_us=_us(capture, since_ns),
+                end_us=_us(capture, int(work.start_ns[row])), kernel=capture.names[work.name[row]][:NAME_SHOWN],
+                seen=f"this piece of work waits for its launch longest; {in_all}",
+                remedy="find what the host does meanwhile (data, synchronisation, Python), and launch ahead of the GPU",
+                saves_us=idle_us,
+            )  # fmt: skip
         if not regions:
             continue
         worst = max(regions, key=lambda r: r.idle_us)
         inside = np.flatnonzero((work.rank == times.rank) & (work.start_ns >= worst.start_us * 1e3))
-        idle_us = sum(r.idle_us for r in regions)
         yield Advice(
             rule="host-bound", rank=times.rank, start_us=_us(capture, round(worst.start_us * 1e3)),
             end_us=_us(capture, round(worst.end_us * 1e3)), kernel=capture.names[work.name[inside[0]]][:NAME_SHOWN],
             seen=f"{worst.kernels:,} pieces of work wait for their launches, idle {worst.idle_us:,.0f} us of "
-            f"{worst.end_us - worst.start_us:,.0f}; in all such stretches {idle_us:,.0f} us "
-            f"({idle_us / times.span_us:.0%} of its time)",
+            f"{worst.end_us - worst.start_us:,.0f}; {in_all}",
             remedy="launch it as a CUDA or HIP graph (replay --launch graph), compile the host's code, or batch more",
             saves_us=idle_us,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.ragged import Group, build_ragged
+from workloads.families.speculation import Speculation, build_speculative, tokens_a_step
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
@@ -17,11 +18,12 @@ from workloads.positions import beyond, check_reach
 from workloads.program import Program
 from workloads.routing import Routing, busiest_spread, expert_loads
 from workloads.stack import load_stack
-from workloads.work import AllReduce, DType
+from workloads.work import AllReduce, DType, EpKernels
 
 __all__ = [
     "AllReduce",
     "DType",
+    "EpKernels",
     "Group",
     "Layout",
     "MemoryLoad",
@@ -30,12 +32,14 @@ __all__ = [
     "Options",
     "Program",
     "Routing",
+    "Speculation",
     "WorkloadError",
     "Zipf",
     "beyond",
     "build_generate",
     "build_program",
     "build_ragged",
+    "build_speculative",
     "build_training",
     "busiest_spread",
     "check_layout",
@@ -49,5 +53,6 @@ __all__ = [
     "memory_need",
     "params",
     "parse_popularity",
+    "tokens_a_step",
     "training_need",
 ]

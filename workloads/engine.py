@@ -27,11 +27,12 @@ class ExpertPasses:
     """What an engine runs around its two products over experts.
 
     ``gate_bytes`` are those for each expert's score and for each choice. Choices of up to ``unsorted_share`` of the
-    experts are not sorted.
+    experts are not sorted. ``quantise`` makes 8-bit rows of each product's input.
     """
 
     gate_bytes: tuple[int, int]
     unsorted_share: float
+    quantise: Pass
     act_bytes: int
     copy_bytes: int
 
@@ -132,6 +133,7 @@ def load_engine(name: str) -> ServingEngine:
         experts=ExpertPasses(
             gate_bytes=(experts["gate"]["bytes_per_expert"], experts["gate"]["bytes_per_choice"]),
             unsorted_share=experts["sort"]["unsorted_share"],
+            quantise=_pass(experts["quantise"]),
             act_bytes=experts["act"]["bytes"],
             copy_bytes=experts["copy"]["bytes"],
         ),

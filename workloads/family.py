@@ -107,6 +107,8 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
     values = _Values(data=data, defaults=table.get("defaults", {}), terms=table.get("terms", {}), where=where)
     if "language" in table:
         model = _language(data, family, where, read)
+        held = values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13)
+        model = replace(model, extra_parameters=model.extra_parameters + held)
     else:
         check_against(data, str(data["model_type"]), family.keys, where)
         for one in table.get("check", ()):

@@ -20,7 +20,7 @@ from workloads.work import DType
 
 def parse_config(text: str, *, where: str, family: FamilyFile | None = None) -> ModelSpec:
     """A model from its configuration, by ``family`` or the one that its ``model_type`` names."""
-    data = parse_json(text, where, WorkloadError, unique_keys=True, unbounded="time_step_limit")
+    data = parse_json(text, where, WorkloadError, unbounded="time_step_limit")
     if not isinstance(data, dict):
         raise WorkloadError(f"{where}: a configuration is an object, found {type(data).__name__}")
     return read_config(data, where=where, family=family)

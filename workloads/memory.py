@@ -28,6 +28,15 @@ class MemoryNeed:
         """All of it."""
         return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.gradient_bytes + self.state_bytes
 
+    def plus(self, other: MemoryNeed) -> MemoryNeed:
+        """Both at once; activations of one at a time."""
+        return replace(
+            self,
+            weight_bytes=self.weight_bytes + other.weight_bytes,
+            kv_bytes=self.kv_bytes + other.kv_bytes,
+            activation_bytes=max(self.activation_bytes, other.activation_bytes),
+        )
+
     def __str__(self) -> str:
         """The sum written out, in GB (1e9 bytes).
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.model import ModelSpec
+from workloads.work import DType, EpKernels
 
 CpMode = Literal["ulysses", "ring", "striped", "zigzag"]
 Schedule = Literal["gpipe", "1f1b"]
@@ -18,6 +19,8 @@ class Layout:
 
     ``tp`` and ``ep`` name one group: its ranks split a layer's tensors, its experts, or both (``ep_mode`` as in
     the measurement records). ``micro_batches`` of a replica's batch travel through ``pp`` stages.
+    ``ep_kernels`` dispatch tokens to experts and combine what these return, in place of an all-to-all and the kernels
+    around it; ``dispatch_dtype`` is the type that they send tokens in (None: as experts read them).
 
     >>> Layout(tp=2, cp=2, pp=2, dp=2).world
     16
@@ -33,6 +36,8 @@ class Layout:
     dp: int = 1
     micro_batches: int = 1
     pp_schedule: Schedule = "gpipe"
+    ep_kernels: EpKernels | None = None
+    dispatch_dtype: DType | None = None
 
     @property
     def group(self) -> int:
@@ -80,12 +85,20 @@ class Layout:
         return range(ends[stage], ends[stage + 1])
 
 
-def check_layout(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: int, layers: int | None = None) -> None:
+def check_layout(
+    model: ModelSpec,
+    layout: Layout,
+    *,
+    batch: int,
+    new_tokens: int,
+    layers: int | None = None,
+    expert_copies: int | None = None,
+) -> None:
     """Refuse a split that the sizes do not allow; says which degree would. ``new_tokens`` is per sequence."""
     for name in ("tp", "ep", "cp", "pp", "dp", "micro_batches"):
         if getattr(layout, name) < 1:
             raise WorkloadError(f"{name} = {getattr(layout, name)}: give a positive whole number")
-    _check_experts(model, layout)
+    _check_experts(model, layout, expert_copies)
     _check_tensors(model, layout)
     _check_batch(layout, batch)
     depth = model.layers if layers is None else layers
@@ -121,7 +134,7 @@ def _check_tensors(model: ModelSpec, layout: Layout) -> None:
         raise WorkloadError(f"tp = {tp} does not divide d_ff = {model.d_ff} of {model.id}")
 
 
-def _check_experts(model: ModelSpec, layout: Layout) -> None:
+def _check_experts(model: ModelSpec, layout: Layout, copies: int | None) -> None:
     """Refuse degrees of experts and attention that no mode of the records describes."""
     mode, tp, ep = layout.ep_mode, layout.tp, layout.ep
     if mode not in (None, "all_reduce", "all_to_all"):
@@ -138,7 +151,13 @@ def _check_experts(model: ModelSpec, layout: Layout) -> None:
         raise WorkloadError(f"ep = {ep} with tp = {tp}: tp must be 1 or equal to ep in ep_mode 'all_reduce'")
     if ep > 1 and not model.experts:
         raise WorkloadError(f"ep = {ep}: {model.id} has no experts: use tp")
-    if model.experts and ep > 1 and model.experts % ep:
+    if layout.ep_kernels is not None and mode != "all_to_all":
+        raise WorkloadError(
+            f"ep_kernels = '{layout.ep_kernels}' needs ep_mode = 'all_to_all': tokens that travel to experts"
+        )
+    if layout.dispatch_dtype is not None and layout.ep_kernels is None:
+        raise WorkloadError(f"dispatch_dtype = '{layout.dispatch_dtype}' needs ep_kernels: low_latency or normal")
+    if model.experts and ep > 1 and model.experts % ep and copies is None:  # copies must fill the ranks themselves
         raise WorkloadError(
             f"ep = {ep} does not divide the {model.experts} experts of {model.id}: use {_divisors(model.experts)}"
         )

@@ -60,6 +60,11 @@ class Segment:
     asynchronous: bool = False
 
     @property
+    def of_layers(self) -> bool:
+        """False for what runs once a step, before the first layer or after the last."""
+        return not self.name.endswith(("embedding", "lm_head"))
+
+    @property
     def rolls(self) -> bool:
         """True when repetitions run into one another: some kernels wait for those of the one before."""
         return any(before < 0 for kernel in self.kernels for before in kernel.after)

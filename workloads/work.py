@@ -67,6 +67,7 @@ class EngineOp(StrEnum):
     SILU_MUL = "compiled_silu_mul"
     SILU_MUL_FP8 = "compiled_silu_mul_fp8"
     ROPE = "compiled_rope"
+    QUANTISE = "compiled_quantise"
     QUANTISE_TOKEN = "quantise_token"
     QUANTISE_BLOCK = "quantise_block"
     CACHE_WRITE = "cache_write"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hardware.calibrate.fit_clocks import BETWEEN_SIGMA, Pair
 from hardware.calibrate.fit_kit import (
     Constraints,
     FitSetting,
@@ -41,12 +42,15 @@ class EngineFamilies:
         law: Law[Any],
         learning: Learning,
         priors: Mapping[str, float] | None = None,
+        anchors: Sequence[Pair] = (),
     ) -> Any:
-        """Fit ``name`` on ``rows`` and keep it."""
+        """Fit ``name`` on ``rows`` and keep it; ``anchors`` are pairs of rows at two clocks."""
         setting = settled_limit(self.setting, rows)
 
+        known = Constraints(priors=priors or {}, anchors=anchors, ratio_sigma=BETWEEN_SIGMA)
+
         def fit(some: Sequence[Row]) -> FittedFamily[Any]:
-            return fit_family(some, setting, law, learning, Constraints(priors=priors or {}))
+            return fit_family(some, setting, law, learning, known)
 
         family = fit(rows)
         learnt = family.corrections

@@ -15,7 +15,7 @@ ENGINE_KINDS = frozenset(
     {
         "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "vllm_quantise", "vllm_cache_write", "vllm_compiled",
         "vllm_gate", "vllm_act", "vllm_expert_sum", "vllm_sample", "vllm_all_reduce", "diffusers_pass",
-        "diffusers_attention", "diffusers_linear", "diffusers_conv",
+        "diffusers_attention", "diffusers_linear", "diffusers_conv", "diffusers_image",
     }
 )  # fmt: skip
 # Kernels as diffusers 0.42 launches them, with the bytes that each reads and writes for an element of its tensor.
@@ -26,7 +26,7 @@ PASS_BYTES = {
     "half_store": 4, "gelu": 4, "cat_tokens": 4, "cat_width": 4, "copy_tokens": 4,
 }  # fmt: skip
 # Bytes an element of fused elementwise kernels: read, then written; FP8 results are one byte.
-COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4}
+COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4, "quantise": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def read_engine_records(paths: Sequence[Path]) -> list[Row]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if line.strip():
                 row = json.loads(line)
-                if row["kind"] not in ENGINE_KINDS:
+                if row["work" if row["kind"] == "at_clock" else "kind"] not in (*ENGINE_KINDS, "nothing"):
                     raise HardwareError(f"{path}, line {number}: kind '{row['kind']}' is none of an engine's kernels")
                 rows.append(row)
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,18 +22,26 @@ APART = 0.95
 _MEASURED = frozenset({"seconds", "clock_mhz", "samples", "session"})
 
 
-def clock_pairs(rows: Sequence[Row], *, l2_bytes: float) -> dict[str, list[Pair]]:
-    """By kind, memory-bound kernels at the lower and the higher clock: their rows, with ``latency_s`` and ``clock_hz``.
+def clock_pairs(
+    rows: Sequence[Row],
+    *,
+    l2_bytes: float,
+    moved: Callable[[Row], float] | None = None,
+    law: Callable[[Row], str] = lambda row: str(row["kind"]),
+) -> dict[str, list[Pair]]:
+    """By ``law``, memory-bound kernels at the lower and the higher clock: rows with ``latency_s`` and ``clock_hz``.
 
-    The stamps' own time, that of a row in which nothing runs between them, is taken off.
+    The stamps' own time, that of a row in which nothing runs between them, is taken off. ``moved`` gives the bytes of
+    a kernel's row (left out: :func:`moved_bytes`).
     """
+    moved = moved or moved_bytes
     at_clock = [row for row in rows if row["kind"] == "at_clock"]
     stamps_s = [row["seconds"] for row in at_clock if row["work"] == "nothing"]
     own_s = float(np.mean(stamps_s)) if stamps_s else 0.0
     found: dict[object, list[dict[str, Any]]] = {}
     for row in at_clock:
         kernel = {key: value for key, value in kernel_row(row).items() if key not in _MEASURED}
-        if row["work"] == "nothing" or moved_bytes(kernel) < LEAST_L2_SIZES * l2_bytes:
+        if row["work"] == "nothing" or moved(kernel) < LEAST_L2_SIZES * l2_bytes:
             continue
         timed = {**kernel, "latency_s": row["seconds"] - own_s, "clock_hz": 1e6 * row["clock_mhz"]}
         found.setdefault(repr(sorted(kernel.items())), []).append(timed)
@@ -41,7 +49,7 @@ def clock_pairs(rows: Sequence[Row], *, l2_bytes: float) -> dict[str, list[Pair]
     for same in found.values():
         slow, fast = min(same, key=lambda row: row["clock_hz"]), max(same, key=lambda row: row["clock_hz"])
         if slow["clock_hz"] < APART * fast["clock_hz"]:
-            pairs.setdefault(slow["kind"], []).append((slow, fast))
+            pairs.setdefault(law(slow), []).append((slow, fast))
     return pairs
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,8 +16,10 @@ import numpy as np
 
 from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
+from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
+    FOLLOWS_BELOW,
     FREE_DECODE,
     FREE_ELEMENTWISE,
     FREE_PREFILL,
@@ -30,7 +31,7 @@ from hardware.calibrate.fit_families import (
 from hardware.calibrate.fit_gemm import PRIORS
 from hardware.calibrate.fit_kit import FitSetting, Law, Learning, Row, digest
 from hardware.catalog import load_gpu
-from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws
+from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, dump_laws
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, prefill_base_terms
@@ -50,6 +51,7 @@ DECODE_LENGTHS = (1.5, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
 NOT_ELEMENTWISE = (
     "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
+    "at_clock",
 )  # fmt: skip
 FREE_ROUTED = (
     "floor_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s",
@@ -181,12 +183,11 @@ def fit_engine(
         learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
+    pairs = clock_pairs(
+        rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
+    )
     elementwise: dict[str, ElementwiseCoefficients] = dict(near.elementwise) if near else {}
-    by_op: dict[str, list[Row]] = {}
-    for row in single:
-        if row["kind"] not in NOT_ELEMENTWISE:
-            by_op.setdefault(moved_of(row).op, []).append(row)
-    for op, some in sorted(by_op.items()):
+    for op, some in sorted(_by_op(single).items()):
         pass_start = (
             near.elementwise[op]
             if near and op in near.elementwise
@@ -204,9 +205,13 @@ def fit_engine(
             terms_of=lambda c, row: moved_terms(c, moved_of(row), gpu),
             features_of=lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
         )
+        at_clocks = pairs.get(op, [])
+        if follow_the_clock(at_clocks):
+            pass_start = replace(pass_start, follows_below=FOLLOWS_BELOW)
+            memory_bound = replace(memory_bound, start=pass_start, free=(*FREE_ELEMENTWISE, "follows_below"))
         learning = Learning(lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02))
         near_start = dict.fromkeys(FREE_ELEMENTWISE, 0.15) if near else None
-        elementwise[op] = fits.add(f"elementwise.{op}", some, memory_bound, learning, near_start)
+        elementwise[op] = fits.add(f"elementwise.{op}", some, memory_bound, learning, near_start, at_clocks)
     return EngineLaws(
         command=command,
         date=datetime.now(UTC).date().isoformat(),
@@ -223,6 +228,19 @@ def fit_engine(
         left_out=fits.left_out,
         standard_errors=fits.errors,
     )
+
+
+def _by_op(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of memory-bound kernels by law.
+
+    A server's kernels are compiled for any number of tokens: where a law has such rows, those compiled for their own
+    number do not count.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["kind"] not in NOT_ELEMENTWISE:
+            found.setdefault(moved_of(row).op, []).append(row)
+    return {op: [row for row in some if "sizes" in row] or some for op, some in found.items()}
 
 
 def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> EngineLaws:
@@ -288,9 +306,7 @@ def main() -> None:
     )  # fmt: skip
     if given.carry_to:
         laws = carried(laws, gpu, load_gpu(given.carry_to), command=f"{laws.command} --carry-to {given.carry_to}")
-    given.out.write_text(
-        json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    given.out.write_text(dump_laws(laws), encoding="utf-8")
     for name, one in laws.left_out.items():
         off = f"time {100 * one.time:.1f} %, energy {100 * one.energy:.1f} %"
         print(f"{name:34} {one.rows:4} rows left out in turn: {off}")

@@ -4,7 +4,7 @@
 the kernel tables of the package aiconfigurator-core (extra ``[aiconfigurator]``); without FOLDER they are
 read from the installed package. No energy was published with them: energies stay those of the H100, scaled by
 what the datasheets allow a FLOP on the 250 W card, the thriftiest of the same chip, and those of products lowered to
-what the tables leave room for (:func:`room_for_products`).
+what the tables leave room for (:func:`room_for_products`). vLLM's experts lie beside the profiles, with its other laws.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, least_squares
 
 from hardware.calibrate.fit_gemm import START
+from hardware.calibrate.tables_experts import call_s, engine_of, expert_calls
 from hardware.calibrate.vf_table import read_curve
 from hardware.catalog import load_gpu
+from hardware.engine_laws import dump_laws
 from hardware.errors import HardwareError
 from hardware.forecast import forecast_profile
 from hardware.gpu import GpuSpec
@@ -33,6 +35,7 @@ from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, dec
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.laws.price import gemm_terms
+from hardware.laws.routed import RoutedCoefficients
 from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import OperatingPoint, point_at
@@ -40,11 +43,11 @@ from hardware.profile import Corrections, Profile, Provenance, dump_profile, loa
 
 Floats = NDArray[np.float64]
 Row = Mapping[Hashable, Any]
-Coefficients = TypeVar("Coefficients", GemmCoefficients, PrefillCoefficients, DecodeCoefficients)
-Product = TypeVar("Product", GemmCoefficients, PrefillCoefficients, GroupedCoefficients)
+Coefficients = TypeVar("Coefficients", GemmCoefficients, PrefillCoefficients, DecodeCoefficients, RoutedCoefficients)
+Product = TypeVar("Product", GemmCoefficients, PrefillCoefficients, GroupedCoefficients, RoutedCoefficients)
 PACKAGE, VERSION = "aiconfigurator_core", "0.12.0"
 # Of each system the newest vLLM's tables, in folders by kind.
-KINDS = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "attention"}
+KINDS = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "attention", "moe": "moe"}
 # Rows that a fit reads, and as many others that it is judged on; drawn once, with this seed.
 ROWS, SEED = 600, 20260427
 FREE: Mapping[str, tuple[str, ...]] = {
@@ -52,6 +55,7 @@ FREE: Mapping[str, tuple[str, ...]] = {
              "split_reduce_s"),
     "context_attention": ("efficiency", "tile_overhead", "floor_s"),
     "generation_attention": ("hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "floor_s", "split_s", "merge_s"),
+    "moe": ("tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s"),
 }  # fmt: skip
 # Shorter attention is a launch and little else, and would weigh as much as the rest.
 LEAST_TOKENS = 255
@@ -80,7 +84,7 @@ def read_table(name: str, system: str, folder: Path | None = None) -> pd.DataFra
 
 
 def fit_times(
-    table: pd.DataFrame, name: str, start: Coefficients, gpu: GpuSpec, terms_of: Callable[..., KernelTerms]
+    table: pd.DataFrame, name: str, start: Coefficients, seconds_of: Callable[..., float]
 ) -> tuple[Coefficients, TableFit]:
     """``start`` with its times fitted to latencies (ms) at the maximum clock, on ``ROWS`` rows drawn at random."""
     drawn = table.sample(min(2 * ROWS, len(table)), random_state=SEED)
@@ -93,7 +97,7 @@ def fit_times(
 
     def errors(x: Floats, some: Sequence[Row]) -> Floats:
         found = coefficients(x)
-        times = [time_s(terms_of(found, row), sms=gpu.sms, sm_clock_hz=gpu.max_clock_hz) for row in some]
+        times = [seconds_of(found, row) for row in some]
         return np.asarray(np.log(np.array(times) / np.array([row["latency"] * 1e-3 for row in some])))
 
     fit = least_squares(
@@ -112,6 +116,9 @@ def fit_times(
 def with_times(profile: Profile, gpu: GpuSpec, system: str, folder: Path | None) -> tuple[Profile, dict[str, TableFit]]:
     """``profile`` with the times of products and attention from the tables of ``system``, corrections dropped."""
     fits: dict[str, TableFit] = {}
+
+    def timed(terms_of: Callable[..., KernelTerms]) -> Callable[..., float]:
+        return lambda found, row: time_s(terms_of(found, row), sms=gpu.sms, sm_clock_hz=gpu.max_clock_hz)
 
     def gemm(c: GemmCoefficients, row: Row) -> KernelTerms:
         return gemm_base_terms(c, GemmSizes(m=row["m"], n=row["n"], k=row["k"]), gpu)
@@ -143,14 +150,14 @@ def with_times(profile: Profile, gpu: GpuSpec, system: str, folder: Path | None)
         hbm_bytes_per_s=0.85 * gpu.hbm_bytes_per_s, hbm_bytes_per_s_per_sm=1.5 * gpu.hbm_bytes_per_s / gpu.sms,
         l2_bytes_per_s=4.0 * gpu.hbm_bytes_per_s, efficiency=0.9,
     )  # fmt: skip
-    products, fits["gemm"] = fit_times(table("gemm", gemm_dtype="bfloat16"), "gemm", start, gpu, gemm)
+    products, fits["gemm"] = fit_times(table("gemm", gemm_dtype="bfloat16"), "gemm", start, timed(gemm))
     prefills, fits["context_attention"] = fit_times(
         table("context_attention", kv_cache_dtype="bfloat16").query("head_dim == 128 and isl >= @LEAST_TOKENS"),
-        "context_attention", profile.prefill, gpu, prefill,
+        "context_attention", profile.prefill, timed(prefill),
     )  # fmt: skip
     decodes, fits["generation_attention"] = fit_times(
         table("generation_attention", kv_cache_dtype="bfloat16").query("head_dim == 128 and step >= @LEAST_TOKENS"),
-        "generation_attention", profile.decode, gpu, decode,
+        "generation_attention", profile.decode, timed(decode),
     )  # fmt: skip
     # No table of fp32: the same loop at the rate of the fp32 units, each FLOP dearer by as much as it is slower.
     dearer = gpu.tensor_flops_per_s["bf16"] / gpu.tensor_flops_per_s["fp32"]
@@ -219,6 +226,10 @@ def _thriftier(profile: Profile, factor: float) -> Profile:
         gemm={name: own(c) for name, c in profile.gemm.items()},
         prefill=own(profile.prefill),
         grouped=own(profile.grouped),
+        engines={
+            name: replace(laws, routed={kind: own(c) for kind, c in laws.routed.items()})
+            for name, laws in profile.engines.items()
+        },
     )
 
 
@@ -244,6 +255,12 @@ def a100_profiles(vf: Path, folder: Path | None) -> tuple[list[Profile], dict[st
     timed = replace(timed, curve=curves[module.id])
     timed = _thriftier(timed, room_for_products(timed, module, base, h100, tables))
     basis = f"{h100.id} (energies) and kernel times of aiconfigurator-core {VERSION}"
+    vllm = timed.engines["vllm"]
+    experts, fits["moe"] = fit_times(
+        expert_calls(read_table("moe", "a100_sxm", folder)), "moe", vllm.routed["bf16"],
+        lambda found, row: call_s(found, vllm, module, row),
+    )  # fmt: skip
+    timed = replace(timed, engines={"vllm": engine_of(timed, experts, provenance)})
     profiles = []
     for gpu, own in ((module, timed), (card, forecast_profile(card, timed, module))):
         # The power of its own card is what the energies were scaled to.
@@ -260,10 +277,13 @@ def main() -> None:
     parser.add_argument("vf", type=Path, help="CSV of voltage and idle power by clock")
     parser.add_argument("--times", type=Path, help="folder of kernel tables [default: the installed package]")
     parser.add_argument("--out", type=Path, default=Path("hardware/data/profiles"))
+    parser.add_argument("--engines", type=Path, default=Path("hardware/data/engines"))
     given = parser.parse_args()
     profiles, fits = a100_profiles(given.vf, given.times)
     for profile in profiles:
-        (given.out / f"{profile.gpu}.json").write_text(dump_profile(profile), encoding="utf-8")
+        (given.out / f"{profile.gpu}.json").write_text(dump_profile(replace(profile, engines={})), encoding="utf-8")
+        for name, laws in profile.engines.items():
+            (given.engines / name / f"{profile.gpu}.json").write_text(dump_laws(laws), encoding="utf-8")
     for name, fit in fits.items():
         print(f"{name}: {fit.rows} rows, {100 * fit.fitted:.1f} % fitted, {100 * fit.held_out:.1f} % held out")
 

@@ -23,7 +23,7 @@ from hardware.laws.routes import (
     IN_SWITCH_CTAS,
     IN_SWITCH_FROM,
     Span,
-    between_nodes_s,
+    between_nodes,
     direct_bytes,
     direct_choice,
     direct_s,
@@ -147,7 +147,7 @@ def collective_base_terms(
         algorithm = direct_choice(world, buffer_bytes) if one_node else "library"
     moved, hbm_bytes = bus_bytes(op, world, buffer_bytes), 0.0
     _, loop_w, measured = loop_of(c, op, world, buffer_bytes, blocks)
-    moved_s = 0.0
+    moved_s = beyond_bytes = 0.0
 
     def inside(name: str, ranks: int, size: float) -> float:
         return seconds_within(c, name, ranks, size, blocks, in_graph)
@@ -160,7 +160,8 @@ def collective_base_terms(
         blocks, measured = min(blocks, DIRECT_CTAS), False
         clusters = False  # only NCCL's kernels were seen to start in clusters
     elif span is not None and not one_node:
-        floor_s, measured = between_nodes_s(op, algorithm, span, buffer_bytes, inside), False
+        way = between_nodes(op, algorithm, span, buffer_bytes, inside)
+        floor_s, beyond_bytes, measured = way.time_s, way.beyond_bytes, False
     elif algorithm == "tree":
         chain = Span(nodes=1, per_node=world, nic_bytes_per_s=math.inf, nic_latency_s=0.0)
         floor_s, measured = tree_s(chain, buffer_bytes, inside), False
@@ -199,6 +200,7 @@ def collective_base_terms(
         sms_per_block=per_block,
         cluster=cluster if clusters and blocks % cluster == 0 else 1,
         link_bytes=moved,
+        beyond_bytes=beyond_bytes,
         hbm_bytes=hbm_bytes or sharing.traffic_scale * ring_traffic(op, world) * moved,
         link_energy_j=energy_j,
         sm_power_w=power_w * sms / held,

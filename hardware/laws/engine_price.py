@@ -33,7 +33,7 @@ SMALL_KERNEL_S = 4.2e-6
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
     "compiled_add_rmsnorm": "add_rmsnorm", "compiled_add_rmsnorm_fp8": "add_rmsnorm", "compiled_silu_mul": "silu_mul",
-    "compiled_silu_mul_fp8": "silu_mul", "quantise_token": "cast_fp8",
+    "compiled_silu_mul_fp8": "silu_mul", "quantise_token": "cast_fp8", "compiled_quantise": "cast_fp8",
     "quantise_block": "cast_fp8", "expert_act": "silu_mul",
     "expert_sum": "topk_sum", "rms_norm": "add_rmsnorm", "gelu": "gelu",
 }  # fmt: skip

@@ -8,11 +8,13 @@ Nothing here was measured by us: the laws rest on the figures that DeepEP publis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hardware.errors import HardwareError
+from hardware.laws.collective import LEAST_SMS
 from hardware.laws.routes import Span
+from hardware.laws.terms import KernelTerms
 
 Kernels = Literal["low_latency", "normal"]
 # Low latency: fixed seconds, and the share of NVLink's rate; NICs reach their own. Two constants an operation against
@@ -49,6 +51,25 @@ class RoutedExchange:
         scales = self.hidden / SCALE_EVERY * SCALE_BYTES if self.element_bytes == 1 else 0.0
         header = HEADER_BYTES if self.kernels == "low_latency" else 0
         return self.hidden * self.element_bytes + scales + header
+
+
+def in_background(terms: KernelTerms, kernels: str) -> KernelTerms:
+    """``terms`` of an exchange beside compute: low-latency kernels leave the bytes to NICs, and SMs to others.
+
+    Their receiving half returns a hook that waits for what has come (DeepEP's README: no SM is occupied meanwhile).
+    """
+    if kernels != "low_latency":
+        return terms
+    held = terms.blocks * terms.sms_per_block  # as many requests for memory are in flight as its blocks would have
+    return replace(
+        terms,
+        blocks=1,
+        sms_per_block=0.0,
+        sm_power_w=0.0,
+        waiting_power_w=0.0,
+        beside_slowdown=1.0,
+        hbm_weight_per_sm=terms.hbm_weight_per_sm * held / LEAST_SMS,
+    )
 
 
 def exchange_bytes(sizes: RoutedExchange, span: Span) -> tuple[float, float]:

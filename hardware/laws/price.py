@@ -169,6 +169,7 @@ def exchange_terms(
         quantised=False,
         sms_per_block=profile.sharing.sms_per_cta,
         link_bytes=inside,
+        beyond_bytes=beyond,
         # What is sent is read, what comes is written.
         hbm_bytes=2.0 * exchange.tokens * exchange.top_k * exchange.message_bytes,
         link_energy_j=c.bus_byte_energy_j * (inside + beyond) + c.call_energy_j,

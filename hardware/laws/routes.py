@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from hardware.errors import HardwareError
 
@@ -135,24 +136,54 @@ def hierarchical_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> 
     raise HardwareError(f"'{op}' has no hierarchical form: use a ring")
 
 
-def between_nodes_s(op: str, algorithm: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What a collective over several nodes takes, and the bytes that a rank sends beyond its node meanwhile."""
+
+    time_s: float
+    beyond_bytes: float
+
+
+def between_nodes(op: str, algorithm: str, span: Span, buffer_bytes: float, inside: Inside) -> Way:
     """A collective that leaves its node, by ``algorithm`` or by the quickest that its library knows."""
+    part = buffer_bytes / span.per_node
+    laps = 2 if op == "all_reduce" else 1
     match op:
         case "send" | "sendrecv_ring":
-            return max(inside(op, 2, buffer_bytes), buffer_bytes / span.nic_bytes_per_s) + span.nic_latency_s
+            moved_s = max(inside(op, 2, buffer_bytes), buffer_bytes / span.nic_bytes_per_s)
+            return Way(time_s=moved_s + span.nic_latency_s, beyond_bytes=buffer_bytes)
         case "broadcast":
-            on_nic_s = buffer_bytes / span.per_node / span.nic_bytes_per_s
-            return max(inside(op, span.world, buffer_bytes), on_nic_s) + (span.nodes - 1) * span.nic_latency_s
+            moved_s = max(inside(op, span.world, buffer_bytes), part / span.nic_bytes_per_s)
+            return Way(time_s=moved_s + (span.nodes - 1) * span.nic_latency_s, beyond_bytes=part)
         case "all_to_all":
-            crossing = (span.world - span.per_node) / span.world * buffer_bytes / span.nic_bytes_per_s
+            crossing = (span.world - span.per_node) / span.world * buffer_bytes
             messages = span.world - span.per_node
-            pairwise_s = max(inside(op, span.world, buffer_bytes), crossing) + messages * span.nic_latency_s
-            return min(pairwise_s, hierarchical_s(op, span, buffer_bytes, inside))
+            moved_s = max(inside(op, span.world, buffer_bytes), crossing / span.nic_bytes_per_s)
+            pairwise_s = moved_s + messages * span.nic_latency_s
+            return Way(time_s=min(pairwise_s, hierarchical_s(op, span, buffer_bytes, inside)), beyond_bytes=crossing)
+    ring = Way(time_s=ring_s(op, span, buffer_bytes, inside), beyond_bytes=laps * (span.world - 1) / span.world * part)
     if algorithm == "ring":
-        return ring_s(op, span, buffer_bytes, inside)
-    if algorithm == "tree":
-        return tree_s(span, buffer_bytes, inside)
-    ways = [ring_s(op, span, buffer_bytes, inside), hierarchical_s(op, span, buffer_bytes, inside)]
+        return ring
+    ways = [
+        ring,
+        Way(
+            time_s=hierarchical_s(op, span, buffer_bytes, inside),
+            beyond_bytes=laps * (span.nodes - 1) / span.nodes * part,
+        ),
+    ]
     if op == "all_reduce":
-        ways.append(tree_s(span, buffer_bytes, inside))
-    return min(ways)
+        tree = Way(time_s=tree_s(span, buffer_bytes, inside), beyond_bytes=2.0 * part)
+        if algorithm == "tree":
+            return tree
+        ways.append(tree)
+    return min(ways, key=lambda way: way.time_s)
+
+
+def pattern_of(op: str) -> Literal["ring", "pairs", "one_way"]:
+    """Which ranks of different nodes a collective has talk to one another (:mod:`hardware.network`)."""
+    match op:
+        case "all_to_all" | "dispatch" | "combine":
+            return "pairs"
+        case "send":
+            return "one_way"
+    return "ring"

@@ -65,7 +65,7 @@ def grouped_with_operands(
     """``terms`` of a grouped product of 16-bit operands with others.
 
     A tile of many rows is bound by tensor cores. One of few rows waits for its operands: it takes as long as its
-    weights' bytes, and at least what tensor cores take for its 64 x 128 results.
+    weights' bytes, and at least what tensor cores take for its 64 x 128 results. Of no rows nothing is read.
     """
     rows, n, k, weight_bytes = sizes.rows, sizes.n, sizes.k, operands.weight_bytes
     rate_ratio = gpu.product_flops_per_s(operands.dtype) / gpu.product_flops_per_s("bf16")
@@ -73,7 +73,8 @@ def grouped_with_operands(
         share = 1.0 / rate_ratio
     else:
         least = 2.0 * 64 * 128 * k / (rate_ratio * TENSOR_SHARE * gpu.tensor_flops_per_cycle_per_sm("bf16"))
-        share = min(1.0, max(weight_bytes / (2.0 * sizes.weights), least / terms.cycles_per_block))
+        read = weight_bytes / (2.0 * sizes.weights) if sizes.weights else 0.0
+        share = min(1.0, max(read, least / terms.cycles_per_block))
     cycles = terms.cycles_per_block * share
     if operands.turned:
         cycles += _spread(turning_cycles(m=rows / max(sizes.distinct, 1), weights=sizes.weights), terms, gpu.sms)
@@ -84,7 +85,7 @@ def grouped_with_operands(
         terms,
         cycles_per_block=cycles,
         hbm_bytes=moved,
-        hbm_energy_j=terms.hbm_energy_j * moved / wide,
+        hbm_energy_j=terms.hbm_energy_j * moved / wide if wide else 0.0,
         core_energy_j=terms.core_energy_j * flop_energy_ratio,
         extrapolated=True,
     )

@@ -32,7 +32,7 @@ class KernelTerms:
     (``sms_per_block`` 0) is work of the copy engines.
     A collective takes the longer of ``floor_s``, at the pace of its links, and ``moving_cycles``, what its blocks need
     to move the data at any clock; compute beside it stretches the cycles by ``beside_slowdown`` (caches and crossbar,
-    not HBM).
+    not HBM). ``beyond_bytes`` is what a rank sends beyond its node meanwhile.
     ``cluster`` blocks start together, on neighbouring SMs.
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
@@ -57,6 +57,7 @@ class KernelTerms:
     taking_turns: bool = False
     link_bytes: float = 0.0
     link_bytes_per_s: float = math.inf
+    beyond_bytes: float = 0.0
     sharpness: float = math.inf
     scale: float = 1.0
     core_energy_j: float = 0.0

@@ -11,7 +11,7 @@ from typing import assert_never
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.exchange import RoutedExchange
+from hardware.laws.exchange import RoutedExchange, in_background
 from hardware.laws.gemm import wave_part
 from hardware.laws.gradient import attention_gradient
 from hardware.laws.latent import latent_base_terms
@@ -25,6 +25,7 @@ from hardware.laws.price import (
     launched_gemm,
     prefill_terms,
 )
+from hardware.laws.routes import pattern_of
 from hardware.laws.sizes import ExpertOperands
 from hardware.laws.stored import prefill_with_cache, with_stored_weights
 from hardware.laws.terms import KernelTerms, waves
@@ -39,7 +40,7 @@ from sim.build.kernel_sizes import (
     latent_sizes,
     prefill_sizes,
 )
-from sim.engine.graph import KernelClass
+from sim.engine.graph import KernelClass, Transit
 from sim.scenario.machine import Machine
 from workloads.program import Kernel
 from workloads.storage import Storage
@@ -104,6 +105,8 @@ class Pricer:
         if kernel.pace != 1.0:
             terms = replace(terms, scale=terms.scale * kernel.pace, extrapolated=True)
         facts = self.profile.scheduling
+        if side and isinstance(work, CollectiveWork) and work.exchange is not None:
+            terms = in_background(terms, work.exchange.kernels.value)
         if side and in_graph:
             # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
             late_s = facts.side_start_s - facts.collective_lead_graph_s
@@ -123,7 +126,15 @@ class Pricer:
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
             describe={"flops": flops} | sizes(work),
+            transit=self._transit(work, terms),
         )
+
+    def _transit(self, work: Work, terms: KernelTerms) -> Transit | None:
+        """What ``work`` sends between nodes."""
+        if not isinstance(work, CollectiveWork) or not terms.beyond_bytes or self.cluster is None:
+            return None
+        streams = self.cluster.streams(work.ranks, pattern_of(work.op.value))
+        return Transit(ranks=work.ranks, streams=streams, stream_bytes=terms.beyond_bytes / streams.of_rank)
 
     def _contested(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` of a collective that waits for its rival's last round on some rank."""
@@ -234,7 +245,7 @@ class Pricer:
                     kernels=exchanged.kernels.value,
                 )
                 assert self.cluster is not None, "an exchange lies on nodes"
-                span = self.cluster.span(work.ranks)
+                span = self.cluster.span(work.ranks, pattern_of(work.op.value))
                 return exchange_terms(profile, gpu, op=work.op.value, exchange=exchange, span=span, max_sms=gpu.sms)
             case CollectiveWork():
                 sizes = collective_sizes(work, self.in_graph, self.cluster)

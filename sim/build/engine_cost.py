@@ -24,6 +24,7 @@ from workloads.work import (
     AttentionWork,
     CollectiveOp,
     CollectiveWork,
+    DType,
     Elementwise,
     ElementwiseWork,
     EngineOp,
@@ -52,7 +53,7 @@ def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | No
             return engine_decode_terms(laws, gpu, decode_sizes(work), work.kv_dtype.value)
         case AttentionWork():
             return engine_prefill_terms(laws, profile, gpu, prefill_sizes(work), masked=work.masked)
-        case RoutedGemmWork():
+        case RoutedGemmWork() if weights_of(work) in laws.routed:
             return routed_gemm_terms(laws, gpu, _routed_sizes(work, gpu))
     return None
 
@@ -74,8 +75,9 @@ def _routed_sizes(work: RoutedGemmWork, gpu: GpuSpec) -> RoutedSizes:
 
 
 def weights_of(work: RoutedGemmWork) -> str:
-    """The name under which laws of an expert product lie."""
-    return f"{work.dtype.value}_block" if work.scales == "block" else work.dtype.value
+    """The name under which laws and tiles of an expert product lie: both 16-bit types run the same kernels."""
+    name = "bf16" if work.dtype is DType.FP16 else work.dtype.value
+    return f"{name}_block" if work.scales == "block" else name
 
 
 def own_all_reduce(work: CollectiveWork, profile: Profile, library: KernelTerms) -> KernelTerms | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hardware.cluster import Cluster
 from hardware.laws.collective import even_buffer
+from hardware.laws.routes import pattern_of
 from hardware.laws.sizes import CollectiveSizes, DecodeSizes, GemmSizes, GroupedSizes, LatentSizes, PrefillSizes
 from workloads.work import AttentionWork, CollectiveWork, GemmWork, GroupedGemmWork
 
@@ -79,5 +80,5 @@ def collective_sizes(work: CollectiveWork, in_graph: bool, cluster: Cluster | No
         ctas=work.ctas,
         in_graph=in_graph,
         algorithm=work.algorithm.value,
-        span=None if cluster is None else cluster.span(work.ranks),
+        span=None if cluster is None else cluster.span(work.ranks, pattern_of(work.op.value)),
     )

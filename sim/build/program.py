@@ -14,7 +14,7 @@ from workloads.families.dit_video import build_video
 from workloads.program import Program
 
 
-def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | None = None) -> tuple[Program, int]:
+def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | None = None) -> tuple[Program, float]:
     """The rank programs of a scenario and the tokens they process or produce.
 
     ``sms_per_cta``: SMs that a block of a collective holds. ``contexts`` are those of the decode steps of a generation,
@@ -56,6 +56,10 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
     if scenario.phase == "train":
         return workloads.build_training(model, layout, options=options, **lengths), scenario.batch * scenario.seq_len
     assert scenario.phase != "denoise"
+    if scenario.speculation is not None:
+        speculation = workloads.Speculation(tokens=scenario.draft_tokens, draft=_draft(scenario))
+        program = workloads.build_speculative(model, layout, options=options, speculation=speculation, **lengths)
+        return program, scenario.batch * own_batches * workloads.tokens_a_step(scenario.acceptances)
     program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
     return program, scenario.batch * per_sequence * own_batches
@@ -69,3 +73,7 @@ def routing_of(scenario: Scenario) -> workloads.Routing:
         seed=scenario.routing_seed,
         replicas=scenario.expert_replicas,
     )
+
+
+def _draft(scenario: Scenario) -> workloads.ModelSpec | None:
+    return None if scenario.draft_model is None else workloads.load_model(scenario.draft_model)

@@ -15,16 +15,17 @@ PANELS = {
         "model", "phase", "batch", "seq_len", "source_len", "output_len", "images", "layers", "lm_head", "dtype",
         "weight_dtype", "kv_dtype", "stack", "launch",
     ),
-    "Machine": ("gpu", "profile", "node"),
+    "Machine": ("gpu", "profile", "node", "network", "placement", "ecmp_seed"),
     "Layout over GPUs": (
-        "tp", "ep", "ep_mode", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp", "micro_batches", "pp_schedule",
-        "dp", "replicas", "prefill_replicas", "all_reduce",
+        "tp", "ep", "ep_mode", "ep_kernels", "dispatch_dtype", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp",
+        "micro_batches", "pp_schedule", "dp", "replicas", "prefill_replicas", "prefill_tp", "prefill_ep", "all_reduce",
     ),
     "Communication beside compute": (
         "overlap", "overlap_chunks", "overlap_ops", "comm_ctas", "comm_sms", "sm_margin", "sm_partitions",
         "sm_partition",
     ),
     "Experts": ("expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank"),
+    "Speculation (phase decode)": ("speculation", "draft_model", "draft_tokens", "acceptance"),
     "Training (phase train)": ("optimizer", "sharding", "accumulate"),
     "Video (phase denoise)": ("video", "steps", "guidance", "reuse"),
     "Traffic": (
@@ -66,7 +67,8 @@ OWN_PANELS = {
 OTHER_NAMES = {
     "tensor_parallel_size": ("tp",), "tensor_parallel": ("tp",), "tp_size": ("tp",), "num_gpus": ("gpus", "tp"),
     "gpus": ("tp",), "n_gpus": ("gpus", "tp"), "world_size": ("tp",), "pipeline_parallel_size": ("pp",),
-    "data_parallel_size": ("dp", "replicas"), "expert_parallel_size": ("ep",), "batch_size": ("batch",),
+    "data_parallel_size": ("dp", "replicas"), "dp": ("replicas",), "disaggregated": ("prefill_replicas",),
+    "expert_parallel_size": ("ep",), "batch_size": ("batch",),
     "bs": ("batch",), "context": ("seq_len",), "context_len": ("seq_len",), "seqlen": ("seq_len",),
     "prompt_len": ("input_len", "input_tokens", "seq_len"), "input_len": ("input_tokens", "seq_len"),
     "max_tokens": ("output_len", "output_tokens"), "chunks": ("overlap_chunks",), "ctas": ("comm_ctas",),

@@ -90,6 +90,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
         "modes",
         "dtypes",
         "power_caps_w",
+        "acceptance",
     ):  # lists with commas, read by the field
         return click.option(flag, name, default=None, help=text)
     if name in ("dtype", "kv_dtype"):

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
+from sim.engine.between import Between
 from sim.engine.deadlock import deadlock_message
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
@@ -46,6 +47,7 @@ class Core:
         self.inflight = 0  # armed flows: what can still move without outside help
         self.scheduled = 0  # launches a driver will still deliver by itself (host issue times)
         self.driver: Driver | None = None
+        self.between: Between | None = None  # the network between nodes, which the driver brings
         self._partition = graph.queue_partition
         self._dirty: set[int] = set()
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
@@ -107,6 +109,8 @@ class Core:
         if flow.collective >= 0 and not flow.missing:
             for member in flow.entries:
                 self._dirty.add(member.gpu.index)
+            if self.between is not None:
+                self.between.enter(flow, entry.class_id)
 
     def change_limit(self, gpu_index: int, limit_w: float, clock_cap_hz: float) -> None:
         """A governor moves the power target or the clock cap of one GPU."""
@@ -139,6 +143,8 @@ class Core:
         else:
             self._updated_ps, self._updates = now_ps, 0
         dirty = self._dirty
+        if self.between is not None:
+            dirty.update(self.between.tied())
         group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
         dirty.clear()
         self._solve(group, now_ps)
@@ -183,7 +189,12 @@ class Core:
                 state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
                 last_key = key
             solved.append((gpu, state))
-        paces = {} if len(solved) == 1 else _paces(solved, alike)
+        between = self.between
+        if between is not None and between.meets:
+            met = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0 and not e.flow.missing}
+            paces = common_paces(solved, met, between)
+        else:
+            paces = {} if len(solved) == 1 else _paces(solved, alike)
         arms: dict[int, list[Flow]] = {}
         changed = [(gpu.index, state.index) for gpu, state in solved if gpu.state is not state]
         if changed:
@@ -214,6 +225,8 @@ class Core:
                             arms[due].append(flow)
                         else:
                             arms[due] = [flow]
+        if between is not None:
+            between.record(now_ps)
         driver = self.driver
         assert driver is not None
         for due, flows in arms.items():
@@ -244,6 +257,8 @@ class Core:
         recorder, finished, dirty = self.recorder, self._finished, self._dirty
         if flow.collective >= 0:
             del self._flows[flow.collective]
+            if self.between is not None:
+                self.between.leave(flow)
         if not dirty:
             self.touch(flow.entries[0].gpu.index)
         for entry in flow.entries:

@@ -10,12 +10,14 @@ from typing import Any, Protocol
 
 from simpy.events import NORMAL, Event, Timeout
 
+from sim.engine.between import Between, ports_of
 from sim.engine.core import Core
 from sim.engine.record import Recorder
 from sim.engine.resources.arbitration import GOVERNOR, UPDATE, Moment, Rounds
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
+from sim.engine.resources.network import Network
 from sim.engine.resources.sm_pool import SmPool
 from sim.engine.resources.stream import Stream
 from sim.engine.state import Flow
@@ -68,6 +70,10 @@ class Engine:
             gpu.copy_engine = CopyEngine(self.env, rounds=self.rounds, place=place)
             gpu.hbm = Hbm(self.env, gpu.model.rules.hbm, paced=True)
             gpu.port = LinkPort(self.env, gpu.model.rules.link, paced=True)
+        ports = ports_of(core.graph.classes)
+        if ports:
+            network = Network(self.env, ports, paced=True, rounds=self.rounds)
+            core.between = Between(network, core.graph.classes, core.recorder)
         self._queue_of, self._successors = core.graph.op_queue, core.graph.successors
         self._leads_ps, self._op_class, self._submit = core.lead_ps, core.graph.op_class, core.submit
         self.blocked = dict(core.graph.predecessor_count)

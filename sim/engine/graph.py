@@ -10,6 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hardware.laws.terms import KernelTerms
+from hardware.network import Streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transit:
+    """What a collective of ``ranks`` sends between nodes: streams of ``stream_bytes`` each."""
+
+    ranks: tuple[int, ...]
+    streams: Streams
+    stream_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,7 @@ class KernelClass:
     priority: int = 0
     collective: bool = False
     describe: Mapping[str, object] = field(default_factory=dict, compare=False)
+    transit: Transit | None = field(default=None, compare=False)  # follows from the ranks, which ``describe`` names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

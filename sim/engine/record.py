@@ -22,5 +22,8 @@ class Recorder:
     idle_energy_j: list[float] = field(default_factory=list)  # of each GPU, as are all its joules:
     energy_j: list[float] = field(default_factory=list)
     states: list[GpuState] = field(default_factory=list)
+    # Collectives between nodes that are on their way, each time that changes: (class, bytes/s of a stream) of each.
+    crossing_time_ps: list[int] = field(default_factory=list)
+    crossing: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     end_ps: int = 0
     events: int = 0  # that SimPy scheduled

@@ -46,8 +46,12 @@ class RecordedKernels:
     A kernel begins ``pause_ps`` after what it waits for, no earlier than the host has launched it: at ``launch_ps``,
     shifted with the blocking call before it, whose number is ``epoch`` (0: none). ``clearing_ps`` of its ``dur_ps``
     pass before its blocks ask for SMs. ``rounds`` of tiles are those in which it was measured; 0 where that is not
-    known: then it lasts as recorded, and in how many rounds follows. Where ``at_once`` holds, the trace says when
-    collectives find SMs; else they wait for them. Other kernels take what is free. ``calls``: of the host of each GPU.
+    known: then it lasts as recorded, and in how many rounds follows. A collective that starts ``at_once`` finds SMs, as
+    the trace says; others wait for them. Kernels that are none take what is free. Where a kernel's ``rival`` is about
+    to ask for SMs (or the short kernel ``via`` before it on its stream runs), it asks right after it (-1: no rival),
+    or, where they start ``together``, right before.
+    ``tail`` is the share of a kernel's time, before its end, from which on others get its SMs (0: as its rounds say).
+    ``calls``: of the host of each GPU.
     """
 
     dur_ps: Sequence[int]
@@ -56,7 +60,11 @@ class RecordedKernels:
     epoch: Sequence[int]
     clearing_ps: Sequence[int]
     rounds: Sequence[float]
-    at_once: bool
+    at_once: Sequence[bool]
+    rival: Sequence[int]
+    via: Sequence[int]
+    together: Sequence[bool]
+    tail: Sequence[float]
     calls: Sequence[Sequence[HostCall]]
 
 
@@ -109,7 +117,7 @@ class RecordedCore(Core):
             self._meet(op, now_ps)
         elif grid.collective:
             pool = self.gpus[graph.op_gpu[op]].pools[0]
-            RecordedBlocks(self.granted, pool, grid, (now_ps, op), grid.sms, at_once=record.at_once)
+            RecordedBlocks(self.granted, pool, grid, (now_ps, op), grid.sms, at_once=record.at_once[op])
         else:
             self.start_ps[op] = now_ps
             if clearing_ps := min(record.clearing_ps[op], record.dur_ps[op]):
@@ -144,19 +152,23 @@ class RecordedCore(Core):
             Later(self.env, self.ended, op, self._end_ps(op) - now_ps)
             return
         assert isinstance(split, Dealt)
-        first = split.started and split.started[0] is blocks
+        first, tail = split.started and split.started[0] is blocks, self.record.tail[op]
         if first and not split.known:
             self._holds[op] = blocks
             Later(self.env, self.ended, op, split.since_ps + split.dur_ps - now_ps)
         if blocks not in split.started:
             Left(self.env, self.left_sms, blocks, now_ps)
+        free_ps = split.last_ps - round(tail * split.dur_ps) if tail else 0
         for one in split.started:
             if one.done:
                 continue
-            if one.busy < one.held:
+            if tail:
+                if free_ps < one.end_ps and one.held > 1.0:
+                    Left(self.env, self.left_sms, one, free_ps, 1)
+            elif one.busy < one.held:
                 Left(self.env, self.left_sms, one, one.end_ps - round(split.round_ps), one.busy)
             if split.known or one is not blocks or len(split.started) > 1 or one.sms < one.grid.sms:
-                Left(self.env, self.left_sms, one, one.end_ps)
+                Left(self.env, self.left_sms, one, max(one.end_ps, free_ps))
 
     def _end_ps(self, op: int) -> int:
         return self.start_ps[op] + self.record.dur_ps[op]

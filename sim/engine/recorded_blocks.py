@@ -58,6 +58,11 @@ class Dealt(Split):
         for one, (end_ps, busy) in zip(self.started, found.stints, strict=True):
             one.end_ps, one.busy = round(end_ps), busy
 
+    @property
+    def last_ps(self) -> int:
+        """When the kernel ends, as far as is known."""
+        return max(one.end_ps for one in self.started) if self.known else self.since_ps + self.dur_ps
+
     def _round_ps(self) -> float:
         """The time of a round at which the kernel ends as recorded, to a thousandth of it."""
         dur_ps, openings = self.dur_ps, self.openings

@@ -8,11 +8,12 @@ from typing import Any
 
 from simpy.events import Event, Timeout
 
-from sim.engine.driver import Engine
+from sim.engine.driver import Engine, Lead
 from sim.engine.record import Recorder
 from sim.engine.recorded import HostCall, RecordedCore
 from sim.engine.resources.stream import Stream
 
+NEAR_PS = 10_000_000  # a kernel that begins within this is about to
 NEVER_PS = -(1 << 80)  # the end of work that nothing waits for
 
 
@@ -29,7 +30,9 @@ class RecordedEngine(Engine):
             [0] for _ in core.gpus
         ]  # after so many blocking calls, the host is later than in the trace by
         self._calls: list[dict[int, list[tuple[Stream, list[int]]]]] = [defaultdict(list) for _ in core.gpus]
-        self._ends = core.end_ps
+        self._starts, self._ends = core.start_ps, core.end_ps
+        self._coming_ps: dict[int, int] = {}  # when kernels whose turn has come begin
+        self._behind: dict[int, list[int]] = defaultdict(list)  # kernels that ask for SMs right after another
         self._awaited: dict[int, Event] = {}  # ends that a blocking call waits for
 
     def _launch(self, stream: Stream, kernels: Sequence[int]) -> None:
@@ -85,9 +88,49 @@ class RecordedEngine(Engine):
         shift_ps = self._shift_ps[graph.op_gpu[op]]
         begin_ps = max(record.launch_ps[op] + shift_ps[record.epoch[op]], released_ps + record.pause_ps[op])
         if begin_ps > env.now:
+            self._coming_ps[op] = begin_ps
             self._hold(op, begin_ps - env.now)
         else:
-            self.core.submit(op, env.now)
+            self._ask(op)
+
+    def _on_lead(self, event: Lead) -> None:
+        del self._leads[self.env.now]
+        for op in event.ops:
+            self.core.scheduled -= 1
+            self._ask(op)
+
+    def _ask(self, op: int) -> None:
+        """A kernel asks for what it runs on, right after its rival if that is about to, or right before it."""
+        record, env = self._record, self.env
+        rival = record.rival[op]
+        if rival >= 0 and self._is_near(rival, record.via[op]):
+            self._behind[rival].append(op)
+            self._coming_ps.pop(op, None)
+            self.core.scheduled += 1
+            return
+        waiting = self._behind.pop(op, ())
+        first = [other for other in waiting if record.together[other]]
+        for other in first:
+            self.core.scheduled -= 1
+            self.core.submit(other, env.now)
+        if first:
+            self._hold(op, 1)
+            self._behind[op] = [other for other in waiting if not record.together[other]]
+            return
+        self._coming_ps.pop(op, None)
+        self.core.submit(op, env.now)
+        for other in waiting:
+            self.core.scheduled -= 1
+            self._hold(other, 1)
+
+    def _is_near(self, op: int, via: int) -> bool:
+        """Whether a kernel is about to ask for SMs, once ``via`` has ended, if there is such a one."""
+        soon_ps = self.env.now + NEAR_PS
+        if self._coming_ps.get(op, soon_ps) < soon_ps:
+            return True
+        if via < 0 or self._ends[via] >= 0:
+            return False
+        return self._starts[via] >= 0 or self._coming_ps.get(via, soon_ps) < soon_ps
 
     def finished(self, op: int) -> None:
         """Let the stream of ``op`` go on, and whoever waits for it."""

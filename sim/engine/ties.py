@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from sim.engine.between import Between
 from sim.engine.running import GpuState
 from sim.engine.state import Flow, Gpu
 from sim.errors import LivelockError
@@ -24,9 +25,12 @@ def tied_together(gpus: Sequence[Gpu], dirty: Iterable[int]) -> set[int]:
     return group
 
 
-def common_paces(solved: list[tuple[Gpu, GpuState]], tied: set[Flow]) -> dict[Flow, float]:
-    """A collective goes at its slowest member's pace; what that frees, its neighbours get.
+def common_paces(
+    solved: list[tuple[Gpu, GpuState]], tied: set[Flow], between: Between | None = None
+) -> dict[Flow, float]:
+    """A collective goes at its slowest member's pace, and as the network ``between`` nodes lets it.
 
+    What that frees, its neighbours get.
     Replaces states in ``solved``; paces only fall from round to round, so it ends.
     """
     bound = dict.fromkeys(tied, math.inf)
@@ -39,6 +43,8 @@ def common_paces(solved: list[tuple[Gpu, GpuState]], tied: set[Flow]) -> dict[Fl
                 if flow in tied:
                     slowest[flow] = min(slowest[flow], rate)
                     fastest[flow] = max(fastest[flow], rate)
+        if between is not None:
+            between.share(slowest)
         if all(fastest[flow] <= slowest[flow] * (1.0 + 1e-9) for flow in tied):
             return slowest
         bound = slowest

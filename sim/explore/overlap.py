@@ -39,7 +39,7 @@ class OverlapPoint:
     """One schedule and what it costs (s, J over all GPUs)."""
 
     scenario: Scenario
-    tokens: int
+    tokens: float
     latency_s: float
     energy_j: float
     exposed_communication_s: float

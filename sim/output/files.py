@@ -38,7 +38,12 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None] 
     """Refuse files in folders that do not exist, folders, two outputs in one file, and files that are inputs."""
     files = [path for path in outputs if path is not None]
     for path in files:
-        found = _stat(path)
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        except OSError as error:  # links in a circle, a name too long
+            raise OutputError(f"cannot write '{path}': {error.strerror}") from None
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise OutputError(f"cannot write '{path}': it is a folder")
         if not path.absolute().parent.is_dir():

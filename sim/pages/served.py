@@ -80,9 +80,6 @@ def served_page(run: ServeResult, name: str = "served.html") -> Page:
 
 def _lead(run: ServeResult) -> str:
     spec = run.spec
-    roles = f"{spec.replicas} x tp {spec.tp}"
-    if spec.prefill_replicas:
-        roles = f"{spec.prefill_replicas} replicas for prompts and {spec.replicas} for decoding, tp {spec.tp} each"
     traffic = (
         f"requests of {spec.trace.name}"
         if spec.trace is not None
@@ -90,7 +87,7 @@ def _lead(run: ServeResult) -> str:
         if spec.concurrency is not None
         else f"{spec.arrivals} arrivals, {spec.rate_per_s:g} a second"
     )
-    return f"{roles}, {precision_of(spec.group()).words()}, {spec.router.replace('_', ' ')} routing; {traffic}"
+    return f"{spec.roles}, {precision_of(spec.group()).words()}, {spec.router.replace('_', ' ')} routing; {traffic}"
 
 
 def _tiles(run: ServeResult) -> list[tuple[str, str, str]]:

@@ -52,7 +52,12 @@ def _saving(capture: Capture, classes: Classes, advice: Advice) -> Advice | None
         return None
     before_j, after_j = best.unchanged.energy_j, best.simulated.energy_j
     saves_j = None if before_j is None or after_j is None else before_j - after_j
-    return replace(advice, saves_us=before_us - after_us, saves_j=saves_j)
+    saves_us = before_us - after_us
+    if advice.rule == "host-bound" and advice.saves_us is not None and saves_us > advice.saves_us:
+        # A graph also ends waits for ranks that the trace lacks; the host costs no more than its GPU idles.
+        part = advice.saves_us / saves_us
+        saves_us, saves_j = advice.saves_us, None if saves_j is None else part * saves_j
+    return replace(advice, saves_us=saves_us, saves_j=saves_j)
 
 
 def _span_us(outcome: ReplayTimes) -> float:

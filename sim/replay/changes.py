@@ -91,7 +91,7 @@ def changed(
     load = replace(load, dur_ns=np.rint(dur_ns).astype(np.int64))
     if changes.ctas is not None:
         blocks, tiles = (np.where(load.is_collective, changes.ctas, column) for column in (load.blocks, load.tiles))
-        load = replace(load, blocks=blocks, tiles=tiles)
+        load = replace(load, blocks=blocks, tiles=tiles, contest=None)  # known of other blocks only
     if changes.launch == "graph":
         load = replace(
             load,
@@ -109,7 +109,9 @@ def changed(
             blocks=np.where(is_communication, 0, load.blocks),
             is_collective=load.is_collective & ~is_communication,
         )
-    return (merged(dag, load) if changes.merge_streams else dag), load, waits
+    if changes.merge_streams:
+        dag, load = merged(dag, load), replace(load, contest=None)
+    return dag, load, waits
 
 
 def beside_products(load: ReplayRows, start_ns: Ints, end_ns: Ints) -> Floats:

@@ -290,4 +290,5 @@ def split_load(load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequ
         fetches=fetches,
         rank=load.rank[origin],
         rounds=rounds,
+        contest=None,
     )

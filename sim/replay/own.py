@@ -12,7 +12,7 @@ from sim.errors import SimError
 from sim.replay.energy import energy_j
 from sim.replay.price import Priced
 from sim.replay.run import NEVER, ReplayRows
-from sim.scenario.machine import Machine, Policy, machine
+from sim.scenario.machine import Machine, Nodes, Policy, machine
 from traces.capture import NONE, Capture
 from traces.classify import Classes
 from traces.dag import Dag
@@ -42,11 +42,22 @@ def as_run(capture: Capture, classes: Classes) -> Capture:
     """
     own, work = own_of(capture) or {}, capture.work
     steps = classes.is_class(STEP)
-    if steps.any() and type(world := own.get("world")) is int and world > 1:
-        capture = replace(capture, work=replace(work, energy_j=np.where(steps, work.energy_j / world, work.energy_j)))
+    if steps.any():
+        gpus = _gpus_of_replicas(own, work.rank)
+        capture = replace(capture, work=replace(work, energy_j=np.where(steps, work.energy_j / gpus, work.energy_j)))
     none = np.full(len(capture.work), NONE, dtype=np.int64)
     calls = replace(capture.calls, **{name: getattr(capture.calls, name)[:0] for name in type(capture.calls).__slots__})
     return replace(capture, work=replace(capture.work, launch=none, graph=none), calls=calls)
+
+
+def _gpus_of_replicas(own: Mapping[str, Any], replica: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """GPUs of each ``replica`` as a served run states them; sides of one replica, and older traces, have one number."""
+    world, worlds = own.get("world"), own.get("worlds")
+    every = np.full(len(replica), world if type(world) is int and world > 0 else 1)
+    if not isinstance(worlds, list) or not all(type(one) is int and one > 0 for one in worlds):
+        return every
+    known = replica < len(worlds)
+    return np.where(known, np.array([*worlds, 1])[np.where(known, replica, -1)], every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +118,7 @@ class RunConditions:
         if clock_mhz is not None:
             policy = replace(policy, sm_clock_mhz=clock_mhz)
         try:
-            return machine(gpu_id, self.world, policy, node=self.node if own else None)
+            return machine(gpu_id, self.world, policy, nodes=Nodes(node=self.node if own else None))
         except SimError:
             return machine(gpu_id, 1, policy)  # a machine that this release cannot lay out: one GPU's laws will do
 

@@ -19,6 +19,7 @@ from sim.scenario.machine import Machine
 from traces.capture import NONE, Capture, CollectiveArgs, Stated
 from traces.classify import COMMUNICATION, MEMORY, Classes
 from traces.records import Floats, Ints
+from traces.rounds import TILE
 from workloads.errors import WorkloadError
 from workloads.storage import storage
 from workloads.work import (
@@ -39,6 +40,7 @@ STEPS_PER_OCTAVE = 8  # durations of stand-ins are distinguished to 9 %
 REDUCTION = re.compile("split_?k_?reduce", re.IGNORECASE)  # the sum behind a product cut along k
 DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one token over the cache
 DECODE_ROWS = 256  # a step of so few tokens decodes
+FEW_ROWS = 64  # a tile of cuBLAS of no more rows is one of a product of few rows, which reads its weights
 GROUPED = re.compile("moe|group|expert", re.IGNORECASE)  # products of experts: how many rows each got is not recorded
 BY_LAW = frozenset({"gemm", "attention", "norm", "elementwise", MEMORY, COMMUNICATION})  # classes that have a stand-in
 OPERATIONS = (
@@ -109,7 +111,7 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
                 found = stand_in.collective(text, args, blocks, step)
             else:
                 kind = "elementwise" if REDUCTION.search(text) else "decode" if DECODE.search(text) else label
-                found = stand_in.of(kind, step)
+                found = stand_in.of(kind, step, few_rows(text) if kind == "gemm" else 0)
             unknown = label not in BY_LAW or (label == "gemm" and GROUPED.search(text) is not None)
             both = (stand_in.of("copy", step), stand_in.of("product", step))
             twins = both if unknown and not (exact or recorded) and found is not None else (None, None)
@@ -143,6 +145,16 @@ def work_of(stated: Stated) -> Work | None:
         return None
 
 
+def few_rows(name: str) -> int:
+    """Rows of a tile of cuBLAS that is chosen for few of them, as in a decode; 0 of any other product.
+
+    >>> [few_rows(f"nvjet_sm90_tst_{tile}_64x16_4x1_v_bz_TNT") for tile in ("64x32", "320x128")]
+    [32, 0]
+    """
+    tile = TILE.search(name)
+    return int(tile[2]) if tile is not None and int(tile[2]) <= FEW_ROWS else 0
+
+
 class _StandIns:
     """Works of a class that take a given time on one GPU."""
 
@@ -151,9 +163,9 @@ class _StandIns:
         self.pricer = pricer_of(target)
         self.of = lru_cache(maxsize=None)(self._of)
 
-    def _of(self, label: str, step: int) -> Work:
-        if label == "gemm" and self.rows is not None:
-            rows = self.rows
+    def _of(self, label: str, step: int, few: int = 0) -> Work:
+        rows = self.rows or few
+        if label == "gemm" and rows:
             return self._sized(step, lambda n: GemmWork(m=rows, n=n, k=n), least=64, power=2)
         if label in ("gemm", "product"):
             return self._sized(step, lambda n: GemmWork(m=n, n=n, k=n), least=64, power=3)

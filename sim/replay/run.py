@@ -25,6 +25,21 @@ PS_PER_NS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contest:
+    """How rows and their neighbours come to SMs, where that is known; see ``RecordedKernels``.
+
+    Rows that are ``closed`` leave room for no collective, whatever their grids.
+    """
+
+    rival: Ints
+    via: Ints
+    together: NDArray[np.bool_]
+    finds: NDArray[np.bool_]
+    tail: Floats
+    closed: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayRows:
     """What a replay needs of each row of work, and of the machine; times in nanoseconds.
 
@@ -56,6 +71,7 @@ class ReplayRows:
     pause_ns: int
     asks: bool = True
     rounds: Floats | None = None
+    contest: Contest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +129,9 @@ def graph_of(dag: Dag, load: ReplayRows) -> tuple[KernelGraph, list[Grid]]:
     cluster = load.cluster.copy()
     if load.clusters:
         cluster[load.is_collective & (load.blocks % facts.collective_cluster == 0)] = facts.collective_cluster
-    sms = np.minimum(load.blocks, load.sms)
-    columns = np.stack([load.is_collective, sms, load.tiles, cluster, load.own])
+    closed = np.zeros(len(queue), dtype=np.bool_) if load.contest is None else load.contest.closed
+    sms = np.where(closed, load.sms, np.minimum(load.blocks, load.sms))
+    columns = np.stack([load.is_collective, sms, np.maximum(load.tiles, np.where(closed, sms, 0)), cluster, load.own])
     kinds, op_class = np.unique(columns, axis=1, return_inverse=True)
     successors: dict[int, list[int]] = defaultdict(list)
     waits: dict[int, int] = defaultdict(int)
@@ -162,6 +179,12 @@ def _grid_of(is_collective: int, sms: int, tiles: int, cluster: int, own: int) -
     )
 
 
+def no_contest(rows: int) -> Contest:
+    """Nothing is known: the pool's rules decide."""
+    none, no = np.full(rows, NONE), np.zeros(rows, dtype=np.bool_)
+    return Contest(rival=none, via=none, together=no, finds=no, tail=np.zeros(rows), closed=no)
+
+
 def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> RecordedKernels:
     """What the trace says of the rows, from ``zero_ns`` on."""
     ranks = np.unique(load.rank).tolist()
@@ -182,6 +205,8 @@ def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> Recor
             for wait in waits
         ])  # fmt: skip
 
+    contest = load.contest or no_contest(len(load.rank))
+
     def ps(column_ns: Ints) -> list[int]:
         return [value * PS_PER_NS for value in column_ns.tolist()]
 
@@ -192,6 +217,10 @@ def record_of(load: ReplayRows, host: Sequence[HostWait], zero_ns: int) -> Recor
         epoch=epoch.tolist(),
         clearing_ps=ps(load.clearing_ns),
         rounds=[0.0] * len(load.rank) if load.rounds is None else load.rounds.tolist(),
-        at_once=not load.asks,
+        at_once=(contest.finds | (not load.asks)).tolist(),
+        rival=contest.rival.tolist(),
+        via=contest.via.tolist(),
+        together=contest.together.tolist(),
+        tail=contest.tail.tolist(),
         calls=calls,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes, beside_products
+from sim.replay.evidence import evidence_of
 from sim.replay.load import fitted, host_waits, load_of, shown_pause_ns, with_lags, with_tiles
 from sim.replay.own import RunConditions, as_run, clocks_of, head_ns_of, own_of, recorded_loads
 from sim.replay.price import Jobs, jobs_of
@@ -18,7 +19,7 @@ from sim.replay.run import replay
 from sim.replay.setting import ReplaySetup, ReplayTimes, graph_pause_ns, over_ranks
 from sim.result.status import STATUSES, Standing, standing_of_laws
 from sim.scenario.machine import Machine, Policy, machine
-from traces.capture import Capture
+from traces.capture import NONE, Capture
 from traces.classify import Classes, classify, load_rules
 from traces.dag import Dag, dag_of
 from traces.read.load import Window, read_trace
@@ -103,6 +104,8 @@ def replay_capture(
         load = replace(load, pause_ns=shown_ns)
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
+    if recorded is None:
+        load = evidence_of(capture, dag, load).on(load, (capture.work.launch == NONE) | (capture.work.graph != NONE))
     usual = load
     if recorded is not None:
         load, asking = recorded_loads(load, capture, dag, recorded)

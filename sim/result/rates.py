@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import workloads
 from sim.result.exposure import S_PER_PS
+from sim.scenario.layout import layout_of
 from sim.scenario.memory import MemoryUse, memory_use
 from sim.scenario.precision import precision_of
 from sim.scenario.resolved import resolve_scenario
@@ -37,7 +39,7 @@ def times(run: Run) -> dict[str, float]:
         case "prefill":
             return {"ttft_s": run.latency_s}
         case "decode":
-            return {"tpot_s": run.latency_s}
+            return {"tpot_s": run.latency_s / workloads.tokens_a_step(run.scenario.acceptances)}
         case "generate":
             return generation(run)
         case _:
@@ -51,14 +53,16 @@ def rates(run: Run) -> dict[str, float]:
     sequence sees. Wh are joules over 3,600.
     """
     per_s = run.tokens / run.latency_s
+    # Where experts exchange tokens, each tensor group has a batch of its own.
+    sequences = run.scenario.batch * layout_of(run.scenario).own_batches
     found = {
         "tokens_per_s": per_s,
         "tokens_per_s_per_gpu": per_s / run.gpus,
-        "tokens_per_s_per_user": per_s / run.scenario.batch,
+        "tokens_per_s_per_user": per_s / sequences,
         "energy_wh_per_token": run.energy_j / run.tokens / J_PER_WH,
     }
     if run.scenario.phase != "decode":
-        per_request_j = run.energy_j / run.scenario.batch
+        per_request_j = run.energy_j / sequences
         found |= {"energy_j_per_request": per_request_j, "energy_wh_per_request": per_request_j / J_PER_WH}
     return found
 

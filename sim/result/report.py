@@ -65,6 +65,8 @@ def summary(run: Run) -> dict[str, Any]:
     result |= times(run) | rates(run) | {"mfu_type": multiplied_type(run.scenario)} | utilisation(run)
     if (used := memory(run)) is not None:
         result["memory_bytes_per_gpu"] = used.as_json()
+    if run.scenario.speculation is not None:
+        result["tokens_per_step"] = workloads.tokens_a_step(run.scenario.acceptances)
     if run.scenario.phase == "denoise":
         result |= video_summary(run.scenario)
     return result
@@ -137,6 +139,14 @@ def figures(run: Run) -> list[tuple[str, str]]:
             ("time per output token", duration(data["tpot_s"])),
             ("energy to first token", f"{data['energy_to_first_token_j']:.4g} J"),
             ("energy per request", f"{data['energy_j_per_request']:.4g} J{wh}"),
+        ]
+    if scenario.speculation is not None:
+        rows += [
+            (
+                "tokens a step",
+                f"{data['tokens_per_step']:.4g} a sequence  (of {scenario.draft_tokens} drafted, and one)",
+            ),
+            ("time per output token", duration(data["tpot_s"])),
         ]
     rows += [
         ("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)"),

@@ -37,7 +37,7 @@ class Run:
     machine: Machine
     outcome: Outcome
     targets: tuple[Target, ...]
-    tokens: int
+    tokens: float
 
     @property
     def power_limit_w(self) -> tuple[float, ...]:

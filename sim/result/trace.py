@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sim.result.network import port_use
 from sim.result.run import Run
 from sim.scenario.layout import layout_of
 from traces.errors import TraceError
@@ -30,6 +31,8 @@ COUNTERS = (
     ("HBM", "GB/s", "hbm_bytes_per_s", 1e-9),
     ("NVLink", "GB/s", "link_bytes_per_s", 1e-9),
 )
+# Ports of the network that get a counter: those that carry most.
+MOST_PORTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +115,23 @@ def to_trace(run: Run, *, only_gpu: int | None = None) -> Trace:
         end_ps=np.concatenate([end, outer_spans.end_ps]),
         energy_j=np.concatenate([energy, outer_spans.energy_j]),
     )
+    processes = {gpu: _process_name(run, gpu) for gpu in gpus}
+    counters = _counters(run, list(gpus))
+    if only_gpu is None and (ports := port_use(run)[:MOST_PORTS]):
+        processes[graph.gpus] = "network between nodes"
+        counters += [
+            Counter(pid=graph.gpus, name=one.port.name, unit="GB/s", time_ps=one.time_ps, value=one.bytes_per_s * 1e-9)
+            for one in sorted(ports, key=lambda one: one.port.name)
+        ]
     metadata = _metadata(run)
     if only_gpu is not None:
         metadata = {"distributedInfo": {"rank": only_gpu, "world_size": graph.gpus}} | metadata
     return Trace(
-        processes={gpu: _process_name(run, gpu) for gpu in gpus},
+        processes=processes,
         lanes=lanes,
         kinds=kinds,
         spans=spans,
-        counters=_counters(run, list(gpus)),
+        counters=counters,
         flows=_flows(run, op) if graph.successors else (),
         metadata=metadata,
     )

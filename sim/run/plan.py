@@ -20,6 +20,7 @@ from hardware.profile import Profile
 from inputs.same import Same
 from sim.build.cost import Pricer, drawn
 from sim.build.lower import Classify, lower
+from sim.engine.between import crowded
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.running import GpuModel
@@ -32,6 +33,7 @@ from sim.shortcuts.fold import Folding, fold, unfolded
 from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Piece, Repeated, RepeatedPiece, play
 from sim.shortcuts.segments import SegmentStep, split_into_pieces
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.work import CollectiveWork
 
 # Prices remembered for one GPU type and world; beyond it they are worked out again.
 MAX_PRICES = 200_000
@@ -53,7 +55,7 @@ class Work:
     """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run."""
 
     program: Program
-    tokens: int
+    tokens: float
     classify: Classify
     issue_s: float | None
     contexts: tuple[int, ...] | None = None
@@ -77,8 +79,20 @@ class Work:
 
     @cached_property
     def folding(self) -> Folding:
-        """Classes of equal ranks, or :class:`FoldError`."""
-        return fold(self.program, self.classify)
+        """Classes of equal ranks, or :class:`FoldError`: one of equal groups cannot slow the others down."""
+        found = fold(self.program, self.classify)
+        kinds = [((cls.transit.ranks, stream), cls) for stream, cls in self._between_nodes() if cls.transit]
+        for port, transits in crowded(kinds):
+            images = Counter(found.groups[ranks] for ranks in {transit.ranks for transit in transits})
+            if max(images.values()) > 1:
+                raise FoldError(f"equal groups of ranks crowd '{port.name}' of the network: each is simulated")
+        return found
+
+    def _between_nodes(self) -> Iterator[tuple[int, KernelClass]]:
+        """Streams and classes of collectives, those that leave their nodes among them."""
+        alike = {Same(s.kernels) for rank in self.program.ranks for phase in rank.phases for s in phase.segments}
+        kernels = (kernel for one in alike for kernel in one.held if isinstance(kernel.work, CollectiveWork))
+        return ((kernel.stream, self.classify(kernel)) for kernel in kernels)
 
     def graph_of(self, steps: Sequence[SegmentStep]) -> KernelGraph:
         """The kernel graph of a few steps on all folded GPUs, phases numbered as the steps are.

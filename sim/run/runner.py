@@ -222,7 +222,8 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
     its work.
     """
     work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
-    files = contents(*(one for one in (resolved.scenario.routing, resolved.scenario.node) if one and "." in one))
+    scenario = resolved.scenario
+    files = contents(*(one for one in (scenario.routing, scenario.node, scenario.network) if one and "." in one))
     key = (work, Same(resolved.model), Same(target.gpu), Same(target.profile), files, buckets)
     return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
 
@@ -280,6 +281,6 @@ def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
 
 
 @lru_cache(maxsize=16)
-def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, int]:
+def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, float]:
     sharing = profile_of(request.resolved.scenario).sharing
     return build(request.resolved, sms_per_cta=sharing.sms_per_cta, contexts=contexts)

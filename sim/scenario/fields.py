@@ -13,6 +13,9 @@ class ScenarioFields(TypedDict, total=False):
     gpu: str
     profile: str | None
     node: str | None
+    network: str | None
+    placement: Literal["packed", "spread"]
+    ecmp_seed: int
     phase: Literal["prefill", "decode", "generate", "denoise", "train"]
     batch: int
     seq_len: int
@@ -32,6 +35,8 @@ class ScenarioFields(TypedDict, total=False):
     tp: int
     ep: int
     ep_mode: Literal["all_reduce", "all_to_all"] | None
+    ep_kernels: Literal["low_latency", "normal"] | None
+    dispatch_dtype: str | None
     sequence_parallel: bool
     cp: int
     cp_mode: Literal["ulysses", "ring", "striped", "zigzag"]
@@ -53,6 +58,10 @@ class ScenarioFields(TypedDict, total=False):
     sm_margin: bool
     sm_partitions: Mapping[str, int] | str | None
     sm_partition: Mapping[int, str] | str | None
+    speculation: Literal["draft_model", "eagle", "mtp"] | None
+    draft_model: str | None
+    draft_tokens: int
+    acceptance: Sequence[float] | None
     optimizer: Literal["adamw", "none"]
     sharding: Literal["ddp", "zero1", "zero2", "zero3"]
     accumulate: int

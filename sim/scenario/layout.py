@@ -23,6 +23,8 @@ def layout_of(scenario: Scenario) -> workloads.Layout:
         dp=scenario.dp * (2 if scenario.guidance == "parallel" else 1),
         micro_batches=scenario.micro_batches or _micro_batches(scenario),
         pp_schedule=scenario.pp_schedule,
+        ep_kernels=None if scenario.ep_kernels is None else workloads.EpKernels(scenario.ep_kernels),
+        dispatch_dtype=None if scenario.dispatch_dtype is None else workloads.DType(scenario.dispatch_dtype),
     )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hardware.catalog import load_gpu
 from hardware.clock import ClockLimits
-from hardware.cluster import Cluster, cluster_for, default_node, load_node
+from hardware.cluster import Cluster, Wiring, cluster_for, default_node, load_node
 from hardware.gpu import GpuSpec
+from hardware.network import DEFAULT_NETWORK, Placement, load_network
 from hardware.power import PowerCurve
 from hardware.profile import Profile, own_profile, profile_for
 from inputs.files import contents
@@ -55,24 +56,51 @@ class Policy:
     links_asleep: bool = False  # several GPUs that exchange nothing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """What the GPUs sit in and how it is wired: names, or files; None is the usual one."""
+
+    node: str | None = None
+    network: str | None = None
+    placement: Placement = "packed"
+    ecmp_seed: int = 0
+
+    def cluster(self, gpu: GpuSpec, world: int) -> Cluster:
+        """The fewest of them that hold ``world`` GPUs."""
+        wiring = Wiring(
+            network=load_network(self.network or DEFAULT_NETWORK), placement=self.placement, seed=self.ecmp_seed
+        )
+        return cluster_for(gpu, load_node(self.node or default_node(gpu)), world, wiring)
+
+
+def nodes_of(scenario: Scenario) -> Nodes:
+    """The nodes that ``scenario`` asks for."""
+    return Nodes(
+        node=scenario.node,
+        network=scenario.network,
+        placement=scenario.placement,
+        ecmp_seed=scenario.ecmp_seed,
+    )
+
+
 def machine(
-    gpu_name: str, world: int = 1, policy: Policy = Policy(), *, node: str | None = None, profile: str | None = None
+    gpu_name: str, world: int = 1, policy: Policy = Policy(), *, nodes: Nodes = Nodes(), profile: str | None = None
 ) -> Machine:
     """Resolve names and policies once; equal requests share the object (and the memos behind it).
 
-    ``node`` None is the GPU's usual one, ``profile`` None the shipped one (else a file). Files that changed are read
-    anew.
+    ``profile`` None is the shipped one (else a file). Files that changed are read anew.
     """
-    own = (gpu_name if gpu_name.endswith(".toml") else None, node if node and node.endswith(".toml") else None, profile)
-    return _machine(gpu_name, world, policy, node, profile, contents(*own))
+    named = (gpu_name, nodes.node, nodes.network)
+    own = (*(name if name and name.endswith(".toml") else None for name in named), profile)
+    return _machine(gpu_name, world, policy, nodes, profile, contents(*own))
 
 
 @lru_cache(maxsize=256)
 def _machine(
-    gpu_name: str, world: int, policy: Policy, node: str | None, profile: str | None, _: tuple[object, ...]
+    gpu_name: str, world: int, policy: Policy, nodes: Nodes, profile: str | None, _: tuple[object, ...]
 ) -> Machine:
     gpu = load_gpu(gpu_name)
-    return _resolved(gpu, _profile(gpu, profile), node, world, policy)
+    return _resolved(gpu, _profile(gpu, profile), nodes, world, policy)
 
 
 def _profile(gpu: GpuSpec, file: str | None) -> Profile:
@@ -87,12 +115,12 @@ def profile_of(scenario: Scenario) -> Profile:
 def machine_with(scenario: Scenario, profile: Profile) -> Machine:
     """The machine that ``scenario`` describes, but with ``profile``."""
     policy = policy_of(scenario, stepped=scenario.regime == "cold")
-    return _resolved(load_gpu(scenario.gpu), profile, scenario.node, scenario.world, policy)
+    return _resolved(load_gpu(scenario.gpu), profile, nodes_of(scenario), scenario.world, policy)
 
 
-def _resolved(gpu: GpuSpec, profile: Profile, node: str | None, world: int, policy: Policy) -> Machine:
+def _resolved(gpu: GpuSpec, profile: Profile, nodes: Nodes, world: int, policy: Policy) -> Machine:
     power_cap_w, sm_clock_mhz = policy.power_cap_w, policy.sm_clock_mhz
-    cluster = cluster_for(gpu, load_node(node or default_node(gpu)), world)
+    cluster = nodes.cluster(gpu, world)
     links_w = profile.collective.links_power_w if world > 1 and not policy.links_asleep else 0.0
     curve = _curve(profile.power_curve(gpu), policy.chip_temperature_c, links_w)
     limits = profile.clock_limits(gpu, power_cap_w=math.inf if policy.uncapped else power_cap_w)
@@ -151,7 +179,7 @@ def _curve(curve: PowerCurve, celsius: float | None, links_w: float) -> PowerCur
 def machine_of(scenario: Scenario, *, stepped: bool = False) -> Machine:
     """The machine that ``scenario`` describes; ``stepped`` keeps the clock on its 15 MHz grid."""
     policy = policy_of(scenario, stepped=stepped)
-    return machine(scenario.gpu, scenario.world, policy, node=scenario.node, profile=scenario.profile)
+    return machine(scenario.gpu, scenario.world, policy, nodes=nodes_of(scenario), profile=scenario.profile)
 
 
 def policy_of(scenario: Scenario, *, stepped: bool = False) -> Policy:

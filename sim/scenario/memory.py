@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import workloads
 from hardware.catalog import load_gpu
@@ -127,7 +127,14 @@ def check_layout(resolved: Resolved) -> None:
     """Raise where the model cannot be split as the scenario asks."""
     scenario, model = resolved.scenario, resolved.language_model
     new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
-    workloads.check_layout(model, resolved.layout, batch=scenario.batch, new_tokens=new_tokens, layers=scenario.layers)
+    workloads.check_layout(
+        model,
+        resolved.layout,
+        batch=scenario.batch,
+        new_tokens=new_tokens,
+        layers=scenario.layers,
+        expert_copies=scenario.expert_replicas,
+    )
 
 
 def _need(resolved: Resolved) -> workloads.MemoryNeed:
@@ -145,7 +152,23 @@ def _serving(resolved: Resolved) -> workloads.MemoryNeed:
         expert_replicas=scenario.expert_replicas or 0,
         source_len=scenario.source_len,
     )
-    return workloads.memory_need(model, resolved.layout, held, resolved.precision)
+    need = workloads.memory_need(model, resolved.layout, held, resolved.precision)
+    return need if scenario.speculation is None else need.plus(_drafting(resolved, held))
+
+
+def _drafting(resolved: Resolved, held: workloads.MemoryLoad) -> workloads.MemoryNeed:
+    """What drafting needs beside the model: the draft's weights and cache, or those of one more layer."""
+    scenario, model, layout = resolved.scenario, resolved.language_model, resolved.layout
+    if scenario.draft_model is not None:
+        draft = workloads.load_model(scenario.draft_model)
+        return workloads.memory_need(draft, layout, replace(held, layers=draft.layers))
+    one, two = (
+        workloads.memory_need(model, layout, replace(held, layers=layers), resolved.precision)
+        for layers in (model.layers - 1, model.layers)
+    )
+    return workloads.MemoryNeed(
+        weight_bytes=two.weight_bytes - one.weight_bytes, kv_bytes=two.kv_bytes - one.kv_bytes, activation_bytes=0.0
+    )
 
 
 def _training(resolved: Resolved) -> workloads.MemoryNeed:

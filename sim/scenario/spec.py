@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -40,6 +40,13 @@ def _known_model(name: str) -> str:
         return name
 
 
+def _rates(given: Any) -> Any:
+    """A rate for all positions, or the rates of each, as numbers or comma-separated."""
+    if isinstance(given, str):
+        return tuple(part.strip() for part in given.split(","))
+    return (given,) if isinstance(given, int | float) else given
+
+
 def _canonical(name: Any) -> Any:
     """A type by the name that records use, whatever it is called (``fp8``, ``bfloat16``); others stay as they are."""
     return ALIASES.get(name.strip().lower(), name.strip().lower()) if isinstance(name, str) else name
@@ -55,6 +62,7 @@ def _stored(name: str) -> str:
 # Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the canonical name.
 RunType = Annotated[Literal["bf16", "fp16", "fp8_e4m3", "int8", "fp32"], BeforeValidator(_canonical)]
 CacheType = Annotated[Literal["bf16", "fp16", "fp8_e4m3", "int8"], BeforeValidator(_canonical)]
+DispatchType = Annotated[Literal["bf16", "fp8_e4m3"], BeforeValidator(_canonical)]
 WeightType = Annotated[str, AfterValidator(_stored)]
 # Resolved once, here: headers, JSON, rows of sweeps, records and traces then all hold the catalog's id.
 GpuName = Annotated[str, AfterValidator(_known_gpu)]
@@ -79,6 +87,9 @@ class FieldTable(BaseModel):
                 near = difflib.get_close_matches(key, cls.model_fields, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
                 raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
+            said = cls.model_fields[key].annotation
+            if isinstance(fields[key], bool) and bool not in (said, *get_args(said)):
+                raise ScenarioError(f"{where}: {key} = {str(fields[key]).lower()}: this is no switch: give its value")
         try:
             return cls.model_validate(dict(fields))
         except ValidationError as error:
@@ -109,6 +120,15 @@ class Scenario(FieldTable):
     )
     profile: str | None = Field(None, description="profile of your own (wattline calibrate) [default: the shipped one]")
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
+    network: str | None = Field(
+        None,
+        description="switches between nodes: one-switch, ib-ndr-rail, ib-ndr-fat-tree, roce-400g, roce-400g-1to7 or a "
+        ".toml file [default: one-switch]",
+    )
+    placement: Literal["packed", "spread"] = Field(
+        "packed", description="consecutive nodes under one leaf switch, or under different ones"
+    )
+    ecmp_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the hash that routes streams (ecmp)")
     phase: Literal["prefill", "decode", "generate", "denoise", "train"] = Field(
         "prefill", description="a prompt, one step of decoding, both, denoising steps (video, images), a training step"
     )
@@ -151,6 +171,14 @@ class Scenario(FieldTable):
     ep: Degree = Field(1, description="expert-parallel degree")
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
+    )
+    ep_kernels: Literal["low_latency", "normal"] | None = Field(
+        None,
+        description="kernels (DeepEP's) that take tokens to experts in ep_mode all_to_all: for few tokens, or for many "
+        "[default: the library's all-to-all]",
+    )
+    dispatch_dtype: DispatchType | None = Field(
+        None, description="type that ep_kernels send tokens in [default: as experts read them]"
     )
     sequence_parallel: bool = Field(
         False, description="norms on a slice of the tokens: all-reduces become reduce-scatters and all-gathers"
@@ -207,6 +235,16 @@ class Scenario(FieldTable):
     sm_partition: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], str], ...], BeforeValidator(pairs)] | None = Field(
         None, description="partition of each stream: 0=compute,1=comm [default: the first of the first, and so on]"
     )
+    speculation: Literal["draft_model", "eagle", "mtp"] | None = Field(
+        None, description="what drafts tokens that a step of decoding checks: another model, or one more layer of this"
+    )
+    draft_model: ModelName | None = Field(None, description="the model that drafts (speculation draft_model)")
+    draft_tokens: Annotated[int, Field(gt=0, le=64)] = Field(3, description="tokens drafted a step, one after another")
+    acceptance: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(_rates)] | None = Field(
+        None,
+        description="chance that a drafted token passes where all before it did: one for all positions, or one for "
+        "each, comma-separated",
+    )
     optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
     sharding: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
         "ddp", description="what replicas share out: nothing, or optimiser state, gradients, weights (phase train only)"
@@ -244,6 +282,33 @@ class Scenario(FieldTable):
         branches = 2 if self.guidance == "parallel" else 1
         return max(self.tp, self.ep) * self.cp * self.pp * self.dp * branches
 
+    @property
+    def acceptances(self) -> tuple[float, ...]:
+        """The chance of each drafted token; none without speculation."""
+        rates = self.acceptance or ()
+        return rates * self.draft_tokens if len(rates) == 1 else rates
+
+    def _check_speculation(self) -> None:
+        if self.speculation is None:
+            for name in SPECULATION_FIELDS[1:]:
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} = {value!r} needs speculation: draft_model, eagle or mtp")
+            return
+        if self.phase != "decode":
+            raise ValueError(f"speculation = '{self.speculation}' is for phase 'decode', not '{self.phase}'")
+        if self.acceptance is None:
+            raise ValueError("acceptance is missing: give the chance that a drafted token passes, such as 0.8")
+        if len(self.acceptances) != self.draft_tokens:
+            raise ValueError(
+                f"acceptance has {len(self.acceptance)} entries, draft_tokens is {self.draft_tokens}: one for all, or "
+                "one for each"
+            )
+        if (self.draft_model is None) == (self.speculation == "draft_model"):
+            what = (
+                "needs a draft_model" if self.draft_model is None else f"contradicts draft_model = {self.draft_model}"
+            )
+            raise ValueError(f"speculation = '{self.speculation}' {what}")
+
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
         check_names(self.sm_partitions, self.sm_partition)
@@ -258,6 +323,7 @@ class Scenario(FieldTable):
         for name in () if self.phase == "train" else TRAINING_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
+        self._check_speculation()
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
@@ -297,13 +363,15 @@ class Scenario(FieldTable):
 
 VIDEO_STACKS = ("reference-torch", *(name for name, stack in STACKS.items() if stack.of_diffusion))
 TRAINING_FIELDS = ("optimizer", "sharding", "accumulate")
+SPECULATION_FIELDS = ("speculation", "draft_model", "draft_tokens", "acceptance")
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
-    "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode",
+    "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode", "ep_kernels",
+    "dispatch_dtype",
     "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
-    "overlap_ops", "comm_ctas", "sm_margin", *TRAINING_FIELDS,
+    "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *TRAINING_FIELDS,
 )  # fmt: skip
 
 

@@ -1,15 +1,13 @@
-"""How much key/value memory a replica has, and what moving it costs."""
+"""How much key/value memory a replica has."""
 
 from __future__ import annotations
 
 import workloads
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
-from sim.scenario.machine import Machine, machine, policy_of
+from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
-from sim.serving.cost import Cost
-from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
 from workloads.memory import MemoryNeed
 
@@ -30,22 +28,7 @@ def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
     blocks = int(room / need.kv_bytes)
     if blocks < 1:
         raise ScenarioError(
-            f"{spec.model} does not fit on {target.gpu.id} with tp = {spec.tp}: {need}, of which "
+            f"{spec.model} does not fit on {target.gpu.id} with tp = {group.tp}: {need}, of which "
             f"{target.gpu.memory_bytes * spec.memory_share / 1e9:.1f} GB may be used: raise tp or memory_share"
         )
     return blocks
-
-
-def transfer_cost(spec: ServeSpec, tokens: int) -> Cost:
-    """Time and energy above idle of moving the KV cache of ``tokens`` from the first prefill replica to the last one.
-
-    Each rank sends its part at once; the two replicas may stand on different nodes.
-    """
-    group = spec.group()
-    world = group.world * (spec.replicas + spec.prefill_replicas)
-    target = machine(group.gpu, world, policy_of(group), node=group.node, profile=group.profile)
-    kv_bytes = memory_of(spec, group, context=tokens).kv_bytes
-    prices = StepPrices(scenario=group, machine=target)
-    cost = prices.send(round(kv_bytes), ranks=(0, world - group.world))
-    idle_j = 2 * cost.time_s * target.model.idle_w(target.model.max_clock_hz)
-    return Cost(time_s=cost.time_s, energy_j=group.world * max(0.0, cost.energy_j - idle_j))

@@ -220,7 +220,8 @@ class StepPrices:
     def launching_s(self, pace: HostPace, batch: Batch) -> float:
         """The host's time for launching ``batch`` piece by piece."""
         if self._launches is None:
-            segments = self._part_program("shared", MANY_TOKENS, 0).ranks[0].phases[0].segments
+            parts = self._part_program("shared", MANY_TOKENS, 0).ranks[0].phases[0].segments
+            segments = [segment for segment in parts if segment.of_layers]
             layers = sum(segment.repeat for segment in segments)
             # attention, which a step with prompts has once, whatever it attends to
             kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1

@@ -28,9 +28,7 @@ LATENCIES = (
 def print_summary(run: ServeResult, console: Console) -> None:
     """Headline figures, latency percentiles and where the joules go, with units."""
     spec, data = run.spec, run.summary
-    roles = f"{spec.replicas} x tp {spec.tp}"
-    if spec.prefill_replicas:
-        roles = f"{spec.prefill_replicas} for prompts + {spec.replicas} for decoding, tp {spec.tp} each"
+    roles = spec.roles
     if spec.sm_partition is not None:
         sms = dict(spec.sm_partition)
         roles += f", prefill on {sms['prefill']} SMs beside decode on {sms['decode']}"

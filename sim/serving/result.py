@@ -67,7 +67,7 @@ class ServeResult:
         """
         table = pd.DataFrame([asdict(stretch) for stretch in self.log.stretches])
         table["clock_mhz"] = table.pop("clock_hz") / 1e6
-        gpus = self.spec.group().world
+        gpus = table["replica"].map(self.spec.gpus_of)
         table["power_w_per_gpu"] = table["energy_j"] / (table["end_s"] - table["start_s"]) / gpus
         return table
 
@@ -141,8 +141,8 @@ class ServeResult:
 
     def _gpu_hours(self) -> float:
         """Hours of all GPUs that are on; a GPU in two partitions has two timelines."""
-        seconds = sum(one.end_s - one.start_s for one in self.log.stretches)
-        return seconds * self.spec.group().world / 3600.0 / self.spec.sides
+        seconds = sum((one.end_s - one.start_s) * self.spec.gpus_of(one.replica) for one in self.log.stretches)
+        return seconds / 3600.0 / self.spec.sides
 
     def _beyond(self, table: pd.DataFrame) -> int:
         """Requests that are longer than the model was made for, as far as it says."""

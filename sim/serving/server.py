@@ -13,9 +13,7 @@ import simpy
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
 from sim.serving.build import host_of, replicas_of, sides_of
-from sim.serving.cost import Cost
 from sim.serving.inflight import Sequence as InFlight
-from sim.serving.memory import transfer_cost
 from sim.serving.records import CacheTransfer, Log, Served
 from sim.serving.replica import Replica
 from sim.serving.requests import Request, Traffic
@@ -23,6 +21,7 @@ from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
 from sim.serving.scale import Autoscaler, Measure
 from sim.serving.spec import ServeSpec
+from sim.serving.transfers import CacheTransfers
 from workloads.engine import RequestPath
 
 # A replica that is killed: (second, number of the replica); a router that is down: (from second, to second).
@@ -80,7 +79,7 @@ class _Server:
     _queue: list[Request] = field(default_factory=list)  # of a closed loop
     _held: list[InFlight] = field(default_factory=list)  # while there is no router, or no replica that serves
     _routers_down: int = 0
-    _transfer: dict[int, Cost] = field(default_factory=dict)
+    _transfers: CacheTransfers | None = None  # where replicas hand over
     _path: RequestPath | None = field(init=False)
     _rng: np.random.Generator = field(init=False)
     machine: Machine = field(init=False)
@@ -147,6 +146,7 @@ class _Server:
             self.front = replicas_of(spec, self.traffic, prefill=True, **shared)
             for replica in self.front:
                 replica.handover = self._hand_over
+            self._transfers = CacheTransfers(env=self.env, spec=spec)
         for replica in (*self.front, *self.back):
             replica.done = self._done
 
@@ -236,26 +236,25 @@ class _Server:
 
     def _move(self, sequence: InFlight) -> Generator[simpy.Event, Any, None]:
         """A prompt's KV cache goes to the replica that will go on with it, over the links between the two."""
-        cost = self._transfer_cost(sequence.computed)
-        now_s, number = self.env.now, sequence.request.number
-        moved = CacheTransfer(number=number, start_s=now_s, end_s=now_s + cost.time_s, energy_j=cost.energy_j)
-        self.log.transfers.append(moved)
-        self.served[number].transfer_j += cost.energy_j
-        yield self.env.timeout(cost.time_s)
-        living = [replica for replica in self.back if replica.alive]
-        if not living:
-            raise ScenarioError("every replica that goes on with prompts has been killed: leave one")
+        transfers, number = self._transfers, sequence.request.number
+        assert transfers is not None
+        record, claimed = self.served[number], sequence.request.input_tokens + sequence.request.output_tokens
+        while True:
+            living = [replica for replica in self.back if replica.alive]
+            if not living:
+                raise ScenarioError("every replica that goes on with prompts has been killed: leave one")
+            to = LeastLoaded().choose(sequence.request, living)
+            to.outstanding_tokens += claimed  # others see it coming
+            now_s = self.env.now
+            cost = yield from transfers.move(sequence.computed, record.replica, to.number)
+            moved = CacheTransfer(number=number, start_s=now_s, end_s=self.env.now, energy_j=cost.energy_j)
+            self.log.transfers.append(moved)
+            record.transfer_j += cost.energy_j
+            if to.alive:
+                break
+        to.outstanding_tokens -= claimed
         sequence.kept = "here"
-        LeastLoaded().choose(sequence.request, living).add(sequence)
-
-    def _transfer_cost(self, tokens: int) -> Cost:
-        """Every rank sends its part to its counterpart; joules over all of them, idle power left out."""
-        step = self.spec.block_tokens
-        whole = -(-tokens // step) * step
-        known = self._transfer.get(whole)
-        if known is None:
-            known = self._transfer[whole] = transfer_cost(self.spec, whole)
-        return known
+        to.add(sequence)
 
     def _killer(self, at_s: float, number: int) -> Generator[simpy.Event, Any, None]:
         yield self.env.timeout(at_s)

@@ -11,9 +11,21 @@ from pydantic import BeforeValidator, Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
+from sim.scenario.layout import layout_of
 from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
-from sim.scenario.spec import CacheType, Degree, FieldTable, GpuName, ModelName, Positive, RunType, Scenario, WeightType
+from sim.scenario.spec import (
+    CacheType,
+    Degree,
+    DispatchType,
+    FieldTable,
+    GpuName,
+    ModelName,
+    Positive,
+    RunType,
+    Scenario,
+    WeightType,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -52,10 +64,23 @@ class ServeSpec(FieldTable):
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
     )
+    ep_kernels: Literal["low_latency", "normal"] | None = Field(
+        None, description="kernels that take tokens to experts in ep_mode all_to_all [default: the library's]"
+    )
+    dispatch_dtype: DispatchType | None = Field(
+        None, description="type that ep_kernels send tokens in [default: as experts read them]"
+    )
+    network: str | None = Field(None, description="switches between nodes, or a .toml file [default: one-switch]")
+    placement: Literal["packed", "spread"] = Field(
+        "packed", description="consecutive nodes under one leaf switch, or under different ones"
+    )
+    ecmp_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the hash that routes streams (ecmp)")
     replicas: Degree = Field(1, description="replicas that serve whole requests (decode, where others prefill)")
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"
     )
+    prefill_tp: Degree | None = Field(None, description="tensor-parallel degree of prefill replicas [default: tp]")
+    prefill_ep: Degree | None = Field(None, description="expert-parallel degree of prefill replicas [default: ep]")
     sm_partition: Annotated[tuple[tuple[str, Positive], ...], BeforeValidator(pairs)] | None = Field(
         None,
         description="SMs of each GPU for prompts and for decoding, side by side: prefill=64,decode=68 [default: each "
@@ -155,7 +180,29 @@ class ServeSpec(FieldTable):
     @property
     def gpus(self) -> int:
         """GPUs in all."""
-        return max(self.tp, self.ep) * (self.replicas + self.prefill_replicas)
+        return self.replicas * self._world(prefill=False) + self.prefill_replicas * self._world(prefill=True)
+
+    def gpus_of(self, replica: int) -> int:
+        """GPUs of a replica by its number; those for prompts come first."""
+        return self._world(prefill=replica < self.prefill_replicas)
+
+    def _degrees(self, *, prefill: bool) -> tuple[int, int]:
+        """Tensor and expert parallel degrees of a replica."""
+        return ((self.prefill_tp or self.tp), (self.prefill_ep or self.ep)) if prefill else (self.tp, self.ep)
+
+    def _world(self, *, prefill: bool) -> int:
+        return max(self._degrees(prefill=prefill))
+
+    @property
+    def roles(self) -> str:
+        """How many replicas of which degree play which part."""
+        if not self.prefill_replicas:
+            return f"{self.replicas} x tp {self.tp}"
+        if self._degrees(prefill=True) == self._degrees(prefill=False):
+            return f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp} each"
+        (first, first_ep), (tp, ep) = self._degrees(prefill=True), self._degrees(prefill=False)
+        prompts, decoding = (f"tp {t} ep {e}" if e > 1 else f"tp {t}" for t, e in ((first, first_ep), (tp, ep)))
+        return f"{self.prefill_replicas} x {prompts} for prompts + {self.replicas} x {decoding} for decoding"
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -178,11 +225,12 @@ class ServeSpec(FieldTable):
         """Why the default stack does not run this model; empty where it does, or where a stack was named."""
         if self.stack is not None:
             return ""
-        layout = workloads.Layout(tp=self.tp, ep=self.ep, ep_mode=self.ep_mode)
-        model = workloads.load_model(self.model)
-        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(self._group("paged-kv", None, None)))
+        group = self._group("paged-kv", None, None)
+        layout, model = layout_of(group), workloads.load_model(self.model)
+        options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(group))
         try:
-            workloads.check_options(model, layout, options)
+            for tp, ep in {self._degrees(prefill=False), self._degrees(prefill=self.prefill_replicas > 0)}:
+                workloads.check_options(model, replace(layout, tp=tp, ep=ep, ep_mode=self.ep_mode), options)
         except workloads.WorkloadError as error:
             return str(error)
         return ""
@@ -203,6 +251,9 @@ class ServeSpec(FieldTable):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
+        for name in ("prefill_tp", "prefill_ep"):
+            if getattr(self, name) is not None and not self.prefill_replicas:
+                raise ValueError(f"{name} = {getattr(self, name)}: is of replicas for prompts: give prefill_replicas")
         if self.autoscale is not None and self.prefill_replicas:
             raise ValueError(f"prefill_replicas = {self.prefill_replicas}: autoscale knows replicas of one kind only")
         if self.sm_partition is not None:
@@ -238,17 +289,23 @@ class ServeSpec(FieldTable):
             cap_w = prefill_w
         elif self.phase_caps and cap_w is not None and prefill_w is not None:
             cap_w = max(cap_w, prefill_w)
-        return self._group(self.own_stack, cap_w, self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz)
+        clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
+        return self._group(self.own_stack, cap_w, clock_mhz, prefill=prefill)
 
-    def _group(self, stack: str, cap_w: float | None, clock_mhz: float | None) -> Scenario:
+    def _group(self, stack: str, cap_w: float | None, clock_mhz: float | None, *, prefill: bool = False) -> Scenario:
+        tp, ep = self._degrees(prefill=prefill)
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "launch",
-                "chip_temperature_c",
+                "model", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype", "weight_dtype",
+                "kv_dtype", "launch", "chip_temperature_c",
             )
         }  # fmt: skip
-        return Scenario.of(phase="decode", stack=stack, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared)
+        if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
+            shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
+        return Scenario.of(
+            phase="decode", stack=stack, tp=tp, ep=ep, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
+        )
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""

@@ -119,7 +119,7 @@ def to_trace(run: ServeResult) -> Trace:
             values = mine[column].to_numpy(dtype=float)
             if np.isfinite(values).all():
                 counters.append(Counter(pid=replica, name=name, time_ps=_ps(mine["start_s"].tolist()), value=values))
-        so_far_j = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.group().world
+        so_far_j = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.gpus_of(replica)
         ends_ps = _ps(mine["end_s"].tolist())
         counters.append(Counter(pid=replica, name="energy J per GPU", total=True, time_ps=ends_ps, value=so_far_j))
     processes = {replica: _process(run, replica) for replica in replicas}
@@ -140,7 +140,7 @@ def to_trace(run: ServeResult) -> Trace:
 
 def _process(run: ServeResult, replica: int) -> str:
     """The name of a replica, or of one side of it."""
-    spec, gpus = run.spec, f"{run.spec.group().world} x {run.machine.gpu.id}"
+    spec, gpus = run.spec, f"{run.spec.gpus_of(replica)} x {run.machine.gpu.id}"
     if spec.sm_partition is None:
         return f"replica {replica} ({gpus})"
     side, number = divmod(replica, spec.replicas)
@@ -149,14 +149,15 @@ def _process(run: ServeResult, replica: int) -> str:
 
 
 def _about(run: ServeResult) -> dict[str, Any]:
-    """The server as readers need it: GPUs of a replica, whose joules its steps carry, and their policy."""
+    """The server as readers need it: GPUs of each replica, whose joules its steps carry, and their policy."""
     spec, issue_s = run.spec, run.machine.profile.launch.host_issue_s
     policy = {"power_cap_w": spec.power_cap_w, "sm_clock_mhz": spec.sm_clock_mhz, "launch": spec.launch}
     return {
         "version": release(),
         "gpu": run.machine.gpu.id,
         **run.standing.as_json(),
-        "world": spec.group().world,
+        "world": max(spec.gpus_of(replica) for replica in (0, spec.prefill_replicas)),
+        "worlds": [spec.gpus_of(replica) for replica in range(spec.prefill_replicas + spec.replicas)],
         "scenario": {name: value for name, value in policy.items() if value is not None},
     } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware.laws.terms import wanted_sms
+from sim.engine.between import crowded
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
@@ -28,7 +29,8 @@ Kinds = list[tuple[int, int]]  # (GPU, class) of kernels
 
 
 def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
-    """True when each GPU has one stream, whose kernels wait for nothing but each other and their collectives."""
+    """True when each GPU has one stream, whose kernels wait for nothing but each other and their collectives, which
+    do not crowd the network between nodes."""
     sms, room = float(model.gpu.sms), float(model.gpu.sms)
     if graph.partition_sms:  # a kernel that wants more starts on part of its SMs
         room = min(graph.partition_sms[place] for place in graph.queue_partition)
@@ -37,6 +39,7 @@ def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
         and graph.issue_ps is None
         and not graph.predecessor_count
         and all(not c.lead_s and wanted_sms(c.terms, sms) <= room for c in graph.classes)
+        and not crowded((c.transit.ranks, c) for c in graph.classes if c.transit is not None)
     )
 
 

@@ -186,11 +186,12 @@ EnergAIzer (ISPASS 2026, MIT licence): GPT-2, OPT-1.3B, BERT-large, Qwen2-1.5B a
 FITTED = """## What was fitted
 
 The shipped A100 profile knows no measured energy: kernel times come from public tables (GEMM 13 % mean error on rows
-not fitted, attention 11 %), voltage and idle power from the public table of this card, energies from the H100 scaled by
-datasheets and, for products, by what the kernel tables leave room for: the 400 W module ran its largest products at the
-maximum clock. The column *nothing fitted* below is that profile. For everything else five factors on its energies were
-fitted **for this page only** on the 900 MHz runs of the *other* models, so every figure is of a model that the fit
-never saw, and over the sweep also of clocks that it never saw. None of this enters a profile.
+not fitted, attention 11 %, vLLM's experts 17 %), voltage and idle power from the public table of this card, energies
+from the H100 scaled by datasheets and, for products, by what the kernel tables leave room for: the 400 W module ran
+its largest products at the maximum clock. The column *nothing fitted* below is that profile. For everything else five
+factors on its energies were fitted **for this page only** on the 900 MHz runs of the *other* models, so every figure
+is of a model that the fit never saw, and over the sweep also of clocks that it never saw. None of this enters a
+profile.
 
 Times come out short for 16-bit products: the tables' kernels seem faster than those of the artifact's software, and
 ViT's 197 tokens are no multiple of 8, which 16-bit tensor kernels want. Two choices were made with these runs in

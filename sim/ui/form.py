@@ -24,6 +24,7 @@ LABELS = {
 # What an empty field means.
 EMPTY = {"comm_ctas": "library's", "sm_clock_mhz": "free", "power_cap_w": "TDP"}
 PHASES = ("prefill", "decode")  # those that answer at once
+WAIT_S = 0.05  # after a key, for the next one
 WIDE = ("model", "gpu", "stack")
 ROOFS = (
     "Lines: what arithmetic and HBM allow by the datasheet (dotted), and at this run's clock (solid). A marker is a "
@@ -84,7 +85,7 @@ def _control(letter: str, name: str, value: Any) -> Any:
     default = EMPTY.get(name) or str(field.default)
     number = None if value is None else float(value) if "." in str(value) else int(value)
     entry = dcc.Input(
-        id=own, type="number", value=number, min=1, placeholder=default, debounce=0.1, className="number",
+        id=own, type="number", value=number, min=1, placeholder=default, debounce=WAIT_S, className="number",
         inputMode="numeric",
     )  # fmt: skip
     return _labelled(name, entry)

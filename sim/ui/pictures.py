@@ -61,8 +61,10 @@ def dressed(
         "dragmode": False,
         **layout,
     }
+    # Handles to drag axes and a second look at labels that may not fit take time and are not used.
+    quick = {"fixedrange": True, "ticklabeloverflow": "allow"}
     for name in ("xaxis", "yaxis"):
-        axis = {"automargin": fitted, "gridcolor": GRID, "zerolinecolor": GRID, **made.get(name, {})}
+        axis = {"automargin": fitted, "gridcolor": GRID, "zerolinecolor": GRID, **quick, **made.get(name, {})}
         if isinstance(title := axis.get("title"), str):
             axis["title"] = {"text": title, "standoff": 10, "font": {"color": SOFT, "size": 12}}
         made[name] = axis

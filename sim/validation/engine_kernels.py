@@ -62,6 +62,8 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
             raise NotPredicted(
                 "convolutions of a VAE are products of their unfolded input here, without a law of their own"
             )
+        case "diffusers_image":
+            raise NotPredicted("kernels between the convolutions of a VAE are no part of its decoder here")
         case kind:
             moved = moved_of(inputs)
             engine = "diffusers" if kind == "diffusers_pass" else ENGINE

@@ -107,7 +107,7 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
     facts, (measured,) = measure_engine(engine, [Serve(requests=requests)])
     row = {
         "kind": "served", "gpu": spec.gpu, "world": spec.gpus, "model": spec.model, "tp": spec.tp, "ep": spec.ep,
-        "dtype": spec.dtype, "stack": spec.stack,
+        "ep_mode": spec.ep_mode, "dtype": spec.dtype, "stack": spec.stack,
         "requests": [list(request) for request in requests],
     }  # fmt: skip
     return [_host(spec.gpu, spec.gpus, facts), row | _joules(measured)]

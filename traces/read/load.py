@@ -274,10 +274,12 @@ def _launches(rank: Ints, correlation: Ints, call_rank: Ints, call_correlation: 
     if not len(known) or not len(rank):
         return launch
     # One number for (rank, correlation); correlations may be of any size, so they are numbered first.
-    ids = np.unique(call_correlation[known])
+    ids = call_correlation[known]
+    if not (ids[1:] > ids[:-1]).all():  # profilers count upwards
+        ids = np.unique(ids)
     place = np.clip(np.searchsorted(ids, correlation), 0, len(ids) - 1)
     key, wanted = call_rank[known] * len(ids) + np.searchsorted(ids, call_correlation[known]), rank * len(ids) + place
-    keys, first = np.unique(key, return_index=True)
+    keys, first = (key, np.arange(len(key))) if (key[1:] > key[:-1]).all() else np.unique(key, return_index=True)
     at = np.clip(np.searchsorted(keys, wanted), 0, len(keys) - 1)
     return np.where((keys[at] == wanted) & (ids[place] == correlation) & (correlation != NONE), known[first[at]], NONE)
 

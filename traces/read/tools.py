@@ -36,7 +36,9 @@ HEADS = (
         "an execution trace of PyTorch: operators without times on the GPU: export_chrome_trace of the same steps",
     ),
     (
-        re.compile(rb"^.\x0a.(?:\d+\.)+\d", re.DOTALL),
+        re.compile(
+            rb"^.\x0a.(?:\d+\.)+\d|\"type\"\s*:\s*\"(?:COMP|COMM_COLL|COMM_SEND|COMM_RECV|MEM_\w+)_NODE\"", re.DOTALL
+        ),
         "a Chakra execution trace: nodes, no timeline: give the profiler's trace that it was made of",
     ),
 )

@@ -42,18 +42,14 @@ def pointwise_kernels(node: Pointwise, shape: Shape, engine: ServingEngine, *, e
     one = engine.pass_of(node.op.value, DType.BF16 if before_router else dtype)
     if one is None:
         return []
-    made = 0 if node.queries else shape.kv_heads  # keys, which are cached
-    heads, size = shape.q_heads + made, shape.model.head_dim
+    heads, size = shape.q_heads + (0 if node.queries else shape.kv_heads), shape.model.head_dim
     match node.op:
         case Elementwise.ADD_RMSNORM:
             return [pass_kernel(node.name, engine, one, shape.tokens, shape.model.d_model)]
         case Elementwise.RMSNORM:
             return [pass_kernel(node.name, engine, one, shape.tokens, heads * size)]
         case Elementwise.ROPE:
-            turned = pass_kernel(node.name, engine, one, shape.tokens, heads * size)
-            return [turned] if not made else [
-                turned, pass_kernel("cache_write", engine, engine.cache, shape.tokens, 2 * made * size)
-            ]  # fmt: skip
+            return [pass_kernel(node.name, engine, one, shape.tokens, heads * size)]
         case _:
             return [pass_kernel(node.name, engine, one, shape.tokens, width_of(node, shape.local_sizes(node.parallel)))]
 
@@ -87,10 +83,14 @@ def own_where_small(kernel: Kernel, engine: ServingEngine) -> Kernel:
 
 
 def engine_attention(node: Attention, shape: Shape, engine: ServingEngine) -> list[Kernel]:
-    """Flash attention over the pages of the cache."""
+    """Flash attention over the pages of the cache, where a layer's new keys and values were written before it."""
     kernel = attention_kernel(node, shape)
     assert isinstance(kernel.work, AttentionWork)
-    return [replace(kernel, work=replace(kernel.work, engine=engine.id))]
+    attention = replace(kernel, work=replace(kernel.work, engine=engine.id))
+    if node.shared or not shape.model.causal:  # an encoder keeps nothing
+        return [attention]
+    written = 2 * shape.kv_heads * shape.model.head_dim
+    return [pass_kernel("cache_write", engine, engine.cache, shape.tokens, written), attention]
 
 
 def engine_part(
@@ -142,8 +142,10 @@ def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: ServingEngin
     name = "gate_up_experts" if first else "down_experts"
     rows = shape.tokens if first else shape.tokens * shape.model.top_k
     inner = shape.local_sizes(node.ops[0].parallel)["f"]
-    quantised = [pass_kernel(f"quantise_{name}", engine, engine.quantise, rows, k)] if dtype is DType.FP8 else []
-    return [*quantised, _routed(name, engine, shape, load, inner, n, k, dtype)]
+    product = _routed(name, engine, shape, load, inner, n, k, dtype)
+    if dtype is not DType.FP8:
+        return [product]
+    return [pass_kernel(f"quantise_{name}", engine, engine.experts.quantise, rows, k), product]
 
 
 def _routed(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
+from workloads.errors import WorkloadError
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel, quantise_kernel
 from workloads.layer_passes.tree import Combine, Exchange, ExpertAct, ExpertRouter, ExpertRows, Grouped, Join
 from workloads.ops import Op
 from workloads.precision import Product
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, GroupedGemmWork
+from workloads.storage import Storage
+from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, EpKernels, ExchangeSizes, GroupedGemmWork
 
 
 def expert_kernels(
@@ -39,6 +42,8 @@ def expert_kernels(
         case Combine(partial=True):
             moved = 5 * load.rows * width * element
             return [elementwise_kernel("index_add", Elementwise.INDEX_ADD, load.rows, width, moved)]
+        case Combine() if shape.layout.ep_kernels is not None:
+            return []  # combine adds up what it brings home
         case Combine():
             tokens = own_tokens(shape, node.parallel)
             sent = tokens * model.top_k
@@ -73,11 +78,22 @@ def _router(node: ExpertRouter, shape: Shape) -> list[Kernel]:
 def _rows(node: ExpertRows, shape: Shape, load: ExpertLoad) -> list[Kernel]:
     """Tokens are quantised once, and rows travel as experts read them."""
     width, product = shape.model.d_model, shape.precision.of(node.op)
+    by, tokens = shape.layout.ep_kernels, own_tokens(shape, node.parallel)
     match node.name:
+        case "gather_dispatch" if by is not None:
+            return []  # dispatch reads tokens where they lie
+        case "gather" | "gather_return" if by is EpKernels.LOW_LATENCY:
+            return []  # it writes rows in the order of their experts, and combine reads them there
+        case "quantise_rows" if by is not None and not product.activations.plain:
+            if dispatched(shape, node.op).plain:
+                return [quantise_kernel("gate_up_grouped", load.rows, width, product)]
+            if by is EpKernels.LOW_LATENCY:
+                return []  # it quantises what it sends
+            return [quantise_kernel("gate_up_grouped", tokens, width, product)]
         case "quantise_rows" if product.activations.plain:
             return []
         case "quantise_rows":
-            return [quantise_kernel("gate_up_grouped", own_tokens(shape, node.parallel), width, product)]
+            return [quantise_kernel("gate_up_grouped", tokens, width, product)]
         case "gather_dispatch":
             return [_gather(node.name, own_tokens(shape, "s") * shape.model.top_k, width, product)]
         case "gather":
@@ -131,6 +147,8 @@ def travel_kernel(node: Exchange, shape: Shape, load: ExpertLoad) -> Kernel:
     activations = shape.precision.of(node.reader).activations
     row_bytes = activations.bytes_of(1, width) if away else width * DType.BF16.bytes
     own, here = own_tokens(shape, "s") * shape.model.top_k, load.rows / len(ranks)
+    if shape.layout.ep_kernels is not None:
+        return _exchanged(node, shape, load)
     given, taken = round((own - here) * row_bytes), round((load.rows - here) * row_bytes)
     work = CollectiveWork(
         op=CollectiveOp.ALL_TO_ALL,
@@ -140,3 +158,36 @@ def travel_kernel(node: Exchange, shape: Shape, load: ExpertLoad) -> Kernel:
         received_bytes=max(0, taken if away else given),
     )
     return Kernel(name=node.name, work=work, flops=0.0, bytes_moved=float(own * row_bytes))
+
+
+def dispatched(shape: Shape, op: Op) -> Storage:
+    """What ``ep_kernels`` send tokens in to the experts of ``op``."""
+    activations, asked = shape.precision.of(op).activations, shape.layout.dispatch_dtype
+    if asked is DType.FP8 and activations.plain:
+        raise WorkloadError(
+            f"dispatch_dtype = 'fp8_e4m3': experts read {activations}: use dtype 'fp8_e4m3', or leave it out"
+        )
+    return Storage(element=asked.value) if asked is DType.BF16 else activations
+
+
+def _exchanged(node: Exchange, shape: Shape, load: ExpertLoad) -> Kernel:
+    """The same by ``ep_kernels``; a rank whose experts are wanted more exchanges as if it had so many more tokens."""
+    assert node.reader is not None and shape.layout.ep_kernels is not None
+    away, model = node.travel == "away", shape.model
+    wide = not away or dispatched(shape, node.reader).plain
+    sizes = ExchangeSizes(
+        tokens=max(own_tokens(shape, "s"), math.ceil(load.rows / model.top_k)),
+        top_k=model.top_k,
+        hidden=model.d_model,
+        dtype=DType.BF16 if wide else DType.FP8,
+        kernels=shape.layout.ep_kernels,
+    )
+    moved = sizes.tokens * sizes.top_k * sizes.hidden * int(sizes.dtype.bytes)
+    work = CollectiveWork(
+        op=CollectiveOp.DISPATCH if away else CollectiveOp.COMBINE,
+        ranks=shape.layout.ranks,
+        buffer_bytes=moved,
+        exchange=sizes,
+    )
+    name = node.name.replace("all_to_all", sizes.kernels.value)
+    return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(moved))

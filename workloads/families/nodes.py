@@ -28,6 +28,7 @@ from workloads.layer_passes.rounds import in_rounds
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import (
     Combine,
+    Embedding,
     Exchange,
     ExpertAct,
     ExpertRouter,
@@ -109,6 +110,8 @@ def node_kernels(
             return expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
         case LastTokens() | StageEnd():
             return []
+        case Embedding():
+            return [_embedding_kernel(node, shape)]
         case Head():
             return _head_kernels(node, shape, stack)
         case SampleToken():
@@ -137,6 +140,13 @@ def _exchange_kernels(node: Exchange, shape: Shape, phase: PhaseName) -> list[Ke
     if len(ranks) == 1:
         return []
     return [exchange_kernel(node.name, ranks, node.elements(shape.local_sizes(node.parallel)), node.op)]
+
+
+def _embedding_kernel(node: Embedding, shape: Shape) -> Kernel:
+    """Reads and writes a row a token; with several ranks each clears the rows of tokens that others hold."""
+    width, passes = shape.model.d_model, 2 if shape.layout.tp == 1 else 3
+    moved = passes * DType.BF16.bytes * shape.tokens * width
+    return elementwise_kernel(node.name, Elementwise.GATHER, shape.tokens, width, moved)
 
 
 def _head_kernels(node: Head, shape: Shape, stack: Stack) -> list[Kernel]:

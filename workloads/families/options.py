@@ -149,7 +149,7 @@ def _check_encoder(model: ModelSpec, layout: Layout, options: Options) -> None:
 
 def _check_images(model: ModelSpec, layout: Layout, options: Options) -> None:
     if model.vision is None:
-        raise WorkloadError(f"images = {options.images}: {model.id} has no image encoder")
+        raise WorkloadError(f"images = {options.images}: {model.id} has no image encoder that is simulated")
     if layout.cp > 1 or layout.sequence_parallel or options.overlap == "two_batch":
         raise WorkloadError(
             f"images = {options.images}: an encoder runs whole on every tensor group: leave cp, sequence_parallel and "

@@ -10,7 +10,7 @@ from workloads.families.context import attention_kernels
 from workloads.families.latent import latent_kernels
 from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
-from workloads.families.transformer import head_kernels, loads_of
+from workloads.families.transformer import front_segments, head_kernels, loads_of
 from workloads.kernels import Shape
 from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
@@ -67,7 +67,9 @@ def build_ragged(
     if tokens is None:
         tokens = sum(group.sequences * group.new_tokens for group in groups)
         positive("tokens", tokens)
-    check_layout(model, layout, batch=max(tokens, 1), new_tokens=1, layers=options.layers)
+    check_layout(
+        model, layout, batch=max(tokens, 1), new_tokens=1, layers=options.layers, expert_copies=options.routing.replicas
+    )
     precision = precision_in(model, options)
     whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1, precision=precision)
     loads = loads_of(whole, options)
@@ -96,7 +98,7 @@ def _rank(
     dense: bool,
 ) -> RankProgram:
     layers = whole.model.layers if options.layers is None else options.layers
-    segments = []
+    segments = list(front_segments(whole, "prefill", stack, options)) if dense else []
     runs = [
         (name, block, precision, run)
         for name, block, mine in whole.model.layer_groups(range(layers))

@@ -14,7 +14,7 @@ from workloads.families.nodes import PhaseName, kernels_of, node_kernels, placed
 from workloads.families.options import Options, check_options, choice_of, positive, precision_in
 from workloads.families.pipeline import StagePass, stage_segments
 from workloads.kernels import Shape
-from workloads.layer_passes.lower import lower_head
+from workloads.layer_passes.lower import lower_front, lower_head
 from workloads.layer_passes.overlap import Stage, beside_shared, has_experts, overlap
 from workloads.layer_passes.schedule import Schedule, leave_sms
 from workloads.layer_passes.shard import shard
@@ -97,7 +97,9 @@ def _program(
         if phase == "prefill" and seq_len < layout.cp:
             raise WorkloadError(f"cp = {layout.cp}: a prompt of seq_len = {seq_len} fills at most {seq_len} ranks")
         check_reach(model, seq_len if phase == "prefill" else seq_len + 1)
-        check_layout(model, layout, batch=batch, new_tokens=new_tokens, layers=layers)
+        check_layout(
+            model, layout, batch=batch, new_tokens=new_tokens, layers=layers, expert_copies=options.routing.replicas
+        )
         share = batch // (layout.dp * layout.micro_batches)
         shape = Shape(
             model=model,
@@ -161,6 +163,8 @@ def _role_program(
         if compute is None:
             load = loads_of(shape, options)[role.member]
             compute = _segments(shape, phase, mine, load, stack, options, head=head)
+            if role.stage == 0:
+                compute = (*front_segments(shape, phase, stack, options), *compute)
             if model.encoder is not None and phase == "prefill" and role.stage == 0:
                 compute = (*encoder_segments(shape, stack, options), *compute)
             if options.images and phase == "prefill" and role.stage == 0:
@@ -282,6 +286,15 @@ def schedule_of(node: Gemm, layout: Layout, options: Options) -> Schedule | None
     if ctas is None and asked.sms is not None:
         ctas = max(1, int(asked.sms / options.sms_per_cta))
     return Schedule(pieces=asked.chunks, ctas=ctas)
+
+
+def front_segments(shape: Shape, phase: PhaseName, stack: Stack, options: Options) -> tuple[Segment, ...]:
+    """The embedding of a serving engine's step, whose vocabulary its ranks hold in slices."""
+    if stack.engine is None:
+        return ()
+    nodes = shard(lower_front(), RankSplit.of(shape.layout))
+    kernels = tuple(kernel for node in nodes for kernel in node_kernels(node, shape, phase, None, stack, options))
+    return (Segment(name="embedding", kernels=kernels),)
 
 
 def head_kernels(shape: Shape, stack: Stack, options: Options) -> tuple[Kernel, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from workloads.layer_passes.tree import (
     Combine,
+    Embedding,
     ExpertAct,
     ExpertRouter,
     ExpertRows,
@@ -20,6 +21,7 @@ from workloads.layer_passes.tree import (
 )
 from workloads.ops import Experts, Gemm, Group, Node, Op, op
 
+EMBEDDING = op("bsv,vm->bsm", parallel="v", label="embedding")
 LM_HEAD = op("bsm,vm->bsv", parallel="v", label="lm_head")
 
 
@@ -37,6 +39,11 @@ def lower(nodes: tuple[Node, ...], split: RankSplit | None = None) -> tuple[Plac
         else:
             made.append(node)
     return tuple(made)
+
+
+def lower_front() -> tuple[Placed, ...]:
+    """What comes before the first layer: a row of the vocabulary's table for each token."""
+    return (Embedding(name="embedding", op=EMBEDDING),)
 
 
 def lower_head(*, samples: bool) -> tuple[Placed, ...]:

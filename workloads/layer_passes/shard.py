@@ -31,6 +31,7 @@ from workloads.layer_passes.held import (
 from workloads.layer_passes.rounds import over_context
 from workloads.layer_passes.tree import (
     Combine,
+    Embedding,
     Exchange,
     ExpertAct,
     ExpertRouter,
@@ -111,6 +112,9 @@ class _Rules(Walk):
                 self.held = Held(name=node.name, arrays=("bsi",), split=self.held.split & {"i"})
             case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() | Join():
                 self._experts(node)
+            case Embedding():
+                self.made.append(node)
+                self.held = Held(name=node.name, partial=node.op.einsum.reduction(node.op.parallel) is not None)
             case LastTokens():
                 if self.split.rows:  # these tokens lie on the last rank
                     self._exchange(CollectiveOp.BROADCAST, f"broadcast_{node.name}", (RESIDUAL,))

@@ -95,6 +95,14 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """Rows of the vocabulary's table, one a token: a sum over the vocabulary, which ranks hold in slices."""
+
+    name: str
+    op: Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastTokens:
     """The last token of each sequence, which is scored."""
 
@@ -180,5 +188,6 @@ class Permute:
 
 Placed = (
     Gemm | Attention | LatentAttention | Indexer | StateSpace | Pointwise | ExpertRouter | ExpertRows | Grouped
-    | ExpertAct | Combine | Join | LastTokens | Head | SampleToken | Exchange | Permute | KeyRounds | StageEnd
+    | ExpertAct | Combine | Join | Embedding | LastTokens | Head | SampleToken | Exchange | Permute | KeyRounds
+    | StageEnd
 )  # fmt: skip

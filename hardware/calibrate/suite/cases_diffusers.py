@@ -34,6 +34,9 @@ def build_diffusers(bench: Bench, row: Row) -> Case:
             return _linear(bench, row)
         case "diffusers_conv":
             return _convolution(bench, row)
+        case "diffusers_image":
+            image = _image(bench, row)
+            return Case(launch=lambda _: image())
         case other:
             raise HardwareError(f"the suite has no kernel of diffusers '{other}'")
 
@@ -124,6 +127,33 @@ def _pass(bench: Bench, how: str, tokens: int, width: int) -> Launch:
             return lambda: image.clone(memory_format=torch.contiguous_format)
         case other:
             raise HardwareError(f"the suite has no pass of diffusers '{other}'")
+
+
+def _image(bench: Bench, row: Row) -> Launch:
+    """A kernel between a VAE decoder's convolutions, over ``channels`` of an image or of ``frames`` of a video."""
+    torch, functional = bench.torch, bench.torch.nn.functional
+    dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
+    video = bool(row["frames"])
+    sizes = [row["frames"]] if video else []
+    x = torch.randn(1, row["channels"], *sizes, row["height"], row["width"], device=bench.device, dtype=dtype)
+    match row["how"]:
+        case "group_norm":
+            gain, shift = (torch.randn(row["channels"], device=bench.device, dtype=dtype) for _ in range(2))
+            return lambda: functional.group_norm(x, 32, gain, shift, _EPS)
+        case "silu":
+            return lambda: functional.silu(x)
+        case "upsample":
+            scale = (1.0, 2.0, 2.0) if video else 2.0
+            return lambda: functional.interpolate(x, scale_factor=scale, mode="nearest")
+        case "pad":
+            return lambda: functional.pad(x, (1, 1, 1, 1, 2, 0), mode="replicate")
+        case "scale":
+            return lambda: x / 1.0
+        case "add":
+            y = torch.randn_like(x)
+            return lambda: x + y
+        case other:
+            raise HardwareError(f"the suite has no kernel of a VAE '{other}'")
 
 
 def _attention(bench: Bench, row: Row) -> Case:

@@ -20,6 +20,8 @@ Row = Mapping[str, Any]
 PAGE_TOKENS = 16
 # Splits over the cache that vLLM allows while it captures graphs (attention_config of 0.24).
 GRAPH_SPLITS = 32
+# Tokens of the step with which the server compiles: its largest, by default.
+FULL_STEP_TOKENS = 8192
 _KEPT_BUFFERS_BYTES = 256 << 20
 _ALL_REDUCES = 200
 
@@ -164,9 +166,28 @@ def _cache_write(bench: Bench, row: Row) -> Case:
 
 
 def _compiled(bench: Bench, row: Row) -> Case:
-    """What Inductor makes of the elementwise parts of a layer; ``how`` names them."""
-    torch, tokens, width = bench.torch, row["tokens"], row["width"]
-    x, residual, gain = bench.randn(tokens, width), bench.randn(tokens, width), bench.randn(width)
+    """What Inductor makes of the elementwise parts of a layer; ``how`` names them.
+
+    As the server compiles them (``sizes`` = "any"): once, for any number of tokens, tuned on a full step of
+    :data:`FULL_STEP_TOKENS`. Rows without ``sizes`` were compiled for their own number.
+    """
+    torch, any_size = bench.torch, row.get("sizes") == "any"
+    if any_size:
+        torch._dynamo.reset()  # else a width that differs from the last row's becomes a variable too
+    function, inputs = _elementwise_part(bench, row, row["tokens"])
+    ready = torch.compile(function, dynamic=None if any_size else False)
+    if any_size:
+        full_step = _elementwise_part(bench, row, FULL_STEP_TOKENS)[1]
+        for tensor in full_step:
+            if tensor.shape[0] == FULL_STEP_TOKENS and (tensor.ndim > 1 or not tensor.is_floating_point()):  # no gain
+                torch._dynamo.mark_dynamic(tensor, 0)
+        ready(*full_step)
+    return Case(launch=lambda _: ready(*inputs))
+
+
+def _elementwise_part(bench: Bench, row: Row, tokens: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function of a row of :func:`_compiled`, and its inputs for ``tokens``; tokens come first in every tensor."""
+    torch, device, width = bench.torch, bench.device, row["width"]
     finest = 448.0
 
     def norm(x: Any, residual: Any, gain: Any) -> tuple[Any, Any]:
@@ -180,28 +201,46 @@ def _compiled(bench: Bench, row: Row) -> Case:
 
     def eight(y: Any) -> tuple[Any, Any]:
         scale = (y.abs().amax(-1, keepdim=True).float() / finest).clamp(min=1e-10)
-        return (y.float() / scale).clamp(-finest, finest).to(torch.float8_e4m3fn), scale
+        return (y.float() * scale.reciprocal()).clamp(-finest, finest).to(torch.float8_e4m3fn), scale
 
     def norm_eight(x: Any, residual: Any, gain: Any) -> tuple[Any, ...]:
         y, total = norm(x, residual, gain)
         return (*eight(y), total)
 
-    def rope(qkv: Any, cos: Any, sin: Any) -> Any:
-        low, high = qkv[..., :64], qkv[..., 64:]
+    def turned(x: Any, cos: Any, sin: Any) -> Any:
+        low, high = x.chunk(2, dim=-1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
-    heads = width // 128
-    cos, sin = bench.randn(tokens, 1, 64), bench.randn(tokens, 1, 64)
-    table: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-        "add_rmsnorm": (norm, (x, residual, gain)),
-        "add_rmsnorm_fp8": (norm_eight, (x, residual, gain)),
-        "silu_mul": (silu, (bench.randn(tokens, 2 * width),)),
-        "silu_mul_fp8": (lambda y: eight(silu(y)), (bench.randn(tokens, 2 * width),)),
-        "rope": (rope, (x.view(tokens, heads, 128), cos, sin)),
-    }
-    function, inputs = table[row["how"]]
-    ready = torch.compile(function, dynamic=False)
-    return Case(launch=lambda _: ready(*inputs))
+    def rope(qkv: Any, positions: Any, table: Any) -> tuple[Any, Any]:
+        queries = (width // 128 - row["kv_heads"]) * 128
+        cos, sin = (part.unsqueeze(-2) for part in table.index_select(0, positions).chunk(2, dim=-1))
+        return tuple(
+            turned(part.unflatten(-1, (-1, 128)), cos, sin).flatten(1)
+            for part in (qkv[:, :queries], qkv[:, queries:width])
+        )
+
+    def rotated_alone(x: Any, cos: Any, sin: Any) -> Any:
+        return turned(x, cos, sin)
+
+    match row["how"]:
+        case "add_rmsnorm" | "add_rmsnorm_fp8" as how:
+            inputs = (bench.randn(tokens, width), bench.randn(tokens, width), bench.randn(width))
+            return norm if how == "add_rmsnorm" else norm_eight, inputs
+        case "silu_mul":
+            return silu, (bench.randn(tokens, 2 * width),)
+        case "silu_mul_fp8":
+            return lambda y: eight(silu(y)), (bench.randn(tokens, 2 * width),)
+        case "quantise":
+            return eight, (bench.randn(tokens, width),)
+        case "rope" if "kv_heads" in row:
+            qkv = bench.randn(tokens, width + 128 * row["kv_heads"])
+            positions = torch.arange(tokens, device=device) % 4096
+            return rope, (qkv, positions, bench.randn(FULL_STEP_TOKENS + 1, 128))
+        case "rope":
+            cos, sin = bench.randn(tokens, 1, 64), bench.randn(tokens, 1, 64)
+            return rotated_alone, (bench.randn(tokens, width // 128, 128), cos, sin)
+        case other:
+            raise HardwareError(f"the suite has no compiled kernel of vLLM '{other}'")
 
 
 def _gate(bench: Bench, row: Row) -> Case:

@@ -10,12 +10,11 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from sim.explore.plan.question import Deployment
+from sim.explore.plan.question import Deployment, Role
 from sim.output.files import write_atomically
 
-Role = Literal["serve", "prefill", "decode"]
 MODEL = "$MODEL"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "auto"}
 PORT = 8000
@@ -39,12 +38,12 @@ def vllm(deployment: Deployment, role: Role) -> list[str]:
     """``vllm serve``; prompts and decoding apart hand caches over by NIXL."""
     spec = deployment.server
     command = [
-        "vllm", "serve", MODEL, "--tensor-parallel-size", str(deployment.group), "--dtype", DTYPES[spec.dtype],
+        "vllm", "serve", MODEL, "--tensor-parallel-size", str(deployment.group(role)), "--dtype", DTYPES[spec.dtype],
         "--max-num-seqs", str(spec.max_num_seqs), "--max-num-batched-tokens", str(spec.max_num_batched_tokens),
         "--gpu-memory-utilization", f"{spec.memory_share:g}", "--max-model-len", str(_longest(deployment)),
         "--port", str(PORT),
     ]  # fmt: skip
-    if spec.ep > 1:
+    if deployment.degrees(role)["ep"] > 1:
         command.append("--enable-expert-parallel")
     if spec.dtype == "fp8_e4m3":
         command += ["--quantization", "fp8"]
@@ -57,13 +56,13 @@ def sglang(deployment: Deployment, role: Role) -> list[str]:
     """``sglang.launch_server``."""
     spec = deployment.server
     command = [
-        "python", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", str(deployment.group),
+        "python", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", str(deployment.group(role)),
         "--dtype", DTYPES[spec.dtype], "--max-running-requests", str(spec.max_num_seqs),
         "--chunked-prefill-size", str(spec.max_num_batched_tokens), "--mem-fraction-static", f"{spec.memory_share:g}",
         "--context-length", str(_longest(deployment)), "--host", ANYWHERE, "--port", str(PORT),
     ]  # fmt: skip
-    if spec.ep > 1:
-        command += ["--ep-size", str(spec.ep)]
+    if (ep := deployment.degrees(role)["ep"]) > 1:
+        command += ["--ep-size", str(ep)]
     if spec.dtype == "fp8_e4m3":
         command += ["--quantization", "fp8"]
     if role != "serve":
@@ -71,17 +70,17 @@ def sglang(deployment: Deployment, role: Role) -> list[str]:
     return command
 
 
-def trtllm(deployment: Deployment, _: Role) -> list[str]:
-    """``trtllm-serve``, the same for each role: a file of ``trtllm-serve disaggregated`` says who hands over."""
+def trtllm(deployment: Deployment, role: Role) -> list[str]:
+    """``trtllm-serve``, alike for each role: a file of ``trtllm-serve disaggregated`` says who hands over."""
     spec = deployment.server
     command = [
-        "trtllm-serve", MODEL, "--backend", "pytorch", "--tp_size", str(deployment.group),
+        "trtllm-serve", MODEL, "--backend", "pytorch", "--tp_size", str(deployment.group(role)),
         "--max_batch_size", str(spec.max_num_seqs), "--max_num_tokens", str(spec.max_num_batched_tokens),
         "--kv_cache_free_gpu_memory_fraction", f"{spec.memory_share:g}", "--max_seq_len", str(_longest(deployment)),
         "--host", ANYWHERE, "--port", str(PORT),
     ]  # fmt: skip
-    if spec.ep > 1:
-        command += ["--ep_size", str(spec.ep)]
+    if (ep := deployment.degrees(role)["ep"]) > 1:
+        command += ["--ep_size", str(ep)]
     if deployment.question.input_len > spec.max_num_batched_tokens - spec.max_num_seqs:
         command.append("--enable_chunked_prefill")  # else it refuses prompts longer than a step
     return command
@@ -108,7 +107,9 @@ def script(deployment: Deployment, engine: str) -> str:
     if deployment.mode == "disaggregated":
         lines.append(f"# In front of them goes the engine's router of prefill and decode: {ROUTERS[engine]}.")
     for role, count in roles(deployment).items():
-        lines.append(f'if [ "${{ROLE:-serve}}" = {role} ]; then  # {count} of these, {deployment.group} GPUs each')
+        lines.append(
+            f'if [ "${{ROLE:-serve}}" = {role} ]; then  # {count} of these, {deployment.group(role)} GPUs each'
+        )
         lines.append("  exec " + _shell(ENGINES[engine](deployment, role)))
         lines.append("fi")
     lines.append(f'echo "ROLE is one of: {", ".join(roles(deployment))}" >&2; exit 2')
@@ -129,7 +130,7 @@ def manifest(deployment: Deployment) -> dict[str, Any]:
             "args": arguments,
             "env": [{"name": "MODEL", "value": f"HUB-ID-OR-FOLDER-OF/{deployment.question.model}"}],
             "ports": [{"containerPort": PORT}],
-            "resources": {"limits": {"nvidia.com/gpu": deployment.group}},
+            "resources": {"limits": {"nvidia.com/gpu": deployment.group(role)}},
         }
         template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
         items.append(

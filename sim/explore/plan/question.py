@@ -16,6 +16,7 @@ from sim.serving.request_files import read_traffic
 from sim.serving.spec import ServeSpec
 
 Objective = Literal["throughput", "energy", "cost"]
+Role = Literal["serve", "prefill", "decode"]
 Mode = Literal["aggregated", "disaggregated"]
 PowerCap = Annotated[float, Field(gt=0, le=10_000)]
 PlanDtype = Literal["bf16", "fp16", "fp8_e4m3"]
@@ -130,10 +131,14 @@ class Deployment:
     status: str
     reasons: tuple[str, ...] = field(default=())
 
-    @property
-    def group(self) -> int:
-        """GPUs of a replica."""
-        return max(int(self.spec.get("tp", 1)), int(self.spec.get("ep", 1)))
+    def degrees(self, role: Role) -> dict[str, int]:
+        """Tensor and expert parallel degrees of a replica that plays ``role``."""
+        spec, first = self.spec, "prefill_" if role == "prefill" else ""
+        return {name: int(spec.get(first + name, spec.get(name, 1))) for name in ("tp", "ep")}
+
+    def group(self, role: Role = "serve") -> int:
+        """GPUs of a replica that plays ``role``."""
+        return max(self.degrees(role).values())
 
     @property
     def tokens_per_s(self) -> float:
@@ -191,7 +196,10 @@ class Deployment:
         '2 x tp 1, 8 sequences each'
         """
         spec = self.spec
-        degrees = " ".join(f"{name} {spec[name]}" for name in ("tp", "ep") if spec.get(name, 1) > 1) or "tp 1"
+        first, degrees = (
+            " ".join(f"{name} {degree}" for name, degree in self.degrees(role).items() if degree > 1) or "tp 1"
+            for role in get_args(Role)[1:]
+        )
         extra = "".join(
             [
                 f", {spec['dtype']}" if spec.get("dtype", "bf16") != "bf16" else "",
@@ -200,11 +208,14 @@ class Deployment:
                 f", {spec['max_num_batched_tokens']:,} tokens a step" if "max_num_batched_tokens" in spec else "",
             ]
         )
-        if self.mode == "disaggregated":
-            return (
-                f"{spec['prefill_replicas']} + {spec['replicas']} x {degrees}, {self.sequences} sequences each{extra}"
-            )
-        return f"{spec['replicas']} x {degrees}, {self.sequences} sequences each{extra}"
+        who = f"{spec['replicas']} x {degrees}, {self.sequences} sequences each{extra}"
+        if self.mode == "aggregated":
+            return who
+        return (
+            f"{spec['prefill_replicas']} + {who}"
+            if first == degrees
+            else f"{spec['prefill_replicas']} x {first} + {who}"
+        )
 
     @property
     def server(self) -> ServeSpec:
@@ -249,6 +260,6 @@ class Deployment:
 
 
 ROW_FIELDS = (
-    "tp", "ep", "ep_mode", "replicas", "prefill_replicas", "dtype", "sm_clock_mhz", "power_cap_w", "max_num_seqs",
-    "max_num_batched_tokens",
+    "tp", "ep", "ep_mode", "replicas", "prefill_tp", "prefill_ep", "prefill_replicas", "dtype", "sm_clock_mhz",
+    "power_cap_w", "max_num_seqs", "max_num_batched_tokens",
 )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count, product, takewhile
+from dataclasses import dataclass, field
+from itertools import count, permutations, product, takewhile
 from typing import Any
 
 import workloads
@@ -13,10 +13,11 @@ from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from sim.errors import ScenarioError, SimError
 from sim.explore.plan.question import Deployment, Question
-from sim.explore.plan.site import Site
+from sim.explore.plan.site import Half, Site, shares
 from sim.explore.workers import Pool, WorkerDied
 from sim.result.served import standing_served
 from sim.scenario.machine import machine_of
+from sim.scenario.spec import Scenario
 from sim.serving.clock import clocks_mhz
 from sim.serving.memory import kv_blocks
 from sim.serving.price import StepPrices
@@ -25,8 +26,20 @@ from sim.serving.spec import ServeSpec
 REFUSALS = (SimError, workloads.WorkloadError, HardwareError)
 # GPUs of a replica that are tried, and tokens of a step at most.
 GROUPS = (1, 2, 4, 8, 16)
+_DEGREES = ("tp", "ep", "ep_mode")
 # So many ways are looked at in about the time that workers take to start.
 FEW_WAYS = 6
+# Pairs of unequal degrees, for prompts and to decode, that are looked at closely: the most promising ones.
+PAIRS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Deployments of one way, or why there are none; and what its replicas carry where they do one part alone."""
+
+    deployments: list[Deployment] = field(default_factory=list)
+    reason: str = "no load keeps the targets"
+    half: Half | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +49,12 @@ class _Way:
     question: Question
     fields: dict[str, Any]
 
-    def run(self) -> tuple[list[Deployment], str]:
-        """Its deployments, or why there are none."""
+    def run(self) -> _Found:
+        """What comes of it."""
         try:
             return _deployments(self.question, self.fields)
         except REFUSALS as error:
-            return [], str(error)
+            return _Found(reason=str(error))
 
 
 def plan(
@@ -50,19 +63,26 @@ def plan(
     """Deployments of all ``question.gpus`` GPUs that keep the targets, the best for its objective first.
 
     Every way to cut the GPUs (tensor and expert parallel degrees, precision, clock where joules count) runs at the
-    highest load that keeps the targets, in the steady state (:mod:`sim.explore.plan.steady`). ``say`` hears of ways
-    that cannot; :class:`SimError` where none can.
+    highest load that keeps the targets, in the steady state (:mod:`sim.explore.plan.steady`); of those with prompts on
+    replicas of another degree, the most promising ones. ``say`` hears of ways that cannot; :class:`SimError` where none
+    can.
     """
     asked = [question.model_copy(update={"gpus": count}) for count in _counts(question)]
     tasks = [[_Way(question=one, fields=fields)] for one in asked for fields in _ways(one)]
     found: list[Deployment] = []
     why: list[str] = []
+    halves: list[tuple[_Way, Half]] = []
     for (way,), results in zip(tasks, _mapped(tasks, pool), strict=True):
-        for deployments, reason in results:
-            found += deployments
-            if not deployments:
-                why.append(reason)
-                say(f"{_named(way.fields)}: {reason}")
+        for one in results:
+            found += one.deployments
+            if one.half is not None:
+                halves.append((way, one.half))
+            if not one.deployments:
+                why.append(one.reason)
+                say(f"{_named(way.fields)}: {one.reason}")
+    for number in asked:
+        for pair in _pairs(number, [(way.fields, half) for way, half in halves if way.question is number]):
+            found += pair.run().deployments
     where = f"{question.model} on {question.gpus} x {question.gpu}"
     if not found:
         raise SimError(f"no deployment of {where}: {why[0]}")
@@ -85,23 +105,49 @@ def _counts(question: Question) -> list[int]:
     return [*doubled, question.gpus]
 
 
-def _mapped(tasks: Sequence[list[_Way]], pool: Pool | None) -> Iterable[list[tuple[list[Deployment], str]]]:
+def _pairs(question: Question, halves: Sequence[tuple[dict[str, Any], Half]]) -> list[_Way]:
+    """Ways with unequal degrees whose parts, each at its highest load, promise most; all else about them is equal."""
+    promising: list[tuple[float, _Way]] = []
+    for (first, prompts), (fields, decoding) in permutations(halves, 2):
+        same = {name: value for name, value in fields.items() if name not in _DEGREES}
+        modes = {one["ep_mode"] for one in (first, fields) if "ep_mode" in one}
+        if same != {name: value for name, value in first.items() if name not in _DEGREES} or len(modes) > 1:
+            continue
+        degrees = {name: (first.get(name, 1), fields.get(name, 1)) for name in ("tp", "ep")}
+        own = {f"prefill_{name}": one for name, (one, other) in degrees.items() if one != other}
+        way = _Way(question=question, fields=fields | own | ({"ep_mode": modes.pop()} if modes else {}))
+        steady = decoding.decoding
+        for front, back in shares(question.gpus, prompts.gpus, decoding.gpus):
+            load_per_s = min(front * prompts.prompts_per_s, back * steady.load_per_s)
+            power_w = front * prompts.gpus * prompts.prompts_w + back * decoding.gpus * steady.power_w
+            price = (question.price_per_gpu_hour or 0.0) * question.gpus
+            price += (question.price_per_kwh or 0.0) * power_w / 1e3
+            cost = {"throughput": 1.0, "energy": power_w, "cost": price}[question.objective] / load_per_s
+            promising.append((cost, way))
+    best: list[_Way] = []
+    for _, way in sorted(promising, key=lambda one: one[0]):
+        if way not in best:
+            best.append(way)
+    return best[:PAIRS]
+
+
+def _mapped(tasks: Sequence[list[_Way]], pool: Pool | None) -> Iterable[list[_Found]]:
     """In order, on the workers of ``pool``, or right here: where they are few, or a worker died."""
     if pool is None or pool.jobs == 1 or len(tasks) <= FEW_WAYS:
         return map(_search, tasks)
     numbered = [[(number, way) for way in task] for number, task in enumerate(tasks)]
-    done: dict[int, tuple[list[Deployment], str]] = {}
+    done: dict[int, _Found] = {}
     with suppress(WorkerDied):
         for batch in pool.map(_search_numbered, numbered):
             done.update(batch)
     return [[done[number]] if number in done else _search(task) for number, task in enumerate(tasks)]
 
 
-def _search(ways: Sequence[_Way]) -> list[tuple[list[Deployment], str]]:
+def _search(ways: Sequence[_Way]) -> list[_Found]:
     return [way.run() for way in ways]
 
 
-def _search_numbered(ways: Sequence[tuple[int, _Way]]) -> list[tuple[int, tuple[list[Deployment], str]]]:
+def _search_numbered(ways: Sequence[tuple[int, _Way]]) -> list[tuple[int, _Found]]:
     """What a worker does."""
     return [(number, way.run()) for number, way in ways]
 
@@ -131,40 +177,49 @@ def _ways(question: Question) -> list[dict[str, Any]]:
     ]
 
 
-def _deployments(question: Question, fields: dict[str, Any]) -> tuple[list[Deployment], str]:
+def _deployments(question: Question, fields: dict[str, Any]) -> _Found:
     own = {
         name: getattr(question, name)
         for name in ("model", "gpu", "profile", "power_cap_w", "host_ms")
         if getattr(question, name) not in (None, 0.0)
     }
+    unequal = {"prefill_tp", "prefill_ep"} & fields.keys()
     base = own | fields
-    spec = ServeSpec.of(**base)
-    group = spec.group()
+    spec = ServeSpec.of(**base, **({"prefill_replicas": 1} if unequal else {}))
+    group, front = spec.group(), spec.group(prefill=True)
     target = machine_of(group)
     room = kv_blocks(spec, group, target) * spec.block_tokens
+    kv_blocks(spec, front, target)  # refused where weights alone are too much
     _check_positions(question)
+
+    def prices(one: Scenario) -> StepPrices:
+        return StepPrices(scenario=one, machine=machine_of(one), sampling=spec.sampling, attention=spec.attention)
+
+    own_prices = prices(group)
     site = Site(
         question=question,
         base=base,
-        prices=StepPrices(scenario=group, machine=target, sampling=spec.sampling, attention=spec.attention),
+        prices=own_prices,
+        prompts=prices(front) if unequal else own_prices,
         fitting=room // (question.input_len + question.output_len),
-        replicas=question.gpus // group.world,
         cap_w=target.limits.slow_limit_w,
     )
     if site.fitting < 1:
         raise ScenarioError(f"one request needs more KV cache than the {room:,} tokens that a replica holds")
     standing = standing_served(target, group, asks=("the load of a plan",))
-    found = []
-    for mode in question.modes:
-        if mode == "disaggregated" and site.replicas < 2:
-            continue
-        best = site.together() if mode == "aggregated" else site.apart()
-        if best is not None:
-            found.append(
-                Deployment(question=question, mode=mode, status=standing.status, reasons=standing.reasons, **best)
-            )
-    site.prices.table.save()
-    return found, "no load keeps the targets"
+    half = site.half() if "disaggregated" in question.modes else None
+    ways = {
+        "aggregated": None if unequal or "aggregated" not in question.modes else site.together(),
+        "disaggregated": None if half is None else site.apart(half),
+    }
+    found = [
+        Deployment(question=question, mode=mode, status=standing.status, reasons=standing.reasons, **best)
+        for mode in question.modes
+        if (best := ways[mode]) is not None
+    ]
+    for one in (site.prices, site.prompts):
+        one.table.save()
+    return _Found(deployments=found, half=half)
 
 
 def _check_positions(question: Question) -> None:

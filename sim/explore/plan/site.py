@@ -26,15 +26,35 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """The most that a replica of ``gpus`` carries that does one part alone: prompts, or ``sequences`` that decode."""
+
+    gpus: int
+    prompts_per_s: float
+    prompts_w: float
+    sequences: int
+    decoding: SteadyReplica
+    binds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Replicas of one kind: ``fitting`` sequences' caches at most, each GPU's mean power held at ``cap_w``."""
+    """Replicas of one kind: ``fitting`` sequences' caches at most, each GPU's mean power held at ``cap_w``.
+
+    Where prompts have replicas of their own, ``prompts`` are the prices of a step of these.
+    """
 
     question: Question
     base: dict[str, Any]
     prices: StepPrices
+    prompts: StepPrices
     fitting: int
-    replicas: int
     cap_w: float
+
+    @property
+    def replicas(self) -> int:
+        """How many there are where all are of one kind."""
+        return self.question.gpus // self.prices.scenario.world
 
     @property
     def _most(self) -> int:
@@ -54,21 +74,21 @@ class Site:
             **more,
         }
 
-    def _load(self, step_tokens: int) -> ReplicaLoad:
+    def _load(self, step_tokens: int, prices: StepPrices) -> ReplicaLoad:
         return ReplicaLoad(
             input_len=self.question.input_len,
             output_len=self.question.output_len,
             step_tokens=step_tokens,
             cap_w=self.cap_w,
             host_s=self.question.host_ms * 1e-3,
-            replicas=self.replicas,
+            replicas=max(1, self.question.gpus // prices.scenario.world),
         )
 
     def together(self) -> dict[str, Any] | None:
         """Prompts in the replicas that decode: the best of the steps' sizes."""
         found: list[dict[str, Any]] = []
         for step_tokens in STEP_TOKENS:
-            load = self._load(step_tokens)
+            load = self._load(step_tokens, self.prices)
 
             def at(sequences: int, load: ReplicaLoad = load) -> SteadyReplica | None:
                 return decoding_and_prompts(self.prices, load, sequences)
@@ -93,34 +113,46 @@ class Site:
             )
         return max(found, key=lambda row: float(row["load_per_s"]), default=None)
 
-    def apart(self) -> dict[str, Any] | None:
-        """Some replicas for prompts, the others to decode: the numbers that carry the highest load."""
-        asked, load = self.question, self._load(max(STEP_TOKENS))
+    def _decode(self, sequences: int) -> SteadyReplica:
+        return decoding_alone(self.prices, self._load(max(STEP_TOKENS), self.prices), sequences)
 
-        def decode(sequences: int) -> SteadyReplica:
-            return decoding_alone(self.prices, load, sequences)
+    def _prompts(self, load_per_s: float) -> SteadyReplica | None:
+        return prompts_alone(self.prompts, self._load(max(STEP_TOKENS), self.prompts), load_per_s)
 
-        def prompts(load_per_s: float) -> SteadyReplica | None:
-            return prompts_alone(self.prices, load, load_per_s)
-
-        most = self._highest(decode, self._most)
-        most_prompts = _highest_load(prompts, asked)
-        if most is None or most_prompts is None:
+    def half(self) -> Half | None:
+        """A replica of this kind for either part alone; None where it keeps the targets in one of them or none."""
+        most, most_prompts = self._highest(self._decode, self._most), _highest_load(self._prompts, self.question)
+        first = None if most_prompts is None else self._prompts(most_prompts)
+        if most is None or most_prompts is None or first is None:
             return None
-        sequences, steady, binds = most
+        return Half(
+            gpus=self.prices.scenario.world,
+            prompts_per_s=most_prompts,
+            prompts_w=first.power_w,
+            sequences=most[0],
+            decoding=most[1],
+            binds=most[2],
+        )
+
+    def apart(self, half: Half) -> dict[str, Any] | None:
+        """Some replicas for prompts, the others to decode: the numbers that carry the highest load."""
+        asked, sizes = self.question, (self.prompts.scenario.world, self.prices.scenario.world)
+        sequences, steady, binds = half.sequences, half.decoding, half.binds
         capacities = [
-            (min(number * most_prompts, (self.replicas - number) * steady.load_per_s), -number)
-            for number in range(1, self.replicas)
+            (min(front * half.prompts_per_s, back * steady.load_per_s), -front, back)
+            for front, back in shares(asked.gpus, *sizes)
         ]
-        load_per_s, number = max(capacities)
-        prefill, others = -number, self.replicas + number
+        if not capacities:
+            return None
+        load_per_s, number, others = max(capacities)
+        prefill = -number
         if load_per_s < others * steady.load_per_s * (1 - 1e-9):
             binds = "prompts (TTFT)" if asked.slo_ttft_s is not None else "prompts (compute)"
-            sequences = _fewest(decode, load_per_s / others, sequences)
-            steady = decode(sequences)
-        first = prompts(load_per_s / prefill)
+            sequences = _fewest(self._decode, load_per_s / others, sequences)
+            steady = self._decode(sequences)
+        first = self._prompts(load_per_s / prefill)
         assert first is not None
-        power_w = (prefill * first.power_w + others * steady.power_w) / self.replicas
+        power_w = (prefill * sizes[0] * first.power_w + others * sizes[1] * steady.power_w) / asked.gpus
         return {
             "spec": self._fields(sequences, load_per_s, replicas=others, prefill_replicas=prefill),
             "sequences": sequences,
@@ -152,6 +184,17 @@ class Site:
             else:
                 low, best = middle, steady
         return None if best is None else (low, best, binds)
+
+
+def shares(gpus: int, prompt_gpus: int, decode_gpus: int) -> list[tuple[int, int]]:
+    """Numbers of replicas for prompts and to decode, of so many GPUs each, that use all ``gpus``.
+
+    >>> shares(16, 4, 8), shares(8, 8, 2)
+    ([(2, 1)], [])
+    """
+    fronts = range(1, (gpus - 1) // prompt_gpus + 1)
+    rests = ((front, gpus - front * prompt_gpus) for front in fronts)
+    return [(front, rest // decode_gpus) for front, rest in rests if rest and rest % decode_gpus == 0]
 
 
 def _broken(steady: SteadyReplica | None, question: Question) -> str:

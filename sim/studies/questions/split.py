@@ -21,8 +21,8 @@ from sim.scenario.memory import check_memory
 from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
-from sim.serving.memory import transfer_cost
 from sim.serving.spec import ServeSpec
+from sim.serving.transfers import transfer_cost
 from sim.studies.fidelity_tables import table
 from sim.studies.questions.page import ENERGYLENS, command, head
 

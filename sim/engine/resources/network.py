@@ -1,0 +1,170 @@
+"""The network between nodes as SimPy resources: ports of NICs and switches, and transfers that cross several of them.
+
+A transfer (:class:`Crossing`) has streams of equal rate, so many on each port. It stands in the queue of every port
+that it crosses, and each port says at which rate a stream its bandwidth is used up; those of the tightest port get
+that rate, those of the others share what is left (max-min). Shares are divided once an instant.
+
+>>> from simpy import Environment
+>>> env = Environment()
+>>> up, down = (Port(name=name, tier="leaf", bytes_per_s=10.0) for name in ("leaf0 to spine0", "spine0 to leaf1"))
+>>> network = Network(env, [up, down])
+>>> def job(name, size, ports):
+...     yield network.move(size, [(port, 1.0) for port in ports])
+...     print(f"{env.now:.1f} {name}")
+>>> for one in (job("both", 40, [up, down]), job("first", 20, [up])):
+...     process = env.process(one)
+>>> env.run()
+4.0 first
+6.0 both
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from simpy.core import Environment
+from simpy.events import NORMAL
+from simpy.resources.base import BaseResource
+
+from hardware.network import Port
+from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire
+from sim.engine.resources.bandwidth import DONE
+
+Streams = Sequence[tuple[Port, float]]
+
+
+class Crossing(Ask):
+    """A transfer over several ports: fires when each of its streams has moved ``size`` bytes.
+
+    One that the engine paces ends with its kernel.
+    """
+
+    def __init__(self, network: Network, size: float, streams: Streams, demand: float) -> None:
+        self.left = self.size = size
+        self.streams = [(network.port(port), count) for port, count in streams]
+        self.demand = demand
+        self.rate = 0.0
+        self.since = network._env.now
+        for port, _ in self.streams:
+            port.put_queue.append(self)
+        super().__init__(network)
+
+    def moved(self, now: int | float) -> bool:
+        """Let bytes move until ``now``; True when none is left."""
+        self.left -= self.rate * (now - self.since)
+        self.since = now
+        return self.left <= DONE * self.size
+
+    def leave(self) -> None:
+        """Leave the ports' queues."""
+        for port, _ in self.streams:
+            port.put_queue.remove(self)
+
+
+class End(Give):
+    """A transfer has ended, or is given up; what it has not moved stays in its ``left``."""
+
+    def __init__(self, network: Network, crossing: Crossing) -> None:
+        self.crossing = crossing
+        super().__init__(network)
+
+
+class NetworkPort(BaseResource[Any, Any]):
+    """One port: while shares are divided, what its decided streams leave, and how many are not decided yet."""
+
+    def __init__(self, env: Environment, port: Port) -> None:
+        super().__init__(env, port.bytes_per_s)
+        self.port = port
+        self.left, self.open_ = port.bytes_per_s, 0.0
+
+    def begin(self, open_: float) -> None:
+        """Begin to divide: ``open_`` streams want to cross."""
+        self.left, self.open_ = self.port.bytes_per_s, open_
+
+    @property
+    def level(self) -> float:
+        """The rate of a stream at which the open ones use up what is left."""
+        return max(self.left, 0.0) / self.open_ if self.open_ > DONE else math.inf
+
+    def decide(self, count: float, rate: float) -> None:
+        """So many of the open streams go at ``rate``."""
+        self.left -= count * rate
+        self.open_ -= count
+
+
+class Network(Arbitrated):
+    """The ports of a run, ``paced`` by kernels of the engine or by itself."""
+
+    def __init__(
+        self, env: Environment, ports: Iterable[Port], *, paced: bool = False, rounds: Rounds | None = None
+    ) -> None:
+        super().__init__(env, math.inf, rounds)
+        self.ports = {port: NetworkPort(env, port) for port in ports}
+        self.paced = paced
+
+    def port(self, port: Port) -> NetworkPort:
+        """The resource of a port, made when it is first used."""
+        return self.ports.get(port) or self.ports.setdefault(port, NetworkPort(self._env, port))
+
+    def move(self, size: float, streams: Streams, *, demand: float = math.inf) -> Crossing:
+        """Move ``size`` bytes on each stream, at most ``demand`` per unit of time; yield the answer to wait."""
+        return Crossing(self, size, streams, demand)
+
+    def end(self, crossing: Crossing) -> End:
+        """A transfer has ended, or is given up."""
+        return End(self, crossing)
+
+    def divide(self) -> None:
+        """Give every transfer that is on its way its max-min rate (progressive filling)."""
+        ports = self.ports.values()
+        for port in ports:
+            port.begin(0.0)
+        open_: list[Crossing] = list(self.put_queue)
+        for one in open_:
+            for port, count in one.streams:
+                port.open_ += count
+        while open_:
+            level = min(port.level for one in open_ for port, _ in one.streams)
+            decided = [one for one in open_ if one.demand <= level]
+            decided = decided or [one for one in open_ if any(port.level <= level for port, _ in one.streams)]
+            for one in decided:
+                one.rate = min(one.demand, level)
+            for one in decided:
+                for port, count in one.streams:
+                    port.decide(count, one.rate)
+            open_ = [one for one in open_ if one not in decided]
+
+    def _do_put(self, event: Crossing) -> bool:
+        """Let a transfer move on, and fire it when all its bytes have moved."""
+        if event.moved(self._env.now):
+            event.leave()
+            fire(event)
+        return True
+
+    def _do_get(self, event: End) -> bool:
+        """Take a transfer out of the queues."""
+        crossing = event.crossing
+        if not self.paced:
+            crossing.moved(self._env.now)
+        if crossing in self.put_queue:
+            self.put_queue.remove(crossing)
+            crossing.leave()
+        self._trigger_put(event)
+        return True
+
+    def _trigger_put(self, _: Any) -> None:
+        if not self.paced:
+            self.rounds.ask(self)
+
+    def arbitrate(self) -> None:
+        """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""
+        super().arbitrate()
+        self.divide()
+        ends = [one.left / one.rate for one in self.put_queue if one.rate]
+        if ends and min(ends) < math.inf:
+            Moment(self._env, [self._again], NORMAL, min(ends))
+
+    def _again(self, _: Moment) -> None:
+        self.rounds.ask(self)

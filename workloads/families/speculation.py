@@ -1,0 +1,115 @@
+"""Speculative decoding: some tokens are drafted one after another, then checked by the model in one step.
+
+The check is a step of decoding over all drafted tokens and one more: products, norms and experts see them as tokens of
+their own, attention reads each sequence's cache once for all of them (their query heads are packed beside each other,
+as serving kernels do). Drafts come from a smaller model, or from one more layer of the model itself (EAGLE's head,
+DeepSeek's MTP module: its last layer's like, after a product that joins token and hidden state, with the model's head).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from workloads.errors import WorkloadError
+from workloads.families.options import Options
+from workloads.families.transformer import build_program
+from workloads.model import ModelSpec
+from workloads.parallel import Layout
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.work import AttentionWork, DType, GemmWork
+
+HEAD = "lm_head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """How many tokens are drafted, and by what: ``draft`` None is a layer of the model itself."""
+
+    tokens: int
+    draft: ModelSpec | None = None
+
+
+def tokens_a_step(acceptance: Sequence[float]) -> float:
+    """Mean tokens of a sequence a step: ``acceptance`` of each drafted token is its chance if all before it passed.
+
+    The token after the last one that passes is the model's own, so that there is at least one.
+
+    >>> tokens_a_step([0.5, 0.5]), tokens_a_step([1.0] * 3), tokens_a_step([])
+    (1.75, 4.0, 1.0)
+    """
+    reached = np.cumprod(np.array(acceptance, dtype=float))  # the chance that each drafted token passes
+    return 1.0 + math.fsum(reached.tolist())
+
+
+def build_speculative(
+    model: ModelSpec, layout: Layout, *, batch: int, seq_len: int, options: Options, speculation: Speculation
+) -> Program:
+    """A step that drafts and checks: phases ``draft`` and ``verify``."""
+    if layout.pp > 1 or layout.cp > 1:
+        raise WorkloadError("speculation runs on tensor or expert groups: leave pp and cp at 1")
+    if model.state_space or model.encoder is not None:
+        raise WorkloadError(f"speculation checks tokens of decoders that attend: {model.id} has other layers")
+    count = speculation.tokens
+    checked = _decode(model, layout, batch * (count + 1), seq_len, options)
+    if speculation.draft is None:
+        drafted = _decode(model, layout, batch, seq_len, options)
+    elif layout.ep > 1:
+        raise WorkloadError("speculation = 'draft_model' with ep: a draft runs on a tensor group: use 'mtp'")
+    elif speculation.draft.vocab != model.vocab:
+        raise WorkloadError(
+            f"draft_model = {speculation.draft.id}: drafts of {speculation.draft.vocab:,} kinds of tokens, the model "
+            f"has {model.vocab:,}: give one of its family"
+        )
+    else:
+        own = replace(options, precision=None, layers=None)  # the draft's checkpoint, all of it
+        drafted = _decode(speculation.draft, layout, batch, seq_len, own)
+    known: dict[tuple[int, int], RankProgram] = {}
+    ranks = []
+    for small, large in zip(drafted.ranks, checked.ranks, strict=True):
+        key = (id(small), id(large))
+        if key not in known:
+            segments = small.phases[0].segments
+            one = segments if speculation.draft is not None else _own_head(model, segments, batch // layout.dp)
+            known[key] = RankProgram(
+                phases=(Phase(name="draft", segments=one * count), _verify(large.phases[0].segments, count + 1))
+            )
+        ranks.append(known[key])
+    return Program(ranks=tuple(ranks))
+
+
+def _decode(model: ModelSpec, layout: Layout, batch: int, seq_len: int, options: Options) -> Program:
+    return build_program(model, layout, phase="decode", batch=batch, seq_len=seq_len, options=options)
+
+
+def _own_head(model: ModelSpec, segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
+    """A product from twice the width, the last layer again, and the head."""
+    width = model.d_model
+    work = GemmWork(m=tokens, n=width, k=2 * width)
+    moved = DType.BF16.bytes * (tokens * 3 * width + 2 * width * width)
+    join = Kernel(name="join_gemm", work=work, flops=4.0 * tokens * width * width, bytes_moved=float(moved))
+    last = next(segment for segment in reversed(segments) if segment.name != HEAD)
+    return (
+        Segment(name="join", kernels=(join,)),
+        replace(last, repeat=1, first=last.first + last.repeat),
+        *(segment for segment in segments if segment.name == HEAD),
+    )
+
+
+def _verify(segments: tuple[Segment, ...], each: int) -> Phase:
+    """A step over ``each`` tokens a sequence, whose attention reads a sequence's cache once for all of them."""
+
+    def packed(kernel: Kernel) -> Kernel:
+        work = kernel.work
+        if not isinstance(work, AttentionWork):
+            return kernel
+        once = replace(work, batch=work.batch // each, q_heads=work.q_heads * each)
+        return replace(kernel, work=once, bytes_moved=kernel.bytes_moved / each)
+
+    return Phase(
+        name="verify",
+        segments=tuple(replace(s, kernels=tuple(packed(kernel) for kernel in s.kernels)) for s in segments),
+    )
