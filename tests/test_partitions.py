@@ -114,7 +114,7 @@ def test_kernels_on_partitions_are_as_measured() -> None:
     both = [row.error(name) for row in beside for name in ("latency_s", "beside_s")]
     assert len(both) == 10 and max(abs(error) for error in both if error is not None) < 0.06
     # Whatever runs side by side, on partitions or not.
-    _are_within(rows, latency=0.06, beside=0.08, worst=0.25)
+    _are_within(rows, latency=0.065, beside=0.08, worst=0.25)
 
 
 def test_a_product_waits_for_the_memory_that_a_copy_fills() -> None:

@@ -81,15 +81,26 @@ def slowdown(load: float) -> float:
     return float((1.0 + load**sharpness) ** (1.0 / sharpness))
 
 
-def waiting_slowdown(wait: float, alone: float, beside: float) -> float:
-    """How much longer a kernel of arithmetic takes whose loads are under way ``beside`` others as long as that.
+def unlimited(flow: float, share: float, sms: float) -> float:
+    """Bytes/s of a kernel from a memory without limit that has ``flow``, ``share`` of its time bound by memory.
 
-    ``wait``: their round trip in an idle memory over the arithmetic that hides it; ``alone``, ``beside``: how much
-    longer it is by the kernel's own load, and by all.
+    As :func:`slowdown` has it, at most what its SMs have under way.
 
-    >>> round(waiting_slowdown(0.8, 1.0, 1.2), 2), round(waiting_slowdown(0.8, 1.0, 2.5), 2)
+    >>> [round(unlimited(2e12, share, 96) / 1e12, 1) for share in (0.1, 0.9, 1.0)]
+    [2.0, 3.6, 7.7]
+    """
+    facts = few_sms()
+    most, free = sms * facts.sm_bytes_per_s, 1.0 - share**facts.sharpness
+    return float(min(most, flow / free ** (1.0 / facts.sharpness))) if free > 0.0 else most
+
+
+def waiting_slowdown(wait: float, longer: float) -> float:
+    """How much longer a kernel of arithmetic takes whose loads are under way so much ``longer`` than in an idle memory.
+
+    ``wait``: their round trip there over the arithmetic that hides it.
+
+    >>> round(waiting_slowdown(0.8, 1.2), 2), round(waiting_slowdown(0.8, 2.5), 2)
     (1.06, 1.93)
     """
     sharpness = few_sms().wait_sharpness
-    longer, own = 1.0 + (wait * beside) ** sharpness, 1.0 + (wait * alone) ** sharpness
-    return float((longer / own) ** (1.0 / sharpness))
+    return float(((1.0 + (wait * longer) ** sharpness) / (1.0 + wait**sharpness)) ** (1.0 / sharpness))

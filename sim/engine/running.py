@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hardware.laws.streaming import few_sms, waiting_slowdown
+from hardware.laws.streaming import unlimited, waiting_slowdown
 from hardware.laws.terms import KernelTerms, Pace, dynamic_power_w, wanted_sms
 from sim.engine.graph import KernelClass
 from sim.engine.resources.hbm import HbmShares
@@ -192,20 +192,16 @@ class RunningSet:
 
     def _wait(self, pace: list[float], clock_hz: float) -> None:
         """Slow kernels of arithmetic down whose loads wait in the memory's queues behind the others' bytes."""
-        # Bytes under way are an SM's as long as its kernel is bound by memory, else what the kernel asks for. The way
-        # through L2 and crossbar follows the clock, as the arithmetic does: queues grow against both.
-        fraction = clock_hz / self._gpu.reference_clock_hz
-        per_sm = few_sms().sm_bytes_per_s
-        loads = [
-            fraction * rate * PS_PER_S * max(m.terms.hbm_bytes, m.hold * per_sm * m.pace.transfer_s)
-            if m.terms.hbm_bytes
-            else 0.0
-            for m, rate in zip(self._members, pace, strict=True)
-        ]
-        for i, (member, waits) in enumerate(zip(self._members, self._rules.hbm.waits(loads), strict=True)):
+        # The way through L2 and crossbar follows the clock, as the arithmetic does: queues grow against both.
+        scale = clock_hz / self._gpu.reference_clock_hz
+        loads = []
+        for m, rate in zip(self._members, pace, strict=True):
+            flow, share = m.terms.hbm_bytes * rate * PS_PER_S, m.pace.scale * m.pace.transfer_s * rate * PS_PER_S
+            loads.append(scale * (flow if m.cls.collective or not flow else unlimited(flow, share, m.hold)))
+        for i, (member, wait) in enumerate(zip(self._members, self._rules.hbm.waits(loads), strict=True)):
             if member.terms.load_wait and pace[i]:
                 computing = min(1.0, member.pace.cycles / clock_hz * pace[i] * PS_PER_S)
-                pace[i] /= waiting_slowdown(member.terms.load_wait * computing, *waits)
+                pace[i] /= waiting_slowdown(member.terms.load_wait * computing, wait)
 
     def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
         """How much of its own pace each kernel keeps beside the others."""

@@ -51,17 +51,18 @@ class HbmShares:
             for i, one in enumerate(few)
         ]
 
-    def waits(self, unlimited: Sequence[float]) -> list[tuple[float, float]]:
-        """How much longer than in an idle memory loads of each kernel are under way: alone, and beside the others.
+    def waits(self, loads: Sequence[float]) -> list[float]:
+        """How much longer than in an idle memory loads of each kernel are under way behind those of the others.
 
-        ``unlimited``: bytes/s that each would move through a memory without limit; all are in the same queues.
+        ``loads``: bytes/s that each would move through a memory without limit. What a kernel asks for itself is in its
+        own law.
 
         >>> product, copy = 0.2e12, 96 * 80e9
-        >>> [round(beside, 2) for _, beside in HbmShares(bytes_per_s=3e12).waits([product, copy])]
-        [2.72, 2.72]
+        >>> [round(wait, 2) for wait in HbmShares(bytes_per_s=3e12).waits([product, copy])]
+        [2.65, 1.0]
         """
-        beside = slowdown(math.fsum(unlimited) / self.bytes_per_s)
-        return [(slowdown(one / self.bytes_per_s), beside) for one in unlimited]
+        total = math.fsum(loads)
+        return [slowdown((total - load) / self.bytes_per_s) for load in loads]
 
 
 class Hbm(Bandwidth[HbmShares]):
