@@ -118,7 +118,7 @@ def test_kernels_on_partitions_are_as_measured() -> None:
 
 
 def test_a_product_waits_for_the_memory_that_a_copy_fills() -> None:
-    """The rows that show why, of which the wait was fitted on some, and those of another machine, which judge it."""
+    """The rows that show why, and those of another machine; all were seen while the wait was fitted."""
     _are_within(predicted("h200-sxm-141gb/partitions/beside_memory.jsonl"), 0.08, 0.05, worst=0.25)
     _are_within(predicted(ONE_GPU[1]), 0.06, 0.08, worst=0.25)
 
@@ -134,7 +134,7 @@ def _are_within(rows: Sequence[Row], latency: float, beside: float, *, worst: fl
 
 @pytest.mark.parametrize(("path", "most"), [(ONE_GPU[0], 0.055), (ONE_GPU[1], 0.065)])
 def test_power_on_few_sms_is_as_measured(path: str, most: float) -> None:
-    """Arithmetic draws less on a few SMs than its share, streaming more; the H200's rows are in no fit."""
+    """Arithmetic draws less on a few SMs than its share, streaming more; both cards' rows are in the fit."""
     alone = [row for row in predicted(path) if row.record.kind == "partition"]
     both = [(row.predicted.power_w, row.measured["power_w"]) for row in alone if row.predicted]
     errors = [abs(ours[0] / seen[0] - 1.0) for ours, seen in both if ours]
