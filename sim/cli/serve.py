@@ -118,9 +118,10 @@ def command(
         with Progress(console=Console(file=sys.stderr)) as bar:
             task = bar.add_task("requests served")
             run = serve(spec, **events, progress=lambda done, of: bar.update(task, completed=done, total=of))
-    for path, table in ((out, run.requests), (power, run.stretches)):
-        if path is not None:
-            write_table(table, path)
+    if out is not None:
+        write_table(run.requests, out)
+    if power is not None:
+        write_table(run.stretches, power)
     if timeline is not None:
         write_served(run, timeline)
     if report is not None:

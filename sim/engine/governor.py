@@ -73,14 +73,17 @@ class _Loop:
             self.target_w += (limit_w - power_w) * limits.middle_gain_per_s * limits.tick_s
             self.target_w = min(max(self.target_w, 0.0), limits.fast_limit_w)
 
+    @property
+    def is_resting(self) -> bool:
+        """True when no limiter holds the GPU back."""
+        return self.target_w >= self.limits.fast_limit_w and self.level == 1.0 and self.recovering_s <= 0.0
+
     def is_steady(self, power_w: float) -> bool:
         """True when any time at ``power_w`` leaves every limiter where it is: at rest, and below all limits."""
         limits = self.limits
         assert self.mean_w is not None
         return (
-            self.target_w >= limits.fast_limit_w
-            and self.level == 1.0
-            and self.recovering_s <= 0.0
+            self.is_resting
             and max(power_w, self.mean_w) <= limits.middle_limit_w
             and power_w <= limits.slow_limit_w
             and self._window_stays(power_w)
@@ -151,6 +154,11 @@ class Limiter:
             for joules, loop in zip(energy_j, self.loops, strict=True):
                 loop.step(joules / self.limits.tick_s)
         return self.targets_w()
+
+    @property
+    def is_resting(self) -> bool:
+        """True when no limiter holds any GPU back."""
+        return math.isinf(self.limits.fast_limit_w) or all(loop.is_resting for loop in self.loops)
 
     def is_steady(self, power_w: float) -> bool:
         """True when GPUs at ``power_w`` each, however long, move no limiter."""

@@ -25,18 +25,21 @@ class Cost(NamedTuple):
         return self.cycles / self.time_s
 
     def __add__(self, other: Cost) -> Cost:  # type: ignore[override]  # of costs, not of tuples
-        return Cost(self[0] + other[0], self[1] + other[1], self[2] + other[2])
+        return _MADE(Cost, (self[0] + other[0], self[1] + other[1], self[2] + other[2]))
 
     def toward(self, other: Cost, share: float) -> Cost:
         """The point ``share`` of the way to ``other``."""
         time_s, energy_j, cycles = self
-        return Cost(
+        mixed = (
             time_s + share * (other[0] - time_s),
             energy_j + share * (other[1] - energy_j),
             cycles + share * (other[2] - cycles),
         )
+        return _MADE(Cost, mixed)
 
 
+# What a named tuple's own constructor calls, without binding names to places: half the time.
+_MADE = tuple.__new__
 NOTHING = Cost(time_s=0.0, energy_j=0.0)
 
 

@@ -55,6 +55,11 @@ class ReplicaGovernor:
         """True when work at ``power_w`` a GPU, however long, moves no limiter."""
         return self.limiter.is_steady(power_w)
 
+    @property
+    def is_resting(self) -> bool:
+        """True when no limiter holds the GPUs back: only then can any work be steady."""
+        return self.limiter.is_resting
+
     def steady(self, cost: Cost) -> None:
         """Work that moves no limiter was done."""
         self._pass(cost.time_s, cost.energy_j / self.gpus / cost.time_s)
@@ -68,7 +73,7 @@ class ReplicaGovernor:
             rest_s = left * cost.time_s
             if rest_s <= self._left_s or self.is_steady(power_w):
                 self._pass(rest_s, power_w)
-                return spent + NOTHING.toward(cost, left)
+                return spent + NOTHING.toward(cost, left) if spent is not NOTHING else cost
             share = self._left_s / cost.time_s
             left -= share
             spent += NOTHING.toward(cost, share)

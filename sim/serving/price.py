@@ -60,6 +60,9 @@ class StepPrices:
     _last_sums: dict[int, Cost] = field(default_factory=dict)
     _even: dict[tuple[int, int], Cost] = field(default_factory=dict)  # by sequences and target
     _places: dict[float, tuple[int, float]] = field(default_factory=dict)
+    _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
+    # Attention of so many sequences at both ends of a range of contexts, by sequences, lower end and target.
+    _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> PartTable:
@@ -143,18 +146,26 @@ class StepPrices:
         """The attention of the sequences that decode."""
         mean = batch.cached / batch.decoding
         low, high = context_ends(mean)
-        cost = self._part("decode", batch.decoding, low, target)
         if mean > low:
-            cost = cost.toward(self._part("decode", batch.decoding, high, target), (mean - low) / (high - low))
-        return cost + self._tail(batch, cost)
+            ends = self._ranges.get((batch.decoding, low, target))
+            if ends is None:
+                at_low, at_high = (self._part("decode", batch.decoding, context, target) for context in (low, high))
+                ends = self._ranges[batch.decoding, low, target] = (at_low, at_high)
+            cost = ends[0].toward(ends[1], (mean - low) / (high - low))
+        else:
+            cost = self._part("decode", batch.decoding, low, target)
+        return cost if self.attention == "balanced" else cost + self._tail(batch, cost)
 
     def _rows(self, part: Part, rows: int, target: int, context: int = 0) -> Cost:
         """A part's cost, linear between the numbers of rows at which it is run."""
-        low, high = bracketing_sizes(rows)
-        cost = self._part(part, low, context, target)
-        return (
-            cost if rows <= low else cost.toward(self._part(part, high, context, target), (rows - low) / (high - low))
-        )
+        known = self._known_rows.get((part, rows, target, context))
+        if known is None:
+            low, high = bracketing_sizes(rows)
+            known = self._part(part, low, context, target)
+            if rows > low:
+                known = known.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+            self._known_rows[part, rows, target, context] = known
+        return known
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens

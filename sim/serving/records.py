@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
@@ -43,9 +44,11 @@ class Served:
         return (self.done_s - self.first_token_s) / after if after else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """``steps`` equal steps in a row on one replica (mean figures); 0 steps: a pause."""
+class Stretch(NamedTuple):
+    """``steps`` equal steps in a row on one replica (mean figures); 0 steps: a pause.
+
+    A tuple: a long run leaves some millions of them, which are a table's rows as they are.
+    """
 
     replica: int
     start_s: float

@@ -192,7 +192,7 @@ class Replica:
 
     def _steady_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
         """How many steps in a row move no limiter, and the first one's and the last one's cost; None: none do."""
-        if not self.governor.is_steady(0.0):  # then at no power
+        if not self.governor.is_resting:
             return None
         mean = batch.cached / batch.decoding
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
@@ -236,10 +236,12 @@ class Replica:
             return
         self.log.decode_j += energy_j
         self._share_j += energy_j / step.batch.decoding
-        for number in range(steps):
-            if self.log.window is not None:
+        if self.log.window is not None:
+            for number in range(steps):
                 self._show(begin_s + after_s(number) + host_s, first.time_s + slope * number, step.batch.later(number))
-            self.log.gap(host_s + first.time_s + slope * number, step.batch.decoding)
+        even_s = host_s + first.time_s
+        self.log.gaps_s.extend([even_s + slope * number for number in range(steps)])
+        self.log.gap_counts.extend([step.batch.decoding] * steps)
         self._advance(step, steps)
 
     def _show(self, start_s: float, time_s: float, batch: Batch) -> None:

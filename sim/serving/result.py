@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -65,7 +65,7 @@ class ServeResult:
 
         Their joules and those of ``log.transfers`` are :attr:`energy_j`.
         """
-        table = pd.DataFrame([asdict(stretch) for stretch in self.log.stretches])
+        table = pd.DataFrame(self.log.stretches)
         table["clock_mhz"] = table.pop("clock_hz") / 1e6
         gpus = table["replica"].map(self.spec.gpus_of)
         table["power_w_per_gpu"] = table["energy_j"] / (table["end_s"] - table["start_s"]) / gpus

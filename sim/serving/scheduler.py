@@ -106,8 +106,9 @@ class Scheduler:
         their memory), and those that are done.
         """
         for number in range(1, steps):  # the first one's blocks are taken
-            took = self.pool.take(self._grow[(self.step + number) % self.pool.block_tokens])
-            assert took
+            if growing := self._grow[(self.step + number) % self.pool.block_tokens]:
+                took = self.pool.take(growing)
+                assert took
         self.step += steps
         self.cached_tokens += steps * len(self.running)
         done = []
