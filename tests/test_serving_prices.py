@@ -13,7 +13,7 @@ import pytest
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
 from sim.serving import parts, price_cache, serve
-from sim.serving.cost import Cost
+from sim.serving.cost import Batch, Chunk, Cost
 from sim.serving.parts import PartTable, SumPart, played, table_of
 from sim.serving.price import StepPrices
 
@@ -52,6 +52,22 @@ def test_a_part_costs_what_the_engine_says(fields: dict[str, object], share: flo
         table._known = {}  # nothing stored
         quick = table.cost(part, rows, context, target_w, prices._part_work)
         assert quick == pytest.approx(played(table.plan(work), target_w), rel=1e-12)
+
+
+def test_a_step_costs_the_same_whatever_was_asked_before() -> None:
+    """Contexts on a knot and between two, sizes beside one another, targets on the grid and between."""
+    batches = [
+        Batch(decoding=decoding, cached=decoding * context, chunks=chunks, ending=len(chunks))
+        for decoding in (7, 300)
+        for context in (256, 270, 303)
+        for chunks in ((), (Chunk(tokens=500, context=500), Chunk(tokens=500, context=900)))
+    ]
+    used = prices_of()
+    fast_w = used.machine.limits.fast_limit_w
+    asked = [(batch, share * fast_w) for batch in batches for share in (1.0, 0.97, 0.72)]
+    costs = [used.whole(*one) for one in asked]
+    assert costs == [prices_of().whole(*one) for one in reversed(asked)][::-1]
+    assert len(set(costs[::3])) == len(batches)  # of one target: no two batches cost the same
 
 
 def test_equal_ranks_of_one_stream_are_summed_and_others_run() -> None:
@@ -172,7 +188,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 WRITER = """
 import sys
 from sim.serving import price_cache
-from sim.serving.cost import Cost
+from sim.serving.cost import Batch, Chunk, Cost
 stored = price_cache.stored_prices("x")
 for number in range(40):
     stored.write({("shared", int(sys.argv[1]) + number, 0, 700.0): Cost(number + 0.1, 0.5, 1e6)})

@@ -94,7 +94,7 @@ class _Loop:
         if not self.over_ticks:
             return True
         over_w = np.fromiter(self.seen_w, dtype=float, count=len(self.seen_w)) - power_w
-        most_w = float(np.cumsum(over_w[::-1]).max())  # of the latest ticks
+        most_w = float(np.maximum.reduce(np.add.accumulate(over_w[::-1])))  # of the latest ticks
         return most_w <= (self.limits.slow_limit_w - power_w) * len(over_w)
 
     def rest(self, power_w: float, ticks: int) -> None:
