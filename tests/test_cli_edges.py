@@ -92,7 +92,7 @@ BAD = [
     ([*LAYER, "--trace", "half.json/t.json"], "cannot write 'half.json/t.json': no folder 'half.json'"),
     (  # cut to 300 characters
         [*LAYER, "--trace", f"{'x' * 300}.json"],
-        f"cannot write trace '{'x' * 149}...{'x' * 64}.json': File name too long",
+        f"cannot write '{'x' * 155}...{'x' * 64}.json': File name too long",
     ),
     (
         [*LAYER, "--trace", "half.json", "--trace-layout", "hta"],

@@ -36,7 +36,7 @@ def rows_of_experts(tokens: int, top_k: int, experts: int, alpha: float) -> NDAr
     """Rows of each expert: even quantiles of the power law that the collector draws from, as many rows in all.
 
     >>> rows_of_experts(64, 2, 4, 1.2).round()
-    array([ 5., 11., 31., 82.])
+    array([ 5., 11., 27., 86.])
     """
     low, high = (1.0, 0.8 * tokens) if tokens * top_k > experts else (0.01, 2.0)
     u, power = (np.arange(experts) + 0.5) / experts, 1.0 - alpha

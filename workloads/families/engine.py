@@ -84,13 +84,22 @@ def own_where_small(kernel: Kernel, engine: ServingEngine) -> Kernel:
 
 def engine_attention(node: Attention, shape: Shape, engine: ServingEngine) -> list[Kernel]:
     """Flash attention over the pages of the cache, where a layer's new keys and values were written before it."""
+    return [*written_keys(node, shape, engine), paged_attention(node, shape, engine)]
+
+
+def paged_attention(node: Attention, shape: Shape, engine: ServingEngine) -> Kernel:
+    """Flash attention over the pages of the cache."""
     kernel = attention_kernel(node, shape)
     assert isinstance(kernel.work, AttentionWork)
-    attention = replace(kernel, work=replace(kernel.work, engine=engine.id))
-    if node.shared or not shape.model.causal:  # an encoder keeps nothing
-        return [attention]
+    return replace(kernel, work=replace(kernel.work, engine=engine.id))
+
+
+def written_keys(node: Attention, shape: Shape, engine: ServingEngine) -> list[Kernel]:
+    """Keys and values of all tokens of a step on their way into the cache; an encoder keeps none."""
+    if node.shared or not shape.model.causal:
+        return []
     written = 2 * shape.kv_heads * shape.model.head_dim
-    return [pass_kernel("cache_write", engine, engine.cache, shape.tokens, written), attention]
+    return [pass_kernel("cache_write", engine, engine.cache, shape.tokens, written)]
 
 
 def engine_part(

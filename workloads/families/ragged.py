@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.families.context import attention_kernels
+from workloads.families.engine import engine_of, paged_attention, written_keys
 from workloads.families.latent import latent_kernels
 from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
@@ -98,6 +99,7 @@ def _rank(
     dense: bool,
 ) -> RankProgram:
     layers = whole.model.layers if options.layers is None else options.layers
+    engine = engine_of(stack.engine)
     segments = list(front_segments(whole, "prefill", stack, options)) if dense else []
     runs = [
         (name, block, precision, run)
@@ -111,6 +113,8 @@ def _rank(
             assert not isinstance(node, Stage | BesideExchange)  # nothing overlaps in a server's step
             match node:
                 case Attention() | LatentAttention():
+                    if dense and engine is not None and isinstance(node, Attention):
+                        kernels += written_keys(node, stored, engine)
                     for group in groups:
                         kernels += _attention(node, stored, group, stack)
                 case _ if dense:
@@ -124,6 +128,9 @@ def _rank(
 
 def _attention(node: Attention | LatentAttention, whole: Shape, group: Group, stack: Stack) -> list[Kernel]:
     shape = replace(whole, batch=group.sequences, new_tokens=group.new_tokens, context=group.context)
+    engine = engine_of(stack.engine)
+    if isinstance(node, Attention) and engine is not None:
+        return [paged_attention(node, shape, engine)]
     if isinstance(node, Attention):
         return attention_kernels(node, shape, group.phase, stack)
     return latent_kernels(node, shape, group.phase)
