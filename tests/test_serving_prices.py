@@ -59,8 +59,8 @@ def test_a_step_costs_the_same_whatever_was_asked_before() -> None:
     batches = [
         Batch(decoding=decoding, cached=decoding * context, chunks=chunks, ending=len(chunks))
         for decoding in (7, 300)
-        for context in (256, 270, 303)
-        for chunks in ((), (Chunk(tokens=500, context=500), Chunk(tokens=500, context=900)))
+        for context in (256, 270, 500)
+        for chunks in ((), (Chunk(tokens=500, context=500),), (Chunk(tokens=500, context=900),))
     ]
     used = prices_of()
     fast_w = used.machine.limits.fast_limit_w
