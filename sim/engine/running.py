@@ -136,7 +136,9 @@ class RunningSet:
             for m in members
         ]
         self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
-        self._beside = len(members) > 1 and any(m.terms.load_wait for m in members)
+        # Parts of one kernel have its class.
+        self._kernels = [next(i for i, first in enumerate(members) if first.cls is m.cls) for m in members]
+        self._beside = any(self._kernels) and any(m.terms.load_wait for m in members)
 
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""
@@ -198,7 +200,9 @@ class RunningSet:
         for m, rate in zip(self._members, pace, strict=True):
             flow, share = m.terms.hbm_bytes * rate * PS_PER_S, m.pace.scale * m.pace.transfer_s * rate * PS_PER_S
             loads.append(scale * (flow if m.cls.collective or not flow else unlimited(flow, share, m.hold)))
-        for i, (member, wait) in enumerate(zip(self._members, self._rules.hbm.waits(loads), strict=True)):
+        for i, (member, wait) in enumerate(
+            zip(self._members, self._rules.hbm.waits(loads, self._kernels), strict=True)
+        ):
             if member.terms.load_wait and pace[i]:
                 computing = min(1.0, member.pace.cycles / clock_hz * pace[i] * PS_PER_S)
                 pace[i] /= waiting_slowdown(member.terms.load_wait * computing, wait)

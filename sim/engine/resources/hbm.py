@@ -51,18 +51,24 @@ class HbmShares:
             for i, one in enumerate(few)
         ]
 
-    def waits(self, loads: Sequence[float]) -> list[float]:
+    def waits(self, loads: Sequence[float], kernels: Sequence[int]) -> list[float]:
         """How much longer than in an idle memory loads of each kernel are under way behind those of the others.
 
-        ``loads``: bytes/s that each would move through a memory without limit. What a kernel asks for itself is in its
-        own law.
+        ``loads``: bytes/s that each would move through a memory without limit; ``kernels`` numbers whose they are, as
+        blocks that got their SMs late are a load of their own. What a kernel asks for itself is in its own law.
 
         >>> product, copy = 0.2e12, 96 * 80e9
-        >>> [round(wait, 2) for wait in HbmShares(bytes_per_s=3e12).waits([product, copy])]
+        >>> [round(wait, 2) for wait in HbmShares(bytes_per_s=3e12).waits([product, copy], [0, 1])]
         [2.65, 1.0]
+        >>> HbmShares(bytes_per_s=3e12).waits([product, product], [0, 0])
+        [1.0, 1.0]
         """
-        total = math.fsum(loads)
-        return [slowdown((total - load) / self.bytes_per_s) for load in loads]
+        return [
+            slowdown(
+                math.fsum([load for load, other in zip(loads, kernels, strict=True) if other != one]) / self.bytes_per_s
+            )
+            for one in kernels
+        ]
 
 
 class Hbm(Bandwidth[HbmShares]):
