@@ -13,7 +13,8 @@ import click
 from pydantic.fields import FieldInfo
 
 from sim.cli.help import COMPLETE
-from sim.scenario.spec import FieldTable, Scenario, read_mapping
+from sim.scenario.field_table import FieldTable, read_mapping
+from sim.scenario.spec import Scenario
 from workloads.storage import ALIASES
 
 Decorated = Callable[..., Any]

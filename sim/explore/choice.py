@@ -15,7 +15,8 @@ import pandas as pd
 from sim.errors import SimError
 from sim.explore.conditions import Condition
 from sim.explore.pareto import front
-from sim.scenario.spec import FieldTable, Scenario
+from sim.scenario.field_table import FieldTable
+from sim.scenario.spec import Scenario
 
 J_PER_KWH = 3.6e6
 S_PER_HOUR = 3600.0

@@ -18,9 +18,10 @@ from hardware.errors import HardwareError
 from sim.errors import MemoryShortError, ScenarioError, SimError
 from sim.explore.conditions import FITS, Condition
 from sim.explore.row import FIELDS, INTERVALS, RESULTS
+from sim.scenario.field_table import read_mapping
 from sim.scenario.memory import check_memory
 from sim.scenario.resolved import resolve_scenario
-from sim.scenario.spec import Scenario, read_mapping
+from sim.scenario.spec import Scenario
 from workloads.errors import WorkloadError
 
 # TOML has no null: this word leaves a field at its default.

@@ -16,8 +16,9 @@ from sim.explore.operators import REFUSALS, in_sequence, own_settings, words
 from sim.explore.pareto import front
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
+from sim.scenario.field_table import read_mapping
 from sim.scenario.machine import machine_of
-from sim.scenario.spec import Scenario, read_mapping
+from sim.scenario.spec import Scenario
 
 # Axes of the grid and what stands for one that nobody gives.
 AXES: dict[str, Sequence[Any]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hardware.profile import Profile
 from sim.pages.page import Section, TextTable
+from sim.scenario.field_table import FieldTable
 from sim.scenario.machine import Machine
-from sim.scenario.spec import FieldTable
 
 
 def profile_rows(profile: Profile) -> list[list[str]]:

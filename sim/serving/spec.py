@@ -11,10 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
-from sim.scenario.layout import layout_of
-from sim.scenario.partition import pairs
-from sim.scenario.precision import precision_of
-from sim.scenario.spec import (
+from sim.scenario.field_table import (
     CacheType,
     Degree,
     DispatchType,
@@ -23,9 +20,12 @@ from sim.scenario.spec import (
     ModelName,
     Positive,
     RunType,
-    Scenario,
     WeightType,
 )
+from sim.scenario.layout import layout_of
+from sim.scenario.partition import pairs
+from sim.scenario.precision import precision_of
+from sim.scenario.spec import Scenario
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule

@@ -11,7 +11,8 @@ from typing import Any
 from hardware.calibrate.suite.engine_vllm import DECODE_TOKENS, Decode, Prefill, Serve, ServerSpec, Work, measure_engine
 from hardware.nvml import detect
 from sim.errors import ScenarioError
-from sim.scenario.spec import Scenario, read_mapping
+from sim.scenario.field_table import read_mapping
+from sim.scenario.spec import Scenario
 from sim.serving.spec import ServeSpec
 from sim.validation.measure import refuse_others
 from workloads import ModelSpec, load_model

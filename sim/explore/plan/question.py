@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from sim.errors import SimError
-from sim.scenario.spec import Degree, FieldTable, GpuName, ModelName, Positive
+from sim.scenario.field_table import Degree, FieldTable, GpuName, ModelName, Positive
 from sim.serving.request_files import read_traffic
 from sim.serving.spec import ServeSpec
 
