@@ -82,3 +82,11 @@ def test_a_narrow_network_slows_caches_and_with_them_second_tokens(tmp_path: Pat
     spent = [sum(m.end_s - m.start_s for m in run.log.transfers) for run in (wide, narrow)]
     assert spent[1] > 2 * spent[0]
     assert narrow.requests["e2e_s"].mean() > wide.requests["e2e_s"].mean()
+
+
+def test_a_replica_over_two_nodes_has_its_cache_when_the_last_part_has_crossed() -> None:
+    """GPUs 0 to 3 hand over to 4 to 11: two of four parts leave the node."""
+    spec = ServeSpec.of(model="llama3-8b", tp=8, prefill_tp=4, prefill_replicas=1, replicas=1)
+    (took,) = moved(spec, [(0, 1)])
+    part_bytes = TOKENS * 32 * 2 * 8 * 128 * 2 / 4
+    assert took == pytest.approx(part_bytes / 50e9, rel=0.05)

@@ -48,7 +48,8 @@ class Segment:
 
     ``first`` numbers its first repetition. ``mark`` names its end, and ``waits`` the marks of earlier segments
     that must have ended before it starts. An ``asynchronous`` segment (a transfer between pipeline stages)
-    runs on streams that nobody joins: only marks tie it to the others.
+    runs on streams that nobody joins: only marks tie it to the others. Its repetitions are ``layers`` of the model, or
+    it runs once a step, before, between or behind them.
     """
 
     name: str
@@ -58,11 +59,7 @@ class Segment:
     mark: str | None = None
     waits: tuple[str, ...] = ()
     asynchronous: bool = False
-
-    @property
-    def of_layers(self) -> bool:
-        """False for what runs once a step, before the first layer or after the last."""
-        return not self.name.endswith(("embedding", "lm_head"))
+    layers: bool = False
 
     @property
     def rolls(self) -> bool:

@@ -43,7 +43,7 @@ def engine_issue_s(
         return None
     segments = program.ranks[0].phases[0].segments
     kernels_s, count = _kernels_s(segments, classify, sms=sms, clock_hz=clock_hz)
-    layers = sum(segment.repeat for segment in segments if segment.of_layers)
+    layers = sum(segment.repeat for segment in segments if segment.layers)
     experts = resolved.language_model.experts > 0
     host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
     return host_s / count if host_s > FAR_BEHIND * kernels_s else None

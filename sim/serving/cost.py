@@ -25,7 +25,7 @@ class Cost(NamedTuple):
         return self.cycles / self.time_s
 
     def __add__(self, other: Cost) -> Cost:  # type: ignore[override]  # of costs, not of tuples
-        return _MADE(Cost, (self[0] + other[0], self[1] + other[1], self[2] + other[2]))
+        return Cost._make((self[0] + other[0], self[1] + other[1], self[2] + other[2]))
 
     def toward(self, other: Cost, share: float) -> Cost:
         """The point ``share`` of the way to ``other``."""
@@ -35,11 +35,9 @@ class Cost(NamedTuple):
             energy_j + share * (other[1] - energy_j),
             cycles + share * (other[2] - cycles),
         )
-        return _MADE(Cost, mixed)
+        return Cost._make(mixed)
 
 
-# What a named tuple's own constructor calls, without binding names to places: half the time.
-_MADE = tuple.__new__
 NOTHING = Cost(time_s=0.0, energy_j=0.0)
 
 

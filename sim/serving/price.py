@@ -9,7 +9,6 @@ steps of random batches within 1 % of the engine.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,13 +25,13 @@ from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
+from sim.serving.buckets import bracketing_sizes, chunk_group, context_ends
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part, StepCost
 from sim.serving.parts import PartTable, played, table_of
-from sim.shortcuts.pieces import play
 from workloads.engine import HostPace
 from workloads.families.ragged import Group
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork
+from workloads.program import Program
+from workloads.work import AttentionWork
 
 # Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
 TARGET_STEP = 0.03
@@ -177,7 +176,7 @@ class StepPrices:
 
     def whole_step(self, batch: Batch) -> Plan:
         """The kernels of ``batch``, all in one run."""
-        groups = [_chunk_group(chunk.tokens, chunk.context) for chunk in batch.chunks]
+        groups = [chunk_group(chunk.tokens, chunk.context) for chunk in batch.chunks]
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=1, context=mean))
@@ -232,7 +231,7 @@ class StepPrices:
         """The host's time for launching ``batch`` piece by piece."""
         if self._launches is None:
             parts = self._part_program("shared", MANY_TOKENS, 0).ranks[0].phases[0].segments
-            segments = [segment for segment in parts if segment.of_layers]
+            segments = [segment for segment in parts if segment.layers]
             layers = sum(segment.repeat for segment in segments)
             # attention, which a step with prompts has once, whatever it attends to
             kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1
@@ -255,19 +254,6 @@ class StepPrices:
         layers = sum(segment.repeat for segment in segments)
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
-    def send(self, count: int, *, ranks: tuple[int, int]) -> Cost:
-        """Moving ``count`` bytes from one rank to another; joules of both."""
-        work = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=count)
-        kernel = Kernel(name="send_kv", work=replace(work, ranks=ranks), flops=0.0, bytes_moved=float(count))
-        price = classifier(self.machine, eager=False)(kernel)
-        program = RankProgram(
-            phases=(Phase(name="move", segments=(Segment(name="kv", kernels=(replace(kernel, work=work),)),)),)
-        )
-        moving = Work(program=Program(ranks=(program, program)), tokens=1, classify=lambda _: price, issue_s=None)
-        plan = Plan(work=moving, model=self.machine.model)
-        (part,) = play(plan.full.sequence, (self.machine.limits.fast_limit_w,) * 2)
-        return Cost(time_s=part.played.records.end_ps * 1e-12, energy_j=sum(part.played.energy_j))
-
     def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
         return self.table.cost(part, rows, context, self._targets_w[target], self._part_work)
 
@@ -285,7 +271,7 @@ class StepPrices:
                     [Group(phase="decode", sequences=rows, new_tokens=1, context=max(context, 1))], 0, 0
                 )
             case "chunk":
-                return self._program([_chunk_group(rows, rows + context)], 0, 0)
+                return self._program([chunk_group(rows, rows + context)], 0, 0)
         assert_never(part)
 
     def _program(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
@@ -322,36 +308,3 @@ class StepPrices:
         issue_s = self.machine.profile.launch.host_issue_s if eager else None
         classify = classifier(self.machine, eager=eager)
         return Work(program=program, tokens=1, classify=classify, issue_s=issue_s, partitions=self.partitions)
-
-
-def _chunk_group(tokens: int, context: int) -> Group:
-    return Group(phase="prefill" if tokens > 1 else "decode", sequences=1, new_tokens=tokens, context=context)
-
-
-def bracketing_sizes(tokens: int) -> tuple[int, int]:
-    """The sizes between which the cost of ``tokens`` rows is linear: tile edges, ever further apart.
-
-    >>> bracketing_sizes(37), bracketing_sizes(300), bracketing_sizes(2100)
-    ((37, 37), (289, 304), (2049, 2112))
-    """
-    if tokens <= 256:
-        return tokens, tokens
-    width = 16 if tokens <= 1024 else 64
-    low = (tokens - 1) // width * width + 1
-    return low, low + width - 1
-
-
-CONTEXT_KNOTS = [0, *(round(128 * 2 ** (i / 4)) for i in range(60))]
-
-
-def context_ends(context: float) -> tuple[int, int]:
-    """The contexts between which the cost of attention is linear.
-
-    >>> context_ends(300)
-    (256, 304)
-    """
-    at = bisect_left(CONTEXT_KNOTS, context)
-    if at >= len(CONTEXT_KNOTS) or CONTEXT_KNOTS[at] == context:
-        exact = math.ceil(context)
-        return exact, exact
-    return CONTEXT_KNOTS[max(0, at - 1)], CONTEXT_KNOTS[at]

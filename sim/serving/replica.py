@@ -9,12 +9,13 @@ from typing import Any
 import simpy
 
 from hardware.clock import ClockLimits
+from sim.serving.buckets import context_ends
 from sim.serving.clock import CATCH_UP_STEPS, SloClock
 from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.host import HostTime
 from sim.serving.inflight import PlannedStep, Sequence
 from sim.serving.power import ReplicaGovernor
-from sim.serving.price import StepPrices, context_ends
+from sim.serving.price import StepPrices
 from sim.serving.records import Log, RunStep, Served, Stretch
 from sim.serving.scheduler import Scheduler
 

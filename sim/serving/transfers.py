@@ -7,19 +7,22 @@ switches beyond. Alone a cache takes what a send of its bytes takes; several on 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import simpy
 
 from hardware.network import Port
 from sim.engine.resources.network import Network
+from sim.run.plan import Plan, Work, classifier
 from sim.scenario.machine import Machine, machine, nodes_of, policy_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.memory import memory_of
-from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
+from sim.shortcuts.pieces import play
+from workloads.program import Kernel, Phase, Program, RankProgram, Segment
+from workloads.work import CollectiveOp, CollectiveWork
 
 Streams = tuple[tuple[Port, float], ...]
 
@@ -34,7 +37,6 @@ class CacheTransfers:
     front: Scenario = field(init=False)  # those of prompts
     machine: Machine = field(init=False)
     network: Network = field(init=False)
-    _prices: StepPrices = field(init=False)
     _costs: dict[tuple[int, bool], tuple[Cost, float]] = field(default_factory=dict)
     _streams: dict[tuple[int, int], Streams] = field(default_factory=dict)
 
@@ -44,7 +46,6 @@ class CacheTransfers:
         self.machine = machine(
             group.gpu, self.spec.gpus, policy_of(group), nodes=nodes_of(group), profile=group.profile
         )
-        self._prices = StepPrices(scenario=group, machine=self.machine)
         self.network = Network(self.env, ())
 
     def move(self, tokens: int, source: int, to: int) -> Generator[simpy.Event, Any, Cost]:
@@ -62,14 +63,15 @@ class CacheTransfers:
         step = self.spec.block_tokens
         whole = -(-tokens // step) * step
         ways = self._ways(source, to)
-        ranks = ways[0]
+        # A cache has come when the last part has: one that leaves its node, if any does.
+        ranks = next((way for way in ways if not self.machine.cluster.same_node(way)), ways[0])
         near = self.machine.cluster.same_node(ranks)
         known = self._costs.get((whole, near))
         if known is None:
             roles = (self.front, self.group)
             all_bytes = max(role.world * memory_of(self.spec, role, context=whole).kv_bytes for role in roles)
             rank_bytes = all_bytes / len(ways)
-            sent = self._prices.send(round(rank_bytes), ranks=ranks)
+            sent = _sent(self.machine, round(rank_bytes), ranks)
             idle_j = 2 * sent.time_s * self.machine.model.idle_w(self.machine.model.max_clock_hz)
             cost = Cost(time_s=sent.time_s, energy_j=len(ways) * max(0.0, sent.energy_j - idle_j))
             known = self._costs[whole, near] = cost, rank_bytes
@@ -101,6 +103,20 @@ class CacheTransfers:
             return cluster.streams((a, b), "one_way").crossing
         link = cluster.bottleneck_bytes_per_s((a, b)) if gpu.link_bytes_per_s else gpu.pcie_bytes_per_s
         return tuple((Port(name=name, tier="link", bytes_per_s=link), 1.0) for name in (f"gpu{a} out", f"gpu{b} in"))
+
+
+def _sent(machine: Machine, count: int, ranks: tuple[int, int]) -> Cost:
+    """Moving ``count`` bytes from one rank to another; joules of both."""
+    work = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=count)
+    kernel = Kernel(name="send_kv", work=replace(work, ranks=ranks), flops=0.0, bytes_moved=float(count))
+    price = classifier(machine, eager=False)(kernel)
+    program = RankProgram(
+        phases=(Phase(name="move", segments=(Segment(name="kv", kernels=(replace(kernel, work=work),)),)),)
+    )
+    moving = Work(program=Program(ranks=(program, program)), tokens=1, classify=lambda _: price, issue_s=None)
+    plan = Plan(work=moving, model=machine.model)
+    (part,) = play(plan.full.sequence, (machine.limits.fast_limit_w,) * 2)
+    return Cost(time_s=part.played.records.end_ps * 1e-12, energy_j=sum(part.played.energy_j))
 
 
 def transfer_cost(spec: ServeSpec, tokens: int) -> Cost:

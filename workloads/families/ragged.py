@@ -120,7 +120,7 @@ def _rank(
                 case _ if dense:
                     kernels += node_kernels(node, stored, "prefill", load, stack, options)
         if kernels:
-            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
+            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
     if options.lm_head and scored:
         segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored), stack, options)))
     return RankProgram(phases=(Phase(name="step", segments=tuple(segments)),))

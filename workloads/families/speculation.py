@@ -22,8 +22,6 @@ from workloads.parallel import Layout
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import AttentionWork, DType, GemmWork
 
-HEAD = "lm_head"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
@@ -86,16 +84,18 @@ def _decode(model: ModelSpec, layout: Layout, batch: int, seq_len: int, options:
 
 
 def _own_head(model: ModelSpec, segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
-    """A product from twice the width, the last layer again, and the head."""
+    """What comes before the layers, a product from twice the width, the last layer again, and what comes behind."""
     width = model.d_model
     work = GemmWork(m=tokens, n=width, k=2 * width)
     moved = DType.BF16.bytes * (tokens * 3 * width + 2 * width * width)
     join = Kernel(name="join_gemm", work=work, flops=4.0 * tokens * width * width, bytes_moved=float(moved))
-    last = next(segment for segment in reversed(segments) if segment.name != HEAD)
+    places = [place for place, segment in enumerate(segments) if segment.layers]
+    last = segments[places[-1]]
     return (
+        *segments[: places[0]],
         Segment(name="join", kernels=(join,)),
         replace(last, repeat=1, first=last.first + last.repeat),
-        *(segment for segment in segments if segment.name == HEAD),
+        *segments[places[-1] + 1 :],
     )
 
 

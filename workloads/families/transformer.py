@@ -211,7 +211,7 @@ def _segments(
     for name, block, mine in shape.model.layer_groups(layers):
         for precision, run in shape.precision.runs(mine):
             kernels = _layer_kernels(block, replace(shape, precision=precision), phase, load, stack, options)
-            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start))
+            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
     if head:
         segments.append(Segment(name="lm_head", kernels=head_kernels(shape, stack, options)))
     return tuple(segments)

@@ -12,7 +12,8 @@ yields one goes on at once, as with any event that SimPy has processed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from heapq import heappush
 from operator import attrgetter
 from typing import Any
@@ -113,6 +114,27 @@ class Arbitrated(BaseResource[Any, Any]):
     def arbitrate(self) -> None:
         """Offer the waiting requests to ``_do_put`` in turn, until it refuses one."""
         offer(self, None)
+
+
+class Moving(Arbitrated):
+    """A resource through which bytes move, ``paced`` by kernels of the engine or by itself."""
+
+    def __init__(self, env: Environment, capacity: float, rounds: Rounds | None = None, *, paced: bool = False) -> None:
+        super().__init__(env, capacity, rounds)
+        self.paced = paced
+
+    def _trigger_put(self, _: Any) -> None:
+        if not self.paced:
+            self.rounds.ask(self)
+
+    def come_again(self, ends: Sequence[float]) -> None:
+        """Arbitrate anew when the first of ``ends``, so long from now, has come."""
+        first = min(ends, default=math.inf)
+        if first < math.inf:
+            Moment(self._env, [self._again], NORMAL, first)
+
+    def _again(self, _: Moment) -> None:
+        self.rounds.ask(self)
 
 
 offer = BaseResource._trigger_put  # SimPy's loop over the waiting requests

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from simpy.core import Environment
-from simpy.events import NORMAL, PENDING
+from simpy.events import PENDING
 
-from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire, offer
+from sim.engine.resources.arbitration import Ask, Give, Moving, Rounds, fire, offer
 
 # A transfer of which no more than this share is left has ended: what rounding leaves of a float.
 DONE = 1e-9
@@ -89,13 +89,12 @@ class Stop(Give):
 Rule = TypeVar("Rule", bound=Shares)
 
 
-class Bandwidth(Arbitrated, Generic[Rule]):
+class Bandwidth(Moving, Generic[Rule]):
     """Bandwidth under a rule; ``paced`` by kernels of the engine, or by itself."""
 
     def __init__(self, env: Environment, shares: Rule, *, paced: bool = False, rounds: Rounds | None = None) -> None:
-        super().__init__(env, shares.bytes_per_s, rounds)
+        super().__init__(env, shares.bytes_per_s, rounds, paced=paced)
         self.shares = shares
-        self.paced = paced
 
     def move(self, size: float, *, demand: float = math.inf, weight: float = 1.0, few: bool = False) -> Transfer:
         """Move ``size`` bytes, at most ``demand`` per unit of time; yield the answer to wait until they have moved."""
@@ -119,10 +118,6 @@ class Bandwidth(Arbitrated, Generic[Rule]):
         self._trigger_put(event)
         return True
 
-    def _trigger_put(self, _: Any) -> None:
-        if not self.paced:
-            self.rounds.ask(self)
-
     def arbitrate(self) -> None:
         """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""
         offer(self, None)
@@ -135,12 +130,7 @@ class Bandwidth(Arbitrated, Generic[Rule]):
             granted = self.shares.divide(asked, weights)
             for transfer, rate in zip(moving, granted, strict=True):
                 transfer.rate = rate
-            first = min([transfer.left / transfer.rate for transfer in moving if transfer.rate], default=math.inf)
-            if first < math.inf:
-                Moment(self._env, [self._again], NORMAL, first)
-
-    def _again(self, _: Moment) -> None:
-        self.rounds.ask(self)
+            self.come_again([transfer.left / transfer.rate for transfer in moving if transfer.rate])
 
 
 def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:

@@ -25,11 +25,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from simpy.core import Environment
-from simpy.events import NORMAL
 from simpy.resources.base import BaseResource
 
 from hardware.network import Port
-from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds, fire
+from sim.engine.resources.arbitration import Ask, Give, Moving, Rounds, fire
 from sim.engine.resources.bandwidth import DONE
 
 Streams = Sequence[tuple[Port, float]]
@@ -94,15 +93,14 @@ class NetworkPort(BaseResource[Any, Any]):
         self.open_ -= count
 
 
-class Network(Arbitrated):
+class Network(Moving):
     """The ports of a run, ``paced`` by kernels of the engine or by itself."""
 
     def __init__(
         self, env: Environment, ports: Iterable[Port], *, paced: bool = False, rounds: Rounds | None = None
     ) -> None:
-        super().__init__(env, math.inf, rounds)
+        super().__init__(env, math.inf, rounds, paced=paced)
         self.ports = {port: NetworkPort(env, port) for port in ports}
-        self.paced = paced
 
     def port(self, port: Port) -> NetworkPort:
         """The resource of a port, made when it is first used."""
@@ -154,17 +152,8 @@ class Network(Arbitrated):
         self._trigger_put(event)
         return True
 
-    def _trigger_put(self, _: Any) -> None:
-        if not self.paced:
-            self.rounds.ask(self)
-
     def arbitrate(self) -> None:
         """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""
         super().arbitrate()
         self.divide()
-        ends = [one.left / one.rate for one in self.put_queue if one.rate]
-        if ends and min(ends) < math.inf:
-            Moment(self._env, [self._again], NORMAL, min(ends))
-
-    def _again(self, _: Moment) -> None:
-        self.rounds.ask(self)
+        self.come_again([one.left / one.rate for one in self.put_queue if one.rate])
