@@ -148,6 +148,8 @@ def test_refusals_name_the_field(fields: dict[str, Any], message: str) -> None:
 
 def test_a_draft_of_a_serving_engine_begins_with_its_embedding() -> None:
     """One layer of the model again, after the row of the token that was drafted last, for each token drafted."""
-    found = drafted(speculation="mtp", draft_model=None, draft_tokens=2, stack="vllm", tp=1, layers=4, ignore_memory=True)
+    found = drafted(
+        speculation="mtp", draft_model=None, draft_tokens=2, stack="vllm", tp=1, layers=4, ignore_memory=True
+    )
     names = [cls.name for cls in found.graph.classes]
     assert names.index("embedding") < names.index("join_gemm") < names.index("lm_head")
