@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import workloads
+from hardware.calibrate.fit_engine import rows_by_law
+from hardware.calibrate.suite.plans_vllm import vllm as vllm_plan
 from hardware.catalog import load_gpu
 from hardware.engine_laws import shipped_engines
 from hardware.laws.engine_price import scaled_rows, tile_of
@@ -263,3 +265,12 @@ def test_whole_rows_of_the_stack_give_runs_a_status_and_an_error() -> None:
     run = simulate(model="llama3-8b", **fields)
     assert run.standing.status == "calibrated"
     assert "6 unseen runs" in run.standing.expected_error
+
+
+def test_compiled_kernels_are_planned_and_fitted_as_the_server_compiles_them() -> None:
+    """For any number of tokens: where such rows exist, a kernel compiled for its own number is no measure of it."""
+    planned = [row for row in vllm_plan(1) if row["kind"] == "vllm_compiled"]
+    assert planned and all(row["sizes"] == "any" for row in planned)
+    own = [{name: value for name, value in row.items() if name != "sizes"} for row in planned]
+    assert rows_by_law([*own, *planned]) == rows_by_law(planned)
+    assert all(len(rows) for rows in rows_by_law(own).values())  # better than none

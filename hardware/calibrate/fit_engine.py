@@ -187,7 +187,7 @@ def fit_engine(
         rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
     )
     elementwise: dict[str, ElementwiseCoefficients] = dict(near.elementwise) if near else {}
-    for op, some in sorted(_by_op(single).items()):
+    for op, some in sorted(rows_by_law(single).items()):
         pass_start = (
             near.elementwise[op]
             if near and op in near.elementwise
@@ -230,7 +230,7 @@ def fit_engine(
     )
 
 
-def _by_op(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def rows_by_law(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows of memory-bound kernels by law.
 
     A server's kernels are compiled for any number of tokens: where a law has such rows, those compiled for their own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from hardware.calibrate.suite.plan import PlannedRow
+from hardware.calibrate.suite.plan import PlannedRow, at_clock
 
 # name: experts, hidden, ff, top_k
 QWEN_30B, MIXTRAL, QWEN_235B, DEEPSEEK = (
@@ -16,6 +16,19 @@ QWEN_30B, MIXTRAL, QWEN_235B, DEEPSEEK = (
 ALL_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 SOME_TOKENS = (1, 4, 16, 64, 192, 512, 2048, 8192)
 FEW_TOKENS = (8, 64, 256, 2048)
+# Heads of queries and keys a head of keys, as in Llama 3 8B.
+QUERIES_AND_KEYS = 5
+# Widths of Llama 3 8B on one, two and four tensor ranks, and of the residual stream of smaller and larger models.
+COMPILED = (
+    *product(("add_rmsnorm",), (2048, 4096, 8192)), *product(("rope",), (5120, 2560, 1280)),
+    *product(("silu_mul",), (14336, 7168, 3584)), *product(("add_rmsnorm_fp8", "quantise"), (4096, 8192)),
+    *product(("silu_mul_fp8",), (14336, 7168)),
+)  # fmt: skip
+FULL_WIDTHS = (
+    ("rope", 5120), ("add_rmsnorm", 4096), ("add_rmsnorm_fp8", 4096), ("quantise", 4096), ("silu_mul", 14336),
+    ("silu_mul_fp8", 14336),
+)  # fmt: skip
+NOTHING: PlannedRow = {"kind": "nothing", "world": 1}  # between the stamps of an at_clock row
 
 
 def experts(
@@ -43,6 +56,24 @@ def attention(
     if kv_len:
         row["kv_len"] = kv_len
     return {**row, "q_heads": heads, "kv_heads": kv_heads, "head_dim": 128, "kv_dtype": kv_dtype}
+
+
+def compiled(how: str, width: int, tokens: int) -> PlannedRow:
+    """An elementwise part of a layer as the server compiles it; a rotation's width is that of queries and keys."""
+    row: PlannedRow = {
+        "kind": "vllm_compiled",
+        "world": 1,
+        "how": how,
+        "tokens": tokens,
+        "width": width,
+        "sizes": "any",
+    }
+    return {**row, "kv_heads": width // 128 // QUERIES_AND_KEYS} if how == "rope" else row
+
+
+def cache_write(tokens: int, kv_heads: int) -> PlannedRow:
+    """New keys and values into their pages."""
+    return {"kind": "vllm_cache_write", "world": 1, "tokens": tokens, "kv_heads": kv_heads}
 
 
 def vllm(world: int) -> list[PlannedRow]:
@@ -101,12 +132,10 @@ def vllm(world: int) -> list[PlannedRow]:
         {"kind": "vllm_quantise", "world": 1, "tokens": tokens, "width": width, "scales": scales}
         for tokens, width, scales in product(tiny, (4096, 14336), ("token", "block"))
     ]
-    rows += [{"kind": "vllm_cache_write", "world": 1, "tokens": tokens, "kv_heads": 8} for tokens in small]
-    widths = {"add_rmsnorm": 4096, "add_rmsnorm_fp8": 4096, "silu_mul": 14336, "silu_mul_fp8": 14336, "rope": 5120}
-    rows += [
-        {"kind": "vllm_compiled", "world": 1, "how": how, "tokens": tokens, "width": width}
-        for (how, width), tokens in product(widths.items(), (32, 256, 2048, 8192))
-    ]
+    rows += [cache_write(tokens, heads) for tokens, heads in product(small, (8, 4, 2, 1))]
+    rows += [compiled(how, width, tokens) for (how, width), tokens in product(COMPILED, (1, 32, 256, 2048, 8192))]
+    full = [compiled(how, width, 8192) for how, width in FULL_WIDTHS] + [cache_write(8192, heads) for heads in (8, 4)]
+    rows += [at_clock(one, where) for one, where in product((NOTHING, *full), ("alone", "capped"))]
     rows += [{"kind": "vllm_gate", "world": 1, "tokens": tokens, "experts": 128, "top_k": 8} for tokens in small]
     rows += [
         {"kind": kind, "world": 1, "tokens": tokens, "width": width, "top_k": 8}
