@@ -104,7 +104,7 @@ def test_a_product_on_few_sms_waits_for_a_memory_that_others_fill_and_not_for_l2
 
 
 def test_kernels_on_partitions_are_as_measured() -> None:
-    """Rows that entered no fit but copy and add_rmsnorm, whose streaming rate is theirs."""
+    """Bounds of rows that were all in view while the facts of few SMs were chosen (hardware/data/few_sms.toml)."""
     rows = predicted(ONE_GPU[0])
     alone = [row for row in rows if row.record.kind == "partition" and row.record.inputs["kernel"]["kind"] == "gemm"]
     assert len(alone) == 50
