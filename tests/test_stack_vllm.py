@@ -184,7 +184,8 @@ def test_whole_steps_of_a_real_server(
         (1, 1, "fp8_e4m3", 9, 0.05, 0.08),
         (1, 1, "bf16", 9, 0.08, 0.10),
         (2, 1, "bf16", 16, 0.04, 0.08),
-        (2, 2, "bf16", 8, 0.08, 0.10),
+        (2, 1, "fp8_e4m3", 8, 0.05, 0.08),
+        (2, 2, "bf16", 16, 0.08, 0.10),
     ],
 )
 def test_steps_that_came_after_the_fit(tp: int, ep: int, dtype: str, count: int, latency: float, energy: float) -> None:

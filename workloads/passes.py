@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from workloads.work import EngineOp
+from workloads.work import CollectiveOp, EngineOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,8 @@ class Passes:
     ``element_bytes`` are read and written for each element of a kernel's tensor. ``unfused_qk_norm`` replaces the norm
     of heads in the models ``without_fused_norm``; single layers of those in ``parted_models`` run ``parted`` as well.
     A ring of ranks runs ``ring_block`` after each attention, from the second on ``ring_merge`` and, on one number a
-    head, ``ring_weights``, and ``ring_end`` after the last. The host takes ``launch_s`` a kernel.
+    head, ``ring_weights``, and ``ring_end`` after the last. The host takes ``launch_s`` a kernel, and as long as
+    ``exchange_launches`` of them more for an exchange of the modules' own context parallelism.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Passes:
     ring_weights: tuple[EngineOp, ...]
     ring_end: tuple[EngineOp, ...]
     launch_s: float
+    exchange_launches: Mapping[CollectiveOp, int]
 
     def qk_norm(self, model: str) -> tuple[EngineOp, ...]:
         """The kernels that norm the queries' (or the keys') heads in layers that attend jointly."""
@@ -65,6 +67,7 @@ def load_passes(name: str) -> Passes:
         parted_models=frozenset(parted["models"]),
         **{f"ring_{place}": _ops(names) for place, names in data["ring"].items()},
         launch_s=data["host"]["kernel_s"],
+        exchange_launches={CollectiveOp(op): count for op, count in data["host"]["exchange_launches"].items()},
     )
 
 

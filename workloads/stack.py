@@ -15,6 +15,8 @@ class Stack:
     ``eager``: every operation of the model's source is a kernel of its own, attention included. ``engine``: the kernels
     are those that a serving engine makes of the model (``data/stacks``). ``passes``: diffusion transformers alone, with
     the memory-bound kernels of that name in ``data/stacks``; ``flash_2``: attention by FlashAttention 2.
+    ``own_exchanges``: several GPUs share tokens by the context parallelism of those modules themselves, which costs
+    their host more than xDiT's does.
     """
 
     id: str
@@ -28,6 +30,7 @@ class Stack:
     engine: str | None = None
     passes: str | None = None
     flash_2: bool = False
+    own_exchanges: bool = False
 
     @property
     def of_diffusion(self) -> bool:
@@ -72,6 +75,7 @@ STACKS = {
                 validated="steps of the modules of diffusers 0.42 on an H200 (docs/video.md)",
                 passes="diffusers",
                 flash_2=flash_2,
+                own_exchanges=not flash_2,
             )
             for name, flash_2 in (("diffusers", True), ("diffusers-cudnn", False))
         ),

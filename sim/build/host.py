@@ -10,8 +10,9 @@ from sim.build.lower import Classify
 from sim.scenario.resolved import Resolved
 from workloads.engine import load_engine
 from workloads.families.dit_video import STEP
-from workloads.passes import load_passes
+from workloads.passes import Passes, load_passes
 from workloads.program import Program, Segment
+from workloads.work import CollectiveWork
 
 # A GPU this far behind its host waits for the first launches alone, which are left out: 0.13 % of 700 tokens through
 # Llama 3 70B on an H200, just beyond it.
@@ -33,8 +34,10 @@ def engine_issue_s(
     if stack.passes is not None:
         step = next(phase for phase in program.ranks[0].phases if phase.name.startswith(STEP))
         kernels_s, count = _kernels_s(step.segments, classify, sms=sms, clock_hz=clock_hz)
-        launch_s = load_passes(stack.passes).launch_s
-        return launch_s if count * launch_s > FAR_BEHIND * kernels_s else None
+        passes = load_passes(stack.passes)
+        more = _exchange_launches(step.segments, passes) if stack.own_exchanges else 0
+        host_s = (count + more) * passes.launch_s
+        return host_s / count if host_s > FAR_BEHIND * kernels_s else None
     if scenario.phase != "prefill" or stack.engine is None:
         return None
     pace = load_engine(stack.engine).host
@@ -47,6 +50,16 @@ def engine_issue_s(
     experts = resolved.language_model.experts > 0
     host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
     return host_s / count if host_s > FAR_BEHIND * kernels_s else None
+
+
+def _exchange_launches(segments: Sequence[Segment], passes: Passes) -> int:
+    """Launches of the host's time that Python takes for the collectives of ``segments``."""
+    return sum(
+        segment.repeat * passes.exchange_launches.get(kernel.work.op, 0)
+        for segment in segments
+        for kernel in segment.kernels
+        if isinstance(kernel.work, CollectiveWork)
+    )
 
 
 def _kernels_s(segments: Sequence[Segment], classify: Classify, *, sms: int, clock_hz: float) -> tuple[float, int]:
