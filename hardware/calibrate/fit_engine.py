@@ -17,6 +17,7 @@ import numpy as np
 from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
+from hardware.calibrate.fit_decoder import decoder_laws
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
     FOLLOWS_BELOW,
@@ -183,6 +184,7 @@ def fit_engine(
         learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
+    convolution, wide = decoder_laws(single, fits, gpu)
     pairs = clock_pairs(
         rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
     )
@@ -222,6 +224,8 @@ def fit_engine(
         prefill=prefill.get("prefill", base.prefill),
         masked=prefill.get("masked"),
         decode=decodes or {"bf16": base.decode},
+        convolution=convolution,
+        wide=wide,
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),

@@ -18,6 +18,13 @@ from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.correction import corrected
+from hardware.laws.decoder import (
+    ConvolutionSizes,
+    convolution_base_terms,
+    convolution_features,
+    wide_attention_base_terms,
+    wide_attention_features,
+)
 from hardware.laws.elementwise import elementwise_base_terms
 from hardware.laws.gemm import COMMON_TILES, GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
@@ -141,6 +148,29 @@ def engine_prefill_terms(
         hbm_byte_energy_j=laws.decode["bf16"].hbm_byte_energy_j,
     )
     return corrected(terms, learnt.time, learnt.energy, prefill_features(sizes))
+
+
+def convolution_terms(laws: EngineLaws, gpu: GpuSpec, sizes: ConvolutionSizes) -> KernelTerms | None:
+    """A convolution with its copies and bias; None where no row tells the law of its type."""
+    coefficients = laws.convolution.get(sizes.element)
+    if coefficients is None:
+        return None
+    learnt, x = laws.learnt(f"convolution.{sizes.element}"), convolution_features(sizes)
+    terms = convolution_base_terms(coefficients, gpu, sizes)
+    return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
+
+
+def wide_attention_terms(laws: EngineLaws, gpu: GpuSpec, sizes: PrefillSizes, element: str) -> KernelTerms | None:
+    """Attention over heads wider than 256; None where no row tells the law of its type."""
+    coefficients = laws.wide.get(element)
+    if coefficients is None:
+        return None
+    learnt = laws.learnt(f"wide.{element}")
+    terms = wide_attention_base_terms(
+        coefficients, gpu, batch=sizes.batch * sizes.q_heads, tokens=sizes.q_len, keys=sizes.kv_len,
+        head_dim=sizes.head_dim, element=element,
+    )  # fmt: skip
+    return corrected(terms, learnt.time, learnt.energy, wide_attention_features(sizes.q_len, sizes.kv_len))
 
 
 def routed_gemm_terms(laws: EngineLaws, gpu: GpuSpec, sizes: RoutedSizes) -> KernelTerms:
