@@ -74,10 +74,9 @@ def video(fields: dict[str, Any], **more: Any) -> Timeline:
 
 # Seconds on 1, 2, 4, 8 A100s from the README of Wan-Video/Wan2.1.
 WAN_14B_S = {1: 3342.6, 2: 1722.0, 4: 886.1, 8: 469.9}
-FAST = pytest.mark.xfail(strict=True, reason="7.4 % fast on 8: collectives at eight GPUs are extrapolated")
 
 
-@pytest.mark.parametrize("cp", [1, 2, 4, pytest.param(8, marks=FAST)])
+@pytest.mark.parametrize("cp", [1, 2, 4, 8])
 def test_seconds_of_wan_14b_on_a100s_by_public_kernel_times(cp: int) -> None:
     assert video(WAN_14B, cp=cp).latency_s == pytest.approx(WAN_14B_S[cp], rel=0.07)
 

@@ -70,16 +70,16 @@ def moved_of(row: Row) -> Moved:
             op, rows = str(row["how"]), row["tokens"]
             moved = float(PASS_BYTES[op] * rows * row["width"])
         case "diffusers_image":
-            op, rows, moved = image_op(row["how"], row["dtype"]), max(row["frames"], 1) * row["height"], _image(row)
-            rows *= row["width"]
+            op, rows, moved = image_op(row), max(row["frames"], 1) * row["height"] * row["width"], _image(row)
         case other:
             raise HardwareError(f"kind '{other}' is no elementwise kernel of an engine")
     return Moved(op=op, rows=rows, bytes_moved=moved)
 
 
-def image_op(how: str, dtype: str) -> str:
-    """The name of the law of a kernel between a decoder's convolutions."""
-    return f"image_{how}" + ("_f32" if dtype == "f32" else "")
+def image_op(row: Row) -> str:
+    """The name of the law of a kernel between a decoder's convolutions; pixels of videos have a kernel of their own."""
+    video = "_video" if row["how"] == "upsample" and row["frames"] else ""
+    return f"image_{row['how']}{video}" + ("_f32" if row["dtype"] == "f32" else "")
 
 
 def _image(row: Row) -> float:

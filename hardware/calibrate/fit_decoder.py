@@ -1,4 +1,4 @@
-"""Laws of a VAE decoder's convolutions and of its attention, from rows of ``diffusers_conv`` and ``diffusers_attention``."""
+"""Laws of a VAE decoder's convolutions and of its attention, from their kernel rows."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 from hardware.gpu import GpuSpec
 from hardware.laws.terms import KernelTerms
 
-# A tile of cuDNN's convolution, pixels by channels (names of its kernels: 128x128, 256x128, 64x128), and the fewest
-# channels that a tensor-core kernel computes.
-_TILE_PIXELS, _TILE_CHANNELS, _LEAST_CHANNELS = 128, 128, 32
+# A tile of cuDNN's convolution, pixels by channels (names of its kernels: 128x128, 256x128, 64x128). Fewer channels
+# than whole steps of 64 take as long: kernels 16, 32 and 96 wide run at half of the others' rate.
+_TILE_PIXELS, _TILE_CHANNELS, _CHANNEL_STEP = 128, 128, 64
 # Queries of one block of the kernel for wide heads (fmha_cutlassF 32x128 in the traces).
 _QUERIES = 32
 
@@ -20,7 +20,8 @@ _QUERIES = 32
 class ConvolutionSizes:
     """``pixels`` of the result in all frames and images, ``read`` of the input with its padding.
 
-    ``taps`` are the points that one pixel sums over (27 of a 3 x 3 x 3), ``element`` is bf16 or f32 (multiplied as tf32).
+    ``taps`` are the points that one pixel sums over (27 of a 3 x 3 x 3), ``element`` is bf16 or f32 (multiplied as
+    tf32).
     """
 
     pixels: int
@@ -32,7 +33,7 @@ class ConvolutionSizes:
 
     @property
     def copied(self) -> bool:
-        """Whether cuDNN brings input, weights and result into its order of numbers and back: a point alone is a product."""
+        """Whether input, weights and result are brought into cuDNN's order and back: a point is a product."""
         return self.taps > 1
 
 
@@ -40,7 +41,8 @@ class ConvolutionSizes:
 class ConvolutionCoefficients:
     """A product of unfolded pixels, copies before and behind it, and a sum with the bias, one after the other.
 
-    ``efficiency`` of the tensor peak; ``copy_bytes_per_s`` of the copies, or of a point's operands, ``bias_bytes_per_s``.
+    ``efficiency`` of the tensor peak; ``copy_bytes_per_s`` of the copies, or of a point's operands,
+    ``bias_bytes_per_s`` of the sum.
     """
 
     floor_s: float
@@ -69,7 +71,7 @@ def convolution_base_terms(c: ConvolutionCoefficients, gpu: GpuSpec, sizes: Conv
     weights = float(each * sizes.taps * sizes.channels_in * sizes.channels_out)
     copied = (2.0 if sizes.copied else 1.0) * (inputs + weights + results)
     biased = 2.0 * results
-    columns = max(_LEAST_CHANNELS, sizes.channels_out)
+    columns = _CHANNEL_STEP * math.ceil(sizes.channels_out / _CHANNEL_STEP)
     flops = 2.0 * sizes.pixels * columns * sizes.taps * sizes.channels_in
     tiles = math.ceil(sizes.pixels / _TILE_PIXELS) * math.ceil(columns / _TILE_CHANNELS)
     rate = _flops_per_cycle_per_sm(gpu, sizes.element) * c.efficiency

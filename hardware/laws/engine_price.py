@@ -34,9 +34,13 @@ from hardware.laws.terms import KernelTerms
 if TYPE_CHECKING:
     from hardware.profile import Profile
 
+# Blocks of the group norms that were measured, a group of one image each.
+_NORM_BLOCKS = 32
 # A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps in the traces of vLLM's
 # server (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
 SMALL_KERNEL_S = 4.2e-6
+# One of the four kernels that blend a row of two tiles, for which the GPU waits for the host.
+BLEND_KERNEL_S = 10e-6
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
     "compiled_add_rmsnorm": "add_rmsnorm", "compiled_add_rmsnorm_fp8": "add_rmsnorm", "compiled_silu_mul": "silu_mul",
@@ -62,6 +66,8 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
     match op:
         case "small":
             seconds = count * SMALL_KERNEL_S
+        case "blend":
+            seconds = count * BLEND_KERNEL_S
         case "sort":
             seconds = SORT_S + SORT_S_PER_TOKEN * count
         case "map":
@@ -72,19 +78,23 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
 
 
 def engine_elementwise_terms(
-    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float
+    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, blocks: int | None = None
 ) -> KernelTerms | None:
-    """A memory-bound kernel of the engine; None where no row tells its law."""
+    """A memory-bound kernel of the engine; None where no row tells its law.
+
+    ``blocks``: of one that reads with so few that each has an SM; its rows had 32 of them.
+    """
     coefficients = laws.elementwise.get(op)
     if coefficients is None:
         return None
-    blocks = max(1, int(bytes_moved // 8192))
     terms = elementwise_base_terms(
-        coefficients, gpu, rows=max(rows, 1), bytes_moved=bytes_moved, launched_blocks=blocks
-    )
+        coefficients, gpu, rows=max(rows, 1), bytes_moved=bytes_moved,
+        launched_blocks=max(1, int(bytes_moved // 8192)),
+    )  # fmt: skip
     learnt = laws.learnt(f"elementwise.{op}")
     x = elementwise_features(bytes_moved, rows)
-    return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
+    terms = replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
+    return terms if blocks is None else replace(terms, scale=terms.scale * _NORM_BLOCKS / min(blocks, gpu.sms))
 
 
 def elementwise_features(bytes_moved: float, rows: int) -> tuple[float, ...]:
