@@ -16,13 +16,13 @@ _FOLDER = files("workloads") / "data" / "decoders"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """A tile's sides in pixels and frames, and how far apart they begin; a row of a seam takes ``blend_kernels``."""
+    """A tile's sides in pixels and frames, and how far apart they begin; a row of a seam takes ``blend_row_s``."""
 
     pixels: int
     pixels_apart: int
     frames: int
     frames_apart: int
-    blend_kernels: int
+    blend_row_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

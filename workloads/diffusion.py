@@ -29,7 +29,8 @@ class DitSpec:
     text, which attend together; ``single_layers`` run attention and feed-forward side by side on both. The text
     encoder is a T5 of ``text_layers`` x ``text_width``; ``decoder_widths`` are the VAE decoder's, latent end first,
     its kernels 3 wide in space and ``decoder_depth`` in time, ``decoder`` the class of its modules (None: convolutions
-    alone). ``masks_text``: its modules hand attention a mask of the text's padding.
+    alone). ``masks_text``: its modules hand attention a mask of the text's padding. ``text_launches``: kernels of a
+    layer of the text encoder where each operation is one (0: not known).
     """
 
     id: str
@@ -52,6 +53,7 @@ class DitSpec:
     single_layers: int = 0
     masks_text: bool = False
     decoder: str | None = None
+    text_launches: int = 0
 
     @property
     def layers(self) -> int:
@@ -126,7 +128,7 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
         if not isinstance(data.get(name), str) or not data[name]:
             raise WorkloadError(f"{where}: {name} = {shown(data.get(name))}: give a text")
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in _NUMBERS}
-    sizes |= {name: positive(data[name], name, where) for name in _LAYERS if name in data}
+    sizes |= {name: positive(data[name], name, where) for name in (*_LAYERS, "text_launches") if name in data}
     sizes |= {name: _whole_numbers(data.get(name), name, count, where) for name, count in _LISTS.items()}
     decoder = data.get("decoder")
     if decoder is not None and decoder not in list_decoders():

@@ -103,7 +103,7 @@ class EngineOp(StrEnum):
     GELU = "gelu"
     CAT_TOKENS = "cat_tokens"
     CAT_WIDTH = "cat_width"
-    BLEND = "blend"  # ``rows`` small kernels of two tiles' seam, launched by the host
+    HOST = "host"  # ``rows`` microseconds in which the host launches kernels, whatever the GPU does
     GROUP_NORM = "image_group_norm"  # of a VAE's decoder, from here on
     IMAGE_SILU = "image_silu"
     IMAGE_ADD = "image_add"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hardware.calibrate.engine_families import EngineFamilies
-from hardware.calibrate.engine_rows import Row, convolution_of
+from hardware.calibrate.engine_rows import Row, convolution_of, moved_of
 from hardware.calibrate.fit_kit import Law, Learning
 from hardware.gpu import GpuSpec
 from hardware.laws.decoder import (
@@ -23,7 +24,7 @@ WIDE_LENGTHS = (1.0, 1.0)
 # Heads that FlashAttention takes.
 MOST_FLASH_HEAD_DIM = 256
 FREE_CONVOLUTION = (
-    "floor_s", "efficiency", "copy_bytes_per_s", "bias_bytes_per_s", "flop_energy_j", "hbm_byte_energy_j",
+    "floor_s", "efficiency", "copy_bytes_per_s", "flop_energy_j", "hbm_byte_energy_j",
 )  # fmt: skip
 CONVOLUTION_START = ConvolutionCoefficients(
     floor_s=10e-6,
@@ -49,8 +50,9 @@ def decoder_laws(
             if row["kind"] == "diffusers_conv" and row["dtype"] == element and row.get("layout") != "nhwc"
         ]  # fmt: skip
         if some:
+            start = convolution.get("bf16", CONVOLUTION_START)
             law = Law(
-                start=convolution.get("bf16", CONVOLUTION_START),
+                start=replace(start, bias_bytes_per_s=_bias_rate(rows, element) or start.bias_bytes_per_s),
                 free=FREE_CONVOLUTION,
                 terms_of=lambda c, row: convolution_base_terms(c, gpu, convolution_of(row)),
                 features_of=lambda row: convolution_features(convolution_of(row)),
@@ -71,6 +73,15 @@ def decoder_laws(
             learning = Learning(lengths=WIDE_LENGTHS, time=(0.2, 0.02), energy=(0.2, 0.03))
             wide[element] = fits.add(f"wide.{element}", some, attention, learning)
     return convolution, wide
+
+
+def _bias_rate(rows: Sequence[Row], element: str) -> float | None:
+    """Bytes a second of the largest sum with a bias that was measured by itself."""
+    sums = [
+        row for row in rows if row["kind"] == "diffusers_image" and row["how"] == "bias" and row["dtype"] == element
+    ]
+    rates = [(moved_of(row).bytes_moved, moved_of(row).bytes_moved / row["latency_s"]) for row in sums]
+    return max(rates)[1] if rates else None
 
 
 def wide_heads(row: Row) -> bool:

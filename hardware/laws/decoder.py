@@ -12,6 +12,8 @@ from hardware.laws.terms import KernelTerms
 # A tile of cuDNN's convolution, pixels by channels (names of its kernels: 128x128, 256x128, 64x128). Fewer channels
 # than whole steps of 64 take as long: kernels 16, 32 and 96 wide run at half of the others' rate.
 _TILE_PIXELS, _TILE_CHANNELS, _CHANNEL_STEP = 128, 128, 64
+# What of a point's operands its arithmetic does not hide.
+_POINT_WAITS = 0.25
 # Queries of one block of the kernel for wide heads (fmha_cutlassF 32x128 in the traces).
 _QUERIES = 32
 
@@ -69,7 +71,7 @@ def convolution_base_terms(c: ConvolutionCoefficients, gpu: GpuSpec, sizes: Conv
     each = _element_bytes(sizes.element)
     inputs, results = float(each * sizes.read * sizes.channels_in), float(each * sizes.pixels * sizes.channels_out)
     weights = float(each * sizes.taps * sizes.channels_in * sizes.channels_out)
-    copied = (2.0 if sizes.copied else 1.0) * (inputs + weights + results)
+    copied = (2.0 if sizes.copied else _POINT_WAITS) * (inputs + weights + results)
     biased = 2.0 * results
     columns = _CHANNEL_STEP * math.ceil(sizes.channels_out / _CHANNEL_STEP)
     flops = 2.0 * sizes.pixels * columns * sizes.taps * sizes.channels_in

@@ -39,8 +39,6 @@ _NORM_BLOCKS = 32
 # A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps in the traces of vLLM's
 # server (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
 SMALL_KERNEL_S = 4.2e-6
-# One of the four kernels that blend a row of two tiles, for which the GPU waits for the host.
-BLEND_KERNEL_S = 10e-6
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
     "compiled_add_rmsnorm": "add_rmsnorm", "compiled_add_rmsnorm_fp8": "add_rmsnorm", "compiled_silu_mul": "silu_mul",
@@ -62,12 +60,15 @@ SORT_S, SORT_S_PER_TOKEN, MAP_S = 4.4e-6, 3.2e-9, 3.9e-6
 
 
 def unsized_terms(op: str, count: int) -> KernelTerms | None:
-    """Kernels that take a launch and little else: ``count`` of them, or one over ``count`` tokens; else None."""
+    """Kernels that take a launch and little else: ``count`` of them, or one over ``count`` tokens; else None.
+
+    Of the host ``count`` microseconds.
+    """
     match op:
         case "small":
             seconds = count * SMALL_KERNEL_S
-        case "blend":
-            seconds = count * BLEND_KERNEL_S
+        case "host":
+            return KernelTerms(floor_s=1e-6 * count, blocks=1, cycles_per_block=0.0, sms_per_block=0.0)
         case "sort":
             seconds = SORT_S + SORT_S_PER_TOKEN * count
         case "map":

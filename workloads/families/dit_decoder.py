@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from workloads.decoder import Decoder, Tiles, load_decoder
 from workloads.diffusion import DECODER_BLOCKS, DitSpec
-from workloads.kernels import product_kernel
+from workloads.kernels import host_kernel, product_kernel
 from workloads.program import Kernel, Segment
 from workloads.work import AttentionWork, ConvolutionWork, ElementwiseWork, EngineOp
 
@@ -99,9 +99,9 @@ def _tiled(decoder: Decoder, tiles: Tiles, spec: DitSpec, videos: int, latents: 
         for grid, count in counts.items()
     ]
     if rows:
-        count = rows * tiles.blend_kernels
-        work = ElementwiseWork(op=EngineOp.BLEND, rows=count, width=1, bytes_moved=0, engine=decoder.engine)
-        segments.append(Segment(name="seams", kernels=(Kernel(name="blend", work=work, flops=0.0, bytes_moved=0.0),)))
+        segments.append(
+            Segment(name="seams", kernels=(host_kernel("blend", rows * tiles.blend_row_s, decoder.engine),))
+        )
     return tuple(segments)
 
 

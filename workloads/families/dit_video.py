@@ -1,7 +1,8 @@
 """A whole video: text encoder, denoising steps with guidance and reuse, VAE decoder.
 
-The text encoder is coarse: plain T5 layers. The decoder is what its modules launch (``dit_decoder``), whatever the
-stack: no server fuses it. Every rank encodes the text, the first one decodes, as Wan2.1's own code does.
+The text encoder is coarse: plain T5 layers, and in unfused stacks a host that launches what its modules would. The
+decoder is what its modules launch (``dit_decoder``), whatever the stack: no server fuses it. Every rank encodes the
+text, the first one decodes, as Wan2.1's own code does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.families.dit import ELEMENT, Branch, check_branch, flash
 from workloads.families.dit_decoder import Grid, decoder_segments
 from workloads.families.dit_layers import layer_segments
-from workloads.kernels import elementwise_kernel, exchange_kernel, product_kernel
+from workloads.kernels import elementwise_kernel, exchange_kernel, host_kernel, product_kernel
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange
 from workloads.ops import Op, fuse, op
@@ -221,7 +222,7 @@ def _text(run: VideoRun) -> Segment:
     spec, width = run.spec, run.spec.text_width
     prompts = run.videos * run.branches
     rows = prompts * spec.text_tokens
-    kernels = (
+    kernels: tuple[Kernel, ...] = (
         _pointwise("norm_attn", rows, width, 4),
         product_kernel("qkv_gemm", rows, 3 * width, width),
         flash("attention", spec.text_tokens, spec.text_tokens, width // TEXT_HEAD_DIM, TEXT_HEAD_DIM, prompts),
@@ -231,6 +232,9 @@ def _text(run: VideoRun) -> Segment:
         _pointwise("gelu_mul", rows, spec.text_d_ff, 3),
         product_kernel("down_gemm", rows, width, spec.text_d_ff),
     )
+    if run.unfused is not None and spec.text_launches:
+        launched_s = spec.text_launches * run.unfused.launch_s
+        kernels = (*kernels, host_kernel("host", launched_s, run.unfused.id, stream=1))
     return Segment(name="text layer", kernels=kernels, repeat=spec.text_layers)
 
 
