@@ -268,6 +268,9 @@ SKIPPED = {
     "link_power": "says what awake links draw: docs/records.md",
     "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
     "partitions_hot": "one side reads from L2, which the simulator never does: docs/records.md",
+    "diffusers_step": "a few layers of a model: held against the stack in tests/test_dit_stack.py",
+    "diffusers_text": "a text encoder alone: held against the stack in tests/test_decoder.py",
+    "diffusers_blend": "an input of the decoder's tiles: the host's pace",
     "vllm_host": "an input of stack vllm: the host's pace",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
 } | dict.fromkeys(
