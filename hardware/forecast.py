@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
-from hardware.laws.elementwise import ElementwiseCoefficients
+from hardware.laws.decoder import ConvolutionCoefficients
+from hardware.laws.elementwise import ElementwiseCoefficients, memory_bound
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.laws.routed import RoutedCoefficients
@@ -104,7 +105,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
         return replace(
             c,
             l2_bytes_per_s=c.l2_bytes_per_s * cache,
-            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * (hbm if memory_bound(c, base_gpu) else cache),
             blocks_per_s=None if c.blocks_per_s is None else c.blocks_per_s * cache,
             # The SMs' own work goes with their cycles, what it is held against with HBM.
             follows_below=c.follows_below and c.follows_below * (hbm / cache if c.blocks_per_s is None else 1.0),
@@ -113,6 +114,15 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
 
     def routed(c: RoutedCoefficients) -> RoutedCoefficients:
         return replace(product(c), tile_cycles_per_k=c.tile_cycles_per_k * tile_cycles)
+
+    def convolution(c: ConvolutionCoefficients) -> ConvolutionCoefficients:
+        return replace(
+            c,
+            copy_bytes_per_s=c.copy_bytes_per_s * hbm,
+            bias_bytes_per_s=c.bias_bytes_per_s * cache,
+            flop_energy_j=c.flop_energy_j * joules_per_flop,
+            sm_power_w=c.sm_power_w * power,
+        )
 
     def engine(laws: EngineLaws) -> EngineLaws:
         return replace(
@@ -123,6 +133,8 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             decode={name: decode(c) for name, c in laws.decode.items()},
             elementwise={name: elementwise(c) for name, c in laws.elementwise.items()},
             masked=laws.masked and prefill(laws.masked),
+            convolution={name: convolution(c) for name, c in laws.convolution.items()},
+            wide={name: replace(c, flop_energy_j=c.flop_energy_j * joules_per_flop) for name, c in laws.wide.items()},
             corrections={
                 name: learnt for name, learnt in laws.corrections.items()
                 if same and (hbm == 1.0 or not name.startswith("decode"))

@@ -196,7 +196,7 @@ def profile_for(gpu: GpuSpec) -> Profile:
         return forecast_profile(gpu, profile_for(known), known)
     own = load_profile(gpu.id)
     if own is not None:
-        return own
+        return own if gpu.id == BASE_GPU else _with_engines(own, gpu)
     if gpu.card is not None:
         return forecast_profile(gpu, profile_for(gpu.card), gpu.card)
     base_gpu = load_gpu(next((name for name in _shipped() if same_chip(load_gpu(name), gpu)), BASE_GPU))
@@ -206,6 +206,14 @@ def profile_for(gpu: GpuSpec) -> Profile:
     forecast = with_own_figures(forecast_profile(gpu, base, base_gpu))
     engines = shipped_engines(gpu.id)
     return replace(forecast, engines={**forecast.engines, **engines}) if engines else forecast
+
+
+def _with_engines(own: Profile, gpu: GpuSpec) -> Profile:
+    """``own`` with the laws of engines of which it has none carried over from the H100's."""
+    base, base_gpu = load_profile(BASE_GPU), load_gpu(BASE_GPU)
+    if base is None or not base.engines.keys() - own.engines.keys():
+        return own
+    return replace(own, engines={**forecast_profile(gpu, base, base_gpu).engines, **own.engines})
 
 
 @lru_cache(maxsize=1)

@@ -72,12 +72,17 @@ def video(fields: dict[str, Any], **more: Any) -> Timeline:
     return simulate(**{"guidance": "sequential", **fields, **more})
 
 
+def before_the_decoder(run: Timeline) -> tuple[float, float]:
+    """Seconds and joules of all GPUs but for the decoder's."""
+    decoder = run.energy_by("phase").loc["decode video"]
+    return run.latency_s - decoder["duration_s"], run.energy_j - decoder["energy_j"]
+
+
 # Seconds on 1, 2, 4, 8 A100s from the README of Wan-Video/Wan2.1.
 WAN_14B_S = {1: 3342.6, 2: 1722.0, 4: 886.1, 8: 469.9}
-FAST = pytest.mark.xfail(strict=True, reason="7.4 % fast on 8: collectives at eight GPUs are extrapolated")
 
 
-@pytest.mark.parametrize("cp", [1, 2, 4, pytest.param(8, marks=FAST)])
+@pytest.mark.parametrize("cp", [1, 2, 4, 8])
 def test_seconds_of_wan_14b_on_a100s_by_public_kernel_times(cp: int) -> None:
     assert video(WAN_14B, cp=cp).latency_s == pytest.approx(WAN_14B_S[cp], rel=0.07)
 
@@ -95,15 +100,20 @@ def test_work_of_a_forward_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "cp", "computed", "speedup"), [(WAN_14B, 8, 21, 2.31), (WAN_14B, 8, 20, 2.42), (WAN_1B, 1, 26, 1.87)]
+    ("fields", "cp", "computed", "speedup"), [(WAN_14B, 8, 21, 2.34), (WAN_14B, 8, 20, 2.45), (WAN_1B, 1, 26, 1.89)]
 )
 def test_reuse_reaches_what_was_published(fields: dict[str, Any], cp: int, computed: int, speedup: float) -> None:
-    """GalaxyDiT's 2.37x lies between 21 and 20 computed steps of 50, its 1.87x at 26; the rest is the first block."""
+    """GalaxyDiT's 2.37x lies between 21 and 20 computed steps of 50, its 1.87x at 26; the rest is the first block.
+
+    Before the decoder, which takes as long either way: with it the whole call is 2.22, 2.32 and 1.81 times as fast.
+    """
     plain = video(fields, cp=cp)
     reused = video(fields, cp=cp, reuse=f"rate:{1 - computed / 50:g}")
     assert video_summary(reused.scenario)["computed_steps"] == computed
-    assert plain.latency_s / reused.latency_s == pytest.approx(speedup, abs=0.01)
-    assert plain.energy_j / reused.energy_j == pytest.approx(speedup, rel=0.02)
+    (whole_s, whole_j), (less_s, less_j) = before_the_decoder(plain), before_the_decoder(reused)
+    assert whole_s / less_s == pytest.approx(speedup, abs=0.01)
+    assert whole_j / less_j == pytest.approx(speedup, rel=0.02)
+    assert 0.93 * speedup < plain.latency_s / reused.latency_s < speedup
     assert speedup < 50 / computed  # what is reused is not free
 
 
@@ -190,7 +200,7 @@ def test_the_dit_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [(p["gpus"], p["ulysses"], p["ring"], p["computed_steps"]) for p in points] == [
         (1, 1, 1, 5), (1, 1, 1, 3), (8, 4, 2, 5), (8, 4, 2, 3)
     ]  # fmt: skip
-    assert points[0]["speedup"] == 1.0 and points[1]["speedup"] > 1.3
+    assert points[0]["speedup"] == 1.0 and points[1]["speedup"] > 1.25  # of five steps and the decoder
     path = tmp_path / "metrics.csv"
     path.write_text("step,change,latent,text,flat\n1,0.5,9,1,3\n2,0.4,7,3,3\n3,0.1,5,2,3\n4,0.2,6,4,3\n")
     main(["dit", "select-proxy", str(path), "--reference", "change", "--json"])

@@ -10,7 +10,7 @@ import pytest
 from hardware.calibrate.engine_rows import PASS_BYTES
 from sim import simulate
 from sim.errors import ScenarioError
-from sim.result.status import DECODER
+from sim.result.status import CARRIED_DECODER
 from sim.scenario.spec import Scenario
 from sim.validation.validate import validate
 from workloads.diffusion import load_dit, parse_video, video_tokens
@@ -209,4 +209,4 @@ def test_on_many_gpus_the_host_sets_the_pace() -> None:
 def test_a_video_holds_the_cap_whatever_stands_around_its_steps(steps: int) -> None:
     """The decoder draws more than the steps: of few of them it is a share that the limiters see."""
     run = simulate(model="flux.1-dev", phase="denoise", video="1024x1024", steps=steps, stack="diffusers")
-    assert run.energy_j / run.latency_s <= 700.0 and run.standing.notes == (DECODER,)
+    assert run.energy_j / run.latency_s <= 700.0 and run.standing.notes == (CARRIED_DECODER,)

@@ -12,6 +12,7 @@ from typing import Any
 
 from inputs.files import contents, read_text
 from inputs.texts import parse_toml, shown
+from workloads.decoder import list_decoders
 from workloads.errors import WorkloadError
 from workloads.fields import flag, positive, refuse_unknown
 from workloads.work import DType
@@ -27,8 +28,9 @@ class DitSpec:
     ``cross_layers`` attend to themselves, then to the text; ``double_layers`` hold weights of their own for image and
     text, which attend together; ``single_layers`` run attention and feed-forward side by side on both. The text
     encoder is a T5 of ``text_layers`` x ``text_width``; ``decoder_widths`` are the VAE decoder's, latent end first,
-    its kernels 3 wide in space and ``decoder_depth`` in time. ``masks_text``: its modules hand attention a mask of the
-    text's padding.
+    its kernels 3 wide in space and ``decoder_depth`` in time, ``decoder`` the class of its modules (None: convolutions
+    alone). ``masks_text``: its modules hand attention a mask of the text's padding. ``text_launches``: kernels of a
+    layer of the text encoder where each operation is one (0: not known).
     """
 
     id: str
@@ -50,6 +52,8 @@ class DitSpec:
     double_layers: int = 0
     single_layers: int = 0
     masks_text: bool = False
+    decoder: str | None = None
+    text_launches: int = 0
 
     @property
     def layers(self) -> int:
@@ -124,9 +128,14 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
         if not isinstance(data.get(name), str) or not data[name]:
             raise WorkloadError(f"{where}: {name} = {shown(data.get(name))}: give a text")
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in _NUMBERS}
-    sizes |= {name: positive(data[name], name, where) for name in _LAYERS if name in data}
+    sizes |= {name: positive(data[name], name, where) for name in (*_LAYERS, "text_launches") if name in data}
     sizes |= {name: _whole_numbers(data.get(name), name, count, where) for name, count in _LISTS.items()}
-    spec = DitSpec(id=data["id"], source=data["source"], masks_text=flag(data, "masks_text", where), **sizes)
+    decoder = data.get("decoder")
+    if decoder is not None and decoder not in list_decoders():
+        raise WorkloadError(f"{where}: decoder = {shown(decoder)}: give one of {', '.join(list_decoders())}")
+    spec = DitSpec(
+        id=data["id"], source=data["source"], masks_text=flag(data, "masks_text", where), decoder=decoder, **sizes
+    )
     if not spec.layers or (spec.cross_layers and spec.layers > spec.cross_layers):
         raise WorkloadError(f"{where}: layers: give cross_layers, or double_layers and single_layers")
     if spec.heads * spec.head_dim != spec.d_model:

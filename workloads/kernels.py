@@ -19,6 +19,7 @@ from workloads.work import (
     DType,
     Elementwise,
     ElementwiseWork,
+    EngineOp,
     GemmWork,
 )
 
@@ -225,6 +226,12 @@ def elementwise_kernel(
         flops=float(rows * width),
         bytes_moved=float(bytes_moved),
     )
+
+
+def host_kernel(name: str, seconds: float, engine: str, *, stream: int = 0) -> Kernel:
+    """Time in which the host of ``engine`` launches kernels: beside those on another stream the longer counts."""
+    work = ElementwiseWork(op=EngineOp.HOST, rows=round(1e6 * seconds), width=1, bytes_moved=0, engine=engine)
+    return Kernel(name=name, work=work, flops=0.0, bytes_moved=0.0, stream=stream)
 
 
 def permute_kernel(name: str, rows: int, width: int) -> Kernel:

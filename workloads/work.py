@@ -103,6 +103,32 @@ class EngineOp(StrEnum):
     GELU = "gelu"
     CAT_TOKENS = "cat_tokens"
     CAT_WIDTH = "cat_width"
+    HOST = "host"  # ``rows`` microseconds in which the host launches kernels, whatever the GPU does
+    GROUP_NORM = "image_group_norm"  # of a VAE's decoder, from here on
+    IMAGE_SILU = "image_silu"
+    IMAGE_ADD = "image_add"
+    IMAGE_SCALE = "image_scale"
+    IMAGE_BIAS = "image_bias"
+    UPSAMPLE = "image_upsample"
+    UPSAMPLE_VIDEO = "image_upsample_video"
+    IMAGE_PAD = "image_pad"
+    SWAP_ADD = "image_swap_add"
+    SWAP_COPY = "image_swap_copy"
+    CAT_FRAMES = "image_cat_frames"
+    TO_FRAMES = "image_to_frames"
+    NORMALIZE_F32 = "image_normalize_f32"
+    TIMES_F32 = "image_times_f32"
+    PLUS_F32 = "image_plus_f32"
+    GAIN_F32 = "image_gain_f32"
+    IMAGE_SILU_F32 = "image_silu_f32"
+    IMAGE_ADD_F32 = "image_add_f32"
+    IMAGE_BIAS_F32 = "image_bias_f32"
+    PAD_ZERO_F32 = "image_pad_zero_f32"
+    CAT_FRAMES_F32 = "image_cat_frames_f32"
+    LAST_FRAMES_F32 = "image_last_frames_f32"
+    TO_FRAMES_F32 = "image_to_frames_f32"
+    SWAP_COPY_F32 = "image_swap_copy_f32"
+    UPSAMPLE_F32 = "image_upsample_exact_f32"
 
 
 class CollectiveOp(StrEnum):
@@ -269,6 +295,22 @@ class RoutedGemmWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionWork:
+    """A convolution with a bias: ``pixels`` of the result, each of ``taps`` pixels of the ``read`` ones (padding too).
+
+    32-bit ones are multiplied as tf32.
+    """
+
+    pixels: int
+    read: int
+    channels_in: int
+    channels_out: int
+    taps: int
+    dtype: DType = DType.BF16
+    engine: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSizes:
     """What each rank sends to experts or gets back: ``tokens`` of ``hidden`` elements, ``top_k`` experts each."""
 
@@ -306,4 +348,4 @@ class CollectiveWork:
     exchange: ExchangeSizes | None = None
 
 
-Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | RoutedGemmWork | CollectiveWork
+Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | RoutedGemmWork | ConvolutionWork | CollectiveWork

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware.errors import HardwareError
+from hardware.laws.decoder import ConvolutionSizes
 
 Row = Mapping[str, Any]
 ENGINE_KINDS = frozenset(
@@ -24,6 +25,12 @@ PASS_BYTES = {
     "row_f32": 8, "row_mixed": 6, "row": 4, "add_f32": 12, "add": 6, "square": 8, "head_mean": 4, "head_scale": 6,
     "head_gain": 4, "negate_half": 3, "interleave": 4, "table_f32": 8, "half_product": 4, "half_add_f32": 6,
     "half_store": 4, "gelu": 4, "cat_tokens": 4, "cat_width": 4, "copy_tokens": 4,
+}  # fmt: skip
+# Elements that kernels between a VAE decoder's convolutions read and write for one of their input; those that make
+# more of it than they read are counted by their sizes.
+IMAGE_ELEMENTS = {
+    "group_norm": 3, "normalize": 3, "times": 2, "plus": 2, "gain": 2, "bias": 2, "silu": 2, "scale": 2, "add": 3,
+    "swap_add": 3, "swap_copy": 2, "to_frames": 2, "upsample": 5, "upsample_exact": 5,
 }  # fmt: skip
 # Bytes an element of fused elementwise kernels: read, then written; FP8 results are one byte.
 COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4, "quantise": 3}
@@ -62,9 +69,49 @@ def moved_of(row: Row) -> Moved:
         case "diffusers_pass":
             op, rows = str(row["how"]), row["tokens"]
             moved = float(PASS_BYTES[op] * rows * row["width"])
+        case "diffusers_image":
+            op, rows, moved = image_op(row), max(row["frames"], 1) * row["height"] * row["width"], _image(row)
         case other:
             raise HardwareError(f"kind '{other}' is no elementwise kernel of an engine")
     return Moved(op=op, rows=rows, bytes_moved=moved)
+
+
+def image_op(row: Row) -> str:
+    """The name of the law of a kernel between a decoder's convolutions; pixels of videos have a kernel of their own."""
+    video = "_video" if row["how"] == "upsample" and row["frames"] else ""
+    return f"image_{row['how']}{video}" + ("_f32" if row["dtype"] == "f32" else "")
+
+
+def _image(row: Row) -> float:
+    """Bytes of such a kernel."""
+    frames, height, width = max(row["frames"], 1), row["height"], row["width"]
+    pixels = frames * height * width
+    match row["how"]:
+        case "pad":  # a frame wider on each side, two frames longer
+            elements = pixels + (frames + 2) * (height + 2) * (width + 2)
+        case "pad_zero":  # filled, then copied into
+            elements = 2 * pixels + frames * (height + 2) * (width + 2)
+        case "cat_frames":
+            elements = 2 * (frames + 2) * height * width
+        case "last_frames":
+            elements = 2 * min(frames, 2) * height * width
+        case how:
+            elements = IMAGE_ELEMENTS[how] * pixels
+    return float((4 if row["dtype"] == "f32" else 2) * row["channels"] * elements)
+
+
+def convolution_of(row: Row) -> ConvolutionSizes:
+    """Sizes of a ``diffusers_conv`` row."""
+    images, area, kernel = max(row["frames"], 1), row["height"] * row["width"], row["kernel"]
+    taps = (row.get("kernel_time") or kernel) if row["frames"] else 1
+    return ConvolutionSizes(
+        pixels=row["batch"] * images * area,
+        read=row["batch"] * (images + taps - 1) * area,
+        channels_in=row["channels_in"],
+        channels_out=row["channels_out"],
+        taps=taps * kernel * kernel,
+        element=row["dtype"],
+    )
 
 
 def prefill_of(row: Row) -> Row | None:

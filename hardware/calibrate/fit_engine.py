@@ -17,6 +17,7 @@ import numpy as np
 from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
+from hardware.calibrate.fit_decoder import decoder_laws
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
     FOLLOWS_BELOW,
@@ -35,7 +36,12 @@ from hardware.engine_laws import ADAPTER, AllReduceRow, EngineLaws, dump_laws
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, prefill_base_terms
-from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
+from hardware.laws.elementwise import (
+    MEMORY_BOUND_SHARE,
+    ElementwiseCoefficients,
+    elementwise_base_terms,
+    memory_bound,
+)
 from hardware.laws.engine_price import elementwise_features, scaled_base_terms, scaled_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_features
@@ -49,6 +55,10 @@ SCALED_LENGTHS = (1.5, 1.0, 1.0)
 PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
 DECODE_LENGTHS = (1.5, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
+# Distinct bytes over bytes moved: norms read twice.
+FOOTPRINT = {"image_group_norm": 2 / 3, "image_normalize_f32": 2 / 3}
+# Watts of the SMs of a kernel that memory does not bind, where the search begins.
+SLOW_W = 100.0
 NOT_ELEMENTWISE = (
     "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
     "at_clock",
@@ -183,6 +193,7 @@ def fit_engine(
         learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
+    convolution, wide = decoder_laws(single, fits, gpu)
     pairs = clock_pairs(
         rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
     )
@@ -199,16 +210,22 @@ def fit_engine(
         )
         if near and op in near.elementwise:
             pass_start = replace(pass_start, hbm_bytes_per_s=pass_start.hbm_bytes_per_s * hbm / _hbm_of(near))
+        pass_start = replace(pass_start, footprint=FOOTPRINT.get(op, pass_start.footprint))
+        free: tuple[str, ...] = FREE_ELEMENTWISE
+        fastest = max(moved_of(row).bytes_moved / row["latency_s"] for row in some)
+        if fastest < MEMORY_BOUND_SHARE * gpu.hbm_bytes_per_s:
+            pass_start = replace(pass_start, hbm_bytes_per_s=fastest, l2_bytes_per_s=2.0 * fastest, sm_power_w=SLOW_W)
+            free = (*FREE_ELEMENTWISE, "sm_power_w")
         memory_bound = Law(
             start=pass_start,
-            free=FREE_ELEMENTWISE,
+            free=free,
             terms_of=lambda c, row: moved_terms(c, moved_of(row), gpu),
             features_of=lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
         )
         at_clocks = pairs.get(op, [])
         if follow_the_clock(at_clocks):
             pass_start = replace(pass_start, follows_below=FOLLOWS_BELOW)
-            memory_bound = replace(memory_bound, start=pass_start, free=(*FREE_ELEMENTWISE, "follows_below"))
+            memory_bound = replace(memory_bound, start=pass_start, free=(*free, "follows_below"))
         learning = Learning(lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02))
         near_start = dict.fromkeys(FREE_ELEMENTWISE, 0.15) if near else None
         elementwise[op] = fits.add(f"elementwise.{op}", some, memory_bound, learning, near_start, at_clocks)
@@ -222,6 +239,8 @@ def fit_engine(
         prefill=prefill.get("prefill", base.prefill),
         masked=prefill.get("masked"),
         decode=decodes or {"bf16": base.decode},
+        convolution=convolution,
+        wide=wide,
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),
@@ -246,8 +265,8 @@ def rows_by_law(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> EngineLaws:
     """Laws of the same kernels on ``to``, a GPU of the same SMs and another memory, of which no row was taken.
 
-    Memory-bound kernels move bytes as much faster as the memory is, for as many more joules a byte as products do;
-    attention, bound by the SMs, stays.
+    Memory-bound kernels and the copies of convolutions move bytes as much faster as the memory is, for as many more
+    joules a byte as products do; what the SMs bind stays.
     """
     faster = to.hbm_bytes_per_s / of.hbm_bytes_per_s
     dearer = profile_for(to).gemm["bf16"].hbm_byte_energy_j / profile_for(of).gemm["bf16"].hbm_byte_energy_j
@@ -256,9 +275,19 @@ def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> Engi
         command=command,
         elementwise={
             op: replace(
-                one, hbm_bytes_per_s=one.hbm_bytes_per_s * faster, hbm_byte_energy_j=one.hbm_byte_energy_j * dearer
+                one,
+                hbm_bytes_per_s=one.hbm_bytes_per_s * (faster if memory_bound(one, of) else 1.0),
+                hbm_byte_energy_j=one.hbm_byte_energy_j * dearer,
             )
             for op, one in laws.elementwise.items()
+        },
+        convolution={
+            name: replace(
+                one,
+                copy_bytes_per_s=one.copy_bytes_per_s * faster,
+                hbm_byte_energy_j=one.hbm_byte_energy_j * dearer,
+            )
+            for name, one in laws.convolution.items()
         },
         left_out={},
     )

@@ -13,6 +13,8 @@ from hardware.laws.correction import SIZES, LawCurve
 from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms, time_s
 
+# A kernel that never comes to this share of the memory's rate is bound by its own instructions, or by its few blocks.
+MEMORY_BOUND_SHARE = 0.25
 # Kernels that take one block a row, whose time therefore depends on how wide rows are.
 BLOCK_A_ROW = frozenset({"add_rmsnorm", "rmsnorm"})
 
@@ -37,6 +39,11 @@ class ElementwiseCoefficients:
     hbm_byte_energy_j: float
     sm_power_w: float
     follows_below: float | None = None
+
+
+def memory_bound(c: ElementwiseCoefficients, gpu: GpuSpec) -> bool:
+    """Whether memory sets the kernel's pace on ``gpu``, on which it was measured."""
+    return c.hbm_bytes_per_s > MEMORY_BOUND_SHARE * gpu.hbm_bytes_per_s
 
 
 @lru_cache(maxsize=65536)

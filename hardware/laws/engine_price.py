@@ -18,6 +18,13 @@ from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.correction import corrected
+from hardware.laws.decoder import (
+    ConvolutionSizes,
+    convolution_base_terms,
+    convolution_features,
+    wide_attention_base_terms,
+    wide_attention_features,
+)
 from hardware.laws.elementwise import elementwise_base_terms
 from hardware.laws.gemm import COMMON_TILES, GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
@@ -27,6 +34,8 @@ from hardware.laws.terms import KernelTerms
 if TYPE_CHECKING:
     from hardware.profile import Profile
 
+# Blocks of the group norms that were measured, a group of one image each.
+_NORM_BLOCKS = 32
 # A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps in the traces of vLLM's
 # server (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
 SMALL_KERNEL_S = 4.2e-6
@@ -51,10 +60,15 @@ SORT_S, SORT_S_PER_TOKEN, MAP_S = 4.4e-6, 3.2e-9, 3.9e-6
 
 
 def unsized_terms(op: str, count: int) -> KernelTerms | None:
-    """Kernels that take a launch and little else: ``count`` of them, or one over ``count`` tokens; else None."""
+    """Kernels that take a launch and little else: ``count`` of them, or one over ``count`` tokens; else None.
+
+    Of the host ``count`` microseconds.
+    """
     match op:
         case "small":
             seconds = count * SMALL_KERNEL_S
+        case "host":
+            return KernelTerms(floor_s=1e-6 * count, blocks=1, cycles_per_block=0.0, sms_per_block=0.0)
         case "sort":
             seconds = SORT_S + SORT_S_PER_TOKEN * count
         case "map":
@@ -65,19 +79,23 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
 
 
 def engine_elementwise_terms(
-    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float
+    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, blocks: int | None = None
 ) -> KernelTerms | None:
-    """A memory-bound kernel of the engine; None where no row tells its law."""
+    """A memory-bound kernel of the engine; None where no row tells its law.
+
+    ``blocks``: of one that reads with so few that each has an SM; its rows had 32 of them.
+    """
     coefficients = laws.elementwise.get(op)
     if coefficients is None:
         return None
-    blocks = max(1, int(bytes_moved // 8192))
     terms = elementwise_base_terms(
-        coefficients, gpu, rows=max(rows, 1), bytes_moved=bytes_moved, launched_blocks=blocks
-    )
+        coefficients, gpu, rows=max(rows, 1), bytes_moved=bytes_moved,
+        launched_blocks=max(1, int(bytes_moved // 8192)),
+    )  # fmt: skip
     learnt = laws.learnt(f"elementwise.{op}")
     x = elementwise_features(bytes_moved, rows)
-    return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
+    terms = replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
+    return terms if blocks is None else replace(terms, scale=terms.scale * _NORM_BLOCKS / min(blocks, gpu.sms))
 
 
 def elementwise_features(bytes_moved: float, rows: int) -> tuple[float, ...]:
@@ -141,6 +159,29 @@ def engine_prefill_terms(
         hbm_byte_energy_j=laws.decode["bf16"].hbm_byte_energy_j,
     )
     return corrected(terms, learnt.time, learnt.energy, prefill_features(sizes))
+
+
+def convolution_terms(laws: EngineLaws, gpu: GpuSpec, sizes: ConvolutionSizes) -> KernelTerms | None:
+    """A convolution with its copies and bias; None where no row tells the law of its type."""
+    coefficients = laws.convolution.get(sizes.element)
+    if coefficients is None:
+        return None
+    learnt, x = laws.learnt(f"convolution.{sizes.element}"), convolution_features(sizes)
+    terms = convolution_base_terms(coefficients, gpu, sizes)
+    return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
+
+
+def wide_attention_terms(laws: EngineLaws, gpu: GpuSpec, sizes: PrefillSizes, element: str) -> KernelTerms | None:
+    """Attention over heads wider than 256; None where no row tells the law of its type."""
+    coefficients = laws.wide.get(element)
+    if coefficients is None:
+        return None
+    learnt = laws.learnt(f"wide.{element}")
+    terms = wide_attention_base_terms(
+        coefficients, gpu, batch=sizes.batch * sizes.q_heads, tokens=sizes.q_len, keys=sizes.kv_len,
+        head_dim=sizes.head_dim, element=element,
+    )  # fmt: skip
+    return corrected(terms, learnt.time, learnt.energy, wide_attention_features(sizes.q_len, sizes.kv_len))
 
 
 def routed_gemm_terms(laws: EngineLaws, gpu: GpuSpec, sizes: RoutedSizes) -> KernelTerms:

@@ -47,6 +47,7 @@ from workloads.storage import Storage
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
+    ConvolutionWork,
     DType,
     ElementwiseWork,
     ExchangeSizes,
@@ -166,7 +167,7 @@ class Pricer:
             )
         spread = self.profile.spread
         lag = 1.0
-        if isinstance(work, GemmWork | GroupedGemmWork | RoutedGemmWork | AttentionWork):
+        if isinstance(work, GemmWork | GroupedGemmWork | RoutedGemmWork | ConvolutionWork | AttentionWork):
             lag += expected_maximum(self.chips) * spread.throttled_time
         power = 1.0 if isinstance(work, CollectiveWork) else self._mean_power(work)
         return replace(
@@ -234,8 +235,8 @@ class Pricer:
                 )
             case GroupedGemmWork():
                 return grouped_gemm_terms(profile, gpu, grouped_sizes(work), _stored_experts(work))
-            case RoutedGemmWork():
-                raise AssertionError("a routed product has its engine's law or becomes a grouped one")
+            case RoutedGemmWork() | ConvolutionWork():
+                raise AssertionError("an engine's product has its law or becomes one of the libraries'")
             case CollectiveWork(exchange=ExchangeSizes() as exchanged):
                 exchange = RoutedExchange(
                     tokens=exchanged.tokens,
@@ -318,7 +319,7 @@ def _shown(value: object) -> object:
 def family(work: Work) -> str:
     """The kernel class under which reports add up ``work``."""
     match work:
-        case GemmWork() | GroupedGemmWork() | RoutedGemmWork():
+        case GemmWork() | GroupedGemmWork() | RoutedGemmWork() | ConvolutionWork():
             return "gemm"
         case AttentionWork():
             return "attention"

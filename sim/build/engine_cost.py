@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hardware.gpu import GpuSpec
 from hardware.laws.engine_price import (
+    convolution_terms,
     engine_all_reduce_terms,
     engine_decode_terms,
     engine_elementwise_terms,
@@ -15,15 +16,17 @@ from hardware.laws.engine_price import (
     stand_in,
     tile_of,
     unsized_terms,
+    wide_attention_terms,
 )
 from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile
-from sim.build.kernel_sizes import decode_sizes, prefill_sizes
+from sim.build.kernel_sizes import convolution_sizes, decode_sizes, element, prefill_sizes
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
     CollectiveWork,
+    ConvolutionWork,
     DType,
     Elementwise,
     ElementwiseWork,
@@ -33,6 +36,9 @@ from workloads.work import (
     RoutedGemmWork,
     Work,
 )
+
+# Heads that FlashAttention takes: a decoder's one head over all channels is wider.
+MOST_FLASH_HEAD_DIM = 256
 
 
 def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | None:
@@ -45,8 +51,12 @@ def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | No
     match work:
         case ElementwiseWork():
             return engine_elementwise_terms(
-                laws, gpu, op=work.op.value, rows=work.rows, bytes_moved=float(work.bytes_moved)
+                laws, gpu, op=work.op.value, rows=work.rows, bytes_moved=float(work.bytes_moved), blocks=work.blocks
             )
+        case ConvolutionWork():
+            return convolution_terms(laws, gpu, convolution_sizes(work))
+        case AttentionWork() if work.head_dim > MOST_FLASH_HEAD_DIM:
+            return wide_attention_terms(laws, gpu, prefill_sizes(work), element(work.dtype))
         case GemmWork() if work.scales is not None and gpu.multiplies("fp8_e4m3"):
             return scaled_gemm_terms(laws, gpu, m=work.m, n=work.n, k=work.k, scales=work.scales)
         case AttentionWork() if work.decode:
@@ -103,6 +113,9 @@ def without_engine(work: Work) -> Work:
                 n=work.n,
                 k=work.k,
             )
+        case ConvolutionWork():
+            depth = work.taps * work.channels_in
+            return GemmWork(m=work.pixels, n=work.channels_out, k=depth, dtype=work.dtype, out_dtype=work.dtype)
         case ElementwiseWork() if isinstance(work.op, EngineOp):
             return replace(work, op=Elementwise(stand_in(work.op.value)), engine=None)
         case CollectiveWork():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hardware.cluster import Cluster
 from hardware.laws.collective import even_buffer
+from hardware.laws.decoder import ConvolutionSizes
 from hardware.laws.routes import pattern_of
 from hardware.laws.sizes import CollectiveSizes, DecodeSizes, GemmSizes, GroupedSizes, LatentSizes, PrefillSizes
-from workloads.work import AttentionWork, CollectiveWork, GemmWork, GroupedGemmWork
+from workloads.work import AttentionWork, CollectiveWork, ConvolutionWork, DType, GemmWork, GroupedGemmWork
 
 
 def gemm_sizes(work: GemmWork) -> GemmSizes:
@@ -27,6 +28,23 @@ def prefill_sizes(work: AttentionWork) -> PrefillSizes:
         head_dim=work.mean_head_dim,
         causal=work.causal,
     )
+
+
+def convolution_sizes(work: ConvolutionWork) -> ConvolutionSizes:
+    """A convolution of a VAE's decoder."""
+    return ConvolutionSizes(
+        pixels=work.pixels,
+        read=work.read,
+        channels_in=work.channels_in,
+        channels_out=work.channels_out,
+        taps=work.taps,
+        element=element(work.dtype),
+    )
+
+
+def element(dtype: DType) -> str:
+    """The type under which a decoder's laws lie."""
+    return "f32" if dtype is DType.FP32 else "bf16"
 
 
 def decode_sizes(work: AttentionWork) -> DecodeSizes:

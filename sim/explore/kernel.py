@@ -12,6 +12,7 @@ from sim.scenario.machine import Machine
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
+    ConvolutionWork,
     DType,
     ElementwiseWork,
     GemmWork,
@@ -135,6 +136,8 @@ def _tensor_flops(work: Work) -> tuple[float, str]:
     match work:
         case GemmWork():
             return 2.0 * work.m * work.n * work.k * work.count, work.dtype.value
+        case ConvolutionWork():
+            return 2.0 * work.pixels * work.channels_out * work.taps * work.channels_in, work.dtype.value
         case GroupedGemmWork() | RoutedGemmWork():
             return 2.0 * work.rows * work.n * work.k, work.dtype.value
         case AttentionWork():

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hardware.calibrate.engine_rows import moved_of
+from hardware.calibrate.engine_rows import convolution_of, moved_of
+from sim.build.engine_cost import MOST_FLASH_HEAD_DIM
 from sim.validation.inputs import NotPredicted
 from sim.validation.kernel_work import attention_work
 from workloads.work import (
     AttentionWork,
     CollectiveOp,
     CollectiveWork,
+    ConvolutionWork,
     DType,
     ElementwiseWork,
     EngineOp,
@@ -59,14 +61,10 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
         case "diffusers_linear":
             return GemmWork(m=inputs["m"], n=inputs["n"], k=inputs["k"])
         case "diffusers_conv":
-            raise NotPredicted(
-                "convolutions of a VAE are products of their unfolded input here, without a law of their own"
-            )
-        case "diffusers_image":
-            raise NotPredicted("kernels between the convolutions of a VAE are no part of its decoder here")
+            return _convolution(inputs)
         case kind:
             moved = moved_of(inputs)
-            engine = "diffusers" if kind == "diffusers_pass" else ENGINE
+            engine = "diffusers" if kind in ("diffusers_pass", "diffusers_image") else ENGINE
             if moved.op not in set(EngineOp):
                 raise NotPredicted(f"how = '{moved.op}' is run by no stack")
             return ElementwiseWork(
@@ -74,10 +72,32 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
             )
 
 
+def _convolution(inputs: Mapping[str, Any]) -> ConvolutionWork:
+    """A convolution with its copies and its bias; without them (``layout``) no stack runs it."""
+    if inputs.get("layout") is not None:
+        raise NotPredicted("decoders run convolutions with the copies around them: layout = 'nhwc' leaves these out")
+    sizes = convolution_of(inputs)
+    return ConvolutionWork(
+        pixels=sizes.pixels,
+        read=sizes.read,
+        channels_in=sizes.channels_in,
+        channels_out=sizes.channels_out,
+        taps=sizes.taps,
+        dtype=_element(inputs["dtype"]),
+        engine="diffusers",
+    )
+
+
+def _element(name: str) -> DType:
+    """The type that rows of decoders call by its short name."""
+    return DType.FP32 if name == "f32" else DType.BF16
+
+
 def _diffusers_attention(inputs: Mapping[str, Any]) -> AttentionWork:
-    """PyTorch's attention: FlashAttention 2 and cuDNN under a mask have their own laws, cuDNN's is the libraries'."""
+    """PyTorch's attention: cuDNN's is the libraries'; FlashAttention 2, a mask, wide heads have own laws."""
     masked = bool(inputs.get("masked"))
-    if inputs["backend"] not in ("flash", "cudnn"):
+    wide = inputs["head_dim"] > MOST_FLASH_HEAD_DIM
+    if not wide and inputs["backend"] not in ("flash", "cudnn"):
         raise NotPredicted(f"backend = '{inputs['backend']}' has no law: flash and cudnn have")
     return AttentionWork(
         batch=inputs["batch"],
@@ -87,6 +107,7 @@ def _diffusers_attention(inputs: Mapping[str, Any]) -> AttentionWork:
         kv_heads=inputs["heads"],
         head_dim=inputs["head_dim"],
         causal=False,
-        engine="diffusers" if inputs["backend"] == "flash" or masked else None,
+        engine="diffusers" if inputs["backend"] == "flash" or masked or wide else None,
+        dtype=_element(inputs.get("dtype", "bf16")),
         masked=masked,
     )

@@ -23,11 +23,14 @@ from sim.validation.kernel_work import FAST_ACCUMULATION, kernel_work
 from sim.validation.lanes import beside_waiting, computation, together
 from sim.validation.partitions import on_partition, side_by_side
 from sim.validation.records import MEASURED_FIELDS
-from workloads.diffusion import load_dit
+from workloads.diffusion import load_dit, parse_video
 from workloads.families.dit_layers import build_denoise
+from workloads.families.dit_video import build_decoder
 from workloads.families.ring import RingAttention, build_ring
 from workloads.work import AllReduce, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
 
+# Sizes that are means of several draws, and the layers of a row without any of the transformer.
+NOT_COUNTS = {"vllm_experts": frozenset({"rows", "distinct", "tiles"}), "diffusers_decode": frozenset({"layers"})}
 # Fields of a model step that label it and change nothing.
 STEP_LABELS = frozenset({"kind", "world", "gpu_index"})
 
@@ -38,9 +41,9 @@ def predict(kind: str, inputs: Inputs) -> Prediction:
     predictor = PREDICTORS.get(kind)
     if predictor is None:
         raise NotPredicted(SKIPPED.get(kind, f"unknown kind '{kind}'"))
-    means = {"rows", "distinct", "tiles"} if kind == "vllm_experts" else set()
+    besides = NOT_COUNTS.get(kind, frozenset())
     try:
-        return predictor(checked(inputs, besides=means))
+        return predictor(checked(inputs, besides=besides))
     except KeyError as error:
         raise NotPredicted(f"field {error} is missing") from None
     except ValueError as error:  # an enum's: dtype or op that no record kind has
@@ -86,6 +89,13 @@ def _dit_step(inputs: Inputs) -> Prediction:
     ulysses = int(inputs.get("ulysses", 1))
     program = build_denoise(spec, tokens=int(inputs["tokens"]), layers=int(inputs["layers"]), ulysses=ulysses)
     target = machine_for(inputs, ulysses)
+    return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.graph_gap_s))
+
+
+def _decoder(inputs: Inputs) -> Prediction:
+    """A VAE's decoder, whose kernels the host launches well ahead of the GPU."""
+    spec, target = load_dit(str(inputs["model"])), machine_for(inputs, 1)
+    program = build_decoder(spec, parse_video(str(inputs["video"])), videos=int(inputs["batch"]))
     return seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.graph_gap_s))
 
 
@@ -242,6 +252,7 @@ PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = (
         "together": _together,
         "small_kernels": _small_kernels,
         "dit_step": _dit_step,
+        "diffusers_decode": _decoder,
         "ring_attention": _ring_attention,
         "engine_serve": _engine_serve,
     }
@@ -257,6 +268,9 @@ SKIPPED = {
     "link_power": "says what awake links draw: docs/records.md",
     "at_clock": "an input of the fit: what of a kernel's time follows the SM clock",
     "partitions_hot": "one side reads from L2, which the simulator never does: docs/records.md",
+    "diffusers_step": "a few layers of a model: held against the stack in tests/test_dit_stack.py",
+    "diffusers_text": "a text encoder alone: held against the stack in tests/test_decoder.py",
+    "diffusers_blend": "an input of the decoder's tiles: the host's pace",
     "vllm_host": "an input of stack vllm: the host's pace",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
 } | dict.fromkeys(

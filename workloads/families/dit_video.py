@@ -1,7 +1,8 @@
 """A whole video: text encoder, denoising steps with guidance and reuse, VAE decoder.
 
-The text encoder and the decoder are coarse: plain T5 layers, and each convolution as the product of its unfolded
-input, whose bytes are an upper bound. Every rank encodes the text, the first one decodes, as Wan2.1's own code does.
+The text encoder is coarse: plain T5 layers, and in unfused stacks a host that launches what its modules would. The
+decoder is what its modules launch (``dit_decoder``), whatever the stack: no server fuses it. Every rank encodes the
+text, the first one decodes, as Wan2.1's own code does.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
-from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid
+from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid, video_tokens
 from workloads.errors import WorkloadError
 from workloads.families.dit import ELEMENT, Branch, check_branch, flash
+from workloads.families.dit_decoder import Grid, decoder_segments
 from workloads.families.dit_layers import layer_segments
-from workloads.kernels import elementwise_kernel, exchange_kernel, product_kernel
+from workloads.kernels import elementwise_kernel, exchange_kernel, host_kernel, product_kernel
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange
 from workloads.ops import Op, fuse, op
@@ -109,7 +111,7 @@ def build_video(run: VideoRun) -> Program:
     decoder: tuple[Segment, ...] = ()
     if run.video is not None:
         phases = [Phase(name="encode text", segments=(_text(run),)), *phases]
-        decoder = (_decode(run, run.video),)
+        decoder = _decode(run, run.video)
     template = RankProgram(phases=(*phases, Phase(name="decode video", segments=())) if decoder else tuple(phases))
     first = RankProgram(phases=(*phases, Phase(name="decode video", segments=decoder))) if decoder else template
     written = _groups(run, 0)
@@ -118,6 +120,12 @@ def build_video(run: VideoRun) -> Program:
         own = dict(zip(written, _groups(run, rank), strict=True))
         ranks.append(first if not rank else bind(template, own, ctas=None, all_reduce=AllReduce.LIBRARY))
     return Program(ranks=tuple(ranks))
+
+
+def build_decoder(spec: DitSpec, video: Video, *, videos: int) -> Program:
+    """The decoder alone, on one GPU."""
+    run = VideoRun(spec=spec, tokens=video_tokens(spec, video), video=video, videos=videos)
+    return Program(ranks=(RankProgram(phases=(Phase(name="decode video", segments=_decode(run, video)),)),))
 
 
 def _members(run: VideoRun, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -214,7 +222,7 @@ def _text(run: VideoRun) -> Segment:
     spec, width = run.spec, run.spec.text_width
     prompts = run.videos * run.branches
     rows = prompts * spec.text_tokens
-    kernels = (
+    kernels: tuple[Kernel, ...] = (
         _pointwise("norm_attn", rows, width, 4),
         product_kernel("qkv_gemm", rows, 3 * width, width),
         flash("attention", spec.text_tokens, spec.text_tokens, width // TEXT_HEAD_DIM, TEXT_HEAD_DIM, prompts),
@@ -224,14 +232,22 @@ def _text(run: VideoRun) -> Segment:
         _pointwise("gelu_mul", rows, spec.text_d_ff, 3),
         product_kernel("down_gemm", rows, width, spec.text_d_ff),
     )
+    if run.unfused is not None and spec.text_launches:
+        launched_s = spec.text_launches * run.unfused.launch_s
+        kernels = (*kernels, host_kernel("host", launched_s, run.unfused.id, stream=1))
     return Segment(name="text layer", kernels=kernels, repeat=spec.text_layers)
 
 
-def _decode(run: VideoRun, video: Video) -> Segment:
-    """The VAE's decoder, stage by stage; time doubles in the first stages, height and width behind all but the last."""
+def _decode(run: VideoRun, video: Video) -> tuple[Segment, ...]:
+    """The VAE's decoder; where its modules are not known each convolution as the product of its unfolded input, fused.
+
+    Time doubles in the first stages, height and width behind all but the last.
+    """
     spec, widths = run.spec, run.spec.decoder_widths
-    along, down, across = latent_grid(spec, video)
-    frames, cells = along * spec.patch[0], down * across * spec.patch[1] * spec.patch[2]
+    along, down, across = (count * cell for count, cell in zip(latent_grid(spec, video), spec.patch, strict=True))
+    if spec.decoder is not None:
+        return decoder_segments(spec, Grid(along, down, across), run.videos)
+    frames, cells = along, down * across
     taps = 9 * spec.decoder_depth
     doublings = round(math.log2(spec.vae[0]))
     kernels: list[Kernel] = []
@@ -243,7 +259,7 @@ def _decode(run: VideoRun, video: Video) -> Segment:
         kernels += [product_kernel("conv_in", rows, width, (9 if stage else taps) * before), norm]
         kernels += [product_kernel("conv", rows, width, taps * width), norm] * (2 * DECODER_BLOCKS)
         before = width
-    return Segment(name="decoder", kernels=(*kernels, product_kernel("conv_out", rows, 3, taps * before)))
+    return (Segment(name="decoder", kernels=(*kernels, product_kernel("conv_out", rows, 3, taps * before))),)
 
 
 def _pointwise(name: str, rows: int, width: int, tensors: int) -> Kernel:

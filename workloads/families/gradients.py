@@ -12,6 +12,7 @@ from workloads.program import Kernel
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
+    ConvolutionWork,
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
@@ -39,7 +40,7 @@ def gradients(kernel: Kernel) -> Iterator[Kernel]:
                 yield replace(kernel, name=f"{kernel.name}_grad", work=back)
         case ElementwiseWork():
             yield replace(kernel, name=f"{kernel.name}_grad")
-        case RoutedGemmWork():
+        case RoutedGemmWork() | ConvolutionWork():
             raise AssertionError("engines do not train")
         case _:
             assert_never(work)

@@ -130,28 +130,60 @@ def _pass(bench: Bench, how: str, tokens: int, width: int) -> Launch:
 
 
 def _image(bench: Bench, row: Row) -> Launch:
-    """A kernel between a VAE decoder's convolutions, over ``channels`` of an image or of ``frames`` of a video."""
+    """What runs between a VAE decoder's convolutions, over ``channels`` of an image or of ``frames`` of a video."""
     torch, functional = bench.torch, bench.torch.nn.functional
     dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
-    video = bool(row["frames"])
+    channels, video = row["channels"], bool(row["frames"])
     sizes = [row["frames"]] if video else []
-    x = torch.randn(1, row["channels"], *sizes, row["height"], row["width"], device=bench.device, dtype=dtype)
+
+    def made(*shape: int) -> Any:
+        return torch.randn(*shape, device=bench.device, dtype=dtype)
+
+    x = made(1, channels, *sizes, row["height"], row["width"])
+    a_channel = made(channels, *(1 for _ in x.shape[2:]))
     match row["how"]:
         case "group_norm":
-            gain, shift = (torch.randn(row["channels"], device=bench.device, dtype=dtype) for _ in range(2))
+            gain, shift = made(channels), made(channels)
             return lambda: functional.group_norm(x, 32, gain, shift, _EPS)
+        case "normalize":  # norms over channels, their lower bound, quotients: three kernels
+            return lambda: functional.normalize(x, dim=1)
+        case "times":
+            return lambda: x * 2.0
+        case "plus":
+            return lambda: x + 0.0
+        case "gain":
+            return lambda: x * a_channel
+        case "bias":
+            return lambda: x.add_(a_channel)
         case "silu":
             return lambda: functional.silu(x)
         case "upsample":
             scale = (1.0, 2.0, 2.0) if video else 2.0
             return lambda: functional.interpolate(x, scale_factor=scale, mode="nearest")
+        case "upsample_exact":  # frames one by one
+            frames = made(row["frames"], channels, row["height"], row["width"])
+            return lambda: functional.interpolate(frames, scale_factor=(2.0, 2.0), mode="nearest-exact")
         case "pad":
             return lambda: functional.pad(x, (1, 1, 1, 1, 2, 0), mode="replicate")
+        case "pad_zero":  # behind the two frames before: a fill and a copy
+            return lambda: functional.pad(x, (1, 1, 1, 1))
+        case "cat_frames":  # two copies
+            before = made(1, channels, 2, row["height"], row["width"])
+            return lambda: torch.cat([before, x], dim=2)
+        case "last_frames":
+            return lambda: x[:, :, -2:].clone()
+        case "to_frames":
+            return lambda: x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         case "scale":
             return lambda: x / 1.0
         case "add":
             y = torch.randn_like(x)
             return lambda: x + y
+        case "swap_add" | "swap_copy":  # beside or of tokens of all channels
+            rows = made(1, *x.shape[2:], channels).movedim(-1, 1)
+            if row["how"] == "swap_add":
+                return lambda: rows + x
+            return lambda: rows.clone(memory_format=torch.contiguous_format)
         case other:
             raise HardwareError(f"the suite has no kernel of a VAE '{other}'")
 
@@ -163,8 +195,12 @@ def _attention(bench: Bench, row: Row) -> Case:
     """
     torch = bench.torch
     batch, heads, dim = row["batch"], row["heads"], row["head_dim"]
-    q = bench.randn(batch, row["seq_len"], heads, dim).transpose(1, 2)
-    k, v = (bench.randn(batch, row["kv_len"], heads, dim).transpose(1, 2) for _ in range(2))
+    dtype = torch.float32 if row.get("dtype") == "f32" else torch.bfloat16
+
+    def by_head(tokens: int) -> Any:
+        return torch.randn(batch, tokens, heads, dim, device=bench.device, dtype=dtype).transpose(1, 2)
+
+    q, k, v = by_head(row["seq_len"]), by_head(row["kv_len"]), by_head(row["kv_len"])
     mask = None
     if row.get("masked"):
         mask = torch.ones(batch, 1, 1, row["kv_len"], dtype=torch.bool, device=bench.device)
@@ -196,17 +232,28 @@ def _linear(bench: Bench, row: Row) -> Case:
 
 
 def _convolution(bench: Bench, row: Row) -> Case:
-    """A convolution of a VAE's decoder over ``frames`` (0: an image) of ``height`` x ``width``."""
+    """A convolution of a VAE's decoder over ``frames`` (0: an image) of ``height`` x ``width``.
+
+    ``kernel`` wide in space, and in time but for ``kernel_time``. ``layout`` nhwc: the product alone, in its own order
+    of numbers and without bias.
+    """
     torch, kernel = bench.torch, int(row["kernel"])
     dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
-    video = bool(row["frames"])
+    video, alone = bool(row["frames"]), row.get("layout") == "nhwc"
+    taps = int(row.get("kernel_time") or kernel)
     layer = torch.nn.Conv3d if video else torch.nn.Conv2d
-    padding = (0, kernel // 2, kernel // 2) if video else kernel // 2
-    made = layer(row["channels_in"], row["channels_out"], kernel, padding=padding, device=bench.device, dtype=dtype)
-    along = [row["frames"] + kernel - 1] if video else []  # time is padded by the frames before
+    made = layer(
+        row["channels_in"], row["channels_out"], (taps, kernel, kernel) if video else kernel,
+        padding=(0, kernel // 2, kernel // 2) if video else kernel // 2,
+        bias=not alone, device=bench.device, dtype=dtype,
+    )  # fmt: skip
+    along = [row["frames"] + taps - 1] if video else []  # time is padded by the frames before
     x = torch.randn(
         row["batch"], row["channels_in"], *along, row["height"], row["width"], device=bench.device, dtype=dtype
     )
+    if alone:
+        order = torch.channels_last_3d if video else torch.channels_last
+        made, x = made.to(memory_format=order), x.to(memory_format=order)
 
     def launch(_: int) -> object:
         with torch.no_grad():

@@ -79,7 +79,7 @@ def estimated_s(row: Mapping[str, Any]) -> float:
             return 5.0
         case "model_step" | "dit_step" | "ring_attention":
             return 4.5
-        case "generate" | "diffusers_step" | "diffusers_decode":
+        case "generate" | "diffusers_step" | "diffusers_decode" | "diffusers_text" | "diffusers_blend":
             return 8.0
         case _:
             return _FREE_S

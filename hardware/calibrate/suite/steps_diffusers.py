@@ -1,4 +1,4 @@
-"""Denoising steps and VAE decoders of the real ``diffusers`` modules with random weights, launched by the host."""
+"""What the host launches kernel by kernel: steps, decoders and text encoders of real modules with random weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _STEP_WINDOW_S = 1.05
 
 
 def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
-    """Latency, power and energy of a ``diffusers_step`` or ``diffusers_decode`` row in the steady state."""
+    """Latency, power and energy of a row that the host launches kernel by kernel, in the steady state."""
     torch = bench.torch
     with torch.no_grad(), _attention_backend(bench, row.get("backend")):
-        step = _step(bench, row) if row["kind"] == "diffusers_step" else _decode(bench, row)
+        step = _PREPARED[row["kind"]](bench, row)
         step()
         bench.synchronize()
         measured = together(bench, steady(bench, lambda: _ignore(step()), 1, window_s=_STEP_WINDOW_S))
         if bench.traces is not None:
-            name = f"{row['model']}-{row['kind'].removeprefix('diffusers_')}-{row['video']}-{row['layers']}"
+            parts = (row.get(key) for key in ("model", "kind", "video", "layers", "tokens", "extent"))
+            name = "-".join(str(part).removeprefix("diffusers_") for part in parts if part is not None)
             for how in ("ulysses", "ring"):
                 name += f"-{how}{row[how]}" if how in row else ""
             end = f".rank{bench.comm.rank}" if bench.comm.world > 1 else ""
@@ -155,6 +156,46 @@ def _decode(bench: Bench, row: Row) -> Step:
     sizes = [1 + (frames - 1) // 4] if row["model"] != "flux.1-dev" else []
     latents = torch.randn(row["batch"], 16, *sizes, height // 8, width // 8, device=device, dtype=dtype)
     return lambda: vae.decode(latents, return_dict=False)
+
+
+def _encode(bench: Bench, row: Row) -> Step:
+    """A prompt of ``tokens`` through the text encoder of the row's model."""
+    torch = bench.torch
+    from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+
+    sizes = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
+    with torch.device(bench.device):
+        match row["model"]:
+            case "flux.1-dev":
+                encoder = T5EncoderModel(T5Config(**sizes, feed_forward_proj="gated-gelu"))
+            case "wan2.1-14b":
+                encoder = UMT5EncoderModel(UMT5Config(**sizes, feed_forward_proj="gated-gelu"))
+            case "hunyuan-video":
+                llama = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+                                    num_attention_heads=32, num_key_value_heads=8, vocab_size=128256)  # fmt: skip
+                encoder = LlamaModel(llama)
+            case other:
+                raise HardwareError(f"the suite has no text encoder of '{other}'")
+    encoder = encoder.to(torch.bfloat16).eval()
+    words = torch.ones(row["batch"], row["tokens"], device=bench.device, dtype=torch.long)
+    return lambda: encoder(words, attention_mask=words)
+
+
+def _blend(bench: Bench, row: Row) -> Step:
+    """Two tiles blended row by row over ``extent`` rows of pixels, as tiled decoders do: four small kernels a row."""
+    sizes = (1, 3, row["frames"], row["height"], row["width"])
+    above, tile, extent = bench.randn(*sizes), bench.randn(*sizes), row["extent"]
+
+    def blend() -> None:
+        for y in range(extent):
+            tile[:, :, :, y, :] = above[:, :, :, -extent + y, :] * (1 - y / extent) + tile[:, :, :, y, :] * (y / extent)
+
+    return blend
+
+
+_PREPARED: dict[str, Callable[[Bench, Row], Step]] = {
+    "diffusers_step": _step, "diffusers_decode": _decode, "diffusers_text": _encode, "diffusers_blend": _blend,
+}  # fmt: skip
 
 
 def _ignore(_: object) -> None:

@@ -102,7 +102,7 @@ def measure(bench: Bench, row: Row) -> dict[str, Any]:
             return measure_generate(bench, row)
         case "dit_step":
             return measure_dit(bench, row)
-        case "diffusers_step" | "diffusers_decode":
+        case "diffusers_step" | "diffusers_decode" | "diffusers_text" | "diffusers_blend":
             return measure_diffusers(bench, row)
         case "ring_attention":
             return measure_ring(bench, row)
