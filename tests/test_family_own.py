@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.fuzz_cases import _mutated, _table
+from hardware import HardwareError
+from hardware.catalog import parse_gpu
 from sim import simulate
 from sim.errors import SimError
 from workloads import Layout, WorkloadError, load_model, params
@@ -81,6 +85,14 @@ def test_mistakes_are_one_line(name: str, old: str, new: str, message: str, tmp_
     with pytest.raises((WorkloadError, SimError)) as stop:
         load_model(str(tmp_path))
     assert message in str(stop.value)
+
+
+@pytest.mark.parametrize(("field", "value", "least"), [("hbm_bytes_per_s", 1.0, "1e+09"), ("bf16", 0.5, "1e+09")])
+def test_a_gpu_that_takes_hours_a_kernel_is_refused(field: str, value: float, least: str) -> None:
+    text = (files("hardware") / "data" / "gpus" / "h100-sxm-80gb.toml").read_text(encoding="utf-8")
+    changed = re.sub(rf"(?m)^{field} = {{ value = [^,]+,", f"{field} = {{ value = {value},", text, count=1)
+    with pytest.raises(HardwareError, match=re.escape(f"{field} = {value:g}: give at least {least}, in SI units")):
+        parse_gpu(changed, where="g.toml")
 
 
 def test_true_and_false_are_known_in_expressions() -> None:

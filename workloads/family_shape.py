@@ -77,7 +77,7 @@ PARTS = {
 }
 
 
-def check_shapes(table: Mapping[str, Any], where: str) -> None:
+def check_shapes(table: dict[str, Any], where: str) -> None:
     """Refuse fields of a family that are unknown, or another thing than they should be."""
     _check(table, SHAPES, where)
     for name, (shapes, _) in PARTS.items():
@@ -95,7 +95,7 @@ def check_whole(table: Mapping[str, Any], where: str) -> None:
                 raise WorkloadError(f"{where}: {part + '.' if part else ''}{name} is missing: give {words}")
 
 
-def _check(table: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> None:
+def _check(table: dict[str, Any], shapes: Mapping[str, Shape], where: str) -> None:
     refuse_unknown(table, tuple(shapes), where)
     for name, value in table.items():
         if not shapes[name].fits(value):

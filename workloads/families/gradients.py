@@ -14,6 +14,7 @@ from workloads.work import (
     CollectiveWork,
     Elementwise,
     ElementwiseWork,
+    EngineOp,
     GemmWork,
     GroupedGemmWork,
     RoutedGemmWork,
@@ -22,7 +23,7 @@ from workloads.work import (
 # Arrays that the kernel of gradients reads and writes for each one of the forward kernel: an activation's and a norm's
 # reads the input beside the output's gradient (3 for 2), a gated product's reads three and writes two (5 for 3); a sum
 # with a norm behind it has as many (4), as have a rotation and a sum.
-PASSES = {
+PASSES: dict[Elementwise | EngineOp, float] = {
     Elementwise.SILU_MUL: 5 / 3,
     Elementwise.GELU: 3 / 2,
     Elementwise.GELU_TANH: 3 / 2,
