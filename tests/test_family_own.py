@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks.fuzz_cases import _mutated, _table
-from hardware import HardwareError
 from hardware.catalog import parse_gpu
+from hardware.errors import HardwareError
 from sim import simulate
 from sim.errors import SimError
 from workloads import Layout, WorkloadError, load_model, params

@@ -86,7 +86,9 @@ def check_shapes(table: dict[str, Any], where: str) -> None:
 
 def check_whole(table: Mapping[str, Any], where: str) -> None:
     """Refuse a family, over the one that it is like, that lacks a field."""
-    needed = {"": ("model_types",) if "language" in table else ("model_types", "sizes", "layer")}
+    needed: dict[str, tuple[str, ...]] = {
+        "": ("model_types",) if "language" in table else ("model_types", "sizes", "layer")
+    }
     needed |= {name: names for name, (_, names) in PARTS.items() if name in table}
     for part, names in needed.items():
         for name in names:
