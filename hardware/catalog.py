@@ -178,6 +178,10 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
     return GpuSpec(sources=sources, confidence=confidence, **fields)
 
 
+# No GPU computes or moves less a second, or has a coarser clock: a run of hours of simulated time would never end.
+LEAST_RATE, LEAST_HZ = 1e9, 1e5
+
+
 def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str], confidence: dict[str, Any]) -> float:
     entry = table.get(field)
     if entry is None:
@@ -190,6 +194,10 @@ def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str
         raise HardwareError(f"{where}: {field} = {value!r}: give a finite number")
     if value < 0 or (value == 0 and field not in MAY_BE_ZERO):
         raise HardwareError(f"{where}: {field} = {value:g}: must be positive")
+    rate = field.endswith("_per_s") or where.endswith("tensor_flops_per_s")
+    least = LEAST_RATE if rate else LEAST_HZ if field.endswith("_hz") else 0.0
+    if 0 < value < least:
+        raise HardwareError(f"{where}: {field} = {value:g}: give at least {least:g}, in SI units")
     if not isinstance(source, str) or not source.strip():
         raise HardwareError(f"{where}: {field} = {value:g} has no source: say where it is from")
     if entry.get("confidence") not in CONFIDENCES:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 import tomllib
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -59,6 +61,13 @@ def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = Fals
         raise refusal(f"{where}: not valid JSON: {DIGITS}") from None
     _check(value, where, refusal, finite=True, unbounded=unbounded)
     return value
+
+
+def expression_tree(text: str) -> ast.expr:
+    """The tree of an expression, without what Python warns of in it (``1not``), which would reach the terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return ast.parse(text, mode="eval").body
 
 
 def shown(value: object) -> str:

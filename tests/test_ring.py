@@ -146,14 +146,14 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_ring_command_with_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """A training step at the pace of public rows; what does not belong is refused."""
+    """A training step is three prefills and a little; what does not belong is refused."""
     found = {}
     for phase in ("prefill", "train"):
         main(["ring", "--model", "llama-1b", "--phase", phase, "--world", "2", "--seq-lens", "16384", "--json"])
         found[phase] = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
     assert found["prefill"]["contiguous"]["speedup"] == 1.0 < found["prefill"]["striped"]["speedup"]
-    # Three prefills, 3.85 of attention, whose kernels in those rows take 4.3 times as long.
-    assert 5.0 < found["train"]["zigzag"]["latency_s"] / found["prefill"]["zigzag"]["latency_s"] < 9.0
+    # Three prefills, 3.85 of attention.
+    assert 3.0 < found["train"]["zigzag"]["latency_s"] / found["prefill"]["zigzag"]["latency_s"] < 3.85
     for options, message in (
         (["--model", "llama-1b", "--no-causal"], "--causal is for attention alone: leave it out"),
         (["--phase", "train"], "--phase is for a --model: leave it out"),

@@ -207,7 +207,8 @@ def test_stages_hand_activations_on_and_gradients_back() -> None:
     run = simulate(model="llama-1b", phase="train", pp=2, micro_batches=2, batch=2, seq_len=256, sharding="zero1")
     assert run.standing.status == "unchecked"
     assert run.standing.notes == (
-        "the pace of training's kernels is a fit on eight public whole runs, no measurement of kernels",
+        "no kernel of gradients was measured: they run as today's forward kernels do, steps of 2023 took 1.3 to 2.3 "
+        "times as long",
     )
 
 
@@ -238,21 +239,21 @@ def test_experts_train_and_are_summed_over_those_who_hold_them() -> None:
 # LLM-foundry's public table (scripts/train/benchmarking/README.md, H100 80GB BF16, rows without activation
 # checkpointing): model, tokens, GPUs, sequences a GPU, tokens a second. MPT models have GPT-2's layers, 50,368 words.
 MPT = {"760m": (1536, 24, 12), "1b": (2048, 24, 16), "3b": (2560, 32, 20), "7b": (4096, 32, 32), "13b": (5120, 40, 40)}
-FITTED = [  # the paces of workloads.families.training are fitted on these, at one part
-    ("760m", 512, 8, 96, 669998), ("760m", 2048, 8, 24, 505177), ("760m", 8192, 8, 6, 334602),
-    ("760m", 16384, 8, 3, 222521), ("1b", 512, 8, 56, 418201), ("1b", 2048, 8, 14, 363645),
-    ("1b", 4096, 8, 7, 308282), ("1b", 16384, 8, 2, 157194),
-]  # fmt: skip
-HELD_OUT = [
-    ("3b", 512, 8, 40, 223721), ("3b", 1024, 8, 20, 216369), ("3b", 2048, 16, 10, 386285), ("3b", 4096, 8, 5, 167712),
-    ("3b", 8192, 8, 3, 132626), ("3b", 16384, 8, 1, 89223), ("7b", 2048, 8, 6, 85144), ("13b", 2048, 8, 2, 38336),
-    ("13b", 2048, 16, 2, 76280),
+# In no fit: how many times as many tokens a second we predict. Its framework is of 2023 (eager, amp with 32-bit sums,
+# FlashAttention in Triton, which the rows of long sequences show), our kernels are those that we measured.
+ROWS = [
+    ("760m", 512, 8, 96, 669998, 1.44), ("760m", 2048, 8, 24, 505177, 1.75), ("760m", 8192, 8, 6, 334602, 2.0),
+    ("760m", 16384, 8, 3, 222521, 2.26), ("1b", 512, 8, 56, 418201, 1.38), ("1b", 2048, 8, 14, 363645, 1.48),
+    ("1b", 4096, 8, 7, 308282, 1.60), ("1b", 16384, 8, 2, 157194, 2.13), ("3b", 512, 8, 40, 223721, 1.31),
+    ("3b", 1024, 8, 20, 216369, 1.32), ("3b", 2048, 16, 10, 386285, 1.43), ("3b", 4096, 8, 5, 167712, 1.53),
+    ("3b", 8192, 8, 3, 132626, 1.70), ("3b", 16384, 8, 1, 89223, 2.01), ("7b", 2048, 8, 6, 85144, 1.35),
+    ("13b", 2048, 8, 2, 38336, 1.42), ("13b", 2048, 16, 2, 76280, 1.44),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "tokens", "gpus", "sequences", "per_s"), HELD_OUT)
-def test_public_rows_within_twelve_percent(
-    name: str, tokens: int, gpus: int, sequences: int, per_s: int, tmp_path: Path
+@pytest.mark.parametrize(("name", "tokens", "gpus", "sequences", "per_s", "times"), ROWS)
+def test_public_steps_of_2023_take_as_much_longer_as_the_status_says(
+    name: str, tokens: int, gpus: int, sequences: int, per_s: int, times: float, tmp_path: Path
 ) -> None:
     width, depth, heads = MPT[name]
     config = {"model_type": "gpt2", "n_embd": width, "n_layer": depth, "n_head": heads, "vocab_size": 50368,
@@ -260,8 +261,17 @@ def test_public_rows_within_twelve_percent(
     (tmp_path / "config.json").write_text(json.dumps(config))
     run = simulate(model=str(tmp_path / "config.json"), phase="train", dp=gpus, batch=gpus * sequences, seq_len=tokens,
                    sharding="zero3", ignore_memory=True)  # fmt: skip
-    assert gpus * sequences * tokens / run.latency_s == pytest.approx(per_s, rel=0.12)
+    assert gpus * sequences * tokens / run.latency_s / per_s == pytest.approx(times, rel=0.03)
     assert run.standing.status == "unchecked"
+    assert "steps of 2023 took 1.3 to 2.3 times as long" in run.standing.notes[0]
+
+
+def test_kernels_of_gradients_move_what_they_read_and_write() -> None:
+    """Of a gated product: two inputs and the output's gradient in, two gradients out, where the forward moved three."""
+    program = build_training(load_model("llama-1b"), Layout(), batch=1, seq_len=256, options=Options(layers=1))
+    (ahead,) = (k for k in kernels(program, "forward") if k.name == "silu_mul")
+    (back,) = (k for k in kernels(program, "backward") if k.name == "silu_mul_grad")
+    assert (ahead.bytes_moved, back.bytes_moved) == (2 * 256 * 5504 * 3, 2 * 256 * 5504 * 5)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from inputs.texts import expression_tree
 from workloads.errors import WorkloadError
 
 
@@ -62,7 +63,7 @@ _LONGEST = 400
 def parse(text: str) -> ast.expr:
     """The tree of an expression; what is no arithmetic is refused."""
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = expression_tree(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise WorkloadError(f"'{text}' is no expression") from None
     if len(text) > _LONGEST:
@@ -76,7 +77,8 @@ def names(text: str) -> frozenset[str]:
     >>> sorted(names("hidden_size // num_attention_heads if head_dim is None else head_dim"))
     ['head_dim', 'hidden_size', 'num_attention_heads']
     """
-    return frozenset(node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)) - set(_CALLS)
+    found = frozenset(node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name))
+    return found - {*_CALLS, "true", "false"}
 
 
 def evaluate(text: str, lookup: Callable[[str], Any]) -> Any:
@@ -100,6 +102,8 @@ def _value(node: ast.expr, lookup: Callable[[str], Any], text: str) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | str() | None as value):
             return value
+        case ast.Name(id="true" | "false" as name):  # as TOML writes them
+            return name == "true"
         case ast.Name(id=name):
             return lookup(name)
         case ast.List(elts=parts) | ast.Tuple(elts=parts):

@@ -137,7 +137,7 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
              for key in (*SIZES, *(key for key in MORE if key in table["sizes"]))}  # fmt: skip
     state: dict[str, Any] = {key: values.size(key, one, least=0) if key != "rule" else one
              for key, one in table.get("state_space", {}).items()}  # fmt: skip
-    if state and state["heads"] % state["groups"]:
+    if state and (not state["groups"] or state["heads"] % state["groups"]):
         raise WorkloadError(
             f"{where}: {table['state_space']['heads']} = {state['heads']} is not a multiple of "
             f"{table['state_space']['groups']} = {state['groups']}"

@@ -7,28 +7,22 @@ The format is described, with a complete example, in docs/families.md. Files lie
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from inputs.texts import parse_toml, shown
 from workloads.config_keys import Family, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import names
+from workloads.family_shape import check_shapes, check_whole
 from workloads.fields import refuse_unknown
+from workloads.mixers import Latent, StateSpaceSizes
 from workloads.node_tables import INDEXER
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
 MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups")
-_TABLES = (
-    "absent", "defaults", "terms", "sizes", "axes", "latent", "state_space", "layer", "only", "per_layer", "check",
-    "language", "vision", "encoder",
-)  # fmt: skip
-_FIELDS = (
-    "like", "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
-    "extra_parameters", "causal", "learned_positions", "positions", "kind",
-)  # fmt: skip
 CACHE = "cache"  # the number of the layer whose keys and values an attention reads; its own: it makes them
 SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
 WORKED_OUT = ("shared", "gated", "q_latent", "one_matrix", "eager")  # what else of a node may be an expression
@@ -55,17 +49,15 @@ class FamilyFile:
 
 def parse_family(text: str, *, where: str) -> FamilyFile:
     """A family from TOML text; a table that is not known, or an expression that is none, is refused by name."""
-    table = _with_base(parse_toml(text, where, WorkloadError), where)
-    refuse_unknown(table, (*_FIELDS, *_TABLES), where)
-    types = table.get("model_types")
-    if not isinstance(types, list) or not types or not all(isinstance(one, str) for one in types):
-        raise WorkloadError(f"{where}: model_types = {shown(types)}: give a list of the model_type values it is for")
-    if "language" not in table:
-        if not isinstance(table.get("sizes"), dict):
-            raise WorkloadError(f"{where}: sizes is missing: give a [sizes] table")
-        refuse_unknown(table["sizes"], (*SIZES, *MORE), f"{where}: sizes")
-        if not isinstance(table.get("layer"), dict) or not table["layer"]:
-            raise WorkloadError(f"{where}: layer is missing: give [[layer.NAME]] tables, the nodes of a layer")
+    own = parse_toml(text, where, WorkloadError)
+    check_shapes(own, where)
+    table = _with_base(own, where)
+    check_whole(table, where)
+    for stack, name in ((table, where), (table.get("encoder", {}), f"{where}: encoder")):
+        refuse_unknown(stack.get("sizes", {}), (*SIZES, *MORE), f"{name}: sizes")
+        for part, sizes in (("state_space", StateSpaceSizes), ("latent", Latent)):
+            if part in stack:
+                _check_sizes_of(stack[part], sizes, f"{name}: {part}")
     read = set().union(*(names(one) for one in expressions_of(table, where)))
     read = {*table.get("defaults", ()), *table.get("per_layer", ())} | (set() if "language" in table else read)
     nested = {part["key"] for part in (table.get("language"), table.get("vision")) if part and "key" in part}
@@ -83,6 +75,17 @@ def parse_family(text: str, *, where: str) -> FamilyFile:
             required=tuple(table.get("required", ())),
         ),
     )
+
+
+def _check_sizes_of(table: dict[str, Any], sizes: type[StateSpaceSizes | Latent], where: str) -> None:
+    """Refuse a table that does not give ``sizes``."""
+    refuse_unknown(table, tuple(one.name for one in fields(sizes)), where)
+    for one in fields(sizes):
+        if one.name not in table and one.default is MISSING:
+            raise WorkloadError(f"{where}.{one.name} is missing: give a number or an expression")
+    rules = get_args(get_type_hints(StateSpaceSizes)["rule"])
+    if table.get("rule", rules[0]) not in rules:
+        raise WorkloadError(f"{where}.rule = {shown(table['rule'])}: known are {', '.join(rules)}")
 
 
 def _with_base(table: dict[str, Any], where: str) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
             if isinstance(node, LatentAttention) and model.latent:
                 per_layer += model.latent.q_rank + model.latent.kv_rank
         total += len(layers) * per_layer
+    total += sum(deep * wide for deep, wide, _ in model.front)
     if model.vision:
         total += params(model.vision.model) + sum(one * other for one, other in model.vision.projector)
         total += model.vision.extra_parameters

@@ -19,8 +19,8 @@ class Kernel:
     ``after`` lists indices of earlier kernels of the same segment (on other streams) that must end first;
     order within a stream is implied. A negative index is a kernel of the segment's previous repetition, counted
     from its end: a segment with such kernels rolls on, its streams join before the first repetition and after the
-    last only. ``pace`` is its time over what its law says, where another library's kernel runs. ``flops`` and
-    ``bytes`` are the einsum's own figures, for conservation.
+    last only. ``flops`` and ``bytes`` are the
+    einsum's own figures, for conservation.
     """
 
     name: str
@@ -29,7 +29,6 @@ class Kernel:
     bytes_moved: float
     stream: int = 0
     priority: int = 0
-    pace: float = 1.0
     after: tuple[int, ...] = ()
 
 

@@ -103,8 +103,6 @@ class Pricer:
         in_graph = self.in_graph and not self.eager
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
-        if kernel.pace != 1.0:
-            terms = replace(terms, scale=terms.scale * kernel.pace, extrapolated=True)
         facts = self.profile.scheduling
         if side and isinstance(work, CollectiveWork) and work.exchange is not None:
             terms = in_background(terms, work.exchange.kernels.value)

@@ -54,7 +54,6 @@ class _Tables:
             flops=kernel.flops,
             bytes_moved=kernel.bytes_moved,
             priority=kernel.priority,
-            pace=kernel.pace,
         )
         index = self.class_of.get((bare, place))
         if index is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,16 +92,17 @@ class _Lazy(click.Group):
                 f"unknown option '{error.option_name}': a command comes first, as in 'wattline simulate llama3-8b'", ctx
             ) from None
 
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Parse, and print what ``--help`` asks for."""
+        with _ended():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; what click would end in its own way (a closed pipe in silence, an early end as Ctrl-C) is reported."""
-        try:
+        """Run."""
+        with _ended():
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except OSError as error:
-            raise click.ClickException(_message(error)) from None
-        except EOFError as error:
-            raise click.ClickException(f"a file ends too early: {error}") from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -110,6 +113,23 @@ class _Lazy(click.Group):
             hint = HINTS.get(args[0]) or nearest(args[0], COMMANDS)
             raise click.UsageError(f"unknown command '{args[0]}': {hint}", ctx)
         return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    """What click would end in its own way (a closed pipe with 1, an early end as Ctrl-C) ends as it should.
+
+    A reader that has seen enough (``| head``) ends the command in silence, as the signal would: 141.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = _message(error)
+        if isinstance(error, BrokenPipeError) and error.filename is None:
+            raise click.exceptions.Exit(128 + signal.SIGPIPE) from None
+        raise click.ClickException(message) from None
+    except EOFError as error:
+        raise click.ClickException(f"a file ends too early: {error}") from None
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
@@ -129,9 +149,9 @@ def main(argv: list[str] | None = None) -> None:
 
     try:
         with stoppable():
-            app(args=argv, prog_name="wattline", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+            code = app(args=argv, prog_name="wattline", standalone_mode=False)
+        if code:  # what click's Exit became
+            sys.exit(code)
     except click.ClickException as error:
         # A command group without a command: newer click raises its help text as an error.
         no_command = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))

@@ -11,7 +11,7 @@ from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, InvalidExpression
 
-from inputs.texts import truncated
+from inputs.texts import expression_tree, truncated
 from sim.errors import SimError
 
 FITS = "fits in memory"
@@ -40,7 +40,7 @@ class Condition:
         if len(text) > LENGTH_LIMIT:
             raise SimError(f"condition '{truncated(text, 60)}': {len(text):,} characters, give at most {LENGTH_LIMIT}")
         try:
-            tree = ast.parse(text.strip(), mode="eval")
+            tree = expression_tree(text.strip())
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else "nested too deeply, or a number too long"
             reason = f"{why} (write it like \"tp * pp <= 8\" or '{FITS}')"
@@ -58,7 +58,7 @@ class Condition:
 
     @cached_property
     def _tree(self) -> ast.AST:
-        return ast.parse(self.text, mode="eval").body
+        return expression_tree(self.text)
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Whether ``row`` meets the condition."""

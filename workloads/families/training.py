@@ -1,12 +1,13 @@
 """A training step: the forward pass, the loss, the pass of gradients behind them, their sums, and the optimiser.
 
-Every matrix product of the forward pass becomes two (gradient of its input, gradient of its weights), attention 2.5
-of the forward kernel's FLOPs; pointwise kernels and exchanges pass once more. Nothing is computed twice to save
-memory. Sums follow from the einsums (:mod:`workloads.layer_passes.backward`): ranks that split a product's columns
-sum the gradients of its input, once for all products of one norm; ranks that hold the same weights sum theirs, as
-their tokens differ: those of the feed-forward products beside what follows, those of the attention products at the
-layer's end. ZeRO-1 and 2 (arXiv 1910.02054) scatter these sums and gather the weights that each rank has stepped,
-ZeRO-3 gathers each layer's weights before it, in the forward pass and again in the backward, beside the layer before.
+Every matrix product of the forward pass becomes two (gradient of its input, gradient of its weights), attention 2.5 of
+the forward kernel's FLOPs; pointwise kernels pass once more, over the gradients that they read and write. Nothing is
+computed twice to save memory. Sums follow from the einsums (:mod:`workloads.layer_passes.backward`): ranks that split
+a product's columns sum the gradients of its input, once for all products of one norm; ranks that hold the same weights
+sum theirs, as their tokens differ: those of the feed-forward products beside what follows, those of the attention
+products at the layer's end. ZeRO-1 and 2 (arXiv 1910.02054) scatter these sums and gather the weights that each rank
+has stepped, ZeRO-3 gathers each layer's weights before it, in the forward pass and again in the backward, beside the
+layer before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from workloads.families.nodes import placed_nodes
 from workloads.families.options import Options, precision_in
 from workloads.families.ring import COMM_STREAM, Ring, ring_kernels
 from workloads.families.training_memory import STATE_BYTES
-from workloads.families.training_pace import paced
 from workloads.families.transformer import build_program
 from workloads.kernels import elementwise_kernel, product_kernel
 from workloads.layer_passes.backward import (
@@ -164,7 +164,7 @@ class _Rank:
             phases += [Phase(name="forward", segments=tuple(ahead)), Phase(name="backward", segments=tuple(back))]
         if self.options.optimizer != "none":
             phases.append(Phase(name="optimizer", segments=tuple(stepped)))
-        return RankProgram(phases=tuple(paced(one) for one in phases))
+        return RankProgram(phases=tuple(phases))
 
     def _passes(self, layers: Sequence[Segment], *, last: bool) -> tuple[list[Segment], list[Segment], list[Segment]]:
         """Forward, backward and the optimiser's step; only the last part's gradients are summed over ranks (in ZeRO-3

@@ -170,7 +170,11 @@ class _Rules(Walk):
 
     def _pointwise(self, node: Pointwise) -> None:
         """Norms and sums of the residual stream want its width; what works on each element takes slices as they are."""
-        if node.op in _WHOLE or self.held.partial:
+        whole = node.op in _WHOLE
+        if node.op is Elementwise.ADD and self._summed_alike(node):  # the sum of partial sums is one
+            whole = False
+            self.held = replace(self.held, name=node.name)
+        elif whole or self.held.partial:
             self.settle()
         if node.beside is not None:
             self._beside(node)
@@ -178,17 +182,25 @@ class _Rules(Walk):
         heads = self._heads()
         queries = node.op in _PER_HEAD and bool(heads) and not makes_keys(heads)
         self.made.append(replace(node, parallel=min(split, default=None), queries=queries))
-        if node.op in _WHOLE:
+        if whole:
             self.half = node.name.rsplit("_", 1)[-1]
             self.held = Held(name=node.name, split=self.residual)
         elif node.op not in _PER_HEAD:
             self.held = replace(self.held, arrays=self.held.arrays[:1])  # a gate and what it gates become one
 
+    def _summed_alike(self, node: Pointwise) -> bool:
+        """Whether both inputs are partial sums over the same ranks, as of the halves of a parallel block."""
+        other = None if node.beside is None else self._other(node)
+        return other in self.waiting and other is not None and other.partial and other.group == self.held.group
+
+    def _other(self, node: Pointwise) -> Held:
+        if node.beside not in self.by_name:
+            raise WorkloadError(f"{node.name}: beside = '{node.beside}': no node before it has that name")
+        return self.by_name[node.beside]
+
     def _beside(self, node: Pointwise) -> None:
         """A second input, which has the elements of the first one."""
-        other = self.by_name.get(node.beside or "")
-        if other is None:
-            raise WorkloadError(f"{node.name}: beside = '{node.beside}': no node before it has that name")
+        other = self._other(node)
         check_together(node.name, self.held, other)
         if other in self.waiting:
             self.waiting.remove(other)

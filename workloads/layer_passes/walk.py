@@ -37,6 +37,8 @@ class Walk:
         for one in held:
             if one.split - self.residual:
                 self._gather(one)
+            if one.name in self.by_name:
+                self.by_name[one.name] = replace(one, split=one.split & self.residual, partial=False)
         # Sums of other arrays than the residual stream are whole on every rank.
         left = self.held.split & self.residual if self.held.arrays != (RESIDUAL,) else self.residual
         self.held = replace(self.held, split=left, partial=False, group="tensor")
