@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sim.errors import SimError
-from traces.advice import Advice, advise
+from traces.advice import advise
+from traces.advised import Advice
 from traces.capture import Capture, Category, Finding
 from traces.classify import Classes, classify, load_rules
 from traces.critical import CriticalPath, critical_path

@@ -79,9 +79,7 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
         if ours or _any(operation)
         else nothing,
         int_column(_else([a.buffer_bytes for a in args], (a.moved_bytes for a in args))),
-        int_column(
-            _else([block_count(a.grid) if a.grid is not None else None for a in args], (a.blocks for a in args))
-        ),
+        int_column(_else(grids, (a.blocks for a in args))),
         np.array([block_count(a.block) for a in args], dtype=np.int64),
         name_column(family, rows) if ours else nothing,
         int_column([a.external_id if a.family is None else _own_work(a, rows) for a in args])
