@@ -8,7 +8,8 @@ import pytest
 
 from sim.replay.inspect import inspect_trace
 from tests.traces_kit import Event, kernel, launch, write
-from traces.advice import Advice, advise, shown
+from traces.advice import advise
+from traces.advised import Advice, shown
 from traces.classify import classify
 from traces.read.load import read_trace
 from traces.summary import summarise

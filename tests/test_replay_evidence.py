@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from sim import simulate
+from sim.replay.report import as_document, print_replay
 from sim.replay.study import Replayed, replay_trace
+from sim.result.trace import write_timeline
 from tests.traces_kit import Event, kernel, launch, write
 from traces.capture import Capture
 from traces.classify import classify
@@ -315,3 +320,26 @@ def test_an_edge_against_the_order_of_time_is_no_part_of_the_path(
     again = critical_path(capture, classify(capture))
     assert again.rows.tolist() == path.rows.tolist()
     assert again.by_class == path.by_class == {"gemm": 340.0}
+
+
+def test_what_a_replay_takes_from_its_file_is_said_and_counted(tmp_path: Path) -> None:
+    """Eight pairs that queue 3 us apart: their mean pause is the file's, and one pause for all is not."""
+    events: list[Event] = []
+    for number in range(8):
+        at = 1000.0 + 200.0 * number
+        events += _ran("gemm", at, 97, 1 + 2 * number, host_us=20.0 * number)
+        events += _ran("copy_elementwise_kernel", at + 100, 99, 2 + 2 * number, host_us=20.0 * number + 10)
+    result = replay_trace([write(tmp_path / "t.json", events, deviceProperties=H100)])
+    data = as_document(result)
+    assert data["taken_from_file"] == {"pauses": 15, "turns": 0, "tails": 0}
+    assert data["unchanged_span_us"] == pytest.approx(data["measured_span_us"], rel=1e-3)
+    assert data["by_rules_span_us"] == pytest.approx(result.by_rules[0].span_us if result.by_rules else 0.0)
+    assert data["by_rules_span_us"] != pytest.approx(data["unchanged_span_us"], abs=0.5)
+    console = Console(width=300, record=True, file=StringIO())
+    print_replay(result, console)
+    said = console.export_text()
+    assert "from the file: durations of 16 pieces of work, pauses of 15; with durations, launches, waits" in said
+    own = replay_trace(
+        [write_timeline(simulate(model="llama3-8b", gpu="h100", layers=1, seq_len=128), tmp_path / "o.json")]
+    )
+    assert own.taken == {} and own.by_rules is None

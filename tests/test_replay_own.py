@@ -41,6 +41,22 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "context": EIGHT | {"cp": 2, "cp_mode": "zigzag", "seq_len": 4096},
     "train": EIGHT | {"phase": "train", "tp": 2, "seq_len": 1024},
     "experts": {"model": "qwen3-30b-a3b", "layers": 2, "tp": 2, "ep": 2, "ep_mode": "all_to_all", "seq_len": 512},
+    "exchange kernels": {
+        "model": "qwen3-30b-a3b",
+        "gpu": "h200-sxm-141gb",
+        "layers": 2,
+        "phase": "decode",
+        "batch": 16,
+        "seq_len": 512,
+        "ep": 4,
+        "dp": 4,
+        "ep_mode": "all_to_all",
+        "ep_kernels": "low_latency",
+    },
+    "speculation": EIGHT
+    | {"phase": "decode", "batch": 8, "seq_len": 512, "speculation": "eagle", "draft_tokens": 3, "acceptance": (0.8,)},
+    "two nodes": EIGHT | {"tp": 16, "seq_len": 512, "network": "one-switch"},
+    "slice": EIGHT | {"gpu": "h100:3g.40gb", "seq_len": 512},
     "replicas": EIGHT | {"dp": 2, "tp": 2, "batch": 4, "seq_len": 512},
     "ring": EIGHT | {"cp": 4, "cp_mode": "striped", "seq_len": 4096},
     "partitions": PREFILL

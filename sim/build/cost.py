@@ -292,15 +292,15 @@ def expected_maximum(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def sizes(work: Work) -> dict[str, object]:
-    """A work's sizes by name, for traces."""
-    return {
-        field.name: _shown(value)
-        for field in fields(work)
-        if (value := getattr(work, field.name)) is not None
-        and not (value is False and field.default is False)
-        and field.name not in ("rival", "turn")
-    }
+def sizes(work: Work | ExchangeSizes) -> dict[str, object]:
+    """A work's sizes by name, for traces; those of an exchange stand beside those of its collective."""
+    found: dict[str, object] = {}
+    for field in fields(work):
+        value = getattr(work, field.name)
+        if value is None or (value is False and field.default is False) or field.name in ("rival", "turn"):
+            continue
+        found |= sizes(value) if isinstance(value, ExchangeSizes) else {field.name: _shown(value)}
+    return found
 
 
 def _shown(value: object) -> object:

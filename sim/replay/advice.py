@@ -12,7 +12,7 @@ from sim.replay.own import RunConditions
 from sim.replay.setting import ReplayTimes
 from sim.replay.study import replay_capture
 from sim.scenario.machine import machine
-from traces.advice import Advice
+from traces.advised import Advice
 from traces.capture import Capture
 from traces.classify import COMMUNICATION, Classes
 

@@ -36,6 +36,14 @@ class Evidence:
     pause_ns: Ints
     contest: Contest
 
+    @property
+    def taken(self) -> dict[str, int]:
+        """How many rows take their pause, their turn at the SMs and their tail from the file."""
+        contest = self.contest
+        turns = (contest.rival != NONE) | contest.finds
+        told = {"pauses": self.pause_ns != NONE, "turns": turns, "tails": contest.tail > 0.0}
+        return {what: int(rows.sum()) for what, rows in told.items()}
+
     def on(self, load: ReplayRows, in_graph: NDArray[np.bool_]) -> ReplayRows:
         """``load`` with it; ``in_graph`` are rows whose pauses are those of graphs."""
         lead_ns = np.where(self.pause_ns == NONE, load.lead_ns, self.pause_ns - load.pause_ns)

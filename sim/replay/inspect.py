@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sim.errors import SimError
-from sim.replay.advice import with_savings
-from traces.advice import Advice, advise
+from traces.advice import advise
+from traces.advised import Advice
 from traces.capture import Capture, Category, Finding
 from traces.classify import Classes, classify, load_rules
 from traces.critical import CriticalPath, critical_path
@@ -49,13 +49,18 @@ def inspect_trace(
             if is_chrome(source):
                 findings += lint_file(source) + lint_name(source)
     summary = summarise(whole, classes, top=top)
+    advice: Sequence[Advice] = ()
+    if lint:
+        from sim.replay.advice import with_savings  # simulates: its imports cost more than to read most traces
+
+        advice = with_savings(whole, classes, advise(whole, classes, summary))
     return Inspection(
         capture=whole,
         classes=classes,
         summary=summary,
         path=critical_path(whole, classes),
         findings=findings,
-        advice=with_savings(whole, classes, advise(whole, classes, summary)) if lint else (),
+        advice=advice,
     )
 
 

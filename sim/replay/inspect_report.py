@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.replay.inspect import Inspection
-from traces.advice import shown
+from traces.advised import shown
 from traces.summary import RankTimes, Summary
 
 CLASSES_SHOWN, REGIONS_SHOWN, NAME_SHOWN = 12, 5, 70

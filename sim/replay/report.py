@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -39,6 +40,9 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "unchanged_power_w": result.unchanged.power_w,
         "simulated_power_w": result.simulated.power_w,
         "board_power_w": limit_w if limit_w is not None and math.isfinite(limit_w) else None,
+        "taken_from_file": dict(result.taken),
+        "by_rules_span_us": result.by_rules and result.by_rules[0].span_us,
+        "by_rules_overlap_us": result.by_rules and result.by_rules[0].overlap_us,
         "energies_from": None if result.unchanged.energy_j is None else "trace" if result.recorded else "laws",
         "notes": notes_of(result),
         "gpu": result.gpu,
@@ -115,6 +119,8 @@ def print_replay(result: Replayed, console: Console) -> None:
         if result.simulated is not result.unchanged:
             _add(table, "changed", simulated)
     console.print(table)
+    if result.by_rules:
+        console.print(_taken(result, result.by_rules), highlight=False)
     outcomes = {"replayed": result.unchanged} | (
         {"changed": result.simulated} if result.simulated is not result.unchanged else {}
     )
@@ -137,6 +143,17 @@ def print_replay(result: Replayed, console: Console) -> None:
         console.print(f"collectives cut into parts: {result.chunked_collectives:,}", highlight=False)
     for row in result.capture.findings:
         console.print(f"{row.rule}: {row.count:,} (first: {row.first}): {row.remedy}", markup=False, highlight=False)
+
+
+def _taken(result: Replayed, by_rules: Sequence[RankTimes]) -> str:
+    """What of the unchanged replay is the file's and no prediction, and how far it is off without that."""
+    taken = ", ".join(f"{what} of {rows:,}" for what, rows in result.taken.items() if rows)
+    spans = [again.span_us / max(one.span_us, 1e-3) - 1.0 for one, again in zip(result.measured, by_rules, strict=True)]
+    off = max(spans, key=abs)
+    return (
+        f"from the file: durations of {len(result.capture.work):,} pieces of work, {taken}; with durations, launches, "
+        f"waits and one pause for all, the replay's span is off by {off:+.1%}"
+    )
 
 
 def _add(table: Table, label: str, times: RankTimes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +38,9 @@ class Replayed:
     whose joules and clocks are the file's.
     ``chunked_collectives`` were cut into parts. ``unsure`` kernels are of unknown work: what bounds them nobody knows,
     and ``span_range_us`` is the span of the first rank if all are bound by what changes least, or most (None: no such
-    kernel, or nothing changed by law).
+    kernel, or nothing changed by law). ``taken`` counts what the unchanged replay of a real trace takes from its file
+    beside durations, launches and waits (:attr:`Evidence.taken`), and ``by_rules`` is the replay without it (None:
+    ours).
     """
 
     capture: Capture
@@ -55,6 +57,8 @@ class Replayed:
     chunked_collectives: int
     unsure: int
     span_range_us: tuple[float, float] | None
+    taken: Mapping[str, int]
+    by_rules: Sequence[RankTimes] | None
 
 
 def replay_trace(
@@ -104,8 +108,11 @@ def replay_capture(
         load = replace(load, pause_ns=shown_ns)
     waits = host_waits(capture)
     load = fitted(load, dag, waits)
+    by_rules, taken = load, dict[str, int]()
     if recorded is None:
-        load = evidence_of(capture, dag, load).on(load, (capture.work.launch == NONE) | (capture.work.graph != NONE))
+        evidence = evidence_of(capture, dag, load)
+        load = evidence.on(load, (capture.work.launch == NONE) | (capture.work.graph != NONE))
+        taken = evidence.taken
     usual = load
     if recorded is not None:
         load, asking = recorded_loads(load, capture, dag, recorded)
@@ -147,6 +154,8 @@ def replay_capture(
         chunked_collectives=chunked,
         unsure=unsure,
         span_range_us=span_range_us,
+        taken=taken,
+        by_rules=run.outcome(by_rules, replay(dag, by_rules), None, None).ranks if any(taken.values()) else None,
     )
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
+import numpy as np
 
 from traces.errors import TraceError
 from traces.read.mend import Mended, mend
 
 BLOCK_BYTES = 1 << 22
+NEWLINE = ord("\n")
 EVENT_LIMIT_BYTES = 1 << 26  # one event, or all that stands before or after the events, must fit
 SMS_LIMIT = 1 << 16
 NESTED_LIMIT = 64  # boundaries looked at for the true end of one event
@@ -68,7 +70,7 @@ def read_events(
         rest, whole = text[cut:], text[: cut + 1]
         if (events := _decoded(whole, decoders)) is not None:
             yield events
-            reading.line += whole.count(b"\n")
+            reading.line += int(np.count_nonzero(np.frombuffer(whole, dtype=np.uint8) == NEWLINE))
         else:
             events, tail = _walk(whole, reading, kinds[-1])
             yield events

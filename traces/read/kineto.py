@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -43,22 +44,32 @@ def _read(path: Path, *, exact: bool) -> FileRows:
     with open_trace(path, reading) as stream:
         for events in read_events(stream, reading, partial(_kinds, exact=exact)):
             arrows, counts, bare = [], [], []
+            by_cat: defaultdict[str | None, list[Event]] = defaultdict(list)
             for event in events:
-                if event.ph == "X":
-                    cat = event.cat
-                    if cat is None and places.devices:
-                        bare.append(event)
-                    if cat not in sorts:
-                        sorts[cat] = [] if cat is not None and table_of(cat.lower()) is not None else None
-                    if (mine := sorts[cat]) is not None:
-                        mine.append(event)
-                elif event.ph == "C":
-                    if event.name in COUNTERS:
-                        counts.append(event)
-                elif event.ph == "M":
-                    places.learn(event)
-                elif event.name == ARROW and event.cat == "flow":
-                    arrows.append(event)
+                by_cat[event.cat].append(event)
+            for cat, group in by_cat.items():
+                if cat not in sorts:
+                    sorts[cat] = [] if cat is not None and table_of(cat.lower()) is not None else None
+                mine = sorts[cat]
+                if {event.ph for event in group} == {"X"}:
+                    if mine is not None:
+                        mine += group
+                    elif cat is None and places.devices:
+                        bare += group
+                    continue
+                for event in group:
+                    if event.ph == "X":
+                        if mine is not None:
+                            mine.append(event)
+                        elif cat is None and places.devices:
+                            bare.append(event)
+                    elif event.ph == "C":
+                        if event.name in COUNTERS:
+                            counts.append(event)
+                    elif event.ph == "M":
+                        places.learn(event)
+                    elif event.name == ARROW and cat == "flow":
+                        arrows.append(event)
             for cat, found in sorts.items():
                 if cat is not None and found and found is not steps:
                     table = table_of(cat.lower())

@@ -16,12 +16,14 @@ class Args(msgspec.Struct, gc=False, rename={
     "ranks": "Process Group Ranks", "sequence": "Seq", "moved_bytes": "bytes", "input_dims": "Input Dims",
     "own_ranks": "ranks", "label": "name"
 }):  # fmt: skip
-    """The arguments that are used; all others are skipped unparsed."""
+    """The arguments that are used; all others are skipped unparsed. In Kineto's order: those are found quickest."""
 
     external_id: Loose = None
-    stream: Loose = None
     device: Loose = None
+    stream: Loose = None
     correlation: Loose = None
+    grid: tuple[Loose, ...] | Loose = None
+    block: tuple[Loose, ...] | Loose = None
     operation: Loose = None
     elements_in: Loose = None
     elements_out: Loose = None
@@ -31,8 +33,6 @@ class Args(msgspec.Struct, gc=False, rename={
     dtype: Loose = None
     sequence: Loose = None
     moved_bytes: Loose = None
-    grid: tuple[Loose, ...] | Loose = None
-    block: tuple[Loose, ...] | Loose = None
     energy_j: Loose = None
     blocks: Loose = None
     family: Loose = None

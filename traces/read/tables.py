@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -59,32 +59,32 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
     if not events:
         return
     args = args_of(events)
-    if bare := args.count(NOTHING):
+    if bare := [a for a in args if a.correlation is None].count(NOTHING):
         reading.note("work-without-arguments", count=bare)
     many = len(events)
     # A comprehension a column: tuples of a row each would keep the garbage collector busy.
-    stream = [a.stream if a.stream is not None else e.tid for a, e in zip(args, events, strict=True)]
-    device = [a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]
-    family = [a.family for a in args]
-    ours = _any(family)
-    asks = ours or _any([a.operation for a in args])
+    family, operation = [a.family for a in args], [a.operation for a in args]
+    ours, nothing = _any(family), np.full(many, NONE)
+    grids = [None if a.grid is None else block_count(a.grid) for a in args]
     joules = [a.energy_j for a in args]
     columns = [
         name_column([e.name or "unnamed" for e in events], rows),
         np.full(many, int(WORK[category]), dtype=np.int64),
-        int_column(device),
-        int_column(stream, stream_number),
+        int_column(_else([a.device for a in args], (e.pid for e in events))),
+        int_column(_else([a.stream for a in args], (e.tid for e in events)), stream_number),
         start,
         dur,
         int_column([a.correlation for a in args]),
         np.array([_collective(a, rows) if a.operation is not None or a.family is not None else NONE for a in args])
-        if asks
-        else np.full(many, NONE),
-        int_column([a.moved_bytes if a.buffer_bytes is None else a.buffer_bytes for a in args]),
-        int_column([a.blocks if a.grid is None else block_count(a.grid) for a in args]),
+        if ours or _any(operation)
+        else nothing,
+        int_column(_else([a.buffer_bytes for a in args], (a.moved_bytes for a in args))),
+        int_column(_else(grids, (a.blocks for a in args))),
         np.array([block_count(a.block) for a in args], dtype=np.int64),
-        name_column(family, rows) if ours else np.full(many, NONE),
-        int_column([a.external_id if a.family is None else _own_work(a, rows) for a in args]),
+        name_column(family, rows) if ours else nothing,
+        int_column([a.external_id if a.family is None else _own_work(a, rows) for a in args])
+        if ours
+        else int_column([a.external_id for a in args]),
     ]
     ghost = (start == 0) & (dur == 0)
     if ghost.any():
@@ -98,6 +98,13 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
 def _any(values: list[Any]) -> bool:
     """Whether any value is there."""
     return set(map(type, values)) != {type(None)}
+
+
+def _else(values: list[Any], others: Iterator[Any]) -> list[Any]:
+    """``values``, and where there is none, those of ``others``."""
+    if type(None) not in set(map(type, values)):
+        return values
+    return [other if value is None else value for value, other in zip(values, others, strict=True)]
 
 
 def take_calls(events: list[Event], category: str, rows: Rows, reading: Reading) -> None:  # noqa: ARG001 - one signature
