@@ -8,6 +8,7 @@ import workloads
 from sim.scenario.operators import setting
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import acceptances
 from sim.scenario.video import video_run
 from workloads.diffusion import DitSpec
 from workloads.families.dit_video import build_video
@@ -57,9 +58,9 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
         return workloads.build_training(model, layout, options=options, **lengths), scenario.batch * scenario.seq_len
     assert scenario.phase != "denoise"
     if scenario.speculation is not None:
-        speculation = workloads.Speculation(tokens=scenario.draft_tokens, draft=_draft(scenario))
+        speculation = workloads.Speculation(tokens=scenario.draft_tokens, draft=drafted_by(scenario))
         program = workloads.build_speculative(model, layout, options=options, speculation=speculation, **lengths)
-        return program, scenario.batch * own_batches * workloads.tokens_a_step(scenario.acceptances)
+        return program, scenario.batch * own_batches * workloads.tokens_a_step(acceptances(scenario))
     program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
     return program, scenario.batch * per_sequence * own_batches
@@ -75,5 +76,13 @@ def routing_of(scenario: Scenario) -> workloads.Routing:
     )
 
 
-def _draft(scenario: Scenario) -> workloads.ModelSpec | None:
-    return None if scenario.draft_model is None else workloads.load_model(scenario.draft_model)
+def drafted_by(scenario: Scenario) -> workloads.Drafter:
+    """What drafts: a model, one more layer, or nothing that a GPU runs."""
+    match scenario.speculation:
+        case "draft_model":
+            assert scenario.draft_model is not None
+            return workloads.load_model(scenario.draft_model)
+        case "ngram":
+            return "text"
+        case _:
+            return "layer"

@@ -25,7 +25,7 @@ PANELS = {
         "sm_partition",
     ),
     "Experts": ("expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank"),
-    "Speculation (phase decode)": ("speculation", "draft_model", "draft_tokens", "acceptance"),
+    "Speculation": ("speculation", "draft_model", "draft_tokens", "acceptance"),
     "Training (phase train)": ("optimizer", "sharding", "accumulate"),
     "Video (phase denoise)": ("video", "steps", "guidance", "reuse"),
     "Traffic": (

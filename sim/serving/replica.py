@@ -281,7 +281,8 @@ class Replica:
         """
         batch, spent_j = step.batch, 0.0
         if cost is not None:
-            tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
+            checked = batch.decoding * self.prices.each
+            tokens, scored = checked + batch.prompt_tokens, checked + batch.ending
             a_token = cost.shared.energy_j / tokens
             a_score = cost.head.energy_j / scored if scored else 0.0
             scale = energy_j / cost.whole.energy_j

@@ -52,6 +52,9 @@ def print_summary(run: ServeResult, console: Console) -> None:
     )
     head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
     head.add_row("KV cache of a replica", f"{data['kv_blocks'] * spec.block_tokens:,} tokens")
+    if data["tokens_per_step"] is not None:
+        drafted = f"(of {spec.draft_tokens} drafted by {spec.draft_model or spec.speculation}, and one)"
+        head.add_row("tokens a step", f"{data['tokens_per_step']:.3g} a sequence  {drafted}")
     if spec.autoscale is not None:
         head.add_row("GPU hours", f"{data['gpu_hours']:.4g}  ({data['replica_starts']} starts of replicas)")
     head.add_row("waiting at most", f"{data['most_waiting']:,} requests")

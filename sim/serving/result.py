@@ -131,6 +131,7 @@ class ServeResult:
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
             "gpu_hours": self._gpu_hours(),
             "replica_starts": log.starts,
+            "tokens_per_step": self._tokens_per_step(table),
             "hit_tokens": int(table["hit_tokens"].sum()),
             "preemptions": int(table["preemptions"].sum()),
             "kv_blocks": spec.kv_blocks or kv_blocks(spec, group, self.machine),
@@ -138,6 +139,12 @@ class ServeResult:
             "most_blocks": max(stretch.blocks for stretch in log.stretches),
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
         }
+
+    def _tokens_per_step(self, table: pd.DataFrame) -> float | None:
+        """Mean tokens that a sequence yields in a step that checks drafted ones; None without speculation."""
+        if self.spec.speculation is None or not (steps := sum(self.log.gap_counts)):
+            return None
+        return float(table["output_tokens"].sum() - len(table)) / steps
 
     def _gpu_hours(self) -> float:
         """Hours of all GPUs that are on; a GPU in two partitions has two timelines."""

@@ -64,7 +64,7 @@ class Scheduler:
     def plan(self) -> PlannedStep:
         """The next step; blocks are taken, sequences preempted and admitted for it."""
         self._make_room()
-        budget = self.limits.max_num_batched_tokens - len(self.running)
+        budget = self.limits.max_num_batched_tokens - self.limits.checked_tokens * len(self.running)
         pieces: list[tuple[Sequence, int]] = []
         for sequence in list(self.prefilling):
             if (tokens := self._piece(sequence, budget)) > 0:
@@ -105,19 +105,7 @@ class Scheduler:
         """``steps`` equal steps are done; returns the sequences that got their first token (or first after losing
         their memory), and those that are done.
         """
-        for number in range(1, steps):  # the first one's blocks are taken
-            if growing := self._grow[(self.step + number) % self.pool.block_tokens]:
-                took = self.pool.take(growing)
-                assert took
-        self.step += steps
-        self.cached_tokens += steps * len(self.running)
-        done = []
-        while self._ends and self._ends[0][0] <= self.step:
-            _, _, sequence = heapq.heappop(self._ends)
-            if self.running.get(sequence.request.number) is sequence and self._end_of(sequence) <= self.step:
-                self._stop(sequence)
-                self._free(sequence)
-                done.append(sequence)
+        done = self._yield(steps)
         first = []
         for sequence, tokens in plan.pieces:
             sequence.computed += tokens
@@ -132,6 +120,27 @@ class Scheduler:
             else:
                 self._start(sequence)
         return first, done
+
+    def _yield(self, steps: int) -> list[Sequence]:
+        """Tokens of the running sequences in ``steps`` steps; returns those that are done."""
+        for number in range(1, steps):  # the first one's blocks are taken
+            if growing := self._grow[(self.step + number) % self.pool.block_tokens]:
+                took = self.pool.take(growing)
+                assert took
+        self.step += steps
+        self.cached_tokens += steps * len(self.running)
+        done = []
+        while self._ends and self._ends[0][0] <= self.step:
+            _, _, sequence = heapq.heappop(self._ends)
+            if self.running.get(sequence.request.number) is sequence and self._end_of(sequence) <= self.step:
+                self._stop(sequence)
+                self._free(sequence)
+                done.append(sequence)
+        return done
+
+    def _reach(self, sequence: Sequence) -> int:
+        """Tokens that a sequence has room for while it takes a step."""
+        return sequence.computed + 1
 
     def _longest(self) -> int:
         """Tokens cached of the running sequence that has most; all grow alike, so that their order stays."""
@@ -176,7 +185,7 @@ class Scheduler:
         """The first waiting sequence and its first piece (0 tokens: it comes back from host memory whole)."""
         sequence = self._waiting[0][1]
         if sequence.kept != "nowhere":
-            need = self.pool.blocks_for(sequence.computed + 1)
+            need = self.pool.blocks_for(self._reach(sequence))
             if not self.pool.take(need - sequence.blocks):  # less what it holds already
                 return None
             heapq.heappop(self._waiting)

@@ -26,6 +26,16 @@ from sim.scenario.layout import layout_of
 from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import (
+    DRAFT_MODEL,
+    DRAFTER,
+    SPECULATION_FIELDS,
+    Acceptance,
+    Drafter,
+    DraftTokens,
+    acceptances,
+    check_speculation,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -122,6 +132,10 @@ class ServeSpec(FieldTable):
         description="how decode attention spreads over SMs: long sequences cut up (flash-attention 3, FlashInfer), or "
         "per_sequence, where a step waits for the longest context (flash-attention 2)",
     )
+    speculation: Drafter | None = Field(None, description=DRAFTER)
+    draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
+    draft_tokens: DraftTokens = 3
+    acceptance: Acceptance | None = None
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field(
         "stack",
@@ -230,7 +244,12 @@ class ServeSpec(FieldTable):
         options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(group))
         try:
             for tp, ep in {self._degrees(prefill=False), self._degrees(prefill=self.prefill_replicas > 0)}:
-                workloads.check_options(model, replace(layout, tp=tp, ep=ep, ep_mode=self.ep_mode), options)
+                own = replace(layout, tp=tp, ep=ep, ep_mode=self.ep_mode)
+                workloads.check_options(model, own, options)
+                if self.draft_model is not None:
+                    workloads.check_options(
+                        workloads.load_model(self.draft_model), own, replace(options, precision=None)
+                    )
         except workloads.WorkloadError as error:
             return str(error)
         return ""
@@ -242,10 +261,16 @@ class ServeSpec(FieldTable):
 
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
-        if self.max_num_seqs >= self.max_num_batched_tokens:
+        check_speculation(self, {name: field.default for name, field in type(self).model_fields.items()})
+        each = 1 if self.speculation is None else self.draft_tokens + 1
+        if self.max_num_seqs * each >= self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens}: must exceed max_num_seqs = "
-                f"{self.max_num_seqs}, a token for each and room for prompts"
+                f"{self.max_num_seqs}, {'a token' if each == 1 else f'{each} tokens'} for each and room for prompts"
+            )
+        if self.clock_policy == "slo" and self.speculation is not None:
+            raise ValueError(
+                f"clock_policy = slo is not known beside speculation = '{self.speculation}': leave one out"
             )
         if self.clock_policy == "slo" and self.slo_tpot_s is None:
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
@@ -274,6 +299,7 @@ class ServeSpec(FieldTable):
             "prefill_power_cap_w": self.prefill_power_cap_w,
             "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
             "launch": self.launch if self.launch != "graph" else None,
+            "speculation": self.speculation,
         }
         for name, value in others.items():
             if value:
@@ -298,7 +324,7 @@ class ServeSpec(FieldTable):
             name: getattr(self, name)
             for name in (
                 "model", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype", "weight_dtype",
-                "kv_dtype", "launch", "chip_temperature_c",
+                "kv_dtype", "launch", "chip_temperature_c", *SPECULATION_FIELDS,
             )
         }  # fmt: skip
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
@@ -306,6 +332,11 @@ class ServeSpec(FieldTable):
         return Scenario.of(
             phase="decode", stack=stack, tp=tp, ep=ep, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
         )
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """The chance of each drafted token to pass where all before it did."""
+        return acceptances(self)
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
