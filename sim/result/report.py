@@ -146,9 +146,9 @@ def figures(run: Run) -> list[tuple[str, str]]:
             (
                 "tokens a step",
                 f"{data['tokens_per_step']:.4g} a sequence  (of {scenario.draft_tokens} drafted, and one)",
-            ),
-            ("time per output token", duration(data["tpot_s"])),
+            )
         ]
+        rows += [("time per output token", duration(data["tpot_s"]))] if scenario.phase == "decode" else []
     rows += [
         ("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)"),
         ("tokens per second", _per_second(data)),

@@ -221,8 +221,8 @@ class Scenario(FieldTable):
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
         check_speculation(self, {name: field.default for name, field in type(self).model_fields.items()})
-        if self.speculation is not None and self.phase != "decode":
-            raise ValueError(f"speculation = '{self.speculation}' is for phase 'decode', not '{self.phase}'")
+        if self.speculation is not None and self.phase not in ("decode", "generate"):
+            raise ValueError(f"speculation = '{self.speculation}' is for decode and generate, not '{self.phase}'")
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:

@@ -84,6 +84,53 @@ def _decode(model: ModelSpec, layout: Layout, batch: int, seq_len: int, options:
     return build_program(model, layout, phase="decode", batch=batch, seq_len=seq_len, options=options)
 
 
+def build_speculative_generate(
+    model: ModelSpec,
+    layout: Layout,
+    *,
+    batch: int,
+    seq_len: int,
+    contexts: Sequence[int],
+    options: Options,
+    speculation: Speculation,
+) -> Program:
+    """A prefill of the model and of what drafts, then a step of drafts and a check for each of ``contexts``."""
+    programs = [_prompt(model, layout, batch, seq_len, options)]
+    match speculation.draft:
+        case ModelSpec() as draft:
+            own = replace(options, precision=None, layers=None, lm_head=False)
+            programs.append(_prompt(draft, layout, batch, seq_len, own))
+        case "layer":
+            unscored = _prompt(model, layout, batch, seq_len, replace(options, lm_head=False))
+            programs.append(own_layer(unscored, model, batch // layout.dp * seq_len))
+    steps = {
+        context: build_speculative(
+            model, layout, batch=batch, seq_len=context, options=options, speculation=speculation
+        )
+        for context in dict.fromkeys(contexts)
+    }
+    known: dict[tuple[int, ...], RankProgram] = {}
+    ranks = []
+    for number in range(len(programs[0].ranks)):
+        parts = [program.ranks[number] for program in (*programs, *steps.values())]
+        key = tuple(map(id, parts))
+        if key not in known:
+            prompt = [segment for part in parts[: len(programs)] for segment in part.phases[0].segments]
+            step_of = {
+                context: tuple(segment for phase in part.phases for segment in phase.segments)
+                for context, part in zip(steps, parts[len(programs) :], strict=True)
+            }
+            phases = [Phase(name="prefill", segments=tuple(prompt))]
+            phases += [Phase(name=f"decode {i + 1}", segments=step_of[c]) for i, c in enumerate(contexts)]
+            known[key] = RankProgram(phases=tuple(phases))
+        ranks.append(known[key])
+    return Program(ranks=tuple(ranks))
+
+
+def _prompt(model: ModelSpec, layout: Layout, batch: int, seq_len: int, options: Options) -> Program:
+    return build_program(model, layout, phase="prefill", batch=batch, seq_len=seq_len, options=options)
+
+
 def check_draft(model: ModelSpec, layout: Layout, draft: ModelSpec) -> None:
     """Raise where ``draft`` cannot draft for ``model``."""
     if layout.ep > 1:
