@@ -50,7 +50,7 @@ class Port:
     """One direction of a link: where bytes leave a GPU, a NIC or a switch, or enter one."""
 
     name: str
-    tier: Literal["link", "nic", "leaf", "spine"]
+    tier: Literal["link", "nic", "leaf", "spine", "host", "disk", "store"]
     bytes_per_s: float
 
 

@@ -20,7 +20,9 @@ from sim.scenario.field_table import (
 from sim.scenario.operators import check_operators, operators
 from sim.scenario.partition import check_names, pairs
 from sim.scenario.speculation import (
+    ACCEPTANCE,
     DRAFT_MODEL,
+    DRAFT_TOKENS,
     DRAFTER,
     SPECULATION_FIELDS,
     Acceptance,
@@ -167,8 +169,8 @@ class Scenario(FieldTable):
     )
     speculation: Drafter | None = Field(None, description=DRAFTER)
     draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
-    draft_tokens: DraftTokens = 3
-    acceptance: Acceptance | None = None
+    draft_tokens: DraftTokens = Field(3, description=DRAFT_TOKENS)
+    acceptance: Acceptance | None = Field(None, description=ACCEPTANCE)
     optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
     sharding: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
         "ddp", description="what replicas share out: nothing, or optimiser state, gradients, weights (phase train only)"

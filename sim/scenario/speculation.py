@@ -10,15 +10,10 @@ from pydantic import BeforeValidator, Field
 from sim.scenario.field_table import rates
 
 Drafter = Literal["draft_model", "eagle", "mtp", "ngram"]
-DraftTokens = Annotated[int, Field(gt=0, le=64, description="tokens drafted a step, one after another")]
-Acceptance = Annotated[
-    tuple[Annotated[float, Field(ge=0, le=1)], ...],
-    BeforeValidator(rates),
-    Field(
-        description="chance that a drafted token passes where all before it did: one for all positions, or one for "
-        "each, comma-separated"
-    ),
-]
+DraftTokens = Annotated[int, Field(gt=0, le=64)]
+Acceptance = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(rates)]
+ACCEPTANCE = "chance that a drafted token passes where all before it did: one for all, or one for each, comma-separated"
+DRAFT_TOKENS = "tokens drafted a step, one after another"
 DRAFTER = (
     "what drafts tokens that a step of decoding checks: another model, one more layer of this (eagle, mtp), or what "
     "the text said before (ngram)"

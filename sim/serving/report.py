@@ -61,7 +61,9 @@ def print_summary(run: ServeResult, console: Console) -> None:
     if data["preemptions"]:
         head.add_row("preemptions", f"{data['preemptions']:,}")
     if data["hit_tokens"]:
-        head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}")
+        by_tier = {name: tokens for name, tokens in data["hit_tokens_by_tier"].items() if tokens}
+        where = "" if set(by_tier) == {"hbm"} else ": " + ", ".join(f"{n:,} {tier}" for tier, n in by_tier.items())
+        head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}  ({data['hit_share']:.1%}{where})")
     said = f"{data['stack']} ({spec.stack_reason})" if spec.stack_reason else data["stack"]
     head.add_row("stack", visible(said))
     head.add_row(

@@ -21,6 +21,7 @@ from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
 from sim.serving.scale import Autoscaler, Measure
 from sim.serving.spec import ServeSpec
+from sim.serving.tier_build import tiers_of
 from sim.serving.transfers import CacheTransfers
 from workloads.engine import RequestPath
 
@@ -126,6 +127,9 @@ class _Server:
         for replica in (*self.front, *self.back):
             for prices in (replica.prices, *(replica.clock.rungs if replica.clock else ())):
                 prices.table.save()
+        for replica in self.front:
+            if (tiers := replica.scheduler.tiers) is not None:
+                self.log.fetched.update({name: count * tiers.piece_tokens for name, count in tiers.found.items()})
         self.log.served = [self.served[request.number] for request in self.traffic]
         return ServeResult(spec=spec, machine=self.machine, log=self.log, end_s=self.env.now)
 
@@ -149,6 +153,9 @@ class _Server:
             self._transfers = CacheTransfers(env=self.env, spec=spec)
         for replica in (*self.front, *self.back):
             replica.done = self._done
+        tiers = tiers_of(spec, self.machine, self.traffic, self.env)
+        for replica, own in zip(self.front, tiers, strict=bool(tiers)):
+            replica.scheduler.tiers = own
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:

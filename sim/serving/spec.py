@@ -27,7 +27,9 @@ from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.speculation import (
+    ACCEPTANCE,
     DRAFT_MODEL,
+    DRAFT_TOKENS,
     DRAFTER,
     SPECULATION_FIELDS,
     Acceptance,
@@ -45,6 +47,7 @@ from sim.serving.router import Policy
 from sim.serving.scale import Measure
 
 DEFAULT_STACK = "vllm"
+Room = Annotated[float, Field(gt=0, le=1e9)]
 
 # Fields that a measured kind of server or its sizes hold, its load (Poisson arrivals, lengths of any kind), what the
 # measured ones varied, and what changes no number. Any other that is not its default asks for what no server did.
@@ -56,6 +59,9 @@ MEASURED = frozenset(
         "prefix_caching", "slo_ttft_s", "slo_tpot_s",
     }
 )  # fmt: skip
+
+
+TIER_FIELDS = ("kv_host_gb", "kv_disk_gb", "kv_remote_gb")
 
 
 class ServeSpec(FieldTable):
@@ -134,8 +140,8 @@ class ServeSpec(FieldTable):
     )
     speculation: Drafter | None = Field(None, description=DRAFTER)
     draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
-    draft_tokens: DraftTokens = 3
-    acceptance: Acceptance | None = None
+    draft_tokens: DraftTokens = Field(3, description=DRAFT_TOKENS)
+    acceptance: Acceptance | None = Field(None, description=ACCEPTANCE)
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field(
         "stack",
@@ -171,6 +177,16 @@ class ServeSpec(FieldTable):
     block_tokens: Positive = Field(16, description="tokens of a KV block")
     memory_share: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="share of GPU memory that may be used")
     kv_blocks: Positive | None = Field(None, description="KV blocks of a replica [default: what memory holds]")
+    kv_host_gb: Room | None = Field(
+        None, description="GB of host memory in which a replica keeps beginnings of prompts (traces with hashes)"
+    )
+    kv_disk_gb: Room | None = Field(None, description="GB of its node's disks in which a replica keeps what comes out")
+    kv_remote_gb: Room | None = Field(
+        None, description="GB of a store behind the network, which all replicas share, for what comes out of those"
+    )
+    kv_remote_gb_per_s: Room | None = Field(
+        None, description="GB/s that the store sends, and takes [default: what the NICs carry]"
+    )
     prefix_caching: bool = Field(True, description="keep and share KV blocks of equal beginnings (traces with hashes)")
     preemption: Preemption = Field("recompute", description="what becomes of a preempted sequence's memory")
     router: Policy = Field("least_loaded", description="which replica gets a request")
@@ -276,6 +292,10 @@ class ServeSpec(FieldTable):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
+        if self.kv_remote_gb_per_s is not None and self.kv_remote_gb is None:
+            raise ValueError(f"kv_remote_gb_per_s = {self.kv_remote_gb_per_s:g}: is of a store: give kv_remote_gb")
+        if not self.prefix_caching and (named := [name for name in TIER_FIELDS if getattr(self, name)]):
+            raise ValueError(f"{named[0]} = {getattr(self, named[0]):g} contradicts prefix_caching = false")
         for name in ("prefill_tp", "prefill_ep"):
             if getattr(self, name) is not None and not self.prefill_replicas:
                 raise ValueError(f"{name} = {getattr(self, name)}: is of replicas for prompts: give prefill_replicas")
@@ -300,6 +320,7 @@ class ServeSpec(FieldTable):
             "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
             "launch": self.launch if self.launch != "graph" else None,
             "speculation": self.speculation,
+            **{name: getattr(self, name) for name in TIER_FIELDS},
         }
         for name, value in others.items():
             if value:
