@@ -45,7 +45,8 @@ PANELS = {
         "slo_ttft_s", "slo_tpot_s", "objective", "price_per_gpu_hour", "price_per_kwh", "carbon_g_per_kwh", "within",
     ),
     "Power, clocks, chips": (
-        "power_cap_w", "prefill_power_cap_w", "uncapped", "sm_clock_mhz", "clock_policy", "clock_hold_s",
+        "power_cap_w", "prefill_power_cap_w", "fleet_power_w", "fleet_policy", "fleet_look_s", "uncapped",
+        "sm_clock_mhz", "clock_policy", "clock_hold_s",
         "chip_temperature_c", "chip_power_factor", "regime",
     ),
     "How it is simulated": ("detail", "ignore_memory", "uncertainty", "jobs", "backend", "address", "fresh"),

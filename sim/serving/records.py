@@ -102,6 +102,7 @@ class Log:
     prefill_j: float = 0.0
     decode_j: float = 0.0
     idle_j: float = 0.0
+    fleet_looks: list[tuple[float, float, tuple[float, ...]]] = field(default_factory=list)  # s, W of all, W of caps
     starts: int = 0  # of replicas, while serving
     fetched: Counter[str] = field(default_factory=Counter)  # tokens that came back from each tier
     unanswered: int = 0  # requests of the file that got no output token, and are left out

@@ -51,6 +51,9 @@ def print_summary(run: ServeResult, console: Console) -> None:
         f"{data['energy_j_per_output_token']:.4g} J an output token)",
     )
     head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
+    if data["fleet_power_w_most"] is not None:
+        most = f"{data['fleet_power_w_most']:,.0f} W over {spec.fleet_look_s:g} s at most"
+        head.add_row("fleet", f"{most}, of {spec.fleet_power_w:,.0f} W ({spec.fleet_policy})")
     head.add_row("KV cache of a replica", f"{data['kv_blocks'] * spec.block_tokens:,} tokens")
     if data["tokens_per_step"] is not None:
         drafted = f"(of {spec.draft_tokens} drafted by {spec.draft_model or spec.speculation}, and one)"

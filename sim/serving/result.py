@@ -131,6 +131,7 @@ class ServeResult:
             "energy_j_per_output_token": self.energy_j / output,
             "energy_j_per_request": self.energy_j / len(table),
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
+            "fleet_power_w_most": max((all_w for _, all_w, _ in log.fleet_looks), default=None),
             "gpu_hours": self._gpu_hours(),
             "replica_starts": log.starts,
             "tokens_per_step": self._tokens_per_step(table),

@@ -13,6 +13,7 @@ import simpy
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
 from sim.serving.build import host_of, replicas_of, sides_of
+from sim.serving.fleet import FleetBudget
 from sim.serving.inflight import Sequence as InFlight
 from sim.serving.records import CacheTransfer, Log, Served
 from sim.serving.replica import Replica
@@ -112,6 +113,8 @@ class _Server:
             self.env.process(self._outage(from_s, to_s))
         if spec.autoscale is not None:
             self.env.process(self._autoscaler(spec.autoscale).run())
+        if spec.fleet_power_w is not None:
+            self.env.process(self._fleet(spec.fleet_power_w).run())
         for replica in (*self.front, *self.back):
             self.env.process(replica.run())
         if spec.concurrency is None:
@@ -229,6 +232,20 @@ class _Server:
         )
         scaler.begin()
         return scaler
+
+    def _fleet(self, budget_w: float) -> FleetBudget:
+        spec = self.spec
+        fleet = FleetBudget(
+            env=self.env,
+            replicas=[*self.front, *self.back],
+            budget_w=budget_w,
+            policy=spec.fleet_policy,
+            look_s=spec.fleet_look_s,
+            most_w=self.machine.gpu.tdp_w,
+            looks=self.log.fleet_looks,
+        )
+        fleet.begin()
+        return fleet
 
     def _done(self) -> None:
         self.finished += 1

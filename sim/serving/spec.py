@@ -122,6 +122,15 @@ class ServeSpec(FieldTable):
     prefill_power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit while a step holds prompts; of prefill replicas, if any [default: power_cap_w]"
     )
+    fleet_power_w: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        None, description="power budget of all GPUs together, whose caps never add up to more"
+    )
+    fleet_policy: Literal["shift", "even"] = Field(
+        "shift", description="watts go to replicas that their caps hold back, or stay where they are (fleet_power_w)"
+    )
+    fleet_look_s: Annotated[float, Field(gt=0, le=3600)] = Field(
+        1.0, description="time between two looks at who draws what (fleet_power_w)"
+    )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
     chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
         None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
@@ -299,6 +308,7 @@ class ServeSpec(FieldTable):
         for name in ("prefill_tp", "prefill_ep"):
             if getattr(self, name) is not None and not self.prefill_replicas:
                 raise ValueError(f"{name} = {getattr(self, name)}: is of replicas for prompts: give prefill_replicas")
+        self._check_fleet()
         if self.autoscale is not None and self.prefill_replicas:
             raise ValueError(f"prefill_replicas = {self.prefill_replicas}: autoscale knows replicas of one kind only")
         if self.sm_partition is not None:
@@ -308,6 +318,18 @@ class ServeSpec(FieldTable):
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self
+
+    def _check_fleet(self) -> None:
+        if self.fleet_power_w is None:
+            for name in ("fleet_policy", "fleet_look_s"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} = {value}: is of a budget: give fleet_power_w")
+            return
+        for name in ("power_cap_w", "prefill_power_cap_w", "autoscale", "sm_partition"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name} = {value} is not known beside fleet_power_w: leave one of them out")
+        if self.clock_policy == "slo":
+            raise ValueError("clock_policy = slo is not known beside fleet_power_w: leave one of them out")
 
     def _check_sides(self, sms: dict[str, int]) -> None:
         text = ",".join(f"{name}={count}" for name, count in self.sm_partition or ())
