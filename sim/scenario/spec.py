@@ -54,8 +54,8 @@ class Scenario(FieldTable):
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     network: str | None = Field(
         None,
-        description="switches between nodes: one-switch, ib-ndr-rail, ib-ndr-fat-tree, roce-400g, roce-400g-1to7 or a "
-        ".toml file [default: one-switch]",
+        description="switches between nodes: one-switch, ib-ndr-rail, ib-ndr-fat-tree, roce-400g, roce-400g-1to7, "
+        "slingshot-dragonfly or a .toml file [default: one-switch]",
     )
     placement: Literal["packed", "spread"] = Field(
         "packed", description="consecutive nodes under one leaf switch, or under different ones"
