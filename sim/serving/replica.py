@@ -69,7 +69,10 @@ class Replica:
         self._arrived = self.env.event()
         self.scheduler.left = self._left
         self.scheduler.joined = self._joined
-        self.scheduler.fetch = lambda sequence, pieces: self.env.process(self._fetch(sequence, pieces))
+        self.scheduler.fetch = self._send_for
+
+    def _send_for(self, sequence: Sequence, pieces: tuple[int, ...]) -> None:
+        self.env.process(self._fetch(sequence, pieces))
 
     def _fetch(self, sequence: Sequence, pieces: tuple[int, ...]) -> Generator[simpy.Event, Any, None]:
         """Bring the beginning of a prompt back from outside; it waits meanwhile."""
