@@ -81,7 +81,8 @@ class StepPrices:
     @cached_property
     def table(self) -> PartTable:
         """What its parts cost, shared by all prices of such GPUs."""
-        return table_of(self.scenario, self.machine, self.partitions)
+        same = self.scenario.model_copy(update={"acceptance": None})  # what passes changes no price
+        return table_of(same, self.machine, self.partitions)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
