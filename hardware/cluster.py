@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 Interconnect = Literal["nvswitch", "nvlink-mesh", "pcie"]
 INTERCONNECTS: tuple[Interconnect, ...] = ("nvswitch", "nvlink-mesh", "pcie")
 FIGURES = ("gpus_per_node", "nics_per_node", "nic_bytes_per_s", "nic_latency_s")
+# What only caches outside the GPUs ask for; a node may leave it out.
+STORES = ("host_memory_bytes", "disk_bytes", "disk_read_bytes_per_s", "disk_write_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """One server: how many GPUs, how they are joined, and what leaves it (bytes/s per NIC and direction)."""
+    """One server: how many GPUs, how they are joined, and what leaves it (bytes/s per NIC and direction); memory and
+    disks of its host, 0 where its file does not say.
+    """
 
     id: str
     gpus_per_node: int
@@ -45,6 +49,10 @@ class NodeSpec:
     nics_per_node: int
     nic_bytes_per_s: float
     nic_latency_s: float
+    host_memory_bytes: float = 0.0
+    disk_bytes: float = 0.0
+    disk_read_bytes_per_s: float = 0.0
+    disk_write_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,7 +188,7 @@ def load_node(name: str) -> NodeSpec:
 def parse_node(text: str, *, where: str) -> NodeSpec:
     """A node from TOML text; every problem is one line that names file, field, value and remedy."""
     data = parse_toml(text, where, HardwareError)
-    refuse_unknown(data, ("id", "interconnect", *FIGURES), where)
+    refuse_unknown(data, ("id", "interconnect", *FIGURES, *STORES), where)
     if not isinstance(data.get("id"), str) or not data["id"]:
         raise HardwareError(f"{where}: id = {data.get('id')!r}: give a text")
     if data.get("interconnect") not in INTERCONNECTS:
@@ -194,6 +202,7 @@ def parse_node(text: str, *, where: str) -> NodeSpec:
         nics_per_node=int(values["nics_per_node"]),
         nic_bytes_per_s=values["nic_bytes_per_s"],
         nic_latency_s=values["nic_latency_s"],
+        **{field: figure(data, field, where, {}, {}) for field in STORES if field in data},
     )
 
 

@@ -3,6 +3,7 @@
 A stream goes from one NIC to another. The streams of a collective carry equal bytes, so that one number, the streams
 that cross it, says what a port carries of it. ``rail``: each leaf joins the NICs of one place in their nodes (libraries
 send to the same place and go on over NVLink); ``fat_tree``: a leaf joins all NICs of its nodes. Leaves meet in spines.
+``dragonfly``: the leaves of a group are joined pairwise, and each two groups by one link between a leaf of either.
 ``spread`` routing sends a stream over all shortest ways alike (adaptive routing), ``ecmp`` over one, by a seeded hash.
 """
 
@@ -13,8 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hardware.catalog import figure, refuse_unknown, text_of
 from hardware.errors import HardwareError
@@ -23,26 +24,32 @@ from inputs.texts import parse_toml
 if TYPE_CHECKING:
     import networkx as nx
 
-Shape = Literal["rail", "fat_tree"]
+Shape = Literal["rail", "fat_tree", "dragonfly"]
 Routing = Literal["spread", "ecmp"]
 Placement = Literal["packed", "spread"]
 Pattern = Literal["ring", "pairs", "one_way"]
-FIGURES = ("nodes_per_leaf", "spines", "uplink_bytes_per_s", "switch_latency_s")
+TREE = ("nodes_per_leaf", "spines", "uplink_bytes_per_s", "switch_latency_s")
+DRAGONFLY = ("nodes_per_leaf", "leaves_per_group", "local_bytes_per_s", "global_bytes_per_s", "switch_latency_s")
 DEFAULT_NETWORK = "one-switch"
 Nic = tuple[int, int]  # node, and place in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """Switches beyond the nodes: every leaf has one link of ``uplink_bytes_per_s`` (a direction) to every spine."""
+    """Switches beyond the nodes: every leaf has one link of ``uplink_bytes_per_s`` (a direction) to every spine, or
+    ``local_bytes_per_s`` to each other leaf of its group, and each two groups ``global_bytes_per_s`` between them.
+    """
 
     id: str
     shape: Shape
     routing: Routing
     nodes_per_leaf: int
-    spines: int
-    uplink_bytes_per_s: float
     switch_latency_s: float
+    spines: int = 0
+    uplink_bytes_per_s: float = 0.0
+    leaves_per_group: int = 0
+    local_bytes_per_s: float = 0.0
+    global_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class Port:
     """One direction of a link: where bytes leave a GPU, a NIC or a switch, or enter one."""
 
     name: str
-    tier: Literal["link", "nic", "leaf", "spine"]
+    tier: Literal["link", "nic", "leaf", "spine", "global", "host", "disk", "store"]
     bytes_per_s: float
 
 
@@ -102,11 +109,25 @@ class Fabric:
         graph: nx.Graph[str] = nx.Graph()
         for nic in ((node, place) for node in range(self.nodes) for place in range(self.nics)):
             graph.add_edge(nic_name(nic), self.leaf(nic), bytes_per_s=self.nic_bytes_per_s)
+        if self.spec.shape == "dragonfly":
+            self._join_groups(graph)
+            return graph
         leaves = [name for name in graph if name.startswith("leaf")]
         for leaf in leaves if len(leaves) > 1 else ():
             for spine in range(self.spec.spines):
                 graph.add_edge(leaf, f"spine{spine}", bytes_per_s=self.spec.uplink_bytes_per_s)
         return graph
+
+    def _join_groups(self, graph: nx.Graph[str]) -> None:
+        """Links within groups and between them: group g meets h at its leaf h, counted round."""
+        size = self.spec.leaves_per_group
+        used = {int(name.removeprefix("leaf")) // size for name in graph if name.startswith("leaf")}
+        for group in used:
+            for a, b in combinations(range(group * size, (group + 1) * size), 2):
+                graph.add_edge(f"leaf{a}", f"leaf{b}", bytes_per_s=self.spec.local_bytes_per_s)
+        for group, other in combinations(sorted(used), 2):
+            ends = (group * size + other % size, other * size + group % size)
+            graph.add_edge(*(f"leaf{end}" for end in ends), bytes_per_s=self.spec.global_bytes_per_s)
 
 
 def nic_name(nic: Nic) -> str:
@@ -166,13 +187,15 @@ def streams_of(fabric: Fabric, members: Sequence[Sequence[Nic]], pattern: Patter
         crossing[nic_name(nic), fabric.leaf(nic)] += count
     for nic, count in received.items():
         crossing[fabric.leaf(nic), nic_name(nic)] += count
+    switches = 0
     for way, share in _shares(fabric, members, pattern, between):
+        switches = max(switches, len(way) - 1)
         for hop in pairwise(way):
             crossing[hop] += share
     return Streams(
         crossing=tuple((_port(fabric, *hop), count) for hop, count in crossing.items() if count),
         of_rank=len(everyone) - min(map(len, members)) if pattern == "pairs" else 1,
-        switches=2 if any(a != b and count for (a, b), count in between.items()) else 0,
+        switches=switches,
     )
 
 
@@ -205,7 +228,13 @@ def _shares(
 
 
 def _port(fabric: Fabric, a: str, b: str) -> Port:
-    tier: Literal["nic", "leaf", "spine"] = "nic" if "nic" in a + b else "leaf" if a.startswith("leaf") else "spine"
+    tier: Literal["nic", "leaf", "spine", "global"] = "spine"
+    if "nic" in a + b:
+        tier = "nic"
+    elif a.startswith("leaf"):
+        size = fabric.spec.leaves_per_group
+        far = size and len({int(name.removeprefix("leaf")) // size for name in (a, b)}) == 2
+        tier = "global" if far else "leaf"
     return Port(name=f"{a} to {b}", tier=tier, bytes_per_s=_graph(fabric).edges[a, b]["bytes_per_s"])
 
 
@@ -222,22 +251,21 @@ def load_network(name: str) -> NetworkSpec:
 def parse_network(text: str, *, where: str) -> NetworkSpec:
     """A network from TOML text; every problem is one line that names file, field, value and remedy."""
     data = parse_toml(text, where, HardwareError)
-    refuse_unknown(data, ("id", "shape", "routing", *FIGURES), where)
+    figures = DRAGONFLY if data.get("shape") == "dragonfly" else TREE
+    refuse_unknown(data, ("id", "shape", "routing", *figures), where)
     if not isinstance(data.get("id"), str) or not data["id"]:
         raise HardwareError(f"{where}: id = {data.get('id')!r}: give a text")
     for field, known in (("shape", get_args(Shape)), ("routing", get_args(Routing))):
         if data.get(field) not in known:
             raise HardwareError(f"{where}: {field} = {data.get(field)!r}: known are {', '.join(known)}")
-    values = {field: figure(data, field, where, {}, {}) for field in FIGURES}
-    for field in ("nodes_per_leaf", "spines"):
+    values: dict[str, Any] = {field: figure(data, field, where, {}, {}) for field in figures}
+    for field in values.keys() & {"nodes_per_leaf", "spines", "leaves_per_group"}:
         if values[field] != int(values[field]):
             raise HardwareError(f"{where}: {field} = {values[field]:g}: give a whole number")
+        values[field] = int(values[field])
     return NetworkSpec(
         id=data["id"],
         shape=data["shape"],
         routing=data["routing"],
-        nodes_per_leaf=int(values["nodes_per_leaf"]),
-        spines=int(values["spines"]),
-        uplink_bytes_per_s=values["uplink_bytes_per_s"],
-        switch_latency_s=values["switch_latency_s"],
+        **values,
     )

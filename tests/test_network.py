@@ -210,7 +210,7 @@ def test_another_link_never_slows_a_single_job(nodes: int, spines: int, pattern:
 def test_strict_loading() -> None:
     for change, message in (
         (('"spread"', '"hash"'), "n.toml: routing = 'hash': known are spread, ecmp"),
-        (('"fat_tree"', '"torus"'), "n.toml: shape = 'torus': known are rail, fat_tree"),
+        (('"fat_tree"', '"torus"'), "n.toml: shape = 'torus': known are rail, fat_tree, dragonfly"),
         (("spines = { value = 1,", "spines = { value = 1.5,"), "n.toml: spines = 1.5: give a whole number"),
         (("spines", "spine"), "n.toml: unknown key 'spine': did you mean 'spines'?"),
     ):

@@ -136,7 +136,7 @@ def test_figures_say_what_passes_and_that_nobody_measured_it() -> None:
         ),
         ({"draft_model": None}, "speculation = 'draft_model' needs a draft_model"),
         ({"speculation": "mtp"}, "speculation = 'mtp' contradicts draft_model = llama3-8b"),
-        ({"phase": "prefill"}, "speculation = 'draft_model' is for phase 'decode', not 'prefill'"),
+        ({"phase": "prefill"}, "speculation = 'draft_model' is for decode and generate, not 'prefill'"),
         ({"speculation": None, "draft_model": None}, r"acceptance = \(0.8,\) needs speculation"),
         ({"pp": 2}, "speculation runs on tensor or expert groups: leave pp and cp at 1"),
     ],
@@ -153,3 +153,45 @@ def test_a_draft_of_a_serving_engine_begins_with_its_embedding() -> None:
     )
     names = [cls.name for cls in found.graph.classes]
     assert names.index("embedding") < names.index("join_gemm") < names.index("lm_head")
+
+
+def generated(**fields: Any) -> Timeline:
+    return run(phase="generate", output_len=13, **({"speculation": "ngram", "acceptance": 1.0} | fields))
+
+
+def test_a_generation_is_its_prompt_and_steps_that_yield_what_passes() -> None:
+    """Four tokens a step: 12 after the first one are three steps, each over what the ones before yielded."""
+    steps_s = [drafted(seq_len=2048 + 4 * number, acceptance=1.0).latency_s for number in range(3)]
+    text, model = generated(), generated(speculation="draft_model", draft_model="llama3-8b")
+    for found, steps in (
+        (model, sum(steps_s)),
+        (text, sum(steps_s) - 9 * run(model="llama3-8b", layers=None).latency_s),
+    ):
+        spent = summary(found)
+        assert spent["tpot_s"] * 12 == pytest.approx(steps, rel=2e-3)
+        assert found.tokens == 4 * 13
+    prompt_s = run(phase="prefill").latency_s
+    draft_s = run(phase="prefill", model="llama3-8b", layers=None, lm_head=False).latency_s
+    assert summary(text)["ttft_s"] == pytest.approx(prompt_s, rel=1e-9)
+    assert summary(model)["ttft_s"] == pytest.approx(prompt_s + draft_s, rel=1e-9)
+
+
+def test_a_generation_s_speed_up_is_its_closed_form() -> None:
+    """Mean tokens a step x plain decode step / step that checks; contexts hardly matter over so few tokens."""
+    plain = run(phase="generate", output_len=65)
+    found = run(phase="generate", output_len=65, speculation="eagle", acceptance=0.6, draft_tokens=2)
+    step_s = drafted(speculation="eagle", draft_model=None, acceptance=0.6, draft_tokens=2).latency_s
+    closed = tokens_a_step([0.6] * 2) * run().latency_s / step_s
+    ratio = summary(plain)["tpot_s"] / summary(found)["tpot_s"]
+    assert ratio == pytest.approx(closed, rel=0.02)  # 64 / 1.96 is no whole number of steps
+    assert summary(found)["tokens_per_step"] == pytest.approx(1.96)
+
+
+def test_long_generations_by_buckets_of_contexts_agree_with_their_steps() -> None:
+    """Past 128 tokens contexts share steps; tokens a step divide what is left into as many steps."""
+    found = run(phase="generate", output_len=401, speculation="ngram", acceptance=1.0, layers=4)
+    ends = [
+        drafted(speculation="ngram", draft_model=None, acceptance=1.0, layers=4, seq_len=context).latency_s
+        for context in (2048, 2048 + 396)
+    ]
+    assert summary(found)["tpot_s"] * 400 / 100 == pytest.approx(sum(ends) / 2, rel=2e-3)

@@ -5,7 +5,15 @@ from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.ragged import Group, build_ragged
-from workloads.families.speculation import Speculation, build_speculative, tokens_a_step
+from workloads.families.speculation import (
+    Drafter,
+    Speculation,
+    build_speculative,
+    build_speculative_generate,
+    check_draft,
+    own_layer,
+    tokens_a_step,
+)
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
@@ -23,6 +31,7 @@ from workloads.work import AllReduce, DType, EpKernels
 __all__ = [
     "AllReduce",
     "DType",
+    "Drafter",
     "EpKernels",
     "Group",
     "Layout",
@@ -40,8 +49,10 @@ __all__ = [
     "build_program",
     "build_ragged",
     "build_speculative",
+    "build_speculative_generate",
     "build_training",
     "busiest_spread",
+    "check_draft",
     "check_layout",
     "check_options",
     "check_reach",
@@ -51,6 +62,7 @@ __all__ = [
     "load_model",
     "load_stack",
     "memory_need",
+    "own_layer",
     "params",
     "parse_popularity",
     "tokens_a_step",

@@ -1,7 +1,8 @@
 """Tokens to their experts on other GPUs and back: dispatch and combine as DeepEP's kernels do them.
 
 ``low_latency`` kernels send each token to each of its experts' ranks at once, over NVLink within a node and by RDMA
-beyond; ``normal`` ones send a token once to each node that holds one of its experts, and on from there over NVLink.
+beyond; ``normal`` ones send a token once to each node that holds one of its experts, and on from there over NVLink,
+once to each such rank.
 Nothing here was measured by us: the laws rest on the figures that DeepEP publishes for H800s with 400 Gbit/s NICs
 (128 tokens a rank, hidden 7,168, top 8, FP8 dispatch, bf16 combine), and are marked extrapolated.
 """
@@ -26,6 +27,11 @@ NVLINK_SHARE = 0.92
 # of 50 GB/s by RDMA at EP 16 to 64), and the blocks that move them.
 NORMAL_NVLINK_SHARE, NORMAL_NIC_SHARE = 0.78, 0.95
 NORMAL_FIXED_S = 30e-6
+# A normal dispatch is told first where its tokens go: DeepEP's layout call, 54 us whatever their number (its own test's
+# output on four nodes of H100s, issue 261 of deepseek-ai/DeepEP; most of it the host's, as normal kernels run outside
+# graphs). The published rates are with a layout that is known. How long the host then waits for the counts that
+# dispatch returns is not published, and not in here.
+LAYOUT_S = 54e-6
 CTAS = {"low_latency": 24, "normal": 20}
 # A row of FP8 carries a 4-byte scale for each 128 elements; a message of low-latency kernels a header.
 SCALE_EVERY, SCALE_BYTES, HEADER_BYTES = 128, 4, 16
@@ -85,7 +91,10 @@ def exchange_bytes(sizes: RoutedExchange, span: Span) -> tuple[float, float]:
     if sizes.kernels == "low_latency":
         return each * inside, each * sizes.top_k * (span.world - span.per_node) / span.world
     reached = 1.0 - (1.0 - 1.0 / span.nodes) ** sizes.top_k  # share of the nodes that hold an expert of a token
-    forwarded = sizes.top_k * (span.per_node - 1) / span.per_node  # from where a token arrives in its node
+    ranks = span.world * (
+        1.0 - (1.0 - 1.0 / span.world) ** sizes.top_k
+    )  # that hold an expert of a token: sent once each
+    forwarded = ranks * (span.per_node - 1) / span.per_node  # from where a token arrives in its node
     return each * forwarded, each * reached * (span.nodes - 1)
 
 
@@ -97,5 +106,5 @@ def exchange_s(op: str, sizes: RoutedExchange, span: Span, link_bytes_per_s: flo
     low = sizes.kernels == "low_latency"
     on_links_s = inside / ((NVLINK_SHARE if low else NORMAL_NVLINK_SHARE) * link_bytes_per_s)
     on_nics_s = beyond / ((1.0 if low else NORMAL_NIC_SHARE) * span.nic_bytes_per_s)
-    fixed_s = FIXED_S[op] if low else NORMAL_FIXED_S
+    fixed_s = FIXED_S[op] if low else NORMAL_FIXED_S + (op == "dispatch") * LAYOUT_S
     return fixed_s + max(on_links_s, on_nics_s) + (span.nodes > 1) * span.nic_latency_s

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import workloads
 from sim.scenario.operators import setting
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import acceptances
 from sim.scenario.video import video_run
 from workloads.diffusion import DitSpec
 from workloads.families.dit_video import build_video
@@ -49,6 +51,16 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
     own_batches = layout.own_batches
     if scenario.phase == "generate":
         assert scenario.output_len is not None
+        if scenario.speculation is not None:
+            program = workloads.build_speculative_generate(
+                model,
+                layout,
+                contexts=contexts or checked_contexts(scenario, range(scenario.seq_len, 1 << 62)),
+                options=options,
+                speculation=_speculation(scenario),
+                **lengths,
+            )
+            return program, scenario.batch * scenario.output_len * own_batches
         program = workloads.build_generate(
             model, layout, output_len=scenario.output_len, options=options, contexts=contexts, **lengths
         )
@@ -57,9 +69,9 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
         return workloads.build_training(model, layout, options=options, **lengths), scenario.batch * scenario.seq_len
     assert scenario.phase != "denoise"
     if scenario.speculation is not None:
-        speculation = workloads.Speculation(tokens=scenario.draft_tokens, draft=_draft(scenario))
+        speculation = _speculation(scenario)
         program = workloads.build_speculative(model, layout, options=options, speculation=speculation, **lengths)
-        return program, scenario.batch * own_batches * workloads.tokens_a_step(scenario.acceptances)
+        return program, scenario.batch * own_batches * workloads.tokens_a_step(acceptances(scenario))
     program = workloads.build_program(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
     return program, scenario.batch * per_sequence * own_batches
@@ -75,5 +87,17 @@ def routing_of(scenario: Scenario) -> workloads.Routing:
     )
 
 
-def _draft(scenario: Scenario) -> workloads.ModelSpec | None:
-    return None if scenario.draft_model is None else workloads.load_model(scenario.draft_model)
+def checked_contexts(scenario: Scenario, cached: Sequence[int]) -> tuple[int, ...]:
+    """Cached tokens of each step of a generation that checks drafted ones, as many as pass on average; ``cached`` are
+    those of steps that yield one token each."""
+    assert scenario.output_len is not None
+    each = workloads.tokens_a_step(acceptances(scenario))
+    steps = math.ceil((scenario.output_len - 1) / each - 1e-9)
+    return tuple(cached[int(number * each)] for number in range(steps))
+
+
+def _speculation(scenario: Scenario) -> workloads.Speculation:
+    draft: workloads.Drafter = "text" if scenario.speculation == "ngram" else "layer"
+    if scenario.draft_model is not None:
+        draft = workloads.load_model(scenario.draft_model)
+    return workloads.Speculation(tokens=scenario.draft_tokens, draft=draft)

@@ -25,7 +25,7 @@ PANELS = {
         "sm_partition",
     ),
     "Experts": ("expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank"),
-    "Speculation (phase decode)": ("speculation", "draft_model", "draft_tokens", "acceptance"),
+    "Speculation": ("speculation", "draft_model", "draft_tokens", "acceptance"),
     "Training (phase train)": ("optimizer", "sharding", "accumulate"),
     "Video (phase denoise)": ("video", "steps", "guidance", "reuse"),
     "Traffic": (
@@ -34,7 +34,8 @@ PANELS = {
     ),
     "Engine": (
         "max_num_seqs", "max_num_batched_tokens", "block_tokens", "memory_share", "kv_blocks", "prefix_caching",
-        "preemption", "sampling", "attention", "host", "captured_tokens", "host_ms",
+        "preemption", "kv_host_gb", "kv_disk_gb", "kv_remote_gb", "kv_remote_gb_per_s", "sampling", "attention", "host",
+        "captured_tokens", "host_ms",
     ),
     "Routing, scaling, failures": (
         "router", "autoscale", "autoscale_target", "autoscale_look_s", "autoscale_calm_s", "min_replicas",
@@ -44,7 +45,8 @@ PANELS = {
         "slo_ttft_s", "slo_tpot_s", "objective", "price_per_gpu_hour", "price_per_kwh", "carbon_g_per_kwh", "within",
     ),
     "Power, clocks, chips": (
-        "power_cap_w", "prefill_power_cap_w", "uncapped", "sm_clock_mhz", "clock_policy", "clock_hold_s",
+        "power_cap_w", "prefill_power_cap_w", "fleet_power_w", "fleet_policy", "fleet_look_s", "uncapped",
+        "sm_clock_mhz", "clock_policy", "clock_hold_s",
         "chip_temperature_c", "chip_power_factor", "regime",
     ),
     "How it is simulated": ("detail", "ignore_memory", "uncertainty", "jobs", "backend", "address", "fresh"),

@@ -12,6 +12,7 @@ from sim.scenario.memory import MemoryUse, memory_use
 from sim.scenario.precision import precision_of
 from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import acceptances
 
 if TYPE_CHECKING:
     from sim.result.run import Run
@@ -39,7 +40,7 @@ def times(run: Run) -> dict[str, float]:
         case "prefill":
             return {"ttft_s": run.latency_s}
         case "decode":
-            return {"tpot_s": run.latency_s / workloads.tokens_a_step(run.scenario.acceptances)}
+            return {"tpot_s": run.latency_s / workloads.tokens_a_step(acceptances(run.scenario))}
         case "generate":
             return generation(run)
         case _:

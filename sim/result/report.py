@@ -19,6 +19,7 @@ from sim.scenario.memory import MemoryUse
 from sim.scenario.positions import positions
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import acceptances
 from sim.scenario.video import model_of, video_summary
 from workloads.families.dit_video import guidance_of
 
@@ -66,7 +67,7 @@ def summary(run: Run) -> dict[str, Any]:
     if (used := memory(run)) is not None:
         result["memory_bytes_per_gpu"] = used.as_json()
     if run.scenario.speculation is not None:
-        result["tokens_per_step"] = workloads.tokens_a_step(run.scenario.acceptances)
+        result["tokens_per_step"] = workloads.tokens_a_step(acceptances(run.scenario))
     if run.scenario.phase == "denoise":
         result |= video_summary(run.scenario)
     return result
@@ -145,9 +146,9 @@ def figures(run: Run) -> list[tuple[str, str]]:
             (
                 "tokens a step",
                 f"{data['tokens_per_step']:.4g} a sequence  (of {scenario.draft_tokens} drafted, and one)",
-            ),
-            ("time per output token", duration(data["tpot_s"])),
+            )
         ]
+        rows += [("time per output token", duration(data["tpot_s"]))] if scenario.phase == "decode" else []
     rows += [
         ("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)"),
         ("tokens per second", _per_second(data)),

@@ -15,7 +15,7 @@ from typing import Unpack
 from inputs.files import contents
 from inputs.same import Same
 from sim.build.host import engine_issue_s
-from sim.build.program import build
+from sim.build.program import build, checked_contexts
 from sim.engine.repeating import SteadyLimiter
 from sim.engine.running import Target
 from sim.errors import FoldError, ScenarioError
@@ -243,7 +243,8 @@ def _work(request: _Request) -> Work:
     contexts = None
     if request.work[-1]:
         assert scenario.output_len is not None
-        contexts = tuple(bucket_contexts(scenario.seq_len, scenario.output_len - 1))
+        cached = bucket_contexts(scenario.seq_len, scenario.output_len - 1)
+        contexts = tuple(cached) if scenario.speculation is None else checked_contexts(scenario, cached)
     fields, model, gpu, _, files, buckets = request.work
     same = (fields, model, gpu, files, buckets)  # what runs does not depend on the profile
     program, tokens = _built(_Request(same, same, resolved, target), contexts)

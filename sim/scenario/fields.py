@@ -58,7 +58,7 @@ class ScenarioFields(TypedDict, total=False):
     sm_margin: bool
     sm_partitions: Mapping[str, int] | str | None
     sm_partition: Mapping[int, str] | str | None
-    speculation: Literal["draft_model", "eagle", "mtp"] | None
+    speculation: Literal["draft_model", "eagle", "mtp", "ngram"] | None
     draft_model: str | None
     draft_tokens: int
     acceptance: Sequence[float] | None

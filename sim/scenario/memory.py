@@ -10,6 +10,8 @@ from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.mig import mig_profiles, mig_slice
 from sim.errors import MemoryShortError, ScenarioError
+from sim.scenario.layout import layout_of
+from sim.scenario.precision import precision_of
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
 from sim.scenario.video import check_video_memory
@@ -153,22 +155,27 @@ def _serving(resolved: Resolved) -> workloads.MemoryNeed:
         source_len=scenario.source_len,
     )
     need = workloads.memory_need(model, resolved.layout, held, resolved.precision)
-    return need if scenario.speculation is None else need.plus(_drafting(resolved, held))
+    return with_draft(need, scenario, model, held)
 
 
-def _drafting(resolved: Resolved, held: workloads.MemoryLoad) -> workloads.MemoryNeed:
-    """What drafting needs beside the model: the draft's weights and cache, or those of one more layer."""
-    scenario, model, layout = resolved.scenario, resolved.language_model, resolved.layout
+def with_draft(
+    need: workloads.MemoryNeed, scenario: Scenario, model: workloads.ModelSpec, held: workloads.MemoryLoad
+) -> workloads.MemoryNeed:
+    """``need`` and what drafting needs beside the model: the draft's weights and cache, or those of one more layer."""
+    if scenario.speculation in (None, "ngram"):
+        return need
+    layout, precision = layout_of(scenario), precision_of(scenario, model)
     if scenario.draft_model is not None:
         draft = workloads.load_model(scenario.draft_model)
-        return workloads.memory_need(draft, layout, replace(held, layers=draft.layers))
+        return need.plus(workloads.memory_need(draft, layout, replace(held, layers=draft.layers)))
     one, two = (
-        workloads.memory_need(model, layout, replace(held, layers=layers), resolved.precision)
+        workloads.memory_need(model, layout, replace(held, layers=layers), precision)
         for layers in (model.layers - 1, model.layers)
     )
-    return workloads.MemoryNeed(
+    layer = workloads.MemoryNeed(
         weight_bytes=two.weight_bytes - one.weight_bytes, kv_bytes=two.kv_bytes - one.kv_bytes, activation_bytes=0.0
     )
+    return need.plus(layer)
 
 
 def _training(resolved: Resolved) -> workloads.MemoryNeed:

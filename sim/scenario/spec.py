@@ -16,10 +16,20 @@ from sim.scenario.field_table import (
     Positive,
     RunType,
     WeightType,
-    rates,
 )
 from sim.scenario.operators import check_operators, operators
 from sim.scenario.partition import check_names, pairs
+from sim.scenario.speculation import (
+    ACCEPTANCE,
+    DRAFT_MODEL,
+    DRAFT_TOKENS,
+    DRAFTER,
+    SPECULATION_FIELDS,
+    Acceptance,
+    Drafter,
+    DraftTokens,
+    check_speculation,
+)
 from workloads.stack import STACKS
 
 
@@ -44,8 +54,8 @@ class Scenario(FieldTable):
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     network: str | None = Field(
         None,
-        description="switches between nodes: one-switch, ib-ndr-rail, ib-ndr-fat-tree, roce-400g, roce-400g-1to7 or a "
-        ".toml file [default: one-switch]",
+        description="switches between nodes: one-switch, ib-ndr-rail, ib-ndr-fat-tree, roce-400g, roce-400g-1to7, "
+        "slingshot-dragonfly or a .toml file [default: one-switch]",
     )
     placement: Literal["packed", "spread"] = Field(
         "packed", description="consecutive nodes under one leaf switch, or under different ones"
@@ -157,16 +167,10 @@ class Scenario(FieldTable):
     sm_partition: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], str], ...], BeforeValidator(pairs)] | None = Field(
         None, description="partition of each stream: 0=compute,1=comm [default: the first of the first, and so on]"
     )
-    speculation: Literal["draft_model", "eagle", "mtp"] | None = Field(
-        None, description="what drafts tokens that a step of decoding checks: another model, or one more layer of this"
-    )
-    draft_model: ModelName | None = Field(None, description="the model that drafts (speculation draft_model)")
-    draft_tokens: Annotated[int, Field(gt=0, le=64)] = Field(3, description="tokens drafted a step, one after another")
-    acceptance: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(rates)] | None = Field(
-        None,
-        description="chance that a drafted token passes where all before it did: one for all positions, or one for "
-        "each, comma-separated",
-    )
+    speculation: Drafter | None = Field(None, description=DRAFTER)
+    draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
+    draft_tokens: DraftTokens = Field(3, description=DRAFT_TOKENS)
+    acceptance: Acceptance | None = Field(None, description=ACCEPTANCE)
     optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
     sharding: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
         "ddp", description="what replicas share out: nothing, or optimiser state, gradients, weights (phase train only)"
@@ -204,33 +208,6 @@ class Scenario(FieldTable):
         branches = 2 if self.guidance == "parallel" else 1
         return max(self.tp, self.ep) * self.cp * self.pp * self.dp * branches
 
-    @property
-    def acceptances(self) -> tuple[float, ...]:
-        """The chance of each drafted token; none without speculation."""
-        rates = self.acceptance or ()
-        return rates * self.draft_tokens if len(rates) == 1 else rates
-
-    def _check_speculation(self) -> None:
-        if self.speculation is None:
-            for name in SPECULATION_FIELDS[1:]:
-                if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name} = {value!r} needs speculation: draft_model, eagle or mtp")
-            return
-        if self.phase != "decode":
-            raise ValueError(f"speculation = '{self.speculation}' is for phase 'decode', not '{self.phase}'")
-        if self.acceptance is None:
-            raise ValueError("acceptance is missing: give the chance that a drafted token passes, such as 0.8")
-        if len(self.acceptances) != self.draft_tokens:
-            raise ValueError(
-                f"acceptance has {len(self.acceptance)} entries, draft_tokens is {self.draft_tokens}: one for all, or "
-                "one for each"
-            )
-        if (self.draft_model is None) == (self.speculation == "draft_model"):
-            what = (
-                "needs a draft_model" if self.draft_model is None else f"contradicts draft_model = {self.draft_model}"
-            )
-            raise ValueError(f"speculation = '{self.speculation}' {what}")
-
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
         check_names(self.sm_partitions, self.sm_partition)
@@ -245,7 +222,9 @@ class Scenario(FieldTable):
         for name in () if self.phase == "train" else TRAINING_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
-        self._check_speculation()
+        check_speculation(self, {name: field.default for name, field in type(self).model_fields.items()})
+        if self.speculation is not None and self.phase not in ("decode", "generate"):
+            raise ValueError(f"speculation = '{self.speculation}' is for decode and generate, not '{self.phase}'")
         if self.phase == "generate" and self.output_len is None:
             raise ValueError("output_len is missing: phase 'generate' needs the number of tokens to generate")
         if self.phase != "generate" and self.output_len is not None:
@@ -285,7 +264,6 @@ class Scenario(FieldTable):
 
 VIDEO_STACKS = ("reference-torch", *(name for name, stack in STACKS.items() if stack.of_diffusion))
 TRAINING_FIELDS = ("optimizer", "sharding", "accumulate")
-SPECULATION_FIELDS = ("speculation", "draft_model", "draft_tokens", "acceptance")
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (

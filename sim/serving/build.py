@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import simpy
 
 import workloads
 from sim.errors import ScenarioError
+from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine, machine_of
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import SPECULATION_FIELDS
 from sim.serving.beside import PHASES, BesidePrices
 from sim.serving.clock import SloClock, clocks_mhz
+from sim.serving.drafted import Acceptance, DraftedScheduler
 from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
@@ -82,15 +86,15 @@ def replicas_of(
     target = _target(spec, group)
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
     check_room(spec, traffic, blocks)
+    prices = prices_of(spec, group, target)  # replicas are equal: they share what is known
     limits = Limits(
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         prefix_caching=spec.prefix_caching,
         preemption="recompute" if prefill else spec.preemption,
         prefill_only=prefill,
+        checked_tokens=prices.each,
     )
-    # Replicas are equal: they share what is known.
-    prices = StepPrices(scenario=group, machine=target, sampling=spec.sampling, attention=spec.attention)
     rungs = _rungs(spec, target, prefill=prefill)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
     return [
@@ -98,7 +102,7 @@ def replicas_of(
             number=number if prefill else spec.prefill_replicas + number,
             env=env,
             prices=prices,
-            scheduler=Scheduler(limits=limits, pool=BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
+            scheduler=_scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
             governor=ReplicaGovernor(machine=target, gpus=group.world),
             log=log,
             served=served,
@@ -109,6 +113,29 @@ def replicas_of(
         )
         for number in range(spec.prefill_replicas if prefill else spec.replicas)
     ]
+
+
+def prices_of(spec: ServeSpec, group: Scenario, target: Machine) -> StepPrices:
+    """Prices of the steps of a group, and of what drafts the tokens that they check."""
+    shared: dict[str, Any] = {"machine": target, "attention": spec.attention}
+    draft = None
+    match group.speculation:
+        case "draft_model":
+            model, layout = workloads.load_model(group.model), layout_of(group)
+            workloads.check_draft(model, layout, workloads.load_model(str(group.draft_model)))
+            plain = dict.fromkeys(SPECULATION_FIELDS[:2]) | {"acceptance": None, "draft_tokens": 3}
+            # the draft's own checkpoint: what is asked of the model's types is not asked of it
+            own = plain | {"model": group.draft_model, "dtype": "bf16", "weight_dtype": None, "kv_dtype": None}
+            draft = StepPrices(scenario=group.model_copy(update=own), sampling="greedy", **shared)
+        case "eagle" | "mtp":
+            draft = StepPrices(scenario=group.model_copy(update={"layers": 1}), sampling="greedy", layer=True, **shared)
+    return StepPrices(scenario=group, sampling=spec.sampling, draft=draft, **shared)
+
+
+def _scheduler(spec: ServeSpec, limits: Limits, pool: BlockPool) -> Scheduler:
+    if spec.speculation is None:
+        return Scheduler(limits=limits, pool=pool)
+    return DraftedScheduler(limits=limits, pool=pool, acceptance=Acceptance(chances=spec.chances, seed=spec.seed))
 
 
 def sides_of(

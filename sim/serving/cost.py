@@ -96,6 +96,14 @@ class StepCost:
             cost += prompt
         return cost + self.decoding + self.head
 
+    def __add__(self, other: StepCost) -> StepCost:
+        return StepCost(
+            shared=self.shared + other.shared,
+            prompts=tuple(own + others for own, others in zip(self.prompts, other.prompts, strict=True)),
+            decoding=self.decoding + other.decoding,
+            head=self.head + other.head,
+        )
+
     def toward(self, other: StepCost, share: float) -> StepCost:
         """The point ``share`` of the way to the same batch's ``other`` cost."""
         return StepCost(

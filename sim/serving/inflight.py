@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +23,7 @@ class Limits:
     prefix_caching: bool = True
     preemption: Preemption = "recompute"
     prefill_only: bool = False
+    checked_tokens: int = 1  # of a running sequence in a step: those that were drafted, and one more
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,8 +37,10 @@ class Sequence:
     blocks: int = 0  # private ones
     pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
     hit_tokens: int = 0
+    looked_up: bool = False  # whether tiers outside the GPUs' memory were asked for its beginning
     joined: int = -1  # the step since which it yields a token each; -1: it does not
     preemptions: int = 0
+    passing: Iterator[int] | None = None  # how many drafted tokens pass, step by step
     kept: Literal["nowhere", "host", "here"] = "nowhere"  # while it waits: where what it has computed lies
     last_token_s: float = -1.0  # when it lost its seat, -1 while it has one
     decode_share_j: float = 0.0  # the running joules a sequence at the time it joined

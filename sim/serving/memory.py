@@ -6,6 +6,7 @@ import workloads
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
+from sim.scenario.memory import with_draft
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.spec import ServeSpec
@@ -18,7 +19,8 @@ def memory_of(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
     held = workloads.MemoryLoad(
         batch=1, context=context, new_tokens=spec.max_num_batched_tokens, layers=model.layers, lm_head=True
     )
-    return workloads.memory_need(model, layout_of(group), held, precision_of(group, model))
+    need = workloads.memory_need(model, layout_of(group), held, precision_of(group, model))
+    return with_draft(need, group, model, held)
 
 
 def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:

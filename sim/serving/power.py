@@ -12,6 +12,21 @@ from sim.scenario.machine import Machine
 from sim.serving.cost import NOTHING, Cost
 
 
+@dataclass(slots=True)
+class Seen:
+    """One GPU since the last look: joules, the highest power (W), and for how long a limiter held it back."""
+
+    drawn_j: float = 0.0
+    peak_w: float = 0.0
+    held_s: float = 0.0
+
+    def passed(self, seconds: float, power_w: float, *, held: bool) -> None:
+        """It drew ``power_w`` for ``seconds``."""
+        self.drawn_j += power_w * seconds
+        self.peak_w = max(self.peak_w, power_w)
+        self.held_s += held * seconds
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class ReplicaGovernor:
     """Power target of a replica's ``gpus`` equal GPUs, moved by the limiters' ticks as time passes."""
@@ -23,6 +38,7 @@ class ReplicaGovernor:
     _tick_s: float = field(init=False)
     _left_s: float = field(init=False)  # until the next tick
     _since_j: float = 0.0  # of one GPU since the last one
+    seen: Seen | None = None  # what somebody wants to know, who looks from time to time
 
     def __post_init__(self) -> None:
         self.limiter = Limiter(self.machine.limits, gpus=1)
@@ -88,6 +104,8 @@ class ReplicaGovernor:
         self._pass(seconds, power_w)
 
     def _pass(self, seconds: float, power_w: float) -> None:
+        if self.seen is not None:
+            self.seen.passed(seconds, power_w, held=not self.limiter.is_resting)
         while seconds >= self._left_s:
             seconds -= self._left_s
             self.target_w = self.limiter.step([self._since_j + power_w * self._left_s])[0]

@@ -30,7 +30,7 @@ from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part, StepCost
 from sim.serving.parts import PartTable, played, table_of
 from workloads.engine import HostPace
 from workloads.families.ragged import Group
-from workloads.program import Program
+from workloads.program import Program, RankProgram
 from workloads.work import AttentionWork
 
 # Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
@@ -42,6 +42,12 @@ MANY_TOKENS = 1024
 Schedule = Literal["balanced", "per_sequence"]
 
 
+def joined(first: Program, second: Program) -> Program:
+    """One program after another, rank by rank."""
+    ranks = zip(first.ranks, second.ranks, strict=True)
+    return Program(ranks=tuple(RankProgram(phases=(*one.phases, *other.phases)) for one, other in ranks))
+
+
 @dataclass(kw_only=True, eq=False)
 class StepPrices:
     """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine."""
@@ -51,6 +57,11 @@ class StepPrices:
     sampling: Sampling | None = None  # how each rank draws tokens from the logits
     attention: Schedule = "balanced"
     partitions: Partitions | None = None  # of each GPU's SMs, of which steps run on that of the first stream
+    # What drafts the tokens that the scenario's steps check; None: nothing that the GPUs run. ``layer``: these are
+    # prices of such drafts, by one more layer of the model.
+    draft: StepPrices | None = None
+    layer: bool = False
+    each: int = field(init=False)  # tokens of a decoding sequence in a step: those that were drafted, and one more
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _heads: tuple[int, int, int] | None = None
     _launches: tuple[int, int, bool] | None = None  # layers, kernels of each, whether these are experts
@@ -63,10 +74,15 @@ class StepPrices:
     # Attention of so many sequences at both ends of a range of contexts, by sequences, lower end and target.
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        drafted = self.scenario.speculation is not None and not self.layer
+        self.each = self.scenario.draft_tokens + 1 if drafted else 1
+
     @cached_property
     def table(self) -> PartTable:
         """What its parts cost, shared by all prices of such GPUs."""
-        return table_of(self.scenario, self.machine, self.partitions)
+        same = self.scenario.model_copy(update={"acceptance": None})  # what passes changes no price
+        return table_of(same, self.machine, self.partitions)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
@@ -123,22 +139,38 @@ class StepPrices:
         self._last_sums.clear()
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
-        rows = (batch.decoding, target)
+        rows = (batch.decoding * self.each, target)
         even = self._even.get(rows)
         if even is None:  # what does not depend on the contexts
             even = self._even[rows] = self._rows("shared", *rows) + self._head(batch, target)
-        return even + self._decoding(batch, target)
+        cost = even + self._decoding(batch, target)
+        if self.draft is not None:
+            cost += NOTHING.toward(self.draft._sum_at(batch, target), self.each - 1)
+        return cost
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
-        return StepCost(
-            shared=self._rows("shared", batch.decoding + batch.prompt_tokens, target),
+        cost = StepCost(
+            shared=self._rows("shared", batch.decoding * self.each + batch.prompt_tokens, target),
             prompts=tuple([self._chunk(chunk, target) for chunk in batch.chunks]),
             decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
             head=self._head(batch, target),
         )
+        for draft in self._drafts(batch):
+            assert self.draft is not None
+            one = self.draft._priced(draft, target)
+            cost += one if draft.chunks else replace(one, prompts=(NOTHING,) * len(batch.chunks))
+        return cost
+
+    def _drafts(self, batch: Batch) -> list[Batch]:
+        """What drafts a step's tokens, pass by pass: the first one reads the prompts too, for the draft's own cache."""
+        if self.draft is None:
+            return []
+        alone = replace(batch, chunks=(), ending=0)
+        first = replace(batch, ending=0) if batch.chunks else alone
+        return [first, *[alone] * (self.each - 2)] if batch.decoding else [first]
 
     def _head(self, batch: Batch, target: int) -> Cost:
-        scored = batch.decoding + batch.ending
+        scored = batch.decoding * self.each + batch.ending
         return self._rows("head", scored, target) + self.drawing(batch) if scored else NOTHING
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
@@ -175,12 +207,19 @@ class StepPrices:
         return cost.toward(self._rows("chunk", chunk.tokens, target, high), (before - low) / (high - low))
 
     def whole_step(self, batch: Batch) -> Plan:
-        """The kernels of ``batch``, all in one run."""
+        """The kernels of ``batch`` and of what drafts its tokens, all in one run."""
+        step = self._step_program(batch)
+        for draft in reversed(self._drafts(batch)):
+            assert self.draft is not None
+            step = joined(self.draft._step_program(draft), step)
+        return self._plan(step)
+
+    def _step_program(self, batch: Batch) -> Program:
         groups = [chunk_group(chunk.tokens, chunk.context) for chunk in batch.chunks]
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
-            groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=1, context=mean))
-        return self._plan(self._program(groups, batch.decoding + batch.ending, None))
+            groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
+        return self._program(groups, batch.decoding * self.each + batch.ending, None)
 
     def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The engine's cost of the whole step in one run; nothing is interpolated."""
@@ -211,7 +250,7 @@ class StepPrices:
 
     def drawing(self, batch: Batch) -> Cost:
         """Drawing the tokens that ``batch`` yields: every rank holds all logits and draws by itself."""
-        rows = batch.decoding + batch.ending
+        rows = batch.decoding * self.each + batch.ending
         greedy = workloads.load_stack(self.scenario.stack).engine is not None  # among the engine's own kernels
         if self.sampling is None or not rows or (greedy and self.sampling == "greedy"):
             return NOTHING
@@ -238,7 +277,7 @@ class StepPrices:
             experts = workloads.load_model(self.scenario.model).experts > 0
             self._launches = (layers, kernels, experts)
         layers, kernels, experts = self._launches
-        tokens = batch.decoding + batch.prompt_tokens
+        tokens = batch.decoding * self.each + batch.prompt_tokens
         return pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
 
     def _attention_heads(self) -> tuple[int, int, int]:
@@ -268,7 +307,7 @@ class StepPrices:
                 return self._program([], rows, 0)
             case "decode":
                 return self._program(
-                    [Group(phase="decode", sequences=rows, new_tokens=1, context=max(context, 1))], 0, 0
+                    [Group(phase="decode", sequences=rows, new_tokens=self.each, context=max(context, 1))], 0, 0
                 )
             case "chunk":
                 return self._program([chunk_group(rows, rows + context)], 0, 0)
@@ -286,9 +325,13 @@ class StepPrices:
             routing=routing_of(scenario),
             all_reduce=workloads.AllReduce(scenario.all_reduce),
         )
-        return workloads.build_ragged(
+        program = workloads.build_ragged(
             model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
         )
+        if not self.layer:
+            return program
+        count = sum(group.sequences * group.new_tokens for group in groups) if tokens is None else tokens
+        return workloads.own_layer(program, model, count)
 
     @property
     def sms(self) -> int:

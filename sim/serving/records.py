@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ class Served:
     first_token_s: float = -1.0
     done_s: float = -1.0
     hit_tokens: int = 0
+    fetched_tokens: int = 0  # of its beginning, from tiers outside the GPUs' memory,
+    fetch_s: float = 0.0  # while it waited for them
     preemptions: int = 0
     moves: int = 0  # to another replica, after losing its own
     prefill_j: float = 0.0
@@ -99,7 +102,9 @@ class Log:
     prefill_j: float = 0.0
     decode_j: float = 0.0
     idle_j: float = 0.0
+    fleet_looks: list[tuple[float, float, tuple[float, ...]]] = field(default_factory=list)  # s, W of all, W of caps
     starts: int = 0  # of replicas, while serving
+    fetched: Counter[str] = field(default_factory=Counter)  # tokens that came back from each tier
     unanswered: int = 0  # requests of the file that got no output token, and are left out
 
     @property

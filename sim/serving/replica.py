@@ -69,6 +69,20 @@ class Replica:
         self._arrived = self.env.event()
         self.scheduler.left = self._left
         self.scheduler.joined = self._joined
+        self.scheduler.fetch = self._send_for
+
+    def _send_for(self, sequence: Sequence, pieces: tuple[int, ...]) -> None:
+        self.env.process(self._fetch(sequence, pieces))
+
+    def _fetch(self, sequence: Sequence, pieces: tuple[int, ...]) -> Generator[simpy.Event, Any, None]:
+        """Bring the beginning of a prompt back from outside; it waits meanwhile."""
+        assert self.scheduler.tiers is not None
+        begin_s, record = self.env.now, self.served[sequence.request.number]
+        yield from self.scheduler.tiers.load(pieces)
+        record.fetch_s += self.env.now - begin_s
+        record.fetched_tokens += len(pieces) * sequence.request.block_tokens
+        self.scheduler.fetched(sequence, pieces)
+        self.wake()
 
     def add(self, sequence: Sequence) -> None:
         """A sequence comes to this replica."""
@@ -105,18 +119,19 @@ class Replica:
             if not self.scheduler.busy and self._inbox:
                 self._open_inbox()
             if not self.scheduler.busy:
-                if self._retiring:
+                if self._retiring and not self.scheduler.loading:
                     self.powered = self._retiring = False
-                self._arrived = self.env.event()
-                yield self._arrived
-                self.idle_until_now()
-                self._ran_s = self.env.now  # nothing was launched ahead of what comes now
+                yield from self._sleep()
                 continue
             self._planning = True
             step = self.scheduler.plan()
             self._planning = False
             came = bool(self._inbox)
             self._open_inbox()
+            if not step.sequences:  # all that is here waits for caches that are on their way
+                if not came:
+                    yield from self._sleep()
+                continue
             if self.caps is not None:
                 self.governor.limit(self.caps.prefill if step.pieces else self.caps.decode)
             if self.clock is not None:
@@ -128,6 +143,13 @@ class Replica:
                 yield from self._stretch(step, *pace)
             else:
                 yield from self._one(step)
+
+    def _sleep(self) -> Generator[simpy.Event, Any, None]:
+        """Until something comes."""
+        self._arrived = self.env.event()
+        yield self._arrived
+        self.idle_until_now()
+        self._ran_s = self.env.now  # nothing was launched ahead of what comes now
 
     def _open_inbox(self) -> None:
         """What came while the step before ran is seen by the plan after this one: that was made one step ahead."""
@@ -281,7 +303,8 @@ class Replica:
         """
         batch, spent_j = step.batch, 0.0
         if cost is not None:
-            tokens, scored = batch.decoding + batch.prompt_tokens, batch.decoding + batch.ending
+            checked = batch.decoding * self.prices.each
+            tokens, scored = checked + batch.prompt_tokens, checked + batch.ending
             a_token = cost.shared.energy_j / tokens
             a_score = cost.head.energy_j / scored if scored else 0.0
             scale = energy_j / cost.whole.energy_j
@@ -298,6 +321,9 @@ class Replica:
     def _advance(self, step: PlannedStep, steps: int) -> None:
         now_s = self.env.now
         first, done = self.scheduler.advance(step, steps)
+        if self.scheduler.tiers is not None and self.scheduler.fresh:
+            self.scheduler.tiers.store(self.scheduler.fresh)
+            self.scheduler.fresh = []
         self._catch_up(first)
         for sequence in first:
             record = self.served[sequence.request.number]

@@ -51,14 +51,22 @@ def print_summary(run: ServeResult, console: Console) -> None:
         f"{data['energy_j_per_output_token']:.4g} J an output token)",
     )
     head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
+    if data["fleet_power_w_most"] is not None:
+        most = f"{data['fleet_power_w_most']:,.0f} W over {spec.fleet_look_s:g} s at most"
+        head.add_row("fleet", f"{most}, of {spec.fleet_power_w:,.0f} W ({spec.fleet_policy})")
     head.add_row("KV cache of a replica", f"{data['kv_blocks'] * spec.block_tokens:,} tokens")
+    if data["tokens_per_step"] is not None:
+        drafted = f"(of {spec.draft_tokens} drafted by {spec.draft_model or spec.speculation}, and one)"
+        head.add_row("tokens a step", f"{data['tokens_per_step']:.3g} a sequence  {drafted}")
     if spec.autoscale is not None:
         head.add_row("GPU hours", f"{data['gpu_hours']:.4g}  ({data['replica_starts']} starts of replicas)")
     head.add_row("waiting at most", f"{data['most_waiting']:,} requests")
     if data["preemptions"]:
         head.add_row("preemptions", f"{data['preemptions']:,}")
     if data["hit_tokens"]:
-        head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}")
+        by_tier = {name: tokens for name, tokens in data["hit_tokens_by_tier"].items() if tokens}
+        where = "" if set(by_tier) == {"hbm"} else ": " + ", ".join(f"{n:,} {tier}" for tier, n in by_tier.items())
+        head.add_row("prompt tokens found in cache", f"{data['hit_tokens']:,}  ({data['hit_share']:.1%}{where})")
     said = f"{data['stack']} ({spec.stack_reason})" if spec.stack_reason else data["stack"]
     head.add_row("stack", visible(said))
     head.add_row(

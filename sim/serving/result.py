@@ -49,6 +49,8 @@ class ServeResult:
                 "tpot_s": served.tpot_s if served.request.output_tokens > 1 else float("nan"),
                 "e2e_s": served.e2e_s,
                 "hit_tokens": served.hit_tokens,
+                "fetched_tokens": served.fetched_tokens,
+                "fetch_s": served.fetch_s,
                 "preemptions": served.preemptions,
                 "moves": served.moves,
                 "prefill_j": served.prefill_j,
@@ -129,15 +131,25 @@ class ServeResult:
             "energy_j_per_output_token": self.energy_j / output,
             "energy_j_per_request": self.energy_j / len(table),
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
+            "fleet_power_w_most": max((all_w for _, all_w, _ in log.fleet_looks), default=None),
             "gpu_hours": self._gpu_hours(),
             "replica_starts": log.starts,
-            "hit_tokens": int(table["hit_tokens"].sum()),
+            "tokens_per_step": self._tokens_per_step(table),
+            "hit_tokens": (hits := int(table["hit_tokens"].sum())),
+            "hit_share": hits / float(table["input_tokens"].sum()),
+            "hit_tokens_by_tier": {"hbm": hits - sum(log.fetched.values())} | dict(log.fetched),
             "preemptions": int(table["preemptions"].sum()),
             "kv_blocks": spec.kv_blocks or kv_blocks(spec, group, self.machine),
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             "most_blocks": max(stretch.blocks for stretch in log.stretches),
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
         }
+
+    def _tokens_per_step(self, table: pd.DataFrame) -> float | None:
+        """Mean tokens that a sequence yields in a step that checks drafted ones; None without speculation."""
+        if self.spec.speculation is None or not (steps := sum(self.log.gap_counts)):
+            return None
+        return float(table["output_tokens"].sum() - len(table)) / steps
 
     def _gpu_hours(self) -> float:
         """Hours of all GPUs that are on; a GPU in two partitions has two timelines."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sim.serving.cost import Batch, Chunk
 from sim.serving.inflight import Limits, PlannedStep, Sequence
 from sim.serving.kv import BlockPool
+from sim.serving.tiers import CacheTiers
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -28,6 +29,10 @@ class Scheduler:
     prefilling: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0  # of the running ones, in sum
     preempted: int = 0
+    tiers: CacheTiers | None = None  # of beginnings of prompts outside the GPUs' memory
+    fetch: Callable[[Sequence, tuple[int, ...]], None] = lambda *_: None  # brings pieces back, then calls fetched
+    loading: dict[int, Sequence] = field(default_factory=dict)  # those whose pieces are on their way
+    fresh: list[int] = field(default_factory=list)  # pieces that others may use since somebody last looked
     _waiting: list[tuple[tuple[int, float, int], Sequence]] = field(default_factory=list)
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step after which it is done, ...)
     _long: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step less tokens cached, ...), least first
@@ -60,11 +65,36 @@ class Scheduler:
             sequence.kept, sequence.computed = "nowhere", 0
             sequence.target = sequence.request.input_tokens + sequence.generated
             yield sequence
+        for sequence in self.loading.values():
+            self._free(sequence)
+            sequence.computed = 0
+            yield sequence
+        self.loading.clear()
+
+    def matched(self, prefix: tuple[int, ...]) -> int:
+        """How many pieces from the start of a prompt need not be computed."""
+        known = self.pool.matched(prefix)
+        return known if self.tiers is None else known + self.tiers.matched(prefix[known:])
+
+    def fetched(self, sequence: Sequence, pieces: tuple[int, ...]) -> None:
+        """Pieces have come back: they may be used like any others, and ``sequence`` waits for its seat again."""
+        if self.loading.pop(sequence.request.number, None) is None:
+            return  # taken out meanwhile
+        size = self._piece_blocks(sequence)
+        for piece in pieces:
+            sequence.blocks -= size
+            if not self.pool.publish(piece):
+                self.pool.hold(piece)
+                self.pool.give(size)
+            sequence.pieces.append(piece)
+        self._free(sequence)
+        sequence.computed = 0
+        self.add(sequence)
 
     def plan(self) -> PlannedStep:
         """The next step; blocks are taken, sequences preempted and admitted for it."""
         self._make_room()
-        budget = self.limits.max_num_batched_tokens - len(self.running)
+        budget = self.limits.max_num_batched_tokens - self.limits.checked_tokens * len(self.running)
         pieces: list[tuple[Sequence, int]] = []
         for sequence in list(self.prefilling):
             if (tokens := self._piece(sequence, budget)) > 0:
@@ -105,19 +135,7 @@ class Scheduler:
         """``steps`` equal steps are done; returns the sequences that got their first token (or first after losing
         their memory), and those that are done.
         """
-        for number in range(1, steps):  # the first one's blocks are taken
-            if growing := self._grow[(self.step + number) % self.pool.block_tokens]:
-                took = self.pool.take(growing)
-                assert took
-        self.step += steps
-        self.cached_tokens += steps * len(self.running)
-        done = []
-        while self._ends and self._ends[0][0] <= self.step:
-            _, _, sequence = heapq.heappop(self._ends)
-            if self.running.get(sequence.request.number) is sequence and self._end_of(sequence) <= self.step:
-                self._stop(sequence)
-                self._free(sequence)
-                done.append(sequence)
+        done = self._yield(steps)
         first = []
         for sequence, tokens in plan.pieces:
             sequence.computed += tokens
@@ -132,6 +150,27 @@ class Scheduler:
             else:
                 self._start(sequence)
         return first, done
+
+    def _yield(self, steps: int) -> list[Sequence]:
+        """Tokens of the running sequences in ``steps`` steps; returns those that are done."""
+        for number in range(1, steps):  # the first one's blocks are taken
+            if growing := self._grow[(self.step + number) % self.pool.block_tokens]:
+                took = self.pool.take(growing)
+                assert took
+        self.step += steps
+        self.cached_tokens += steps * len(self.running)
+        done = []
+        while self._ends and self._ends[0][0] <= self.step:
+            _, _, sequence = heapq.heappop(self._ends)
+            if self.running.get(sequence.request.number) is sequence and self._end_of(sequence) <= self.step:
+                self._stop(sequence)
+                self._free(sequence)
+                done.append(sequence)
+        return done
+
+    def _reach(self, sequence: Sequence) -> int:
+        """Tokens that a sequence has room for while it takes a step."""
+        return sequence.computed + 1
 
     def _longest(self) -> int:
         """Tokens cached of the running sequence that has most; all grow alike, so that their order stays."""
@@ -173,10 +212,11 @@ class Scheduler:
         return sequence.request.block_tokens // self.pool.block_tokens
 
     def _admit(self, budget: int) -> tuple[Sequence, int] | None:
-        """The first waiting sequence and its first piece (0 tokens: it comes back from host memory whole)."""
+        """The first waiting sequence and its first piece (0 tokens: it comes back from host memory whole, or is sent
+        for)."""
         sequence = self._waiting[0][1]
         if sequence.kept != "nowhere":
-            need = self.pool.blocks_for(sequence.computed + 1)
+            need = self.pool.blocks_for(self._reach(sequence))
             if not self.pool.take(need - sequence.blocks):  # less what it holds already
                 return None
             heapq.heappop(self._waiting)
@@ -186,6 +226,9 @@ class Scheduler:
             return sequence, 0
         if self.limits.prefix_caching:
             self._hit(sequence)
+            if self.tiers is not None and self._sends_for(sequence, self.tiers):
+                heapq.heappop(self._waiting)
+                return sequence, 0
         tokens = self._piece(sequence, budget)
         if tokens == 0:
             self._free(sequence)
@@ -205,6 +248,24 @@ class Scheduler:
             sequence.pieces.append(piece)
         sequence.computed = len(sequence.pieces) * request.block_tokens
 
+    def _sends_for(self, sequence: Sequence, tiers: CacheTiers) -> bool:
+        """Send for what is kept outside of what comes next in its prompt, once, where there is room for it."""
+        request, known = sequence.request, len(sequence.pieces)
+        if sequence.looked_up:
+            return False
+        whole = request.prefix[: (request.input_tokens - 1) // request.block_tokens]
+        tiers.touch(whole)
+        pieces = whole[known : known + tiers.matched(whole[known:])]
+        need = len(pieces) * self._piece_blocks(sequence)
+        if pieces and not self.pool.take(need):
+            return False
+        sequence.looked_up = True
+        if pieces:
+            sequence.blocks += need
+            self.loading[request.number] = sequence
+            self.fetch(sequence, pieces)
+        return bool(pieces)
+
     def _publish(self, sequence: Sequence, computed: int) -> None:
         """Whole pieces of the first ``computed`` tokens may be used by others; its own blocks hold them.
 
@@ -217,6 +278,8 @@ class Scheduler:
         for piece in request.prefix[len(sequence.pieces) : whole]:
             if self.pool.publish(piece):
                 sequence.blocks -= size
+                if self.tiers is not None:
+                    self.fresh.append(piece)
             else:  # another sequence computed the same at the same time: keep one copy
                 self.pool.hold(piece)
                 sequence.blocks -= size

@@ -13,6 +13,7 @@ import simpy
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
 from sim.serving.build import host_of, replicas_of, sides_of
+from sim.serving.fleet import FleetBudget
 from sim.serving.inflight import Sequence as InFlight
 from sim.serving.records import CacheTransfer, Log, Served
 from sim.serving.replica import Replica
@@ -21,6 +22,7 @@ from sim.serving.result import ServeResult
 from sim.serving.router import LeastLoaded, Router, router_of
 from sim.serving.scale import Autoscaler, Measure
 from sim.serving.spec import ServeSpec
+from sim.serving.tier_build import tiers_of
 from sim.serving.transfers import CacheTransfers
 from workloads.engine import RequestPath
 
@@ -111,6 +113,8 @@ class _Server:
             self.env.process(self._outage(from_s, to_s))
         if spec.autoscale is not None:
             self.env.process(self._autoscaler(spec.autoscale).run())
+        if spec.fleet_power_w is not None:
+            self.env.process(self._fleet(spec.fleet_power_w).run())
         for replica in (*self.front, *self.back):
             self.env.process(replica.run())
         if spec.concurrency is None:
@@ -126,6 +130,9 @@ class _Server:
         for replica in (*self.front, *self.back):
             for prices in (replica.prices, *(replica.clock.rungs if replica.clock else ())):
                 prices.table.save()
+        for replica in self.front:
+            if (tiers := replica.scheduler.tiers) is not None:
+                self.log.fetched.update({name: count * tiers.piece_tokens for name, count in tiers.found.items()})
         self.log.served = [self.served[request.number] for request in self.traffic]
         return ServeResult(spec=spec, machine=self.machine, log=self.log, end_s=self.env.now)
 
@@ -149,6 +156,9 @@ class _Server:
             self._transfers = CacheTransfers(env=self.env, spec=spec)
         for replica in (*self.front, *self.back):
             replica.done = self._done
+        tiers = tiers_of(spec, self.machine, self.traffic, self.env)
+        for replica, own in zip(self.front, tiers, strict=bool(tiers)):
+            replica.scheduler.tiers = own
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:
@@ -222,6 +232,20 @@ class _Server:
         )
         scaler.begin()
         return scaler
+
+    def _fleet(self, budget_w: float) -> FleetBudget:
+        spec = self.spec
+        fleet = FleetBudget(
+            env=self.env,
+            replicas=[*self.front, *self.back],
+            budget_w=budget_w,
+            policy=spec.fleet_policy,
+            look_s=spec.fleet_look_s,
+            most_w=self.machine.gpu.tdp_w,
+            looks=self.log.fleet_looks,
+        )
+        fleet.begin()
+        return fleet
 
     def _done(self) -> None:
         self.finished += 1

@@ -26,6 +26,18 @@ from sim.scenario.layout import layout_of
 from sim.scenario.partition import pairs
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import (
+    ACCEPTANCE,
+    DRAFT_MODEL,
+    DRAFT_TOKENS,
+    DRAFTER,
+    SPECULATION_FIELDS,
+    Acceptance,
+    Drafter,
+    DraftTokens,
+    acceptances,
+    check_speculation,
+)
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
@@ -35,6 +47,7 @@ from sim.serving.router import Policy
 from sim.serving.scale import Measure
 
 DEFAULT_STACK = "vllm"
+Room = Annotated[float, Field(gt=0, le=1e9)]
 
 # Fields that a measured kind of server or its sizes hold, its load (Poisson arrivals, lengths of any kind), what the
 # measured ones varied, and what changes no number. Any other that is not its default asks for what no server did.
@@ -46,6 +59,9 @@ MEASURED = frozenset(
         "prefix_caching", "slo_ttft_s", "slo_tpot_s",
     }
 )  # fmt: skip
+
+
+TIER_FIELDS = ("kv_host_gb", "kv_disk_gb", "kv_remote_gb")
 
 
 class ServeSpec(FieldTable):
@@ -106,6 +122,15 @@ class ServeSpec(FieldTable):
     prefill_power_cap_w: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         None, description="power limit while a step holds prompts; of prefill replicas, if any [default: power_cap_w]"
     )
+    fleet_power_w: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        None, description="power budget of all GPUs together, whose caps never add up to more"
+    )
+    fleet_policy: Literal["shift", "even"] = Field(
+        "shift", description="watts go to replicas that their caps hold back, or stay where they are (fleet_power_w)"
+    )
+    fleet_look_s: Annotated[float, Field(gt=0, le=3600)] = Field(
+        1.0, description="time between two looks at who draws what (fleet_power_w)"
+    )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
     chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
         None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
@@ -122,6 +147,10 @@ class ServeSpec(FieldTable):
         description="how decode attention spreads over SMs: long sequences cut up (flash-attention 3, FlashInfer), or "
         "per_sequence, where a step waits for the longest context (flash-attention 2)",
     )
+    speculation: Drafter | None = Field(None, description=DRAFTER)
+    draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
+    draft_tokens: DraftTokens = Field(3, description=DRAFT_TOKENS)
+    acceptance: Acceptance | None = Field(None, description=ACCEPTANCE)
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field(
         "stack",
@@ -157,6 +186,16 @@ class ServeSpec(FieldTable):
     block_tokens: Positive = Field(16, description="tokens of a KV block")
     memory_share: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="share of GPU memory that may be used")
     kv_blocks: Positive | None = Field(None, description="KV blocks of a replica [default: what memory holds]")
+    kv_host_gb: Room | None = Field(
+        None, description="GB of host memory in which a replica keeps beginnings of prompts (traces with hashes)"
+    )
+    kv_disk_gb: Room | None = Field(None, description="GB of its node's disks in which a replica keeps what comes out")
+    kv_remote_gb: Room | None = Field(
+        None, description="GB of a store behind the network, which all replicas share, for what comes out of those"
+    )
+    kv_remote_gb_per_s: Room | None = Field(
+        None, description="GB/s that the store sends, and takes [default: what the NICs carry]"
+    )
     prefix_caching: bool = Field(True, description="keep and share KV blocks of equal beginnings (traces with hashes)")
     preemption: Preemption = Field("recompute", description="what becomes of a preempted sequence's memory")
     router: Policy = Field("least_loaded", description="which replica gets a request")
@@ -230,7 +269,12 @@ class ServeSpec(FieldTable):
         options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(group))
         try:
             for tp, ep in {self._degrees(prefill=False), self._degrees(prefill=self.prefill_replicas > 0)}:
-                workloads.check_options(model, replace(layout, tp=tp, ep=ep, ep_mode=self.ep_mode), options)
+                own = replace(layout, tp=tp, ep=ep, ep_mode=self.ep_mode)
+                workloads.check_options(model, own, options)
+                if self.draft_model is not None:
+                    workloads.check_options(
+                        workloads.load_model(self.draft_model), own, replace(options, precision=None)
+                    )
         except workloads.WorkloadError as error:
             return str(error)
         return ""
@@ -242,18 +286,29 @@ class ServeSpec(FieldTable):
 
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
-        if self.max_num_seqs >= self.max_num_batched_tokens:
+        check_speculation(self, {name: field.default for name, field in type(self).model_fields.items()})
+        each = 1 if self.speculation is None else self.draft_tokens + 1
+        if self.max_num_seqs * each >= self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens}: must exceed max_num_seqs = "
-                f"{self.max_num_seqs}, a token for each and room for prompts"
+                f"{self.max_num_seqs}, {'a token' if each == 1 else f'{each} tokens'} for each and room for prompts"
+            )
+        if self.clock_policy == "slo" and self.speculation is not None:
+            raise ValueError(
+                f"clock_policy = slo is not known beside speculation = '{self.speculation}': leave one out"
             )
         if self.clock_policy == "slo" and self.slo_tpot_s is None:
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
+        if self.kv_remote_gb_per_s is not None and self.kv_remote_gb is None:
+            raise ValueError(f"kv_remote_gb_per_s = {self.kv_remote_gb_per_s:g}: is of a store: give kv_remote_gb")
+        if not self.prefix_caching and (named := [name for name in TIER_FIELDS if getattr(self, name)]):
+            raise ValueError(f"{named[0]} = {getattr(self, named[0]):g} contradicts prefix_caching = false")
         for name in ("prefill_tp", "prefill_ep"):
             if getattr(self, name) is not None and not self.prefill_replicas:
                 raise ValueError(f"{name} = {getattr(self, name)}: is of replicas for prompts: give prefill_replicas")
+        self._check_fleet()
         if self.autoscale is not None and self.prefill_replicas:
             raise ValueError(f"prefill_replicas = {self.prefill_replicas}: autoscale knows replicas of one kind only")
         if self.sm_partition is not None:
@@ -263,6 +318,18 @@ class ServeSpec(FieldTable):
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self
+
+    def _check_fleet(self) -> None:
+        if self.fleet_power_w is None:
+            for name in ("fleet_policy", "fleet_look_s"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} = {value}: is of a budget: give fleet_power_w")
+            return
+        for name in ("power_cap_w", "prefill_power_cap_w", "autoscale", "sm_partition"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name} = {value} is not known beside fleet_power_w: leave one of them out")
+        if self.clock_policy == "slo":
+            raise ValueError("clock_policy = slo is not known beside fleet_power_w: leave one of them out")
 
     def _check_sides(self, sms: dict[str, int]) -> None:
         text = ",".join(f"{name}={count}" for name, count in self.sm_partition or ())
@@ -274,6 +341,8 @@ class ServeSpec(FieldTable):
             "prefill_power_cap_w": self.prefill_power_cap_w,
             "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
             "launch": self.launch if self.launch != "graph" else None,
+            "speculation": self.speculation,
+            **{name: getattr(self, name) for name in TIER_FIELDS},
         }
         for name, value in others.items():
             if value:
@@ -298,7 +367,7 @@ class ServeSpec(FieldTable):
             name: getattr(self, name)
             for name in (
                 "model", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype", "weight_dtype",
-                "kv_dtype", "launch", "chip_temperature_c",
+                "kv_dtype", "launch", "chip_temperature_c", *SPECULATION_FIELDS,
             )
         }  # fmt: skip
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
@@ -306,6 +375,11 @@ class ServeSpec(FieldTable):
         return Scenario.of(
             phase="decode", stack=stack, tp=tp, ep=ep, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
         )
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """The chance of each drafted token to pass where all before it did."""
+        return acceptances(self)
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""

@@ -23,12 +23,13 @@ from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad
 from workloads.stack import Stack, load_stack
+from workloads.work import AttentionWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Sequences of a batch that attend alike: each has ``new_tokens`` that see ``context`` tokens, themselves included
-    in a prefill.
+    in a prefill. Several new tokens of one that decodes are a drafted text that is checked.
     """
 
     phase: PhaseName
@@ -127,6 +128,9 @@ def _rank(
 
 
 def _attention(node: Attention | LatentAttention, whole: Shape, group: Group, stack: Stack) -> list[Kernel]:
+    if group.phase == "decode" and group.new_tokens > 1:
+        each = replace(group, sequences=group.sequences * group.new_tokens, new_tokens=1)
+        return [packed(kernel, group.new_tokens) for kernel in _attention(node, whole, each, stack)]
     shape = replace(whole, batch=group.sequences, new_tokens=group.new_tokens, context=group.context)
     engine = engine_of(stack.engine)
     if isinstance(node, Attention) and engine is not None:
@@ -134,3 +138,13 @@ def _attention(node: Attention | LatentAttention, whole: Shape, group: Group, st
     if isinstance(node, Attention):
         return attention_kernels(node, shape, group.phase, stack)
     return latent_kernels(node, shape, group.phase)
+
+
+def packed(kernel: Kernel, each: int) -> Kernel:
+    """An attention kernel over ``each`` tokens of every sequence, taken for sequences of their own, that reads a
+    sequence's cache once for all of them; other kernels as they are."""
+    work = kernel.work
+    if not isinstance(work, AttentionWork):
+        return kernel
+    once = replace(work, batch=work.batch // each, q_heads=work.q_heads * each)
+    return replace(kernel, work=once, bytes_moved=kernel.bytes_moved / each)
