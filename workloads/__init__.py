@@ -4,12 +4,13 @@
 from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, check_options, choice_of
+from workloads.families.pipeline import stage_bytes
 from workloads.families.ragged import Group, build_ragged
 from workloads.families.speculation import Speculation, build_speculative, tokens_a_step
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
-from workloads.memory import MemoryLoad, MemoryNeed, memory_need
+from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
 from workloads.parallel import Layout, check_layout
 from workloads.params import params
@@ -53,6 +54,8 @@ __all__ = [
     "memory_need",
     "params",
     "parse_popularity",
+    "stage_bytes",
+    "stage_needs",
     "tokens_a_step",
     "training_need",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import simpy
 
@@ -18,6 +19,7 @@ from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.memory import kv_blocks, memory_of
+from sim.serving.pipeline import PipelineReplica, batch_slots
 from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.records import Log, Served
@@ -26,6 +28,7 @@ from sim.serving.requests import Request
 from sim.serving.scheduler import Scheduler
 from sim.serving.shared import ReplicaSide, SharedGpus
 from sim.serving.spec import ServeSpec
+from sim.serving.stages import Stage, handoffs, stage_prices
 from workloads.families.engine import engine_of
 
 
@@ -90,25 +93,41 @@ def replicas_of(
         prefill_only=prefill,
     )
     # Replicas are equal: they share what is known.
-    prices = StepPrices(scenario=group, machine=target, sampling=spec.sampling, attention=spec.attention)
+    prices = stage_prices(spec, group)
     rungs = _rungs(spec, target, prefill=prefill)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
-    return [
-        Replica(
-            number=number if prefill else spec.prefill_replicas + number,
-            env=env,
-            prices=prices,
-            scheduler=Scheduler(limits=limits, pool=BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
-            governor=ReplicaGovernor(machine=target, gpus=group.world),
-            log=log,
-            served=served,
-            host=host_of(spec),
-            clock=_clock(spec, rungs),
-            caps=_caps(spec, target),
-            swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
-        )
-        for number in range(spec.prefill_replicas if prefill else spec.replicas)
-    ]
+    made: list[Replica] = []
+    for place in range(spec.prefill_replicas if prefill else spec.replicas):
+        number = place if prefill else spec.prefill_replicas + place
+        scheduler = Scheduler(limits=limits, pool=BlockPool(blocks=blocks, block_tokens=spec.block_tokens))
+        stages = [
+            Stage(
+                number=stage,
+                prices=own,
+                governor=ReplicaGovernor(machine=own.machine, gpus=own.world),
+                turn=simpy.Resource(env),
+            )
+            for stage, own in enumerate(prices)
+        ]
+        parts: dict[str, Any] = {
+            "number": number,
+            "env": env,
+            "prices": prices[0],
+            "scheduler": scheduler,
+            "governor": stages[0].governor,
+            "log": log,
+            "served": served,
+            "host": host_of(spec),
+            "clock": _clock(spec, rungs),
+            "caps": _caps(spec, target),
+            "swap_s_per_token": kv_bytes / target.gpu.pcie_bytes_per_s,
+        }
+        if group.pp == 1:
+            made.append(Replica(**parts))
+        else:
+            slots = batch_slots(scheduler, group.pp)
+            made.append(PipelineReplica(stages=stages, handoffs=handoffs(spec, group, number), slots=slots, **parts))
+    return made
 
 
 def sides_of(

@@ -96,6 +96,15 @@ class StepCost:
             cost += prompt
         return cost + self.decoding + self.head
 
+    def plus(self, other: StepCost) -> StepCost:
+        """The same batch on two stages."""
+        return StepCost(
+            shared=self.shared + other.shared,
+            prompts=tuple(own + others for own, others in zip(self.prompts, other.prompts, strict=True)),
+            decoding=self.decoding + other.decoding,
+            head=self.head + other.head,
+        )
+
     def toward(self, other: StepCost, share: float) -> StepCost:
         """The point ``share`` of the way to the same batch's ``other`` cost."""
         return StepCost(

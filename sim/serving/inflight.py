@@ -32,6 +32,7 @@ class Sequence:
     target: int
     generated: int = 0
     computed: int = 0
+    under_way: int = 0  # tokens in steps that are not done: pieces of a prompt may follow one another in a pipeline
     blocks: int = 0  # private ones
     pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
     hit_tokens: int = 0

@@ -44,13 +44,17 @@ Schedule = Literal["balanced", "per_sequence"]
 
 @dataclass(kw_only=True, eq=False)
 class StepPrices:
-    """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine."""
+    """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine.
+
+    Of a pipeline, what ``stage`` does of a step on its own GPUs, which ``machine`` is.
+    """
 
     scenario: Scenario
     machine: Machine
     sampling: Sampling | None = None  # how each rank draws tokens from the logits
     attention: Schedule = "balanced"
     partitions: Partitions | None = None  # of each GPU's SMs, of which steps run on that of the first stream
+    stage: int = 0
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _heads: tuple[int, int, int] | None = None
     _launches: tuple[int, int, bool] | None = None  # layers, kernels of each, whether these are experts
@@ -62,6 +66,21 @@ class StepPrices:
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
     # Attention of so many sequences at both ends of a range of contexts, by sequences, lower end and target.
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
+
+    @property
+    def world(self) -> int:
+        """GPUs that run a step: those of the stage."""
+        return self.scenario.world // self.scenario.pp
+
+    @property
+    def scores(self) -> bool:
+        """True where the head is: on the last stage."""
+        return self.stage == self.scenario.pp - 1
+
+    @cached_property
+    def _label(self) -> str:
+        """What tells parts of this stage from those of others."""
+        return f" {self.stage + 1}/{self.scenario.pp}" if self.scenario.pp > 1 else ""
 
     @cached_property
     def table(self) -> PartTable:
@@ -138,7 +157,7 @@ class StepPrices:
         )
 
     def _head(self, batch: Batch, target: int) -> Cost:
-        scored = batch.decoding + batch.ending
+        scored = (batch.decoding + batch.ending) if self.scores else 0
         return self._rows("head", scored, target) + self.drawing(batch) if scored else NOTHING
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
@@ -206,14 +225,14 @@ class StepPrices:
         )
         time_s = layers * longest_tail_s(contexts, even_s=even.time_s / layers, sms=self.sms)
         clock_hz = self.machine.model.max_clock_hz
-        energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.scenario.world
+        energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.world
         return Cost(time_s=time_s, energy_j=energy_j, cycles=time_s * clock_hz)
 
     def drawing(self, batch: Batch) -> Cost:
         """Drawing the tokens that ``batch`` yields: every rank holds all logits and draws by itself."""
         rows = batch.decoding + batch.ending
         greedy = workloads.load_stack(self.scenario.stack).engine is not None  # among the engine's own kernels
-        if self.sampling is None or not rows or (greedy and self.sampling == "greedy"):
+        if self.sampling is None or not rows or not self.scores or (greedy and self.sampling == "greedy"):
             return NOTHING
         known = self._drawn.get(rows)
         if known is None:
@@ -223,7 +242,7 @@ class StepPrices:
                 known_s, known_j = sampling_cost("greedy", rows, vocabulary, self.machine.gpu)
                 time_s, energy_j = time_s - known_s, energy_j - known_j
             cycles = time_s * self.machine.model.max_clock_hz
-            known = Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
+            known = Cost(time_s=time_s, energy_j=energy_j * self.world, cycles=cycles)
             self._drawn[rows] = known
         return known
 
@@ -255,10 +274,10 @@ class StepPrices:
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
     def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
-        return self.table.cost(part, rows, context, self._targets_w[target], self._part_work)
+        def laid() -> Work:
+            return self._work(self._part_program(part, rows, context))
 
-    def _part_work(self, part: Part, rows: int, context: int) -> Work:
-        return self._work(self._part_program(part, rows, context))
+        return self.table.cost(part + self._label, rows, context, self._targets_w[target], laid)
 
     def _part_program(self, part: Part, rows: int, context: int) -> Program:
         match part:
@@ -287,8 +306,9 @@ class StepPrices:
             all_reduce=workloads.AllReduce(scenario.all_reduce),
         )
         return workloads.build_ragged(
-            model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
-        )
+            model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options,
+            stage=self.stage,
+        )  # fmt: skip
 
     @property
     def sms(self) -> int:

@@ -61,6 +61,7 @@ class ServeSpec(FieldTable):
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     tp: Degree = Field(1, description="tensor-parallel degree of a replica")
     ep: Degree = Field(1, description="expert-parallel degree of a replica")
+    pp: Degree = Field(1, description="pipeline stages of a replica, each with a batch of its own in flight")
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
     )
@@ -191,17 +192,18 @@ class ServeSpec(FieldTable):
         return ((self.prefill_tp or self.tp), (self.prefill_ep or self.ep)) if prefill else (self.tp, self.ep)
 
     def _world(self, *, prefill: bool) -> int:
-        return max(self._degrees(prefill=prefill))
+        return max(self._degrees(prefill=prefill)) * self.pp
 
     @property
     def roles(self) -> str:
         """How many replicas of which degree play which part."""
+        stages = f" pp {self.pp}" if self.pp > 1 else ""
         if not self.prefill_replicas:
-            return f"{self.replicas} x tp {self.tp}"
+            return f"{self.replicas} x tp {self.tp}{stages}"
         if self._degrees(prefill=True) == self._degrees(prefill=False):
-            return f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp} each"
+            return f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp}{stages} each"
         (first, first_ep), (tp, ep) = self._degrees(prefill=True), self._degrees(prefill=False)
-        prompts, decoding = (f"tp {t} ep {e}" if e > 1 else f"tp {t}" for t, e in ((first, first_ep), (tp, ep)))
+        prompts, decoding = (f"tp {t}" + f" ep {e}" * (e > 1) + stages for t, e in ((first, first_ep), (tp, ep)))
         return f"{self.prefill_replicas} x {prompts} for prompts + {self.replicas} x {decoding} for decoding"
 
     @property
@@ -249,6 +251,8 @@ class ServeSpec(FieldTable):
             )
         if self.clock_policy == "slo" and self.slo_tpot_s is None:
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
+        if self.clock_policy == "slo" and self.pp > 1:
+            raise ValueError(f"pp = {self.pp} is not known beside clock_policy = slo: leave one of them out")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
         for name in ("prefill_tp", "prefill_ep"):
@@ -274,6 +278,7 @@ class ServeSpec(FieldTable):
             "prefill_power_cap_w": self.prefill_power_cap_w,
             "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
             "launch": self.launch if self.launch != "graph" else None,
+            "pp": self.pp if self.pp > 1 else None,
         }
         for name, value in others.items():
             if value:
@@ -304,7 +309,7 @@ class ServeSpec(FieldTable):
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
             shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
         return Scenario.of(
-            phase="decode", stack=stack, tp=tp, ep=ep, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
+            phase="decode", stack=stack, tp=tp, ep=ep, pp=self.pp, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
         )
 
     def traffic(self) -> Traffic:
