@@ -122,6 +122,16 @@ def test_no_more_batches_are_in_flight_than_there_are_stages(busy: ServeResult) 
     assert most == busy.spec.pp
 
 
+def test_even_batches_hold_their_part_at_most() -> None:
+    """Requests that come at once fill one batch of a vLLM; each gets its part where batches are even."""
+    short = PLAIN | {"input_tokens": 16, "output_tokens": 40, "concurrency": 40, "requests": 120, "max_num_seqs": 40}
+    natural, even = (serve(**short, pp=2, pp_batches=batches) for batches in ("natural", "even"))
+    assert natural.stretches["decoding"].max() == 40 and even.stretches["decoding"].max() == 20
+    assert even.summary["pipeline"]["bubble_share"] < 0.2 < 0.4 < natural.summary["pipeline"]["bubble_share"]
+    # It makes hardly more tokens: each of the small batches reads all weights.
+    assert even.summary["output_tokens_per_s"] > 0.95 * natural.summary["output_tokens_per_s"]
+
+
 def test_bubbles_burn_what_idle_and_waiting_gpus_burn() -> None:
     spec = ServeSpec.of(**PLAIN, pp=2, requests=1, concurrency=1)
     run, hand = serve(spec), handoffs(spec, spec.group(), 0)
@@ -224,6 +234,7 @@ def test_the_trace_has_a_process_a_stage() -> None:
     [
         ({"clock_policy": "slo", "slo_tpot_s": 0.1}, "pp = 2 is not known beside clock_policy = slo"),
         ({"sm_partition": "prefill=64,decode=68"}, "pp = 2 is not known beside sm_partition"),
+        ({"pp": 1, "pp_batches": "even"}, "pp_batches = even: is of batches in a pipeline: give pp of at least 2"),
         ({"pp": 40}, "pp = 40: 32 layers fill at most 32 stages"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -91,6 +92,7 @@ def replicas_of(
         prefix_caching=spec.prefix_caching,
         preemption="recompute" if prefill else spec.preemption,
         prefill_only=prefill,
+        batch_seqs=math.ceil(spec.max_num_seqs / spec.pp) if spec.pp_batches == "even" else math.inf,
     )
     # Replicas are equal: they share what is known.
     prices = stage_prices(spec, group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +15,7 @@ Preemption = Literal["recompute", "swap"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a replica's scheduler keeps to. ``prefill_only``: sequences leave with their first token, for others to
-    go on with.
+    go on with. ``batch_seqs``: sequences in one of several batches in flight at most.
     """
 
     max_num_seqs: int = 256
@@ -22,6 +23,7 @@ class Limits:
     prefix_caching: bool = True
     preemption: Preemption = "recompute"
     prefill_only: bool = False
+    batch_seqs: float = math.inf
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

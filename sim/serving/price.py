@@ -73,6 +73,11 @@ class StepPrices:
         return self.scenario.world // self.scenario.pp
 
     @property
+    def batches(self) -> int:
+        """Batches in flight at once."""
+        return 1
+
+    @property
     def scores(self) -> bool:
         """True where the head is: on the last stage."""
         return self.stage == self.scenario.pp - 1

@@ -81,11 +81,13 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - len(self.running)
         pieces: list[tuple[Sequence, int]] = []
         for sequence in list(self.prefilling):
+            if len(self.running) + len(pieces) >= self.limits.batch_seqs:
+                break
             if (tokens := self._piece(sequence, budget)) > 0:
                 self._publish(sequence, sequence.computed + sequence.under_way + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
-        while self._waiting and budget > 0 and self._seats() > 0:
+        while self._waiting and budget > 0 and self._seats(len(pieces)) > 0:
             admitted = self._admit(budget)
             if admitted is None:
                 break
@@ -164,8 +166,10 @@ class Scheduler:
     def _end_of(self, sequence: Sequence) -> int:
         return sequence.joined + sequence.request.output_tokens - sequence.generated
 
-    def _seats(self) -> int:
-        return self.limits.max_num_seqs - self.seated
+    def _seats(self, pieces: int) -> float:
+        """Sequences that may still come into this batch, which holds ``pieces`` of prompts."""
+        here = self.limits.batch_seqs - len(self.running) - pieces
+        return min(self.limits.max_num_seqs - self.seated, here)
 
     def _make_room(self) -> None:
         """Blocks for the tokens of running sequences; the last of the lowest priority make room."""

@@ -62,6 +62,11 @@ class ServeSpec(FieldTable):
     tp: Degree = Field(1, description="tensor-parallel degree of a replica")
     ep: Degree = Field(1, description="expert-parallel degree of a replica")
     pp: Degree = Field(1, description="pipeline stages of a replica, each with a batch of its own in flight")
+    pp_batches: Literal["natural", "even"] = Field(
+        "natural",
+        description="natural: a request joins the batch that is planned next, as in vLLM, however full; even: a batch "
+        "holds max_num_seqs / pp at most, as in SGLang",
+    )
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
     )
@@ -251,6 +256,8 @@ class ServeSpec(FieldTable):
             )
         if self.clock_policy == "slo" and self.slo_tpot_s is None:
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
+        if self.pp_batches != "natural" and self.pp == 1:
+            raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
         if self.clock_policy == "slo" and self.pp > 1:
             raise ValueError(f"pp = {self.pp} is not known beside clock_policy = slo: leave one of them out")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:

@@ -47,7 +47,8 @@ class Stage:
     governor: ReplicaGovernor
     turn: simpy.Resource
     since_s: float = 0.0
-    launched_s: float = 0.0  # when its host had launched the last step with prompts
+    launched_s: float = 0.0  # when its host had launched the last step
+    ran_s: float = 0.0  # when that step began
 
 
 @dataclass(kw_only=True, eq=False)

@@ -92,10 +92,10 @@ def roofline(run: Timeline) -> str:
             grid.append(f'<b class="{axis}" style="{axis}:{place:.2f}%"><span>{10.0 ** (power - scale):g}</span></b>')
     for row in rows:
         size = 8 + 30 * (row.time_s / total_s) ** 0.5
-        rate = row.flops / row.time_s
+        rate, colour = row.flops / row.time_s, COLOURS.get(row.family, OTHER)
         marks.append(
             f'<i style="left:{across(row.intensity):.2f}%;bottom:{up(rate):.2f}%;width:{size:.0f}px;'
-            f'height:{size:.0f}px;background:{COLOURS.get(row.family, OTHER)}" title="{escape(row.name)} ({row.phase}): '
+            f'height:{size:.0f}px;background:{colour}" title="{escape(row.name)} ({row.phase}): '
             f"{rate * 1e-12:.4g} TFLOP/s at {row.intensity:.4g} FLOP/byte, mean "
             f'{row.time_s / row.launches * 1e6:.4g} us, {row.energy_j / row.launches:.3g} J"></i>'
         )
