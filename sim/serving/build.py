@@ -10,7 +10,9 @@ from typing import Any
 import simpy
 
 import workloads
+from sim.build.program import routing_of
 from sim.errors import ScenarioError
+from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine, machine_of
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
@@ -83,6 +85,10 @@ def replicas_of(
 ) -> list[Replica]:
     """The replicas of ``spec`` that serve whole requests (or go on with prompts), or with ``prefill`` prompts alone."""
     group = spec.group(prefill=prefill)
+    copies = routing_of(group).replicas
+    workloads.check_layout(
+        workloads.load_model(spec.model), layout_of(group), batch=1, new_tokens=1, expert_copies=copies
+    )
     target = _target(spec, group)
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
     check_room(spec, traffic, blocks)
@@ -222,4 +228,5 @@ def _caps(spec: ServeSpec, target: Machine) -> PhaseCaps | None:
     prefill_w, decode_w = spec.prefill_power_cap_w, spec.power_cap_w or target.gpu.tdp_w
     if prefill_w is None or not spec.phase_caps:
         return None
+    machine_of(spec.group().model_copy(update={"power_cap_w": prefill_w}))  # refuses a cap that the GPU does not take
     return PhaseCaps(prefill=target.limits.under(prefill_w), decode=target.limits.under(decode_w))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
+from sim.errors import ScenarioError
 from sim.scenario.field_table import (
     CacheType,
     Degree,
@@ -318,6 +321,19 @@ class ServeSpec(FieldTable):
         return Scenario.of(
             phase="decode", stack=stack, tp=tp, ep=ep, pp=self.pp, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
         )
+
+    @contextmanager
+    def own_names(self) -> Iterator[None]:
+        """Refusals of a replica for prompts name the fields of the spec, not those of the scenario made of them."""
+        try:
+            yield
+        except (ScenarioError, workloads.WorkloadError) as error:
+            for name in ("tp", "ep", "power_cap_w"):
+                mine = getattr(self, f"prefill_{name}")
+                said = (f"{name} = {mine:g}", f"scenario: {name} = {mine:g}") if mine is not None else ()
+                if mine != getattr(self, name) and str(error).startswith(said):
+                    raise type(error)(str(error).replace(name, f"prefill_{name}", 1)) from None
+            raise
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
