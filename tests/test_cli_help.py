@@ -197,7 +197,8 @@ def test_a_shell_that_reads_the_script_offers_ids(tmp_path: Path) -> None:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from sim.cli import main; main()" "$@"\n', "utf-8")
     command.chmod(0o755)
     asked = (
-        "source <(_WATTLINE_COMPLETE=bash_source wattline); COMP_WORDS=(wattline serve --model qwen3-30); COMP_CWORD=3; "
+        "source <(_WATTLINE_COMPLETE=bash_source wattline); "
+        "COMP_WORDS=(wattline serve --model qwen3-30); COMP_CWORD=3; "
         '"$(complete -p wattline | sed "s/.*-F \\([^ ]*\\).*/\\1/")" wattline qwen3-30 --model; echo "${COMPREPLY[@]}"'
     )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

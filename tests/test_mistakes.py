@@ -40,7 +40,8 @@ MISTAKES = [
     ),
     (
         "serve llama3-8b --prefill-power-cap-w 900",
-        "prefill_power_cap_w = 900 is beyond h100-sxm-80gb, which takes at most 700 W: give at most that, or leave it out",
+        "prefill_power_cap_w = 900 is beyond h100-sxm-80gb, which takes at most 700 W: give at most that, or leave it "
+        "out",
     ),
     (
         "serve llama3-8b --tp 3 --prefill-tp 2 --prefill-replicas 1",
