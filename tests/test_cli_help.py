@@ -191,6 +191,21 @@ def test_ids_are_completed(line: str, offered: set[str]) -> None:
     assert {item.partition(",")[2] for item in ended.stdout.split()} == offered
 
 
+def test_a_shell_that_reads_the_script_offers_ids(tmp_path: Path) -> None:
+    """Bash itself, as its user meets it: the script is sourced, the function that it names fills COMPREPLY."""
+    command = tmp_path / "wattline"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from sim.cli import main; main()" "$@"\n', "utf-8")
+    command.chmod(0o755)
+    asked = (
+        "source <(_WATTLINE_COMPLETE=bash_source wattline); "
+        "COMP_WORDS=(wattline serve --model qwen3-30); COMP_CWORD=3; "
+        '"$(complete -p wattline | sed "s/.*-F \\([^ ]*\\).*/\\1/")" wattline qwen3-30 --model; echo "${COMPREPLY[@]}"'
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(["bash", "-c", asked], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["qwen3-30b-a3b"]
+
+
 # -- where it is read ------------------------------------------------------------------------------------------
 
 RUN = "simulate llama3-70b --tp 2 --layers 1 --seq-len 256 --ignore-memory"

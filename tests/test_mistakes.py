@@ -29,6 +29,25 @@ MISTAKES = [
     # an output that cannot be
     ("plan llama3-8b --launch notes.txt", "cannot write files into 'notes.txt': it is a file: give a folder"),
     ("overlap llama3-70b --tp 2 --html study.pdf", "--html 'study.pdf': a page is written as .html"),
+    # a replica for prompts: its own fields, whatever the scenario made of them is called
+    (
+        "serve llama3-8b --prefill-tp 3 --prefill-replicas 1",
+        "prefill_tp = 3 does not divide the 32 query heads of llama3-8b: use 1, 2, 4, 8, 16, 32",
+    ),
+    (
+        "serve qwen3-30b-a3b --prefill-ep 3 --ep 2 --ep-mode all_to_all --prefill-replicas 1",
+        "prefill_ep = 3 does not divide the 128 experts of qwen3-30b-a3b: use 1, 2, 4, 8, 16, 32, 64, 128",
+    ),
+    (
+        "serve llama3-8b --prefill-power-cap-w 900",
+        "prefill_power_cap_w = 900 is beyond h100-sxm-80gb, which takes at most 700 W: give at most that, or leave it "
+        "out",
+    ),
+    (
+        "serve llama3-8b --tp 3 --prefill-tp 2 --prefill-replicas 1",
+        "tp = 3 does not divide the 32 query heads of llama3-8b: use 1, 2, 4, 8, 16, 32",
+    ),
+    ("serve llama3-8b --pp 33", "pp = 33: 32 layers fill at most 32 stages: use pp = 32 or less"),
     # words of other tools, or in other units
     ("plan llama3-8b --ttft-ms 500", "unknown option '--ttft-ms': it is --slo-ttft-s here, in seconds"),
     (

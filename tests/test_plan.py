@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,10 @@ ENGINES = {
 }  # fmt: skip
 
 
+def engine_is_installed(engine: str) -> bool:
+    return find_spec({"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}[engine]) is not None
+
+
 def _own_parser(engine: str) -> Callable[[list[str]], dict[str, Any]]:
     """The argument parser of an engine that is installed, on a machine without a GPU too; the test skips without."""
     match engine:
@@ -287,6 +292,38 @@ def test_prompts_and_decoding_on_unequal_degrees() -> None:
     limits = [part["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for part in parts]
     assert limits == list(sizes)
     assert one.server == ServeSpec.of(**one.served) and one.row()["prefill_tp"] == sizes[0]
+
+
+@pytest.fixture(scope="module")
+def staged() -> list[Deployment]:
+    """Deployments of docs/plan.md's question on two stages and on four."""
+    targets = {"slo_ttft_s": 1.0, "slo_tpot_s": 0.05, "modes": "aggregated"}
+    asked = Question.of(model="llama3-70b", gpus=8, input_len=2048, output_len=256, **targets)
+    return [one for one in plan(asked, pool=Pool(jobs=1)) if one.spec.get("pp", 1) > 1]
+
+
+def test_pipeline_stages_are_a_way_that_the_server_confirms(staged: list[Deployment]) -> None:
+    assert {(d.spec["tp"], d.spec["pp"], d.spec["replicas"]) for d in staged} == {(2, 2, 2), (4, 2, 1), (2, 4, 1)}
+    for one in staged:
+        assert one.server.gpus == 8 == one.group() * one.spec["replicas"]
+        assert f"tp {one.spec['tp']} pp {one.spec['pp']}" in one.label
+        served = serve(one.server.model_copy(update={"requests": 150})).summary
+        assert served["slo_share"] >= 0.99, one.label
+        assert 0.8 * one.tpot_s < served["tpot_s"]["mean"] < 1.05 * one.tpot_s
+        assert served["power_w_per_gpu"] == pytest.approx(one.power_w_per_gpu, rel=0.15)
+
+
+def test_launch_files_carry_stages(staged: list[Deployment]) -> None:
+    one = next(deployment for deployment in staged if deployment.spec["tp"] == deployment.spec["pp"])
+    flags = {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size", "trtllm": "--pp_size"}
+    widths = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size", "trtllm": "--tp_size"}
+    for engine, flag in flags.items():
+        command = COMMANDS[engine](one, "serve")
+        assert command[command.index(flag) + 1] == "2" and command[command.index(widths[engine]) + 1] == "2"
+        known = _own_parser(engine)(command) if engine_is_installed(engine) else {}
+        assert known.get("pipeline_parallel_size", known.get("pp_size", 2)) == 2
+    (part,) = [item for item in manifest(one)["items"] if item["kind"] == "Deployment"]
+    assert part["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
 
 
 def test_experts_of_unequal_degrees_are_a_way_too() -> None:

@@ -6,14 +6,16 @@ import json
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from sim.run.plan import Work
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
 from sim.serving import parts, price_cache, serve
-from sim.serving.cost import Batch, Chunk, Cost
+from sim.serving.cost import Batch, Chunk, Cost, Part
 from sim.serving.parts import PartTable, SumPart, played, table_of
 from sim.serving.price import StepPrices
 
@@ -32,6 +34,10 @@ def forgotten() -> None:
     parts._laid.cache_clear()
 
 
+def part_work(prices: StepPrices, part: Part, rows: int, context: int) -> Work:
+    return prices._work(prices._part_program(part, rows, context))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -47,10 +53,10 @@ def test_a_part_costs_what_the_engine_says(fields: dict[str, object], share: flo
     prices = prices_of(**fields)
     target_w = share * prices.machine.limits.fast_limit_w
     for part, rows, context in SIZES:
-        work = prices._part_work(part, rows, context)
+        work = part_work(prices, part, rows, context)
         table = PartTable(prices.table.key, prices.machine.model, parts.LaidParts())
         table._known = {}  # nothing stored
-        quick = table.cost(part, rows, context, target_w, prices._part_work)
+        quick = table.cost(part, rows, context, target_w, partial(part_work, prices, part, rows, context))
         assert quick == pytest.approx(played(table.plan(work), target_w), rel=1e-12)
 
 
@@ -73,10 +79,10 @@ def test_a_step_costs_the_same_whatever_was_asked_before() -> None:
 def test_equal_ranks_of_one_stream_are_summed_and_others_run() -> None:
     summed = prices_of(tp=4)
     laid = parts.LaidParts()
-    assert isinstance(laid.summed(summed._part_work("shared", 8, 0), 132), SumPart)
+    assert isinstance(laid.summed(part_work(summed, "shared", 8, 0), 132), SumPart)
     uneven = prices_of(model="qwen3-30b-a3b", ep=4, ep_mode="all_reduce", expert_skew=1.0)
-    assert not isinstance(laid.summed(uneven._part_work("shared", 64, 0), 132), SumPart)
-    assert not isinstance(laid.summed(prices_of(launch="eager")._part_work("shared", 8, 0), 132), SumPart)
+    assert not isinstance(laid.summed(part_work(uneven, "shared", 64, 0), 132), SumPart)
+    assert not isinstance(laid.summed(part_work(prices_of(launch="eager"), "shared", 8, 0), 132), SumPart)
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -188,7 +194,8 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 WRITER = """
 import sys
 from sim.serving import price_cache
-from sim.serving.cost import Batch, Chunk, Cost
+from sim.run.plan import Work
+from sim.serving.cost import Batch, Chunk, Cost, Part
 stored = price_cache.stored_prices("x")
 for number in range(40):
     stored.write({("shared", int(sys.argv[1]) + number, 0, 700.0): Cost(number + 0.1, 0.5, 1e6)})

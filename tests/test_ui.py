@@ -186,7 +186,7 @@ def expect(found: Any) -> Any:
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_the_page_fits_its_window_whatever_it_shows(browser: Any, link: str, width: int) -> None:
     with visited(browser, link, width=width) as page:
-        page.wait_for_selector("#side-a .js-plotly-plot .barlayer")
+        page.wait_for_selector("#side-a .track i")
         assert fits(page)
         page.click("#run-study")
         page.wait_for_selector("#heat .heatmaplayer image, #heat .heatmaplayer .hm")
@@ -239,7 +239,7 @@ def test_the_address_follows_and_brings_the_same_page(browser: Any, link: str) -
 
 def test_what_cannot_run_says_why_in_one_line_and_shows_no_picture(browser: Any, link: str) -> None:
     with visited(browser, link) as page:
-        page.wait_for_selector("#side-a .js-plotly-plot .barlayer")
+        page.wait_for_selector("#side-a .track i")
         control(page, "a", "TP").fill("3")
         told = page.wait_for_selector("#side-a .refused")
         assert "tp = 3" in told.text_content()

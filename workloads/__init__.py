@@ -4,6 +4,7 @@
 from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
 from workloads.families.options import Options, check_options, choice_of
+from workloads.families.pipeline import stage_bytes
 from workloads.families.ragged import Group, build_ragged
 from workloads.families.speculation import (
     Drafter,
@@ -17,7 +18,7 @@ from workloads.families.speculation import (
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
-from workloads.memory import MemoryLoad, MemoryNeed, memory_need
+from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
 from workloads.parallel import Layout, check_layout
 from workloads.params import params
@@ -65,6 +66,8 @@ __all__ = [
     "own_layer",
     "params",
     "parse_popularity",
+    "stage_bytes",
+    "stage_needs",
     "tokens_a_step",
     "training_need",
 ]

@@ -71,9 +71,15 @@ def memory_need(model: ModelSpec, layout: Layout, held: MemoryLoad, precision: P
     time, in 16 bit, and what waits between stages. Replicas share the batch, stages the layers (embedding on the first,
     head on the last), a context group the tokens and, in its KV cache, the heads.
     """
+    return max(stage_needs(model, layout, held, precision), key=lambda need: need.bytes)
+
+
+def stage_needs(
+    model: ModelSpec, layout: Layout, held: MemoryLoad, precision: Precision | None = None
+) -> list[MemoryNeed]:
+    """Bytes of a rank of each stage, see :func:`memory_need`."""
     stored = precision or resolve(model.quantised, dtype=DType.BF16)
-    stages = [_stage_need(model, layout, stage, held, stored) for stage in range(layout.pp)]
-    return max(stages, key=lambda need: need.bytes)
+    return [_stage_need(model, layout, stage, held, stored) for stage in range(layout.pp)]
 
 
 def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, precision: Precision) -> MemoryNeed:

@@ -86,7 +86,21 @@ OTHER_NAMES = {
 
 
 # Options that a command lacks for a reason.
+_NO_CONTEXT = "a served replica does not split contexts over GPUs: give --tp or --pp"
 LACKING = {
+    **{
+        ("serve", name): _NO_CONTEXT
+        for name in (
+            "cp",
+            "cp_mode",
+            "context_parallel_size",
+            "prefill_context_parallel_size",
+            "decode_context_parallel_size",
+            "dcp_size",
+            "ulysses",
+        )
+    },
+    ("plan", "pp"): "a plan tries every way to cut the GPUs: give --gpus alone",
     ("ui", "host"): "the page answers 127.0.0.1 only: from another machine, ssh -L 8061:127.0.0.1:8061",
     ("plan", "tp"): "a plan tries every way to cut the GPUs: give --gpus alone",
     ("plan", "ep"): "a plan tries every way to cut the GPUs: give --gpus alone",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -160,34 +161,52 @@ def roofline(run: Timeline, sums: Sequence[KernelSum]) -> go.Figure:
 ROOFLINE_TITLES = ("FLOPs per byte of HBM traffic", "TFLOP/s of one GPU")
 
 
-def roofline_traces(run: Timeline, sums: Sequence[KernelSum], *, numbered: bool = True) -> list[dict[str, Any]]:
-    """Roofs and markers of :func:`roofline` as plotly's plain data; ``numbered`` ones as in the table of kernels."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """What arithmetic and HBM allow: by the datasheet (``dotted``), or at a run's clock."""
+
+    label: str
+    flops_per_s: float
+    bytes_per_s: float
+    dotted: bool
+
+
+def roofs(run: Timeline) -> list[Roof]:
+    """Those of a run's types."""
     gpu, clock_hz = run.machine.gpu, float(np.mean(run.sm_clock_hz_per_gpu))
+    found: list[Roof] = []
+    for dtype in dict.fromkeys(("bf16", run.scenario.dtype)):
+        if dtype in gpu.tensor_flops_per_s:
+            a_clock = gpu.tensor_flops_per_cycle_per_sm(dtype) * gpu.sms
+            sheet = (f"datasheet {dtype}", a_clock * gpu.reference_clock_hz, gpu.hbm_bytes_per_s, True)
+            real_bytes = run.machine.profile.hbm_bytes_per_s(gpu)
+            real = (f"{dtype} at this run's {clock_hz / 1e6:.0f} MHz", a_clock * clock_hz, real_bytes, False)
+            found += [
+                Roof(label=label, flops_per_s=flops, bytes_per_s=moved, dotted=dotted)
+                for label, flops, moved, dotted in (sheet, real)
+            ]
+    return found
+
+
+def roofline_traces(run: Timeline, sums: Sequence[KernelSum]) -> list[dict[str, Any]]:
+    """Roofs and markers of :func:`roofline` as plotly's plain data, numbered as in the table of kernels."""
     traces: list[dict[str, Any]] = []
     rows = [row for row in sums if row.intensity == row.intensity]
     reach = [row.intensity for row in rows] or [1.0]
     ends = (min(reach) / 3, max(reach) * 3)
-    for dtype in dict.fromkeys(("bf16", run.scenario.dtype)):
-        if dtype not in gpu.tensor_flops_per_s:
-            continue
-        for hz, dash, label in (
-            (gpu.reference_clock_hz, "dot", f"datasheet {dtype}"),
-            (clock_hz, "solid", f"{dtype} at this run's {clock_hz / 1e6:.0f} MHz"),
-        ):
-            peak = gpu.tensor_flops_per_cycle_per_sm(dtype) * gpu.sms * hz
-            bandwidth = gpu.hbm_bytes_per_s if dash == "dot" else run.machine.profile.hbm_bytes_per_s(gpu)
-            x = np.sort(np.append(np.geomspace(*ends, 60), np.clip(peak / bandwidth, *ends)))
-            traces.append(
-                {
-                    "type": "scatter",
-                    "x": short(x),
-                    "y": short(np.minimum(peak, x * bandwidth) * 1e-12),
-                    "name": label,
-                    "mode": "lines",
-                    "line": {"width": 1.4, "color": MUTED, "dash": dash},
-                    "hovertemplate": "%{y:.4~g} TFLOP/s",
-                }
-            )
+    for roof in roofs(run):
+        x = np.sort(np.append(np.geomspace(*ends, 60), np.clip(roof.flops_per_s / roof.bytes_per_s, *ends)))
+        traces.append(
+            {
+                "type": "scatter",
+                "x": short(x),
+                "y": short(np.minimum(roof.flops_per_s, x * roof.bytes_per_s) * 1e-12),
+                "name": roof.label,
+                "mode": "lines",
+                "line": {"width": 1.4, "color": MUTED, "dash": "dot" if roof.dotted else "solid"},
+                "hovertemplate": "%{y:.4~g} TFLOP/s",
+            }
+        )
     total_s = sum(row.time_s for row in sums)
     for family in dict.fromkeys(row.family for row in rows):
         mine = [(number, row) for number, row in enumerate(sums, start=1) if row in rows and row.family == family]
@@ -197,7 +216,7 @@ def roofline_traces(run: Timeline, sums: Sequence[KernelSum], *, numbered: bool 
                 "x": [row.intensity for _, row in mine],
                 "y": [row.flops / row.time_s * 1e-12 for _, row in mine],
                 "name": family,
-                "mode": "markers+text" if numbered else "markers",
+                "mode": "markers+text",
                 "marker": {
                     "size": [8 + 30 * (row.time_s / total_s) ** 0.5 for _, row in mine],
                     "color": _colour(family),

@@ -46,9 +46,10 @@ def write_served_report(run: ServeResult, path: Path) -> None:
 def served_page(run: ServeResult, name: str = "served.html") -> Page:
     """The page of ``run``; ``name`` is the file's, for the command at its end."""
     spec, data, table = run.spec, run.summary, run.requests
-    replicas = sorted(run.stretches["replica"].unique().tolist())
+    replicas = sorted({(row.replica, row.stage) for row in run.log.stretches})
     shown = replicas if len(replicas) <= MAX_LINES else replicas[:: -(-len(replicas) // MAX_LINES)]
-    some = f" {len(shown)} of {len(replicas)} replicas are drawn." * (len(shown) < len(replicas))
+    each = "replica" if spec.pp == 1 else "stage"
+    some = f" {len(shown)} of {len(replicas)} {each}s are drawn." * (len(shown) < len(replicas))
     every = -(-len(table) // MAX_POINTS)
     dashed = "Dashed: the objective." if data["slo_share"] is not None else ""
     points = "" if every == 1 else f" One request in {every} is drawn over its arrival."
@@ -60,7 +61,7 @@ def served_page(run: ServeResult, name: str = "served.html") -> Page:
             Section(
                 title="The server over time",
                 figures=[_over_time(run, shown)],
-                note=f"Means over {duration(run.end_s / BINS)}, each replica by itself.{some}",
+                note=f"Means over {duration(run.end_s / BINS)}, each {each} by itself.{some}",
             ),
             Section(
                 title="Latency",
@@ -117,18 +118,21 @@ def _tiles(run: ServeResult) -> list[tuple[str, str, str]]:
     ]
 
 
-def _over_time(run: ServeResult, replicas: Sequence[int]) -> go.Figure:
+def _over_time(run: ServeResult, replicas: Sequence[tuple[int, int]]) -> go.Figure:
     table = run.stretches
     rows = [row for row in ROWS if row[0] in table and np.isfinite(table[row[0]].to_numpy(dtype=float)).all()]
     figure = make_subplots(rows=len(rows), shared_xaxes=True, vertical_spacing=0.06)
     edges = np.linspace(0.0, run.end_s, BINS + 1)
-    for colour, replica in zip(LINES, replicas, strict=False):
+    for colour, (replica, stage) in zip(LINES, replicas, strict=False):
         mine = table[table["replica"] == replica]
+        name = f"replica {replica}"
+        if run.spec.pp > 1:
+            mine, name = mine[mine["stage"] == stage], f"{name}, stage {stage}"
         start, end = mine["start_s"].to_numpy(), mine["end_s"].to_numpy()
         for number, (column, _, unit, scale) in enumerate(rows, start=1):
             means = mean_rates(start, end, mine[column].to_numpy(dtype=float) * scale, edges)
             figure.add_scatter(
-                x=short(edges), y=short(held(means)), name=f"replica {replica}", legendgroup=str(replica),
+                x=short(edges), y=short(held(means)), name=name, legendgroup=name,
                 showlegend=number == 1 and len(replicas) > 1, mode="lines", row=number, col=1,
                 line={"width": 1.6, "color": colour, "shape": "hv"}, hovertemplate=f"%{{y:.4~g}} {unit}",
             )  # fmt: skip

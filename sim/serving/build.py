@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import simpy
 
 import workloads
+from sim.build.program import routing_of
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine, machine_of
@@ -22,6 +24,7 @@ from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.memory import kv_blocks, memory_of
+from sim.serving.pipeline import PipelineReplica, batch_slots
 from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.records import Log, Served
@@ -30,6 +33,7 @@ from sim.serving.requests import Request
 from sim.serving.scheduler import Scheduler
 from sim.serving.shared import ReplicaSide, SharedGpus
 from sim.serving.spec import ServeSpec
+from sim.serving.stages import Stage, handoffs, stage_prices
 from workloads.families.engine import engine_of
 
 
@@ -83,36 +87,58 @@ def replicas_of(
 ) -> list[Replica]:
     """The replicas of ``spec`` that serve whole requests (or go on with prompts), or with ``prefill`` prompts alone."""
     group = spec.group(prefill=prefill)
+    copies = routing_of(group).replicas
+    workloads.check_layout(
+        workloads.load_model(spec.model), layout_of(group), batch=1, new_tokens=1, expert_copies=copies
+    )
     target = _target(spec, group)
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
     check_room(spec, traffic, blocks)
-    prices = prices_of(spec, group, target)  # replicas are equal: they share what is known
+    # Replicas are equal: they share what is known.
+    prices = [prices_of(spec, group, target)] if group.pp == 1 else stage_prices(spec, group)
     limits = Limits(
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         prefix_caching=spec.prefix_caching,
         preemption="recompute" if prefill else spec.preemption,
         prefill_only=prefill,
-        checked_tokens=prices.each,
+        checked_tokens=prices[0].each,
+        batch_seqs=math.ceil(spec.max_num_seqs / spec.pp) if spec.pp_batches == "even" else math.inf,
     )
     rungs = _rungs(spec, target, prefill=prefill)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes
-    return [
-        Replica(
-            number=number if prefill else spec.prefill_replicas + number,
-            env=env,
-            prices=prices,
-            scheduler=_scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.block_tokens)),
-            governor=ReplicaGovernor(machine=target, gpus=group.world),
-            log=log,
-            served=served,
-            host=host_of(spec),
-            clock=_clock(spec, rungs),
-            caps=_caps(spec, target),
-            swap_s_per_token=kv_bytes / target.gpu.pcie_bytes_per_s,
-        )
-        for number in range(spec.prefill_replicas if prefill else spec.replicas)
-    ]
+    made: list[Replica] = []
+    for place in range(spec.prefill_replicas if prefill else spec.replicas):
+        number = place if prefill else spec.prefill_replicas + place
+        scheduler = _scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.block_tokens))
+        stages = [
+            Stage(
+                number=stage,
+                prices=own,
+                governor=ReplicaGovernor(machine=own.machine, gpus=own.world),
+                turn=simpy.Resource(env),
+            )
+            for stage, own in enumerate(prices)
+        ]
+        parts: dict[str, Any] = {
+            "number": number,
+            "env": env,
+            "prices": prices[0],
+            "scheduler": scheduler,
+            "governor": stages[0].governor,
+            "log": log,
+            "served": served,
+            "host": host_of(spec),
+            "clock": _clock(spec, rungs),
+            "caps": _caps(spec, target),
+            "swap_s_per_token": kv_bytes / target.gpu.pcie_bytes_per_s,
+        }
+        if group.pp == 1:
+            made.append(Replica(**parts))
+        else:
+            slots = batch_slots(scheduler, group.pp)
+            made.append(PipelineReplica(stages=stages, handoffs=handoffs(spec, group, number), slots=slots, **parts))
+    return made
 
 
 def prices_of(spec: ServeSpec, group: Scenario, target: Machine) -> StepPrices:
@@ -228,4 +254,5 @@ def _caps(spec: ServeSpec, target: Machine) -> PhaseCaps | None:
     prefill_w, decode_w = spec.prefill_power_cap_w, spec.power_cap_w or target.gpu.tdp_w
     if prefill_w is None or not spec.phase_caps:
         return None
+    machine_of(spec.group().model_copy(update={"power_cap_w": prefill_w}))  # refuses a cap that the GPU does not take
     return PhaseCaps(prefill=target.limits.under(prefill_w), decode=target.limits.under(decode_w))

@@ -97,6 +97,7 @@ class StepCost:
         return cost + self.decoding + self.head
 
     def __add__(self, other: StepCost) -> StepCost:
+        """The same batch on two stages, or what drafts tokens and what checks them."""
         return StepCost(
             shared=self.shared + other.shared,
             prompts=tuple(own + others for own, others in zip(self.prompts, other.prompts, strict=True)),

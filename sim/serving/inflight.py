@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +16,7 @@ Preemption = Literal["recompute", "swap"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a replica's scheduler keeps to. ``prefill_only``: sequences leave with their first token, for others to
-    go on with.
+    go on with. ``batch_seqs``: sequences in one of several batches in flight at most.
     """
 
     max_num_seqs: int = 256
@@ -24,6 +25,7 @@ class Limits:
     preemption: Preemption = "recompute"
     prefill_only: bool = False
     checked_tokens: int = 1  # of a running sequence in a step: those that were drafted, and one more
+    batch_seqs: float = math.inf
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,6 +36,7 @@ class Sequence:
     target: int
     generated: int = 0
     computed: int = 0
+    under_way: int = 0  # tokens in steps that are not done: pieces of a prompt may follow one another in a pipeline
     blocks: int = 0  # private ones
     pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
     hit_tokens: int = 0

@@ -65,7 +65,7 @@ def _run(step: RunStep) -> list[Kernel]:
             strict=True,
         )
     ]
-    world, end = step.prices.scenario.world, step.start_s + step.time_s - drawing.time_s
+    world, end = step.prices.world, step.start_s + step.time_s - drawing.time_s
     if tail.time_s:  # of all layers together
         kind = SpanKind(name="attention_longest", category="kernel", timed=True)
         found.append((0, kind, end - tail.time_s, end, tail.energy_j / world))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import workloads
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
@@ -14,23 +16,32 @@ from workloads.memory import MemoryNeed
 
 
 def memory_of(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
-    """Bytes of one rank with one sequence of ``context`` tokens cached and a full step in flight."""
+    """Bytes of the fullest rank with one sequence of ``context`` tokens cached and a full step in flight."""
+    return max(stage_needs(spec, group, context=context), key=lambda need: need.bytes)
+
+
+def stage_needs(spec: ServeSpec, group: Scenario, *, context: int) -> list[MemoryNeed]:
+    """Bytes of a rank of each stage."""
     model = workloads.load_model(spec.model)
     held = workloads.MemoryLoad(
         batch=1, context=context, new_tokens=spec.max_num_batched_tokens, layers=model.layers, lm_head=True
     )
-    need = workloads.memory_need(model, layout_of(group), held, precision_of(group, model))
-    return with_draft(need, group, model, held)
+    needs = workloads.stage_needs(model, layout_of(group), held, precision_of(group, model))
+    return [with_draft(need, group, model, held) for need in needs]
 
 
 def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
-    """KV blocks that fit beside weights and activations in ``memory_share`` of a GPU's memory."""
-    need = memory_of(spec, group, context=spec.block_tokens)
-    room = target.gpu.memory_bytes * spec.memory_share - need.weight_bytes - need.activation_bytes
-    blocks = int(room / need.kv_bytes)
-    if blocks < 1:
-        raise ScenarioError(
-            f"{spec.model} does not fit on {target.gpu.id} with tp = {group.tp}: {need}, of which "
-            f"{target.gpu.memory_bytes * spec.memory_share / 1e9:.1f} GB may be used: raise tp or memory_share"
-        )
-    return blocks
+    """KV blocks that fit beside weights and activations in ``memory_share`` of a GPU's memory, on every stage."""
+    usable = target.gpu.memory_bytes * spec.memory_share
+    fewest = math.inf
+    for need in stage_needs(spec, group, context=spec.block_tokens):
+        room = usable - need.weight_bytes - need.activation_bytes
+        blocks = int(room / need.kv_bytes) if need.kv_bytes else math.inf
+        if room < 0 or blocks < 1:
+            degrees = f"tp = {group.tp}" + (f", pp = {group.pp}" if group.pp > 1 else "")
+            raise ScenarioError(
+                f"{spec.model} does not fit on {target.gpu.id} with {degrees}: {need}, of which "
+                f"{usable / 1e9:.1f} GB may be used: raise tp, pp or memory_share"
+            )
+        fewest = min(fewest, blocks)
+    return int(fewest)

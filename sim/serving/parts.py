@@ -28,7 +28,7 @@ from sim.run.runner import POLICY
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
-from sim.serving.cost import Cost, Part
+from sim.serving.cost import Cost
 from sim.serving.price_cache import Known, StoredPrices, stored_prices
 from sim.shortcuts.pieces import RepeatedPiece, play
 from sim.shortcuts.serial import whole_ps
@@ -51,7 +51,7 @@ class SumPart:
 class LaidParts:
     """What parts run, at any clock; ``classes`` are the kinds of kernels in all of them."""
 
-    parts: dict[tuple[Part, int, int], SumPart | Work] = field(default_factory=dict)
+    parts: dict[tuple[str, int, int], SumPart | Work] = field(default_factory=dict)
     classes: list[KernelClass] = field(default_factory=list)
     kind_of: dict[KernelClass, int] = field(default_factory=dict)
 
@@ -124,16 +124,14 @@ class PartTable:
     def _known(self) -> Known:
         return self._stored.read()
 
-    def cost(
-        self, part: Part, rows: int, context: int, target_w: float, work_of: Callable[[Part, int, int], Work]
-    ) -> Cost:
-        """Of a part under a power target; ``work_of`` lays out one that was never run."""
+    def cost(self, part: str, rows: int, context: int, target_w: float, work_of: Callable[[], Work]) -> Cost:
+        """Of a part under a power target; ``work_of`` lays it out where it was never run."""
         key = (part, rows, context, target_w)
         known = self._known.get(key)
         if known is None:
             laid = self.laid.parts.get((part, rows, context))
             if laid is None:
-                laid = self.laid.summed(work_of(part, rows, context), self.gpu.sms)
+                laid = self.laid.summed(work_of(), self.gpu.sms)
                 self.laid.parts[part, rows, context] = laid
             known = self._sum(laid, target_w) if isinstance(laid, SumPart) else played(self.plan(laid), target_w)
             self._known[key] = self._new[key] = known
@@ -165,10 +163,12 @@ class PartTable:
 
 
 def table_of(scenario: Scenario, machine: Machine, partitions: Partitions | None) -> PartTable:
-    """The table of a group of GPUs; equal groups share it, those at another clock share what runs."""
+    """The table of a group of GPUs; equal groups share it, stages of pipelines among them, those at another clock share
+    what runs.
+    """
     return _table(
         _TableKey(
-            fields=tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY),
+            fields=tuple((name, value) for name, value in scenario.__dict__.items() if name not in POLICY | {"pp"}),
             model=Same(workloads.load_model(scenario.model)),
             card=Same(machine.gpu),
             profile=Same(machine.profile),

@@ -50,7 +50,10 @@ def joined(first: Program, second: Program) -> Program:
 
 @dataclass(kw_only=True, eq=False)
 class StepPrices:
-    """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine."""
+    """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine.
+
+    Of a pipeline, what ``stage`` does of a step on its own GPUs, which ``machine`` is.
+    """
 
     scenario: Scenario
     machine: Machine
@@ -61,6 +64,7 @@ class StepPrices:
     # prices of such drafts, by one more layer of the model.
     draft: StepPrices | None = None
     layer: bool = False
+    stage: int = 0
     each: int = field(init=False)  # tokens of a decoding sequence in a step: those that were drafted, and one more
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _heads: tuple[int, int, int] | None = None
@@ -77,6 +81,26 @@ class StepPrices:
     def __post_init__(self) -> None:
         drafted = self.scenario.speculation is not None and not self.layer
         self.each = self.scenario.draft_tokens + 1 if drafted else 1
+
+    @property
+    def world(self) -> int:
+        """GPUs that run a step: those of the stage."""
+        return self.scenario.world // self.scenario.pp
+
+    @property
+    def batches(self) -> int:
+        """Batches in flight at once."""
+        return 1
+
+    @property
+    def scores(self) -> bool:
+        """True where the head is: on the last stage."""
+        return self.stage == self.scenario.pp - 1
+
+    @cached_property
+    def _label(self) -> str:
+        """What tells parts of this stage from those of others."""
+        return f" {self.stage + 1}/{self.scenario.pp}" if self.scenario.pp > 1 else ""
 
     @cached_property
     def table(self) -> PartTable:
@@ -170,7 +194,7 @@ class StepPrices:
         return [first, *[alone] * (self.each - 2)] if batch.decoding else [first]
 
     def _head(self, batch: Batch, target: int) -> Cost:
-        scored = batch.decoding * self.each + batch.ending
+        scored = batch.decoding * self.each + batch.ending if self.scores else 0
         return self._rows("head", scored, target) + self.drawing(batch) if scored else NOTHING
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
@@ -245,14 +269,14 @@ class StepPrices:
         )
         time_s = layers * longest_tail_s(contexts, even_s=even.time_s / layers, sms=self.sms)
         clock_hz = self.machine.model.max_clock_hz
-        energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.scenario.world
+        energy_j = time_s * self.machine.model.idle_w(clock_hz) * self.world
         return Cost(time_s=time_s, energy_j=energy_j, cycles=time_s * clock_hz)
 
     def drawing(self, batch: Batch) -> Cost:
         """Drawing the tokens that ``batch`` yields: every rank holds all logits and draws by itself."""
         rows = batch.decoding * self.each + batch.ending
         greedy = workloads.load_stack(self.scenario.stack).engine is not None  # among the engine's own kernels
-        if self.sampling is None or not rows or (greedy and self.sampling == "greedy"):
+        if self.sampling is None or not rows or not self.scores or (greedy and self.sampling == "greedy"):
             return NOTHING
         known = self._drawn.get(rows)
         if known is None:
@@ -262,7 +286,7 @@ class StepPrices:
                 known_s, known_j = sampling_cost("greedy", rows, vocabulary, self.machine.gpu)
                 time_s, energy_j = time_s - known_s, energy_j - known_j
             cycles = time_s * self.machine.model.max_clock_hz
-            known = Cost(time_s=time_s, energy_j=energy_j * self.scenario.world, cycles=cycles)
+            known = Cost(time_s=time_s, energy_j=energy_j * self.world, cycles=cycles)
             self._drawn[rows] = known
         return known
 
@@ -294,10 +318,10 @@ class StepPrices:
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
     def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
-        return self.table.cost(part, rows, context, self._targets_w[target], self._part_work)
+        def laid() -> Work:
+            return self._work(self._part_program(part, rows, context))
 
-    def _part_work(self, part: Part, rows: int, context: int) -> Work:
-        return self._work(self._part_program(part, rows, context))
+        return self.table.cost(part + self._label, rows, context, self._targets_w[target], laid)
 
     def _part_program(self, part: Part, rows: int, context: int) -> Program:
         match part:
@@ -326,8 +350,9 @@ class StepPrices:
             all_reduce=workloads.AllReduce(scenario.all_reduce),
         )
         program = workloads.build_ragged(
-            model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options
-        )
+            model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options,
+            stage=self.stage,
+        )  # fmt: skip
         if not self.layer:
             return program
         count = sum(group.sequences * group.new_tokens for group in groups) if tokens is None else tokens

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.serving.cost import Cost, Part
+from sim.serving.cost import Cost
 
-Known = dict[tuple[Part, int, int, float], Cost]
+Known = dict[tuple[str, int, int, float], Cost]
 VARIABLE, OFF = "WATTLINE_CACHE", "off"
 # Layout of the file; another one is made anew.
 FORMAT = 1

@@ -48,7 +48,8 @@ class Served:
 
 
 class Stretch(NamedTuple):
-    """``steps`` equal steps in a row on one replica (mean figures); 0 steps: a pause.
+    """``steps`` equal steps in a row on one replica (mean figures); 0 steps: a pause, or a batch on its way to the next
+    stage.
 
     A tuple: a long run leaves some millions of them, which are a table's rows as they are.
     """
@@ -64,6 +65,7 @@ class Stretch(NamedTuple):
     energy_j: float
     target_w: float
     clock_hz: float  # mean SM clock
+    stage: int = 0  # of a pipeline, whose stages have rows of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ class RunStep:
     batch: Batch
     prices: StepPrices
     target_w: float
+    stage: int = 0
 
 
 @dataclass(kw_only=True, slots=True)

@@ -186,7 +186,7 @@ class Replica:
         if not self.alive:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return
-        self._bill(step, parts, cost.energy_j)
+        self._share_j += self._bill(step, parts, cost.energy_j)
         if count := step.batch.decoding - len(self._late):
             self.log.gap(hold_s + cost.time_s, count)
         self._catch_up(self._late)
@@ -296,10 +296,10 @@ class Replica:
             )
         )
 
-    def _bill(self, step: PlannedStep, cost: StepCost | None, energy_j: float) -> None:
+    def _bill(self, step: PlannedStep, cost: StepCost | None, energy_j: float) -> float:
         """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are.
 
-        ``cost`` is None of steps without prompts.
+        ``cost`` is None of steps without prompts. Returns the part of each sequence that decodes.
         """
         batch, spent_j = step.batch, 0.0
         if cost is not None:
@@ -315,12 +315,14 @@ class Replica:
                 spent_j += mine_j
         self.log.prefill_j += spent_j
         self.log.decode_j += energy_j - spent_j
-        if batch.decoding:
-            self._share_j += (energy_j - spent_j) / batch.decoding
+        return (energy_j - spent_j) / batch.decoding if batch.decoding else 0.0
 
     def _advance(self, step: PlannedStep, steps: int) -> None:
+        self._settle(*self.scheduler.advance(step, steps))
+
+    def _settle(self, first: list[Sequence], done: list[Sequence]) -> None:
+        """Sequences that got their first token, and those that got their last one, are told and handed on."""
         now_s = self.env.now
-        first, done = self.scheduler.advance(step, steps)
         if self.scheduler.tiers is not None and self.scheduler.fresh:
             self.scheduler.tiers.store(self.scheduler.fresh)
             self.scheduler.fresh = []

@@ -60,6 +60,14 @@ def print_summary(run: ServeResult, console: Console) -> None:
         head.add_row("tokens a step", f"{data['tokens_per_step']:.3g} a sequence  {drafted}")
     if spec.autoscale is not None:
         head.add_row("GPU hours", f"{data['gpu_hours']:.4g}  ({data['replica_starts']} starts of replicas)")
+    if pipeline := data.get("pipeline"):
+        busy = ", ".join(f"{stage['busy_share']:.0%}" for stage in pipeline["stages"])
+        share = pipeline["bubble_energy_j"] / data["energy_j"]
+        head.add_row("stages at work", f"{busy} of the time; {share:.1%} of the joules in bubbles and pauses")
+        held = ", ".join(
+            f"{stage['layers']} layers, {stage['weight_bytes_per_gpu'] / 1e9:.4g} GB" for stage in pipeline["stages"]
+        )
+        head.add_row("weights of a GPU, by stage", held)
     head.add_row("waiting at most", f"{data['most_waiting']:,} requests")
     if data["preemptions"]:
         head.add_row("preemptions", f"{data['preemptions']:,}")

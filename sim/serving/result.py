@@ -12,9 +12,10 @@ import pandas as pd
 import workloads
 from sim.result.served import Load, standing_served
 from sim.result.status import Standing
+from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
-from sim.serving.memory import kv_blocks, memory_of
+from sim.serving.memory import kv_blocks, memory_of, stage_needs
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
 
@@ -68,8 +69,10 @@ class ServeResult:
         Their joules and those of ``log.transfers`` are :attr:`energy_j`.
         """
         table = pd.DataFrame(self.log.stretches)
+        if self.spec.pp == 1:
+            del table["stage"]
         table["clock_mhz"] = table.pop("clock_hz") / 1e6
-        gpus = table["replica"].map(self.spec.gpus_of)
+        gpus = table["replica"].map(self.spec.gpus_of) / self.spec.pp
         table["power_w_per_gpu"] = table["energy_j"] / (table["end_s"] - table["start_s"]) / gpus
         return table
 
@@ -141,6 +144,7 @@ class ServeResult:
             "preemptions": int(table["preemptions"].sum()),
             "kv_blocks": spec.kv_blocks or kv_blocks(spec, group, self.machine),
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
+            **self._pipeline(),
             "most_blocks": max(stretch.blocks for stretch in log.stretches),
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
         }
@@ -151,10 +155,40 @@ class ServeResult:
             return None
         return float(table["output_tokens"].sum() - len(table)) / steps
 
+    def _pipeline(self) -> dict[str, Any]:
+        """Of replicas in stages: memory of a GPU of each, and how its time and joules were spent."""
+        spec, group = self.spec, self.spec.group()
+        if spec.pp == 1:
+            return {}
+        table = self.stretches
+        seconds, works = table["end_s"] - table["start_s"], table["steps"] > 0
+        moves = ~works & ((table["decoding"] > 0) | (table["prompt_tokens"] > 0))
+        on_s = float(seconds.sum())
+        needs = stage_needs(spec, group, context=1)
+        return {
+            "pipeline": {
+                "stages": [
+                    {
+                        "layers": len(layout_of(group).stage_layers(workloads.load_model(spec.model).layers, stage)),
+                        "weight_bytes_per_gpu": needs[stage].weight_bytes,
+                        "kv_bytes_per_token_per_gpu": needs[stage].kv_bytes,
+                        "busy_share": float(seconds[works & here].sum() / seconds[here].sum()),
+                        "energy_j": float(table["energy_j"][here].sum()),
+                    }
+                    for stage in range(spec.pp)
+                    if (here := table["stage"] == stage).any()
+                ],
+                "transfer_share": float(seconds[moves].sum()) / on_s,
+                "transfer_energy_j": float(table["energy_j"][moves].sum()),
+                "bubble_share": float(seconds[~works & ~moves].sum()) / on_s,
+                "bubble_energy_j": float(table["energy_j"][~works & ~moves].sum()),
+            }
+        }
+
     def _gpu_hours(self) -> float:
-        """Hours of all GPUs that are on; a GPU in two partitions has two timelines."""
+        """Hours of all GPUs that are on; a GPU in two partitions has two timelines, a stage one of its own."""
         seconds = sum((one.end_s - one.start_s) * self.spec.gpus_of(one.replica) for one in self.log.stretches)
-        return seconds / 3600.0 / self.spec.sides
+        return seconds / 3600.0 / self.spec.sides / self.spec.pp
 
     def _beyond(self, table: pd.DataFrame) -> int:
         """Requests that are longer than the model was made for, as far as it says."""

@@ -107,8 +107,7 @@ class Autoscaler:
         scheduler = replica.scheduler
         match self.measure:
             case "requests":
-                here = scheduler.waiting + len(scheduler.prefilling) + len(scheduler.running)
-                return here / scheduler.limits.max_num_seqs
+                return (scheduler.waiting + scheduler.seated) / scheduler.limits.max_num_seqs
             case "kv":
                 return scheduler.pool.used / scheduler.pool.blocks
             case "busy":

@@ -18,7 +18,11 @@ from sim.serving.tiers import CacheTiers
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Scheduler:
-    """First come, first served within a priority; ``left`` hears of every sequence that stops yielding tokens."""
+    """First come, first served within a priority; ``left`` hears of every sequence that stops yielding tokens.
+
+    ``peers`` plan other batches of the same replica, in flight beside this one's: they share what waits and what
+    prefills, the memory and the seats; each has running sequences of its own.
+    """
 
     limits: Limits
     pool: BlockPool
@@ -38,6 +42,7 @@ class Scheduler:
     _long: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step less tokens cached, ...), least first
     _grow: list[int] = field(default_factory=list)  # running sequences that need a block, by step modulo block size
     _swapped_tokens: int = 0
+    peers: tuple[Scheduler, ...] = ()
 
     def __post_init__(self) -> None:
         self._grow = [0] * self.pool.block_tokens
@@ -50,7 +55,16 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True while any sequence is here."""
-        return bool(self.running or self.prefilling or self._waiting)
+        return bool(self.running or self.prefilling or self._waiting) or any(peer.running for peer in self.peers)
+
+    @property
+    def seated(self) -> int:
+        """Sequences that have a seat."""
+        return len(self.running) + len(self.prefilling) + sum(len(peer.running) for peer in self.peers)
+
+    def beside(self) -> Scheduler:
+        """One more batch in flight, whose scheduler is told its ``peers`` by whoever asks."""
+        return Scheduler(limits=self.limits, pool=self.pool, prefilling=self.prefilling, _waiting=self._waiting)
 
     def add(self, sequence: Sequence) -> None:
         """A sequence arrives."""
@@ -97,11 +111,13 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - self.limits.checked_tokens * len(self.running)
         pieces: list[tuple[Sequence, int]] = []
         for sequence in list(self.prefilling):
+            if len(self.running) + len(pieces) >= self.limits.batch_seqs:
+                break
             if (tokens := self._piece(sequence, budget)) > 0:
-                self._publish(sequence, sequence.computed + tokens)
+                self._publish(sequence, sequence.computed + sequence.under_way + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
-        while self._waiting and budget > 0 and self._seats() > 0:
+        while self._waiting and budget > 0 and self._seats(len(pieces)) > 0:
             admitted = self._admit(budget)
             if admitted is None:
                 break
@@ -110,17 +126,21 @@ class Scheduler:
                 self._publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
             budget -= max(tokens, 1)
-        if not pieces and not self.running and self.prefilling:  # prompts that hold each other's blocks
-            self._evict(max(self.prefilling, key=lambda s: s.order))
-            return self.plan()
+        if not pieces and not self.running and self.prefilling and not any(peer.running for peer in self.peers):
+            idle = [sequence for sequence in self.prefilling if not sequence.under_way]
+            if len(idle) == len(self.prefilling):  # prompts that hold each other's blocks
+                self._evict(max(idle, key=lambda s: s.order))
+                return self.plan()
         swapped, self._swapped_tokens = self._swapped_tokens, 0
         batch = Batch(
             decoding=len(self.running),
             cached=self.cached_tokens,
             longest=self._longest(),
-            chunks=tuple(Chunk(tokens=tokens, context=s.computed + tokens) for s, tokens in pieces),
-            ending=sum(s.computed + tokens == s.target for s, tokens in pieces),
+            chunks=tuple(Chunk(tokens=tokens, context=s.computed + s.under_way + tokens) for s, tokens in pieces),
+            ending=sum(s.computed + s.under_way + tokens == s.target for s, tokens in pieces),
         )
+        for sequence, tokens in pieces:
+            sequence.under_way += tokens
         return PlannedStep(batch=batch, pieces=tuple(pieces), swapped_tokens=swapped)
 
     def steady_steps(self) -> int:
@@ -139,6 +159,7 @@ class Scheduler:
         first = []
         for sequence, tokens in plan.pieces:
             sequence.computed += tokens
+            sequence.under_way -= tokens
             if sequence.computed < sequence.target:
                 continue
             self.prefilling.remove(sequence)
@@ -184,21 +205,24 @@ class Scheduler:
     def _end_of(self, sequence: Sequence) -> int:
         return sequence.joined + sequence.request.output_tokens - sequence.generated
 
-    def _seats(self) -> int:
-        return self.limits.max_num_seqs - len(self.running) - len(self.prefilling)
+    def _seats(self, pieces: int) -> float:
+        """Sequences that may still come into this batch, which holds ``pieces`` of prompts."""
+        here = self.limits.batch_seqs - len(self.running) - pieces
+        return min(self.limits.max_num_seqs - self.seated, here)
 
     def _make_room(self) -> None:
         """Blocks for the tokens of running sequences; the last of the lowest priority make room."""
         while not self.pool.take(self._grow[self.step % self.pool.block_tokens]):
-            self._evict(max([*self.running.values(), *self.prefilling], key=lambda s: s.order))
+            idle = [sequence for sequence in self.prefilling if not sequence.under_way]
+            self._evict(max([*self.running.values(), *idle], key=lambda s: s.order))
 
     def _piece(self, sequence: Sequence, budget: int) -> int:
         """Tokens of a prompt for this step, their blocks taken; 0 where there is no room."""
-        left = sequence.target - sequence.computed
-        tokens = min(left, budget)
+        reached = sequence.computed + sequence.under_way
+        tokens = min(sequence.target - reached, budget)
         if tokens <= 0:
             return 0
-        need = self._missing(sequence, sequence.computed + tokens)
+        need = self._missing(sequence, reached + tokens)
         if not self.pool.take(need):
             return 0
         sequence.blocks += need
@@ -326,6 +350,7 @@ class Scheduler:
         else:
             self.prefilling.remove(sequence)
         self._free(sequence)
+        sequence.under_way = 0
         self.preempted += 1
         sequence.preemptions += 1
         if swap:

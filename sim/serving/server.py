@@ -95,8 +95,9 @@ class _Server:
 
     def run(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> ServeResult:
         spec = self.spec
-        self.machine = machine_of(spec.group())
-        self._build()
+        with spec.own_names():
+            self.machine = machine_of(spec.group())
+            self._build()
         for at_s, number in kills:
             if spec.sm_partition is not None:
                 raise ScenarioError(f"kills: replica {number}: not known beside sm_partition: leave one of them out")

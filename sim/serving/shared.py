@@ -186,7 +186,7 @@ class ReplicaSide(Replica):
         cost = yield from self.shared.work(self.side, step.batch)
         self._show(begun_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
-        self._bill(step, parts, cost.energy_j)
+        self._share_j += self._bill(step, parts, cost.energy_j)
         if count := step.batch.decoding - len(self._late):
             self.log.gap(hold_s + cost.time_s, count)
         self._catch_up(self._late)

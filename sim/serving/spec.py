@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 import workloads
 from hardware.sampling import Sampling
+from sim.errors import ScenarioError
 from sim.scenario.field_table import (
     CacheType,
     Degree,
@@ -77,6 +80,12 @@ class ServeSpec(FieldTable):
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     tp: Degree = Field(1, description="tensor-parallel degree of a replica")
     ep: Degree = Field(1, description="expert-parallel degree of a replica")
+    pp: Degree = Field(1, description="pipeline stages of a replica, each with a batch of its own in flight")
+    pp_batches: Literal["natural", "even"] = Field(
+        "natural",
+        description="natural: a request joins the batch that is planned next, as in vLLM, however full; even: a batch "
+        "holds max_num_seqs / pp at most, as in SGLang",
+    )
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"
     )
@@ -230,17 +239,18 @@ class ServeSpec(FieldTable):
         return ((self.prefill_tp or self.tp), (self.prefill_ep or self.ep)) if prefill else (self.tp, self.ep)
 
     def _world(self, *, prefill: bool) -> int:
-        return max(self._degrees(prefill=prefill))
+        return max(self._degrees(prefill=prefill)) * self.pp
 
     @property
     def roles(self) -> str:
         """How many replicas of which degree play which part."""
+        stages = f" pp {self.pp}" if self.pp > 1 else ""
         if not self.prefill_replicas:
-            return f"{self.replicas} x tp {self.tp}"
+            return f"{self.replicas} x tp {self.tp}{stages}"
         if self._degrees(prefill=True) == self._degrees(prefill=False):
-            return f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp} each"
+            return f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp}{stages} each"
         (first, first_ep), (tp, ep) = self._degrees(prefill=True), self._degrees(prefill=False)
-        prompts, decoding = (f"tp {t} ep {e}" if e > 1 else f"tp {t}" for t, e in ((first, first_ep), (tp, ep)))
+        prompts, decoding = (f"tp {t}" + f" ep {e}" * (e > 1) + stages for t, e in ((first, first_ep), (tp, ep)))
         return f"{self.prefill_replicas} x {prompts} for prompts + {self.replicas} x {decoding} for decoding"
 
     @property
@@ -299,6 +309,17 @@ class ServeSpec(FieldTable):
             )
         if self.clock_policy == "slo" and self.slo_tpot_s is None:
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
+        if self.pp_batches != "natural" and self.pp == 1:
+            raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
+        beside = {
+            "speculation": self.speculation,
+            "fleet_power_w": self.fleet_power_w,
+            **{name: getattr(self, name) for name in TIER_FIELDS},
+        }
+        if self.pp > 1 and (named := [name for name, value in beside.items() if value]):
+            raise ValueError(f"pp = {self.pp} is not known beside {named[0]}: leave one of them out")
+        if self.clock_policy == "slo" and self.pp > 1:
+            raise ValueError(f"pp = {self.pp} is not known beside clock_policy = slo: leave one of them out")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
         if self.kv_remote_gb_per_s is not None and self.kv_remote_gb is None:
@@ -343,6 +364,7 @@ class ServeSpec(FieldTable):
             "launch": self.launch if self.launch != "graph" else None,
             "speculation": self.speculation,
             **{name: getattr(self, name) for name in TIER_FIELDS},
+            "pp": self.pp if self.pp > 1 else None,
         }
         for name, value in others.items():
             if value:
@@ -373,13 +395,26 @@ class ServeSpec(FieldTable):
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
             shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
         return Scenario.of(
-            phase="decode", stack=stack, tp=tp, ep=ep, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
+            phase="decode", stack=stack, tp=tp, ep=ep, pp=self.pp, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
         )
 
     @property
     def chances(self) -> tuple[float, ...]:
         """The chance of each drafted token to pass where all before it did."""
         return acceptances(self)
+
+    @contextmanager
+    def own_names(self) -> Iterator[None]:
+        """Refusals of a replica for prompts name the fields of the spec, not those of the scenario made of them."""
+        try:
+            yield
+        except (ScenarioError, workloads.WorkloadError) as error:
+            for name in ("tp", "ep", "power_cap_w"):
+                mine = getattr(self, f"prefill_{name}")
+                said = (f"{name} = {mine:g}", f"scenario: {name} = {mine:g}") if mine is not None else ()
+                if mine != getattr(self, name) and str(error).startswith(said):
+                    raise type(error)(str(error).replace(name, f"prefill_{name}", 1)) from None
+            raise
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""

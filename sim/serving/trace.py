@@ -39,17 +39,19 @@ def write_served(run: ServeResult, path: Path) -> Path:
 def to_trace(run: ServeResult) -> Trace:
     """Steps and pauses of every replica, counters, and each request with its stages on an asynchronous lane."""
     table = run.stretches
-    replicas = sorted(table["replica"].unique().tolist())
-    requests_pid = max(replicas) + 1
-    lanes = [Lane(pid=replica, tid=1, name="steps", order=1) for replica in replicas]
-    lane_of = {replica: number for number, replica in enumerate(replicas)}
+    # A process a replica; of a pipeline, a process a stage.
+    stages_of = run.spec.pp
+    parts = sorted({row.replica * stages_of + row.stage for row in run.log.stretches})
+    requests_pid = max(parts) + 1
+    lanes = [Lane(pid=part, tid=1, name="steps", order=1) for part in parts]
+    lane_of = {part: number for number, part in enumerate(parts)}
     kinds: dict[tuple[str, int, int, int], int] = {}
     lane, kind, start, end, energy = [], [], [], [], []
     for row in run.log.stretches:
         if row.end_s <= row.start_s:
             continue
         key = (_what(row), row.steps, row.decoding, row.prompt_tokens)
-        lane.append(lane_of[row.replica])
+        lane.append(lane_of[row.replica * stages_of + row.stage])
         kind.append(kinds.setdefault(key, len(kinds)))
         start.append(row.start_s)
         end.append(row.end_s)
@@ -93,14 +95,15 @@ def to_trace(run: ServeResult) -> Trace:
     for step, kernels in kernels_of(run.log.run_steps):
         known: dict[Same[SpanKind], int] = {}
         for stream, one_kind, begin_s, end_s, joules in kernels:
-            if (step.replica, stream) not in streams:
-                streams[step.replica, stream] = len(lanes)
+            pid = step.replica * stages_of + step.stage
+            if (pid, stream) not in streams:
+                streams[pid, stream] = len(lanes)
                 tid = FIRST_STREAM + stream
-                lanes.append(Lane(pid=step.replica, tid=tid, name=f"stream {tid} of its first GPU", order=tid))
+                lanes.append(Lane(pid=pid, tid=tid, name=f"stream {tid} of its first GPU", order=tid))
             if (same := Same(one_kind)) not in known:
                 known[same] = len(table_of_kinds)
                 table_of_kinds.append(one_kind)
-            lane.append(streams[step.replica, stream])
+            lane.append(streams[pid, stream])
             kind.append(known[same])
             start.append(begin_s)
             end.append(end_s)
@@ -113,16 +116,18 @@ def to_trace(run: ServeResult) -> Trace:
         energy_j=np.array(energy),
     )
     counters = []
-    for replica in replicas:
-        mine = table[table["replica"] == replica].sort_values("start_s", kind="stable")
+    for part in parts:
+        replica, stage = divmod(part, stages_of)
+        mine = table[table["replica"] == replica]
+        mine = (mine[mine["stage"] == stage] if stages_of > 1 else mine).sort_values("start_s", kind="stable")
         for name, column in COUNTERS:
             values = mine[column].to_numpy(dtype=float)
             if np.isfinite(values).all():
-                counters.append(Counter(pid=replica, name=name, time_ps=_ps(mine["start_s"].tolist()), value=values))
-        so_far_j = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) / run.spec.gpus_of(replica)
+                counters.append(Counter(pid=part, name=name, time_ps=_ps(mine["start_s"].tolist()), value=values))
+        so_far_j = np.cumsum(mine["energy_j"].to_numpy(dtype=float)) * stages_of / run.spec.gpus_of(replica)
         ends_ps = _ps(mine["end_s"].tolist())
-        counters.append(Counter(pid=replica, name="energy J per GPU", total=True, time_ps=ends_ps, value=so_far_j))
-    processes = {replica: _process(run, replica) for replica in replicas}
+        counters.append(Counter(pid=part, name="energy J per GPU", total=True, time_ps=ends_ps, value=so_far_j))
+    processes = {part: _process(run, *divmod(part, stages_of)) for part in parts}
     return Trace(
         processes=processes | {requests_pid: "requests"},
         lanes=lanes,
@@ -138,9 +143,11 @@ def to_trace(run: ServeResult) -> Trace:
     )
 
 
-def _process(run: ServeResult, replica: int) -> str:
-    """The name of a replica, or of one side of it."""
-    spec, gpus = run.spec, f"{run.spec.gpus_of(replica)} x {run.machine.gpu.id}"
+def _process(run: ServeResult, replica: int, stage: int) -> str:
+    """The name of a replica, or of one side or stage of it."""
+    spec, gpus = run.spec, f"{run.spec.gpus_of(replica) // run.spec.pp} x {run.machine.gpu.id}"
+    if spec.pp > 1:
+        return f"replica {replica}, stage {stage} ({gpus})"
     if spec.sm_partition is None:
         return f"replica {replica} ({gpus})"
     side, number = divmod(replica, spec.replicas)
@@ -156,15 +163,19 @@ def _about(run: ServeResult) -> dict[str, Any]:
         "version": release(),
         "gpu": run.machine.gpu.id,
         **run.standing.as_json(),
-        "world": max(spec.gpus_of(replica) for replica in (0, spec.prefill_replicas)),
-        "worlds": [spec.gpus_of(replica) for replica in range(spec.prefill_replicas + spec.replicas)],
+        "world": max(spec.gpus_of(replica) for replica in (0, spec.prefill_replicas)) // spec.pp,
+        "worlds": [
+            spec.gpus_of(replica) // spec.pp
+            for replica in range(spec.prefill_replicas + spec.replicas)
+            for _ in range(spec.pp)
+        ],
         "scenario": {name: value for name, value in policy.items() if value is not None},
     } | ({"host_issue_s": issue_s} if spec.launch == "eager" else {})
 
 
 def _what(row: Stretch) -> str:
     if not row.steps:
-        return "idle"
+        return "to the next stage" if row.decoding or row.prompt_tokens else "idle"
     if not row.prompt_tokens:
         return "decode"
     return "mixed" if row.decoding else "prefill"

@@ -7,7 +7,7 @@ switches beyond. Alone a cache takes what a send of its bytes takes; several on 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
@@ -71,9 +71,9 @@ class CacheTransfers:
             roles = (self.front, self.group)
             all_bytes = max(role.world * memory_of(self.spec, role, context=whole).kv_bytes for role in roles)
             rank_bytes = all_bytes / len(ways)
-            sent = _sent(self.machine, round(rank_bytes), ranks)
-            idle_j = 2 * sent.time_s * self.machine.model.idle_w(self.machine.model.max_clock_hz)
-            cost = Cost(time_s=sent.time_s, energy_j=len(ways) * max(0.0, sent.energy_j - idle_j))
+            alone = sent(self.machine, round(rank_bytes), ranks)
+            idle_j = 2 * alone.time_s * self.machine.model.idle_w(self.machine.model.max_clock_hz)
+            cost = Cost(time_s=alone.time_s, energy_j=len(ways) * max(0.0, alone.energy_j - idle_j))
             known = self._costs[whole, near] = cost, rank_bytes
         return known
 
@@ -105,14 +105,21 @@ class CacheTransfers:
         return tuple((Port(name=name, tier="link", bytes_per_s=link), 1.0) for name in (f"gpu{a} out", f"gpu{b} in"))
 
 
-def _sent(machine: Machine, count: int, ranks: tuple[int, int]) -> Cost:
+def waiting_w(machine: Machine, ranks: tuple[int, int]) -> float:
+    """What a rank draws above idle that waits in a send or receive for the other."""
+    return classifier(machine, eager=False)(_send("send", 1, ranks)).terms.waiting_power_w
+
+
+def _send(name: str, count: int, ranks: tuple[int, int]) -> Kernel:
+    work = CollectiveWork(op=CollectiveOp.SEND, ranks=ranks, buffer_bytes=count)
+    return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(count))
+
+
+def sent(machine: Machine, count: int, ranks: tuple[int, int], *, name: str = "send_kv") -> Cost:
     """Moving ``count`` bytes from one rank to another; joules of both."""
-    work = CollectiveWork(op=CollectiveOp.SEND, ranks=(0, 1), buffer_bytes=count)
-    kernel = Kernel(name="send_kv", work=replace(work, ranks=ranks), flops=0.0, bytes_moved=float(count))
-    price = classifier(machine, eager=False)(kernel)
-    program = RankProgram(
-        phases=(Phase(name="move", segments=(Segment(name="kv", kernels=(replace(kernel, work=work),)),)),)
-    )
+    price = classifier(machine, eager=False)(_send(name, count, ranks))
+    kernel = _send(name, count, (0, 1))
+    program = RankProgram(phases=(Phase(name="move", segments=(Segment(name="kv", kernels=(kernel,)),)),))
     moving = Work(program=Program(ranks=(program, program)), tokens=1, classify=lambda _: price, issue_s=None)
     plan = Plan(work=moving, model=machine.model)
     (part,) = play(plan.full.sequence, (machine.limits.fast_limit_w,) * 2)

@@ -15,8 +15,7 @@ from sim.result.report import duration, extent, summary
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.scenario.spec import Scenario
-from sim.ui import pictures
-from sim.ui.pictures import Picture
+from sim.ui import drawn
 from sim.ui.state import scenario_of
 
 # Plans and prices are shared by all requests: one simulates at a time.
@@ -27,14 +26,14 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Everything that one side shows. ``tiles`` are (label, value, small print)."""
+    """Everything that one side shows. ``tiles`` are (label, value, small print); pictures are HTML."""
 
     title: str
     tiles: tuple[tuple[str, str, str], ...]
     memory: Mapping[str, float]
-    timeline: Picture
+    timeline: str
     timeline_note: str
-    roofline: Picture
+    roofline: str
     basis: str
     command: str
     seconds: float
@@ -55,14 +54,14 @@ def _answer(scenario: Scenario) -> Answer:
         except MemoryShortError as error:
             raise MemoryShortError(str(error).removesuffix("; or --ignore-memory")) from None
     data = summary(run)
-    timeline, note = pictures.lanes(run)
+    timeline, note = drawn.lanes(run)
     return Answer(
         title=f"{data['model']} {scenario.phase} on {run.gpus} x {run.machine.gpu.id}",
         tiles=tuple(_tiles(run, data)),
         memory=data["memory_bytes_per_gpu"],
         timeline=timeline,
         timeline_note=note,
-        roofline=pictures.roofline(run),
+        roofline=drawn.roofline(run),
         basis=run.standing.words(),
         command=command_of(scenario),
         seconds=perf_counter() - begun,

@@ -116,8 +116,7 @@ def _callbacks(app: Dash) -> None:
 
     @app.callback(
         Output({"side": MATCH, "out": "text"}, "children"),
-        Output({"side": MATCH, "graph": ALL}, "figure"),
-        Output({"side": MATCH, "graph": ALL}, "style"),
+        Output({"side": MATCH, "store": "pictures"}, "data"),
         Output({"side": MATCH, "out": "memory"}, "children"),
         Output({"side": MATCH, "out": "note"}, "children"),
         Output({"side": MATCH, "out": "end"}, "children"),
@@ -131,13 +130,12 @@ def _callbacks(app: Dash) -> None:
         try:
             found = answer(fields)
         except WattlineError as error:
-            return form.refused(str(error)), [no_update] * 2, [no_update] * 2, [], "", [], None, "outputs without"
+            return form.refused(str(error)), no_update, [], "", [], None, "outputs without"
         trace = f"{base}trace?{PageState(a=fields).query()}"
-        drawn = (found.timeline, found.roofline)
-        graphs, styles = [one.figure for one in drawn], [_tall(one) for one in drawn]
+        drawn = {f"timeline-{ids[0]['side']}": found.timeline, f"roofline-{ids[0]['side']}": found.roofline}
         end = form.ending(found, trace)
         held, note = form.memory(found.memory), found.timeline_note
-        return form.told(found), graphs, styles, held, note, end, found.figures, "outputs"
+        return form.told(found), drawn, held, note, end, found.figures, "outputs"
 
     @app.callback(Output("difference", "children"), Input({"side": ALL, "store": "figures"}, "data"))
     def compared(figures: list[Any]) -> Any:
@@ -194,6 +192,13 @@ def _callbacks(app: Dash) -> None:
         (point,) = click["points"]
         chosen = pictures.of_cell(point["x"], point["y"])
         return [chosen.get(one["field"], no_update) for one in ids]
+
+    # Pictures are HTML as it stands: thousands of components would take React longer than the browser takes to draw.
+    app.clientside_callback(
+        ClientsideFunction("wattline", "draw"),
+        Output({"side": MATCH, "store": "shown"}, "data"),
+        Input({"side": MATCH, "store": "pictures"}, "data"),
+    )
 
     # The address follows the form, so that it can be kept; the server need not be asked for it.
     app.clientside_callback(

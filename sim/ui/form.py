@@ -54,6 +54,8 @@ def side(letter: str, fields: Mapping[str, Any], *, compared: bool) -> Any:
             html.Div([_control(letter, name, fields.get(name)) for name in FIELDS], className="form card"),
             html.Div(outputs, className="outputs", id=ident(letter, out="all")),
             dcc.Store(id=ident(letter, store="figures")),
+            dcc.Store(id=ident(letter, store="pictures")),
+            dcc.Store(id=ident(letter, store="shown")),
         ],
         className="side" + " compared" * compared,
         id=f"side-{letter}",
@@ -61,8 +63,7 @@ def side(letter: str, fields: Mapping[str, Any], *, compared: bool) -> Any:
 
 
 def _card(letter: str, name: str, title: str, *more: Any) -> Any:
-    graph = dcc.Graph(id=ident(letter, graph=name), figure={}, config=CONFIG)
-    return html.Div([html.H3(title), graph, *more], className="card")
+    return html.Div([html.H3(title), html.Div(id=f"{name}-{letter}"), *more], className="card")
 
 
 def _legend() -> Any:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from workloads.kernels import Shape, elementwise_kernel
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange, RankSplit, SampleToken, StageEnd
+from workloads.model import ModelSpec
+from workloads.parallel import Layout
 from workloads.placement import stage_pairs
 from workloads.program import Kernel, Segment
 from workloads.work import CollectiveWork, DType, Elementwise
@@ -97,6 +99,11 @@ def handed_on(shape: Shape) -> int:
     (boundary,) = shard((StageEnd(),), RankSplit.of(shape.layout), returns=False)
     assert isinstance(boundary, Exchange)
     return boundary.elements(shape.local_sizes(boundary.parallel)) * boundary.element_bytes
+
+
+def stage_bytes(model: ModelSpec, layout: Layout, tokens: int) -> int:
+    """Bytes that one rank hands to the next stage after a step of ``tokens``."""
+    return handed_on(Shape(model=model, layout=layout, batch=tokens, new_tokens=1, context=1))
 
 
 def _send(step: StagePass, part: int, *, ahead: bool) -> Segment:

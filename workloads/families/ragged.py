@@ -46,11 +46,13 @@ def build_ragged(
     scored: int,
     tokens: int | None = None,
     options: Options | None = None,
+    stage: int = 0,
 ) -> Program:
     """One step over ``groups``: products over all tokens at once, attention group by group, ``scored`` rows of the
     vocabulary head (sequences whose next token this step yields).
 
     ``tokens`` replaces the groups' sum: with no groups it builds a step without its attention, 0 one without all else.
+    Of a pipeline it is what the ranks of one ``stage`` do: the embedding is on the first, the head on the last.
 
     >>> from workloads import load_model
     >>> groups = [Group(phase="decode", sequences=8, new_tokens=1, context=900),
@@ -64,8 +66,8 @@ def build_ragged(
     check_options(model, layout, options)
     if model.state_space or not model.causal or model.encoder is not None:
         raise WorkloadError(f"{model.id}: serving is known for decoders whose every layer is alike, not for this model")
-    if layout.pp * layout.dp * layout.cp > 1 or layout.sequence_parallel:
-        raise WorkloadError("a server's step runs on a tensor- or expert-parallel group: leave pp, dp, cp at 1")
+    if layout.dp * layout.cp > 1 or layout.sequence_parallel:
+        raise WorkloadError("a server's step runs on stages of tensor- or expert-parallel groups: leave dp, cp at 1")
     if tokens is None:
         tokens = sum(group.sequences * group.new_tokens for group in groups)
         positive("tokens", tokens)
@@ -75,22 +77,24 @@ def build_ragged(
     precision = precision_in(model, options)
     whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1, precision=precision)
     loads = loads_of(whole, options)
-    templates = [_rank(whole, groups, scored, load, stack, options, dense=tokens > 0) for load in loads]
+    templates = [_rank(whole, stage, groups, scored, load, stack, options, dense=tokens > 0) for load in loads]
+    alone = replace(layout, pp=1)
     return Program(
         ranks=tuple(
             bind(
                 templates[rank % len(templates)],
-                groups_of(layout, rank),
+                groups_of(alone, rank),
                 ctas=options.comm_ctas,
                 all_reduce=options.all_reduce,
             )
-            for rank in range(layout.world)
+            for rank in range(layout.stage_ranks)
         )
     )
 
 
 def _rank(
     whole: Shape,
+    stage: int,
     groups: Sequence[Group],
     scored: int,
     load: ExpertLoad | None,
@@ -101,11 +105,12 @@ def _rank(
 ) -> RankProgram:
     layers = whole.model.layers if options.layers is None else options.layers
     engine = engine_of(stack.engine)
-    segments = list(front_segments(whole, "prefill", stack, options)) if dense else []
+    mine = whole.layout.stage_layers(layers, stage)
+    segments = list(front_segments(whole, "prefill", stack, options)) if dense and stage == 0 else []
     runs = [
         (name, block, precision, run)
-        for name, block, mine in whole.model.layer_groups(range(layers))
-        for precision, run in whole.precision.runs(mine)
+        for name, block, alike in whole.model.layer_groups(mine)
+        for precision, run in whole.precision.runs(alike)
     ]
     for name, block, precision, run in runs:
         kernels: list[Kernel] = []
@@ -122,7 +127,7 @@ def _rank(
                     kernels += node_kernels(node, stored, "prefill", load, stack, options)
         if kernels:
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
-    if options.lm_head and scored:
+    if options.lm_head and scored and stage == whole.layout.pp - 1:
         segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored), stack, options)))
     return RankProgram(phases=(Phase(name="step", segments=tuple(segments)),))
 

@@ -38,11 +38,13 @@ def vllm(deployment: Deployment, role: Role) -> list[str]:
     """``vllm serve``; prompts and decoding apart hand caches over by NIXL."""
     spec = deployment.server
     command = [
-        "vllm", "serve", MODEL, "--tensor-parallel-size", str(deployment.group(role)), "--dtype", DTYPES[spec.dtype],
+        "vllm", "serve", MODEL, "--tensor-parallel-size", str(deployment.width(role)), "--dtype", DTYPES[spec.dtype],
         "--max-num-seqs", str(spec.max_num_seqs), "--max-num-batched-tokens", str(spec.max_num_batched_tokens),
         "--gpu-memory-utilization", f"{spec.memory_share:g}", "--max-model-len", str(_longest(deployment)),
         "--port", str(PORT),
     ]  # fmt: skip
+    if (pp := deployment.degrees(role)["pp"]) > 1:
+        command += ["--pipeline-parallel-size", str(pp)]
     if deployment.degrees(role)["ep"] > 1:
         command.append("--enable-expert-parallel")
     if spec.dtype == "fp8_e4m3":
@@ -56,11 +58,13 @@ def sglang(deployment: Deployment, role: Role) -> list[str]:
     """``sglang.launch_server``."""
     spec = deployment.server
     command = [
-        "python", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", str(deployment.group(role)),
+        "python", "-m", "sglang.launch_server", "--model-path", MODEL, "--tp-size", str(deployment.width(role)),
         "--dtype", DTYPES[spec.dtype], "--max-running-requests", str(spec.max_num_seqs),
         "--chunked-prefill-size", str(spec.max_num_batched_tokens), "--mem-fraction-static", f"{spec.memory_share:g}",
         "--context-length", str(_longest(deployment)), "--host", ANYWHERE, "--port", str(PORT),
     ]  # fmt: skip
+    if (pp := deployment.degrees(role)["pp"]) > 1:
+        command += ["--pp-size", str(pp)]
     if (ep := deployment.degrees(role)["ep"]) > 1:
         command += ["--ep-size", str(ep)]
     if spec.dtype == "fp8_e4m3":
@@ -74,11 +78,13 @@ def trtllm(deployment: Deployment, role: Role) -> list[str]:
     """``trtllm-serve``, alike for each role: a file of ``trtllm-serve disaggregated`` says who hands over."""
     spec = deployment.server
     command = [
-        "trtllm-serve", MODEL, "--backend", "pytorch", "--tp_size", str(deployment.group(role)),
+        "trtllm-serve", MODEL, "--backend", "pytorch", "--tp_size", str(deployment.width(role)),
         "--max_batch_size", str(spec.max_num_seqs), "--max_num_tokens", str(spec.max_num_batched_tokens),
         "--kv_cache_free_gpu_memory_fraction", f"{spec.memory_share:g}", "--max_seq_len", str(_longest(deployment)),
         "--host", ANYWHERE, "--port", str(PORT),
     ]  # fmt: skip
+    if (pp := deployment.degrees(role)["pp"]) > 1:
+        command += ["--pp_size", str(pp)]
     if (ep := deployment.degrees(role)["ep"]) > 1:
         command += ["--ep_size", str(ep)]
     if deployment.question.input_len > spec.max_num_batched_tokens - spec.max_num_seqs:

@@ -132,13 +132,18 @@ class Deployment:
     reasons: tuple[str, ...] = field(default=())
 
     def degrees(self, role: Role) -> dict[str, int]:
-        """Tensor and expert parallel degrees of a replica that plays ``role``."""
+        """Tensor, expert and pipeline parallel degrees of a replica that plays ``role``."""
         spec, first = self.spec, "prefill_" if role == "prefill" else ""
-        return {name: int(spec.get(first + name, spec.get(name, 1))) for name in ("tp", "ep")}
+        return {name: int(spec.get(first + name, spec.get(name, 1))) for name in ("tp", "ep", "pp")}
+
+    def width(self, role: Role = "serve") -> int:
+        """GPUs of a stage of a replica that plays ``role``."""
+        degrees = self.degrees(role)
+        return max(degrees["tp"], degrees["ep"])
 
     def group(self, role: Role = "serve") -> int:
         """GPUs of a replica that plays ``role``."""
-        return max(self.degrees(role).values())
+        return self.width(role) * self.degrees(role)["pp"]
 
     @property
     def tokens_per_s(self) -> float:
@@ -260,6 +265,6 @@ class Deployment:
 
 
 ROW_FIELDS = (
-    "tp", "ep", "ep_mode", "replicas", "prefill_tp", "prefill_ep", "prefill_replicas", "dtype", "sm_clock_mhz",
+    "tp", "ep", "pp", "ep_mode", "replicas", "prefill_tp", "prefill_ep", "prefill_replicas", "dtype", "sm_clock_mhz",
     "power_cap_w", "max_num_seqs", "max_num_batched_tokens",
 )  # fmt: skip

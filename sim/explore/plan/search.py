@@ -14,19 +14,20 @@ from hardware.errors import HardwareError
 from sim.errors import ScenarioError, SimError
 from sim.explore.plan.question import Deployment, Question
 from sim.explore.plan.site import Half, Site, shares
+from sim.explore.plan.stages import prices_of
 from sim.explore.workers import Pool, WorkerDied
 from sim.result.served import standing_served
 from sim.scenario.machine import machine_of
-from sim.scenario.spec import Scenario
 from sim.serving.clock import clocks_mhz
 from sim.serving.memory import kv_blocks
-from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
 
 REFUSALS = (SimError, workloads.WorkloadError, HardwareError)
 # GPUs of a replica that are tried, and tokens of a step at most.
 GROUPS = (1, 2, 4, 8, 16)
 _DEGREES = ("tp", "ep", "ep_mode")
+# Pipeline stages that are tried inside a replica.
+STAGES = (2, 4)
 # So many ways are looked at in about the time that workers take to start.
 FEW_WAYS = 6
 # Pairs of unequal degrees, for prompts and to decode, that are looked at closely: the most promising ones.
@@ -165,6 +166,7 @@ def _ways(question: Question) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = []
     for size in (size for size in GROUPS if size <= question.gpus and question.gpus % size == 0):
         groups.append({"tp": size})
+        groups += [{"tp": size // pp, "pp": pp, "pp_batches": "even"} for pp in STAGES if size % pp == 0]
         if getattr(model, "experts", 0) and size > 1:
             groups.append({"ep": size, "ep_mode": "all_to_all"})
             groups.append({"tp": size, "ep": size, "ep_mode": "all_reduce"})
@@ -192,22 +194,20 @@ def _deployments(question: Question, fields: dict[str, Any]) -> _Found:
     kv_blocks(spec, front, target)  # refused where weights alone are too much
     _check_positions(question)
 
-    def prices(one: Scenario) -> StepPrices:
-        return StepPrices(scenario=one, machine=machine_of(one), sampling=spec.sampling, attention=spec.attention)
-
-    own_prices = prices(group)
+    own_prices = prices_of(spec, group)
     site = Site(
         question=question,
         base=base,
         prices=own_prices,
-        prompts=prices(front) if unequal else own_prices,
+        prompts=prices_of(spec, front) if unequal else own_prices,
         fitting=room // (question.input_len + question.output_len),
         cap_w=target.limits.slow_limit_w,
     )
     if site.fitting < 1:
         raise ScenarioError(f"one request needs more KV cache than the {room:,} tokens that a replica holds")
     standing = standing_served(target, group, asks=("the load of a plan",))
-    half = site.half() if "disaggregated" in question.modes else None
+    # A stage that only decodes is left out: vLLM's scheduler keeps what comes one by one in one batch.
+    half = site.half() if "disaggregated" in question.modes and spec.pp == 1 else None
     ways = {
         "aggregated": None if unequal or "aggregated" not in question.modes else site.together(),
         "disaggregated": None if half is None else site.apart(half),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.explore.plan.question import Question
+from sim.explore.plan.stages import Prices
 from sim.explore.plan.steady import (
     MOST_LOAD,
     ReplicaLoad,
@@ -16,7 +17,6 @@ from sim.explore.plan.steady import (
     decoding_and_prompts,
     prompts_alone,
 )
-from sim.serving.price import StepPrices
 
 # The share of the targets that is aimed at.
 AIM = 0.97
@@ -46,15 +46,15 @@ class Site:
 
     question: Question
     base: dict[str, Any]
-    prices: StepPrices
-    prompts: StepPrices
+    prices: Prices
+    prompts: Prices
     fitting: int
     cap_w: float
 
     @property
     def replicas(self) -> int:
         """How many there are where all are of one kind."""
-        return self.question.gpus // self.prices.scenario.world
+        return self.question.gpus // self.prices.world
 
     @property
     def _most(self) -> int:
@@ -74,14 +74,14 @@ class Site:
             **more,
         }
 
-    def _load(self, step_tokens: int, prices: StepPrices) -> ReplicaLoad:
+    def _load(self, step_tokens: int, prices: Prices) -> ReplicaLoad:
         return ReplicaLoad(
             input_len=self.question.input_len,
             output_len=self.question.output_len,
             step_tokens=step_tokens,
             cap_w=self.cap_w,
             host_s=self.question.host_ms * 1e-3,
-            replicas=max(1, self.question.gpus // prices.scenario.world),
+            replicas=max(1, self.question.gpus // prices.world),
         )
 
     def together(self) -> dict[str, Any] | None:
@@ -126,7 +126,7 @@ class Site:
         if most is None or most_prompts is None or first is None:
             return None
         return Half(
-            gpus=self.prices.scenario.world,
+            gpus=self.prices.world,
             prompts_per_s=most_prompts,
             prompts_w=first.power_w,
             sequences=most[0],
@@ -136,7 +136,7 @@ class Site:
 
     def apart(self, half: Half) -> dict[str, Any] | None:
         """Some replicas for prompts, the others to decode: the numbers that carry the highest load."""
-        asked, sizes = self.question, (self.prompts.scenario.world, self.prices.scenario.world)
+        asked, sizes = self.question, (self.prompts.world, self.prices.world)
         sequences, steady, binds = half.sequences, half.decoding, half.binds
         capacities = [
             (min(front * half.prompts_per_s, back * steady.load_per_s), -front, back)

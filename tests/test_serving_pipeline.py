@@ -1,0 +1,261 @@
+"""Replicas in pipeline stages: a lone request, saturation, memory, joules, and what batches share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import workloads
+from sim.cli import main
+from sim.errors import ScenarioError
+from sim.scenario.layout import layout_of
+from sim.scenario.machine import machine_of
+from sim.serving import ServeResult, ServeSpec, serve
+from sim.serving.cost import Batch, Chunk, Cost
+from sim.serving.memory import kv_blocks, stage_needs
+from sim.serving.stages import handoffs, stage_machine, stage_prices
+from sim.serving.trace import to_trace
+from traces.write.check import check_trace
+from workloads.memory import MemoryLoad
+
+# A stack whose host adds nothing: what is left are stages and transfers.
+PLAIN: dict[str, Any] = {"model": "llama3-8b", "stack": "paged-kv", "input_tokens": 1000, "output_tokens": 8}
+BUSY = PLAIN | {"concurrency": 96, "requests": 240, "output_tokens": 64, "max_num_batched_tokens": 2048}
+
+
+def stages_of(spec: ServeSpec) -> Any:
+    return stage_prices(spec, spec.group())
+
+
+def through(spec: ServeSpec, batch: Batch) -> float:
+    """Seconds of a batch alone through all stages, as the sum of its parts."""
+    hand = handoffs(spec, spec.group(), 0)
+    tokens = batch.decoding + batch.prompt_tokens
+    computed = sum(prices.whole(batch).time_s for prices in stages_of(spec))
+    return float(computed + sum(hand.cost(tokens, stage).time_s for stage in range(spec.pp - 1)))
+
+
+# -- one request -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(2, 1), (4, 1), (2, 2)])
+def test_a_lone_request_takes_the_sum_of_its_stages_and_transfers(pp: int, tp: int) -> None:
+    spec = ServeSpec.of(**PLAIN, pp=pp, tp=tp, requests=1)
+    run = serve(spec)
+    (request,) = run.requests.to_dict("records")
+    prompt = through(spec, Batch(chunks=(Chunk(tokens=1000, context=1000),), ending=1))
+    # Limiters of an idle GPU begin a little below the fast limit, at which the sum is taken.
+    assert request["ttft_s"] == pytest.approx(prompt, rel=1e-3)
+    tokens = [through(spec, Batch(decoding=1, cached=1000 + number, longest=1000 + number)) for number in range(7)]
+    assert request["e2e_s"] == pytest.approx(prompt + sum(tokens), rel=1e-3)
+    assert run.log.gaps_s == pytest.approx(tokens, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_stages_together_do_what_one_group_does(model: str, tp: int) -> None:
+    one, two, many = (ServeSpec.of(model=model, stack="paged-kv", tp=tp, pp=pp) for pp in (1, 2, 3))
+    batch = Batch(decoding=40, cached=40 * 700, chunks=(Chunk(tokens=300, context=500),), ending=1)
+    (whole,) = stages_of(one)
+    for spec in (two, many):
+        parts = [prices.whole(batch) for prices in stages_of(spec)]
+        together = Cost(*(sum(column) for column in zip(*parts, strict=True)))
+        assert together.time_s == pytest.approx(whole.whole(batch).time_s, rel=1e-9)
+        assert together.energy_j == pytest.approx(whole.whole(batch).energy_j, rel=1e-9)
+        for prices in stages_of(spec):
+            assert prices.world == tp
+            assert prices.exact(batch).time_s == pytest.approx(prices.whole(batch).time_s, rel=0.01)
+
+
+def test_one_stage_is_what_a_server_without_a_pipeline_is() -> None:
+    assert (
+        serve(**PLAIN, pp=1, requests=30, rate_per_s=30.0).summary
+        == serve(**PLAIN, requests=30, rate_per_s=30.0).summary
+    )
+
+
+# -- many requests -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def busy(request: pytest.FixtureRequest) -> ServeResult:
+    return serve(**BUSY, pp=request.param)
+
+
+def test_a_stage_does_one_thing_at_a_time_and_time_is_accounted_for(busy: ServeResult) -> None:
+    table = busy.stretches
+    for stage in range(busy.spec.pp):
+        mine = table[table["stage"] == stage].sort_values("start_s", kind="stable")
+        begins, ends = mine["start_s"].to_numpy(), mine["end_s"].to_numpy()
+        assert begins[1:] == pytest.approx(ends[:-1]) and begins[0] == 0.0
+        assert ends[-1] == pytest.approx(busy.end_s)
+    assert busy.energy_j == pytest.approx(float(table["energy_j"].sum()), rel=1e-9)
+    requests, known = busy.requests, busy.energy_j_by_part
+    assert requests["prefill_j"].sum() == pytest.approx(known["prefill"])
+    assert requests["decode_j"].sum() == pytest.approx(known["decode"])
+
+
+def test_saturation_is_what_the_slowest_stage_takes_at_most(busy: ServeResult) -> None:
+    table = busy.stretches
+    moved = (table["steps"] == 0) & ((table["decoding"] > 0) | (table["prompt_tokens"] > 0))
+    works = table[(table["steps"] > 0) | moved]
+    per_stage = works.groupby("stage").apply(lambda rows: float((rows["end_s"] - rows["start_s"]).sum()))
+    assert per_stage.max() <= busy.end_s * (1 + 1e-9)
+    # Full batches keep the last stage, which has the head too, at work nearly all of the time.
+    shares = [stage["busy_share"] for stage in busy.summary["pipeline"]["stages"]]
+    assert max(shares) == shares[-1] > 0.85
+    alone = serve(**BUSY).summary["output_tokens_per_s"]
+    faster = busy.summary["output_tokens_per_s"] / alone
+    assert 0.6 * busy.spec.pp < faster < 1.05 * busy.spec.pp
+
+
+def test_no_more_batches_are_in_flight_than_there_are_stages(busy: ServeResult) -> None:
+    """At any time each stage computes one batch at most, and all of them at once a good part of the time."""
+    table = busy.stretches
+    works = table[table["steps"] > 0]
+    marks = sorted([*((begin, 1) for begin in works["start_s"]), *((end, -1) for end in works["end_s"])])
+    running = most = 0
+    for _, change in marks:
+        running += change
+        most = max(most, running)
+    assert most == busy.spec.pp
+
+
+def test_even_batches_hold_their_part_at_most() -> None:
+    """Requests that come at once fill one batch of a vLLM; each gets its part where batches are even."""
+    short = PLAIN | {"input_tokens": 16, "output_tokens": 40, "concurrency": 40, "requests": 120, "max_num_seqs": 40}
+    natural, even = (serve(**short, pp=2, pp_batches=batches) for batches in ("natural", "even"))
+    assert natural.stretches["decoding"].max() == 40 and even.stretches["decoding"].max() == 20
+    assert even.summary["pipeline"]["bubble_share"] < 0.2 < 0.4 < natural.summary["pipeline"]["bubble_share"]
+    # It makes hardly more tokens: each of the small batches reads all weights.
+    assert even.summary["output_tokens_per_s"] > 0.95 * natural.summary["output_tokens_per_s"]
+
+
+def test_bubbles_burn_what_idle_and_waiting_gpus_burn() -> None:
+    spec = ServeSpec.of(**PLAIN, pp=2, requests=1, concurrency=1)
+    run, hand = serve(spec), handoffs(spec, spec.group(), 0)
+    table = run.stretches
+    pauses = table[(table["steps"] == 0) & (table["decoding"] == 0) & (table["prompt_tokens"] == 0)]
+    idle_w = stage_machine(spec.group()).model.idle_w(stage_machine(spec.group()).model.max_clock_hz)
+    watts = pauses["power_w_per_gpu"].to_numpy()
+    assert hand.waiting_w > 0 and watts.min() >= idle_w - 1e-6 and watts.max() <= idle_w + hand.waiting_w + 1e-6
+    # The second stage waits in a receive while the first one computes; the first one waits for nobody.
+    assert pauses[pauses["stage"] == 0]["power_w_per_gpu"].max() == pytest.approx(idle_w)
+    assert pauses[pauses["stage"] == 1]["power_w_per_gpu"].max() == pytest.approx(idle_w + hand.waiting_w)
+    said = run.summary["pipeline"]
+    assert said["bubble_share"] == pytest.approx(0.5, abs=0.05)
+    shares = [stage["busy_share"] for stage in said["stages"]]
+    assert sum(shares) / 2 + said["transfer_share"] + said["bubble_share"] == pytest.approx(1.0)
+
+
+# -- memory, transfers ---------------------------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_the_fullest_stage() -> None:
+    spec = ServeSpec.of(model="llama3-70b", tp=2, pp=3, stack="paged-kv")
+    group = spec.group()
+    first, middle, last = stage_needs(spec, group, context=16)
+    layers = [len(layout_of(group).stage_layers(80, stage)) for stage in range(3)]
+    assert layers == [26, 27, 27]
+    assert middle.kv_bytes == pytest.approx(first.kv_bytes * 27 / 26)
+    assert last.weight_bytes - middle.weight_bytes == pytest.approx(128256 * 8192 / 2 * 2)  # the head's half
+    room = machine_of(group).gpu.memory_bytes * 0.9
+    by_stage = [int((room - n.weight_bytes - n.activation_bytes) / n.kv_bytes) for n in (first, middle, last)]
+    assert kv_blocks(spec, group, machine_of(group)) == min(by_stage) == by_stage[2]
+    with pytest.raises(ScenarioError, match=r"does not fit on h100-sxm-80gb with tp = 1.*raise tp, pp or memory_share"):
+        serve(model="llama3-70b", requests=1)
+    assert serve(model="llama3-70b", pp=4, requests=2, output_tokens=2).spec.gpus == 4
+
+
+def test_stages_of_another_node_hand_over_through_nics() -> None:
+    near, far = (ServeSpec.of(model="llama3-70b", tp=tp, pp=2) for tp in (4, 8))
+    inside, outside = (handoffs(spec, spec.group(), 0).cost(8192, 0) for spec in (near, far))
+    assert inside.time_s < 0.3 * outside.time_s
+    assert outside.time_s == pytest.approx(8192 * 8192 * 2 / 50e9, rel=0.05)  # the residual stream at 400 Gb/s
+    # The second replica of three stages of two GPUs begins at GPU 6 of 8: its second stage is on the next node.
+    spec = ServeSpec.of(model="llama3-8b", tp=2, pp=3, replicas=2)
+    crossing = handoffs(spec, spec.group(), 1)
+    assert crossing.cost(4096, 0).time_s > 2 * crossing.cost(4096, 1).time_s
+
+
+def test_pieces_of_a_long_prompt_follow_one_another_through_the_stages() -> None:
+    long = PLAIN | {"input_tokens": 16384, "requests": 1, "output_tokens": 2}
+    one, two = (serve(**long, pp=pp, max_num_batched_tokens=2048).summary for pp in (1, 2))
+    # Eight pieces on two stages: nine half steps in place of sixteen, and transfers.
+    assert 9 / 16 < two["ttft_s"]["mean"] / one["ttft_s"]["mean"] < 0.66
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("stack", ["paged-kv", "vllm"])
+def test_short_memory_loses_no_request(preemption: str, stack: str) -> None:
+    tight = PLAIN | {"stack": stack, "input_tokens": 400, "output_tokens": 200, "requests": 60, "rate_per_s": 200.0}
+    run = serve(**tight, pp=2, kv_blocks=120, preemption=preemption, length_spread=0.5)
+    table = run.requests
+    assert (table["done_s"] >= table["first_token_s"]).all() and run.summary["preemptions"] > 0
+    assert run.summary["most_blocks"] <= 120
+    assert run.energy_j == pytest.approx(float(run.stretches["energy_j"].sum()), rel=1e-9)
+
+
+def test_a_replica_in_stages_can_die_and_rest() -> None:
+    fields = PLAIN | {"pp": 2, "replicas": 2, "requests": 120, "rate_per_s": 120.0, "output_tokens": 64}
+    run = serve(**fields, kills=[(0.4, 0)])
+    assert (run.requests["done_s"] > 0).all() and run.requests["moves"].sum() > 0
+    assert run.energy_j == pytest.approx(float(run.stretches["energy_j"].sum()), rel=1e-9)
+    scaled = serve(**fields | {"rate_per_s": 5.0}, autoscale="requests", autoscale_look_s=1.0, autoscale_calm_s=1.0)
+    assert (scaled.requests["done_s"] > 0).all()
+    assert scaled.energy_j == pytest.approx(float(scaled.stretches["energy_j"].sum()), rel=1e-9)
+
+
+def test_prompts_in_stages_hand_their_caches_over() -> None:
+    run = serve(**PLAIN, pp=2, prefill_replicas=1, requests=40, rate_per_s=20.0)
+    assert run.spec.gpus == 4 and (run.requests["transfer_j"] > 0).all()
+    assert run.spec.roles == "1 for prompts + 1 for decoding, tp 1 pp 2 each"
+
+
+# -- what is written, and what is refused ----------------------------------------------------------------------------
+
+
+def test_the_trace_has_a_process_a_stage() -> None:
+    run = serve(**BUSY | {"requests": 20, "pp": 2}, window=(0.1, 0.15))
+    trace = to_trace(run)
+    check_trace(trace)
+    names = set(trace.processes.values())
+    assert {"replica 0, stage 0 (1 x h100-sxm-80gb)", "replica 0, stage 1 (1 x h100-sxm-80gb)"} <= names
+    kinds = {kind.name for kind in trace.kinds}
+    assert {"prefill", "decode", "to the next stage"} <= kinds
+    kernels = {kind.name for kind in trace.kinds if kind.category == "kernel"}
+    assert "lm_head_gemm" in kernels or any("head" in name for name in kernels)
+    assert trace.metadata["wattline"]["worlds"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clock_policy": "slo", "slo_tpot_s": 0.1}, "pp = 2 is not known beside clock_policy = slo"),
+        ({"sm_partition": "prefill=64,decode=68"}, "pp = 2 is not known beside sm_partition"),
+        ({"pp": 1, "pp_batches": "even"}, "pp_batches = even: is of batches in a pipeline: give pp of at least 2"),
+        ({"pp": 40}, "pp = 40: 32 layers fill at most 32 stages"),
+    ],
+)
+def test_what_stages_do_not_do_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ScenarioError, workloads.WorkloadError), match=message):
+        serve(**PLAIN | {"pp": 2, "requests": 1} | change)
+
+
+def test_context_parallelism_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("--cp", "--context-parallel-size", "--decode-context-parallel-size"):
+        with pytest.raises(SystemExit) as stop:
+            main(["serve", "llama3-8b", name, "2"])
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"wattline: unknown option '{name}'") and "--tp or --pp" in said
+
+
+def test_needs_of_stages_are_the_whole() -> None:
+    model = workloads.load_model("llama3-8b")
+    held = MemoryLoad(batch=4, context=100, layers=model.layers, lm_head=True)
+    whole = workloads.memory_need(model, workloads.Layout(), held)
+    parts = workloads.stage_needs(model, workloads.Layout(pp=4), held)
+    assert sum(part.weight_bytes for part in parts) == pytest.approx(whole.weight_bytes)
+    assert sum(part.kv_bytes for part in parts) == pytest.approx(whole.kv_bytes)
