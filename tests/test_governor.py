@@ -75,10 +75,10 @@ def test_steady_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(befo
         limiter.begin(IDLE_W)
         for _ in range(5):
             limiter.step([before_w * LIMITS.tick_s])
-    assert one.is_steady(then_w)
+    assert one.loops[0].is_steady(then_w)
     for _ in range(70):
         assert one.step([then_w * LIMITS.tick_s]) == [1000.0]
-    other.rest(then_w, 70)
+    other.loops[0].rest(then_w, 70)
     assert other.loops[0].mean_w == pytest.approx(one.loops[0].mean_w)
     assert other.loops[0].window_sum_w == pytest.approx(one.loops[0].window_sum_w)
     assert list(other.loops[0].seen_w) == list(one.loops[0].seen_w)

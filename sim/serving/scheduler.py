@@ -66,7 +66,7 @@ class Scheduler:
         self._make_room()
         budget = self.limits.max_num_batched_tokens - len(self.running)
         pieces: list[tuple[Sequence, int]] = []
-        for sequence in list(self.prefilling):
+        for sequence in self.prefilling:
             if (tokens := self._piece(sequence, budget)) > 0:
                 self._publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
@@ -84,14 +84,13 @@ class Scheduler:
             self._evict(max(self.prefilling, key=lambda s: s.order))
             return self.plan()
         swapped, self._swapped_tokens = self._swapped_tokens, 0
-        batch = Batch(
-            decoding=len(self.running),
-            cached=self.cached_tokens,
-            longest=self._longest(),
-            chunks=tuple(Chunk(tokens=tokens, context=s.computed + tokens) for s, tokens in pieces),
-            ending=sum(s.computed + tokens == s.target for s, tokens in pieces),
-        )
-        return PlannedStep(batch=batch, pieces=tuple(pieces), swapped_tokens=swapped)
+        chunks: tuple[Chunk, ...] = ()
+        ending = 0
+        if pieces:
+            chunks = tuple([Chunk(tokens, s.computed + tokens) for s, tokens in pieces])
+            ending = sum([s.computed + tokens == s.target for s, tokens in pieces])
+        batch = Batch(len(self.running), self.cached_tokens, self._longest(), chunks, ending)
+        return PlannedStep(batch, tuple(pieces), swapped)
 
     def steady_steps(self) -> int:
         """How many steps like the planned one can follow with nobody coming, going or short of memory."""
