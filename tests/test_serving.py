@@ -113,7 +113,7 @@ def conserved(run: ServeResult) -> None:
     table, log = run.requests, run.log
     assert (table["done_s"] >= table["first_token_s"]).all()
     assert (table["first_token_s"] > table["arrival_s"]).all()
-    assert sum(log.gap_counts) + len(table) == table["output_tokens"].sum()
+    assert int(log.each_gap()[1].sum()) + len(table) == table["output_tokens"].sum()
     assert table["prefill_j"].sum() == pytest.approx(log.prefill_j, rel=1e-9)
     steps_j = sum(stretch.energy_j for stretch in log.stretches)
     assert steps_j + log.transfer_j == pytest.approx(run.energy_j, rel=1e-9)
