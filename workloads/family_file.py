@@ -6,7 +6,9 @@ The format is described, with a complete example, in docs/families.md. Files lie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -29,6 +31,7 @@ _FIELDS = (
     "like", "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
     "extra_parameters", "causal", "learned_positions", "positions", "kind",
 )  # fmt: skip
+TYPES = re.compile(r"^model_types\s*=\s*\[[^\]]*\]", re.MULTILINE)
 CACHE = "cache"  # the number of the layer whose keys and values an attention reads; its own: it makes them
 SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
 WORKED_OUT = ("shared", "gated", "q_latent", "one_matrix", "eager")  # what else of a node may be an expression
@@ -150,11 +153,39 @@ def _texts() -> Mapping[str, str]:
     return {one.name.removesuffix(".toml"): one.read_text(encoding="utf-8") for one in found}
 
 
+class _Families(Mapping[str, FamilyFile]):
+    """Families by ``model_type``; a file is read once a family of it is asked for (all of them take half a second)."""
+
+    def __init__(self) -> None:
+        self._files = {kind: name for name, text in _texts().items() for kind in _model_types(text)}
+
+    def __getitem__(self, kind: str) -> FamilyFile:
+        return _of_file(self._files[kind])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 @lru_cache(maxsize=1)
 def family_files() -> Mapping[str, FamilyFile]:
     """Every family that comes with the package, by ``model_type``."""
-    found: dict[str, FamilyFile] = {}
-    for name, text in _texts().items():
-        family = parse_family(text, where=f"{name}.toml")
-        found |= dict.fromkeys(family.model_types, family)
-    return found
+    return _Families()
+
+
+@lru_cache(maxsize=None)
+def _of_file(name: str) -> FamilyFile:
+    return parse_family(_texts()[name], where=f"{name}.toml")
+
+
+def _model_types(text: str) -> list[str]:
+    """The ``model_types`` of a file, without the rest of it.
+
+    >>> _model_types('source = "a page"\\nmodel_types = ["llama", "mistral"]\\n')
+    ['llama', 'mistral']
+    """
+    line = TYPES.search(text)
+    types: list[str] = tomllib.loads(line[0])["model_types"] if line else []
+    return types
