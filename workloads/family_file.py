@@ -6,15 +6,13 @@ The format is described, with a complete example, in docs/families.md. Files lie
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from inputs.texts import parse_toml, shown
+from inputs.texts import parse_toml, shown, toml_list
 from workloads.config_keys import Family, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import names
@@ -31,7 +29,6 @@ _FIELDS = (
     "like", "model_types", "architectures", "source", "checked", "refused", "ignored", "required", "tied_embeddings",
     "extra_parameters", "causal", "learned_positions", "positions", "kind",
 )  # fmt: skip
-TYPES = re.compile(r"^model_types\s*=\s*\[[^\]]*\]", re.MULTILINE)
 CACHE = "cache"  # the number of the layer whose keys and values an attention reads; its own: it makes them
 SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
 WORKED_OUT = ("shared", "gated", "q_latent", "one_matrix", "eager")  # what else of a node may be an expression
@@ -157,7 +154,7 @@ class _Families(Mapping[str, FamilyFile]):
     """Families by ``model_type``; a file is read once a family of it is asked for (all of them take half a second)."""
 
     def __init__(self) -> None:
-        self._files = {kind: name for name, text in _texts().items() for kind in _model_types(text)}
+        self._files = {kind: name for name, text in _texts().items() for kind in toml_list(text, "model_types")}
 
     def __getitem__(self, kind: str) -> FamilyFile:
         return _of_file(self._files[kind])
@@ -175,17 +172,6 @@ def family_files() -> Mapping[str, FamilyFile]:
     return _Families()
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=128)
 def _of_file(name: str) -> FamilyFile:
     return parse_family(_texts()[name], where=f"{name}.toml")
-
-
-def _model_types(text: str) -> list[str]:
-    """The ``model_types`` of a file, without the rest of it.
-
-    >>> _model_types('source = "a page"\\nmodel_types = ["llama", "mistral"]\\n')
-    ['llama', 'mistral']
-    """
-    line = TYPES.search(text)
-    types: list[str] = tomllib.loads(line[0])["model_types"] if line else []
-    return types

@@ -127,9 +127,7 @@ def _index_keys(model: ModelSpec, layers: range, context: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _layer_bytes(
-    of: Same[ModelSpec], layout: Layout, layers: range, precision: Precision, expert_replicas: int
-) -> int:
+def _layer_bytes(of: Same[ModelSpec], layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
     """Bytes of the weights of one rank's share of ``layers`` layers (norms left out)."""
     model = of.held
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
