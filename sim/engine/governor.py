@@ -68,18 +68,14 @@ class Loop:
         """The ticks of the window, the oldest first."""
         return self._view_w[self._at : self._at + self._ticks]
 
-    def _fill(self, seen_w: list[float]) -> None:
-        self._at, self._ticks = 0, len(seen_w)
-        self._twice_w = array("d", seen_w + seen_w)
-        self._view_w = np.frombuffer(self._twice_w)
-        self.window_sum_w = math.fsum(seen_w)
-
     def begin(self, idle_w: float) -> None:
         """Before its first run the GPU had been idle for longer than any limiter remembers."""
         if self.mean_w is None:
             self.mean_w = idle_w
             ticks = max(1, round(self.limits.slow_time_s / self.limits.tick_s))
-            self._fill([idle_w] * ticks)
+            self._at, self._ticks = 0, ticks
+            self._twice_w = array("d", [idle_w]) * (2 * ticks)
+            self._view_w = np.frombuffer(self._twice_w)
             self.window_sum_w = idle_w * ticks
             self.note(idle_w, 1)
 
@@ -148,8 +144,13 @@ class Loop:
         """``ticks`` steady ticks at ``power_w`` in one go."""
         assert self.mean_w is not None
         self.mean_w += (power_w - self.mean_w) * -math.expm1(-ticks * self.limits.tick_s / self.limits.middle_time_s)
-        new = min(ticks, self._ticks)
-        self._fill(self.seen_w[new:].tolist() + [power_w] * new)
+        at, whole, view_w = self._at, self._ticks, self._view_w
+        end = at + min(ticks, whole)  # of what is overwritten in the window that begins with the oldest tick,
+        view_w[at:end] = power_w
+        view_w[at + whole : end + whole] = power_w  # and of the same ticks in the other copy
+        view_w[: max(0, end - whole)] = power_w
+        self._at = end % whole
+        self.window_sum_w = math.fsum(self.seen_w.tolist())
         self.note(power_w, ticks)
 
     def _level(self) -> float:

@@ -128,10 +128,11 @@ class StepPrices:
             self._between = context_ends(self._mean)
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
-        rows = (batch.decoding, target)
-        even = self._even.get(rows)
+        decoding = batch[0]
+        even = self._even.get((decoding, target))
         if even is None:  # what does not depend on the contexts
-            even = self._even[rows] = self._rows("shared", *rows) + self._head(batch, target)
+            even = self._rows("shared", decoding, target) + self._head(batch, target)
+            self._even[decoding, target] = even
         return even + self._decoding(batch, target)
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
