@@ -22,6 +22,7 @@ from sim.scenario.spec import Scenario
 from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.price import StepPrices
+from sim.serving.records import Log
 from sim.serving.report import print_summary
 from sim.serving.request_files import read_traffic
 from sim.serving.requests import arrivals
@@ -106,6 +107,14 @@ def test_a_closed_loop_goes_round_in_the_time_of_its_steps() -> None:
     assert run.summary["requests_per_s"] == pytest.approx(8 / round_s, rel=0.02)
     little = run.summary["requests_per_s"] * run.summary["e2e_s"]["mean"]
     assert little == pytest.approx(8, rel=0.02)
+
+
+def test_times_between_tokens_are_laid_out_step_by_step() -> None:
+    log = Log()
+    assert [column.tolist() for column in log.each_gap()] == [[], []]
+    log.gap(0.5, 3)
+    log.gaps.append((0.25, 0.125, 3, 2))  # three steps, each an eighth of a second longer than the one before
+    assert [column.tolist() for column in log.each_gap()] == [[0.5, 0.25, 0.375, 0.5], [3, 2, 2, 2]]
 
 
 def conserved(run: ServeResult) -> None:
