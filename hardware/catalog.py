@@ -13,7 +13,7 @@ from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.mig import mig_slice
 from inputs.files import contents, read_text
-from inputs.texts import parse_toml, shown
+from inputs.texts import parse_toml, shown, toml_list
 
 TEXT = ("id", "name", "architecture", "link")
 TEXT_LIMIT = 200
@@ -104,8 +104,10 @@ def gpu_id(name: str) -> str:
     if ":" in name:
         card, _, profile = name.partition(":")
         return f"{gpu_id(card)}:{profile.lower()}"
-    wanted = gpu_aliases().get(name.lower(), name.lower())
     known = list_gpus()
+    if name.lower() in known:
+        return name.lower()
+    wanted = gpu_aliases().get(name.lower(), name.lower())
     if wanted in known:
         return wanted
     starts = [gpu for gpu in known if gpu.startswith(wanted)] if wanted else []
@@ -130,8 +132,7 @@ def gpu_aliases() -> dict[str, str]:
     """Ids by the short names that the catalog's files declare (``aliases``)."""
     found: dict[str, str] = {}
     for gpu in list_gpus():
-        for alias in parse_toml(_shipped_text(gpu), gpu, HardwareError).get("aliases", ()):
-            found[alias] = gpu
+        found |= dict.fromkeys(toml_list(_shipped_text(gpu), "aliases"), gpu)
     return found
 
 

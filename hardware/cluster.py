@@ -185,6 +185,7 @@ def load_node(name: str) -> NodeSpec:
     return parse_node(text, where=where)
 
 
+@lru_cache(maxsize=64)
 def parse_node(text: str, *, where: str) -> NodeSpec:
     """A node from TOML text; every problem is one line that names file, field, value and remedy."""
     data = parse_toml(text, where, HardwareError)

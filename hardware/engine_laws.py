@@ -78,12 +78,15 @@ class EngineLaws:
         return self.corrections.get(family) or Learnt(time=Correction.none(), energy=Correction.none())
 
 
-ADAPTER = TypeAdapter(EngineLaws)
+@lru_cache(maxsize=1)
+def adapter() -> TypeAdapter[EngineLaws]:
+    """Of files of laws; made once one is read, which few runs do."""
+    return TypeAdapter(EngineLaws)
 
 
 def dump_laws(laws: EngineLaws) -> str:
     """The laws as JSON text, stable to the byte."""
-    return json.dumps(ADAPTER.dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n"
+    return json.dumps(adapter().dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n"
 
 
 ENGINES = ("vllm", "diffusers")
@@ -96,5 +99,5 @@ def shipped_engines(gpu_id: str) -> dict[str, EngineLaws]:
     for engine in ENGINES:
         path = files("hardware") / "data" / "engines" / engine / f"{gpu_id}.json"
         if path.is_file():
-            found[engine] = ADAPTER.validate_json(path.read_text(encoding="utf-8"))
+            found[engine] = adapter().validate_json(path.read_text(encoding="utf-8"))
     return found

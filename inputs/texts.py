@@ -22,6 +22,16 @@ SHOWN = 70
 DIGITS = "a number of thousands of digits: give one of at most 64 bits"
 
 
+def toml_list(text: str, name: str) -> list[str]:
+    """The list ``name`` of one of the package's own TOML files, without reading the rest of it; empty if it has none.
+
+    >>> toml_list('id = "h100"\\naliases = ["h100", "hopper"]\\n[table]\\n', "aliases")
+    ['h100', 'hopper']
+    """
+    found = re.search(rf"^{name}\s*=\s*\[[^\]]*\]", text, re.MULTILINE)
+    return [] if found is None else list(tomllib.loads(found[0])[name])
+
+
 def parse_toml(text: str, where: str, refusal: Refusal) -> dict[str, Any]:
     """The table of a TOML text."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,5 +33,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        collecting = gc.isenabled()
+        gc.disable()  # what is imported stays: to look through it again and again takes a tenth of a first run
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        finally:
+            if collecting:
+                gc.enable()
     raise AttributeError(f"module 'sim' has no attribute '{name}'")

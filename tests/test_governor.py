@@ -68,20 +68,25 @@ def heavy(_: float, target_w: float) -> float:
 # -- the controller alone -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ticks", [1, 70, 199, 200, 500])
 @pytest.mark.parametrize(("before_w", "then_w"), [(100.0, 650.0), (900.0, 300.0), (680.0, 699.0)])
-def test_steady_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before_w: float, then_w: float):
-    one, other = Limiter(LIMITS, gpus=1), Limiter(LIMITS, gpus=1)
-    for limiter in (one, other):
-        limiter.begin(IDLE_W)
+def test_steady_ticks_in_one_go_leave_the_limiters_as_they_would_one_by_one(before_w: float, then_w: float, ticks: int):
+    one, other = (Limiter(LIMITS, gpus=1).loops[0] for _ in range(2))
+    for loop in (one, other):
+        loop.begin(IDLE_W)
         for _ in range(5):
-            limiter.step([before_w * LIMITS.tick_s])
+            loop.step(before_w)
     assert one.is_steady(then_w)
-    for _ in range(70):
-        assert one.step([then_w * LIMITS.tick_s]) == [1000.0]
-    other.rest(then_w, 70)
-    assert other.loops[0].mean_w == pytest.approx(one.loops[0].mean_w)
-    assert other.loops[0].window_sum_w == pytest.approx(one.loops[0].window_sum_w)
-    assert list(other.loops[0].seen_w) == list(one.loops[0].seen_w)
+    for _ in range(ticks):
+        one.step(then_w)
+        assert one.grid_w == 1000.0
+    other.rest(then_w, ticks)
+    for loop in (one, other):  # what comes next finds the same window
+        loop.step(120.0)
+    assert other.mean_w == pytest.approx(one.mean_w)
+    assert other.window_sum_w == pytest.approx(one.window_sum_w)
+    assert list(other.seen_w) == list(one.seen_w)
+    assert other.over_ticks == one.over_ticks
 
 
 def test_no_load_is_steady_that_a_limiter_would_act_on():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 
@@ -169,3 +170,10 @@ def test_strict_loading(field: str, line: str, message: str) -> None:
     assert str(error.value).startswith("mine.toml: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_short_names_are_those_that_the_files_say() -> None:
+    folder = files("hardware") / "data" / "gpus"
+    said = {gpu: tomllib.loads((folder / f"{gpu}.toml").read_text(encoding="utf-8")) for gpu in list_gpus()}
+    assert gpu_aliases() == {alias: gpu for gpu, table in said.items() for alias in table.get("aliases", ())}
+    assert not gpu_aliases().keys() & set(list_gpus())  # an id means itself

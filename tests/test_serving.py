@@ -22,6 +22,7 @@ from sim.scenario.spec import Scenario
 from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.price import StepPrices
+from sim.serving.records import Log
 from sim.serving.report import print_summary
 from sim.serving.request_files import read_traffic
 from sim.serving.requests import arrivals
@@ -108,12 +109,20 @@ def test_a_closed_loop_goes_round_in_the_time_of_its_steps() -> None:
     assert little == pytest.approx(8, rel=0.02)
 
 
+def test_times_between_tokens_are_laid_out_step_by_step() -> None:
+    log = Log()
+    assert [column.tolist() for column in log.each_gap()] == [[], []]
+    log.gap(0.5, 3)
+    log.gaps.append((0.25, 0.125, 3, 2))  # three steps, each an eighth of a second longer than the one before
+    assert [column.tolist() for column in log.each_gap()] == [[0.5, 0.25, 0.375, 0.5], [3, 2, 2, 2]]
+
+
 def conserved(run: ServeResult) -> None:
     """Every request is done once, every token has its time, every joule its place."""
     table, log = run.requests, run.log
     assert (table["done_s"] >= table["first_token_s"]).all()
     assert (table["first_token_s"] > table["arrival_s"]).all()
-    assert sum(log.gap_counts) + len(table) == table["output_tokens"].sum()
+    assert int(log.each_gap()[1].sum()) + len(table) == table["output_tokens"].sum()
     assert table["prefill_j"].sum() == pytest.approx(log.prefill_j, rel=1e-9)
     steps_j = sum(stretch.energy_j for stretch in log.stretches)
     assert steps_j + log.transfer_j == pytest.approx(run.energy_j, rel=1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.family_configs import PUBLISHED, Config
 from workloads import Layout, Options, WorkloadError, build_program, load_model
 from workloads.catalog import aliases
 from workloads.expressions import evaluate
+from workloads.family_file import family_files, parse_family
 from workloads.huggingface import how_checked, parse_config, supported_types
 from workloads.model import ModelSpec
 from workloads.params import facts
@@ -263,3 +265,14 @@ def test_every_type_says_how_well_it_was_checked() -> None:
         checked, refused = how_checked(kind)
         assert checked
         assert not refused, kind
+
+
+def test_each_family_is_found_by_the_types_that_its_file_says() -> None:
+    folder = files("workloads") / "data" / "families"
+    said = {
+        kind: one.name
+        for one in folder.iterdir()
+        if one.name.endswith(".toml")
+        for kind in parse_family(one.read_text(encoding="utf-8"), where=one.name).model_types
+    }
+    assert {kind: family.where for kind, family in family_files().items()} == said

@@ -6,13 +6,13 @@ The format is described, with a complete example, in docs/families.md. Files lie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, get_args, get_type_hints
 
-from inputs.texts import parse_toml, shown
+from inputs.texts import parse_toml, shown, toml_list
 from workloads.config_keys import Family, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import names
@@ -153,11 +153,28 @@ def _texts() -> Mapping[str, str]:
     return {one.name.removesuffix(".toml"): one.read_text(encoding="utf-8") for one in found}
 
 
+class _Families(Mapping[str, FamilyFile]):
+    """Families by ``model_type``; a file is read once a family of it is asked for (all of them take half a second)."""
+
+    def __init__(self) -> None:
+        self._files = {kind: name for name, text in _texts().items() for kind in toml_list(text, "model_types")}
+
+    def __getitem__(self, kind: str) -> FamilyFile:
+        return _of_file(self._files[kind])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 @lru_cache(maxsize=1)
 def family_files() -> Mapping[str, FamilyFile]:
     """Every family that comes with the package, by ``model_type``."""
-    found: dict[str, FamilyFile] = {}
-    for name, text in _texts().items():
-        family = parse_family(text, where=f"{name}.toml")
-        found |= dict.fromkeys(family.model_types, family)
-    return found
+    return _Families()
+
+
+@lru_cache(maxsize=128)
+def _of_file(name: str) -> FamilyFile:
+    return parse_family(_texts()[name], where=f"{name}.toml")

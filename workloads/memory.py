@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from inputs.same import Same
 from workloads.kernels import Shape
 from workloads.model import ModelSpec
 from workloads.ops import Experts, Indexer
@@ -85,7 +87,7 @@ def stage_needs(
 def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, precision: Precision) -> MemoryNeed:
     context, source = held.context, model.encoder_tokens(held.source_len, held.context)
     mine = layout.stage_layers(held.layers, stage)
-    weights = float(_layer_bytes(model, layout, mine, precision, held.expert_replicas))
+    weights = float(_layer_bytes(Same(model), layout, mine, precision, held.expert_replicas))
     if held.lm_head:
         ends = (stage == 0) + (stage == layout.pp - 1)  # embedding, head
         copies = 1 if model.tied_embeddings and layout.pp == 1 else ends
@@ -130,8 +132,10 @@ def _index_keys(model: ModelSpec, layers: range, context: int) -> int:
     )
 
 
-def _layer_bytes(model: ModelSpec, layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
+@lru_cache(maxsize=256)
+def _layer_bytes(of: Same[ModelSpec], layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
     """Bytes of the weights of one rank's share of ``layers`` layers (norms left out)."""
+    model = of.held
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
     # An expert of all tokens is split over the ranks that hold the same tokens, see layer_passes.lower.
     ways = {"all_reduce": layout.ep, "all_to_all": 1, None: layout.tp}[layout.ep_mode]

@@ -10,12 +10,13 @@ cap with a period of about a second. All figures come from the profile.
 from __future__ import annotations
 
 import math
-from collections import deque
+from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from simpy.events import Event
 
 from hardware.clock import ClockLimits
@@ -27,42 +28,79 @@ if TYPE_CHECKING:
 TARGET_STEP_W = 2.0
 
 
-class _Loop:
+class Loop:
     """The two slower limiters of one GPU."""
 
-    __slots__ = ("level", "limits", "mean_w", "over_ticks", "recovering_s", "seen_w", "target_w", "window_sum_w")
+    __slots__ = (
+        "_at",
+        "_share",
+        "_ticks",
+        "_twice_w",
+        "_view_w",
+        "level",
+        "limits",
+        "mean_w",
+        "over_ticks",
+        "recovering_s",
+        "target_w",
+        "window_sum_w",
+    )
 
     def __init__(self, limits: ClockLimits) -> None:
-        self.limits = limits
         self.mean_w: float | None = None  # unknown until the first tick says what came before
         self.target_w = limits.fast_limit_w
         self.level = 1.0  # share of the middle limit that the slow limiter leaves
         self.recovering_s = 0.0
-        self.seen_w: deque[float] = deque()
         self.window_sum_w = 0.0
         self.over_ticks = 0  # until no tick above the slow limit is left in the window
+        self._see(limits)
+        # The window twice, one behind the other: whichever tick is the oldest, all lie in one piece from it on.
+        self._at, self._ticks = 0, 0
+        self._twice_w = array("d", [0.0])
+        self._view_w = np.frombuffer(self._twice_w)
+
+    def _see(self, limits: ClockLimits) -> None:
+        self.limits = limits
+        self._share = 1.0 - math.exp(-limits.tick_s / limits.middle_time_s)
+
+    @property
+    def seen_w(self) -> NDArray[np.float64]:
+        """The ticks of the window, the oldest first."""
+        return self._view_w[self._at : self._at + self._ticks]
 
     def begin(self, idle_w: float) -> None:
         """Before its first run the GPU had been idle for longer than any limiter remembers."""
         if self.mean_w is None:
             self.mean_w = idle_w
             ticks = max(1, round(self.limits.slow_time_s / self.limits.tick_s))
-            self.seen_w.extend([idle_w] * ticks)
+            self._at, self._ticks = 0, ticks
+            self._twice_w = array("d", [idle_w]) * (2 * ticks)
+            self._view_w = np.frombuffer(self._twice_w)
             self.window_sum_w = idle_w * ticks
             self.note(idle_w, 1)
 
     def note(self, power_w: float, ticks: int) -> None:
         """``ticks`` at ``power_w`` have been seen."""
-        self.over_ticks = len(self.seen_w) if power_w > self.limits.slow_limit_w else max(0, self.over_ticks - ticks)
+        self.over_ticks = self._ticks if power_w > self.limits.slow_limit_w else max(0, self.over_ticks - ticks)
+
+    def limit(self, limits: ClockLimits) -> None:
+        """Other limits from now on."""
+        self._see(limits)
+        self.over_ticks = self._ticks if any(seen > limits.slow_limit_w for seen in self.seen_w) else 0
+        self.target_w = min(self.target_w, limits.fast_limit_w)
 
     def step(self, power_w: float) -> None:
         """One tick at ``power_w``, the mean since the last one."""
-        limits = self.limits
+        limits, at = self.limits, self._at
         assert self.mean_w is not None
-        self.mean_w += (power_w - self.mean_w) * (1.0 - math.exp(-limits.tick_s / limits.middle_time_s))
-        self.window_sum_w += power_w - self.seen_w.popleft()
-        self.seen_w.append(power_w)
-        self.note(power_w, 1)
+        self.mean_w += (power_w - self.mean_w) * self._share
+        self.window_sum_w += power_w - self._twice_w[at]
+        self._twice_w[at] = self._twice_w[at + self._ticks] = power_w
+        self._at = (at + 1) % self._ticks
+        if power_w > limits.slow_limit_w:
+            self.over_ticks = self._ticks
+        elif self.over_ticks:
+            self.over_ticks -= 1
         level = self._level()
         if level != self.level:  # the target is taken along, so that power follows at once
             self.target_w *= level / self.level
@@ -74,6 +112,13 @@ class _Loop:
             self.target_w = min(max(self.target_w, 0.0), limits.fast_limit_w)
 
     @property
+    def grid_w(self) -> float:
+        """The power target on its grid."""
+        if self.limits.fast_limit_w == math.inf:
+            return math.inf
+        return math.floor(self.target_w / TARGET_STEP_W) * TARGET_STEP_W
+
+    @property
     def is_resting(self) -> bool:
         """True when no limiter holds the GPU back."""
         return self.target_w >= self.limits.fast_limit_w and self.level == 1.0 and self.recovering_s <= 0.0
@@ -83,32 +128,34 @@ class _Loop:
         limits = self.limits
         assert self.mean_w is not None
         return (
-            self.is_resting
+            power_w <= limits.slow_limit_w
+            and self.is_resting
             and max(power_w, self.mean_w) <= limits.middle_limit_w
-            and power_w <= limits.slow_limit_w
-            and self._window_stays(power_w)
+            and (not self.over_ticks or self._window_stays(power_w))
         )
 
     def _window_stays(self, power_w: float) -> bool:
         """True when no window that begins in what has been seen and goes on at ``power_w`` passes the slow limit."""
-        if not self.over_ticks:
-            return True
-        over_w = np.fromiter(self.seen_w, dtype=float, count=len(self.seen_w)) - power_w
-        most_w = float(np.maximum.reduce(np.add.accumulate(over_w[::-1])))  # of the latest ticks
-        return most_w <= (self.limits.slow_limit_w - power_w) * len(over_w)
+        over_w = self.seen_w[::-1] - power_w  # the latest ticks first
+        most_w = float(np.maximum.reduce(np.add.accumulate(over_w)))
+        return most_w <= (self.limits.slow_limit_w - power_w) * self._ticks
 
     def rest(self, power_w: float, ticks: int) -> None:
         """``ticks`` steady ticks at ``power_w`` in one go."""
         assert self.mean_w is not None
         self.mean_w += (power_w - self.mean_w) * -math.expm1(-ticks * self.limits.tick_s / self.limits.middle_time_s)
-        window = len(self.seen_w)
-        self.seen_w = deque([*self.seen_w, *[power_w] * min(ticks, window)], maxlen=window)
-        self.window_sum_w = math.fsum(self.seen_w)
+        at, whole, view_w = self._at, self._ticks, self._view_w
+        end = at + min(ticks, whole)  # of what is overwritten in the window that begins with the oldest tick,
+        view_w[at:end] = power_w
+        view_w[at + whole : end + whole] = power_w  # and of the same ticks in the other copy
+        view_w[: max(0, end - whole)] = power_w
+        self._at = end % whole
+        self.window_sum_w = math.fsum(self.seen_w.tolist())
         self.note(power_w, ticks)
 
     def _level(self) -> float:
         limits = self.limits
-        if self.window_sum_w / len(self.seen_w) > limits.slow_limit_w:
+        if self.window_sum_w / self._ticks > limits.slow_limit_w:
             self.recovering_s = limits.recovery_s
             return limits.dip_ratio
         if self.recovering_s > 0.0:
@@ -123,16 +170,14 @@ class Limiter:
 
     limits: ClockLimits
     gpus: int
-    loops: list[_Loop] = field(init=False)
+    loops: list[Loop] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loops = [_Loop(self.limits) for _ in range(self.gpus)]
+        self.loops = [Loop(self.limits) for _ in range(self.gpus)]
 
     def targets_w(self) -> list[float]:
         """X of each GPU, on its grid."""
-        if math.isinf(self.limits.fast_limit_w):
-            return [math.inf] * self.gpus
-        return [math.floor(loop.target_w / TARGET_STEP_W) * TARGET_STEP_W for loop in self.loops]
+        return [loop.grid_w for loop in self.loops]
 
     def targets(self) -> Sequence[Target]:
         """X of each GPU, as a target of the engine."""
@@ -154,28 +199,6 @@ class Limiter:
             for joules, loop in zip(energy_j, self.loops, strict=True):
                 loop.step(joules / self.limits.tick_s)
         return self.targets_w()
-
-    @property
-    def is_resting(self) -> bool:
-        """True when no limiter holds any GPU back."""
-        return math.isinf(self.limits.fast_limit_w) or all(loop.is_resting for loop in self.loops)
-
-    def is_steady(self, power_w: float) -> bool:
-        """True when GPUs at ``power_w`` each, however long, move no limiter."""
-        return math.isinf(self.limits.fast_limit_w) or all(loop.is_steady(power_w) for loop in self.loops)
-
-    def rest(self, power_w: float, ticks: int) -> None:
-        """``ticks`` steady ticks at ``power_w`` a GPU, as so many calls of :meth:`step` would leave the limiters."""
-        for loop in self.loops:
-            loop.rest(power_w, ticks)
-
-    def limit(self, limits: ClockLimits) -> None:
-        """Other limits from now on, as when somebody sets another power cap; a lower cap lowers targets at once."""
-        self.limits = limits
-        for loop in self.loops:
-            loop.limits = limits
-            loop.over_ticks = len(loop.seen_w) if any(seen > limits.slow_limit_w for seen in loop.seen_w) else 0
-            loop.target_w = min(loop.target_w, limits.fast_limit_w)
 
     def end(self, since_j: Sequence[float], since_ps: int, length_ps: int) -> None:
         """After a run: its last, unfinished tick is not looked at."""

@@ -36,7 +36,7 @@ def exposure(graph: KernelGraph, op: Ints, start: Ints, end: Ints, multiplicity:
     gap = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)[cls]
     working = covered(gpu, np.where(moves, moving, start - gap), end, graph.gpus)
     names = [str(c.describe.get("op", c.family)) for c in graph.classes]
-    kinds = sorted({names[number] for number in np.unique(cls[moves]).tolist()})
+    kinds = sorted({names[number] for number in np.flatnonzero(np.bincount(cls[moves])).tolist()})
     index = {name: i for i, name in enumerate(kinds)}
     kind = np.where(moves, np.array([index.get(name, -1) for name in names], dtype=np.int64)[cls], -1)
     whose, begins, ends = gpu[~moves], start[~moves], end[~moves]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import workloads
+from inputs.same import Same
 from sim.scenario.layout import layout_of
 from sim.scenario.operators import setting
 from sim.scenario.precision import precision_of
@@ -98,6 +100,12 @@ def family_of(model: ModelSpec) -> str:
     >>> [family_of(workloads.load_model(name)) for name in ("llama3-8b", "qwen3-30b-a3b", "gpt2")]
     ['dense', 'mixture of experts', 'other layers']
     """
+    return _family_of(Same(model))
+
+
+@lru_cache(maxsize=64)
+def _family_of(one: Same[ModelSpec]) -> str:
+    model = one.held
     if model.vision is not None:
         return "vision-language"
     if model.mixing(range(model.layers)):

@@ -38,4 +38,4 @@ def context_ends(context: float) -> tuple[int, int]:
     if at >= len(CONTEXTS) or CONTEXTS[at] == context:
         exact = math.ceil(context)
         return exact, exact
-    return CONTEXTS[max(0, at - 1)], CONTEXTS[at]
+    return (CONTEXTS[at - 1] if at else 0), CONTEXTS[at]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Literal, NamedTuple, cast
 
 # What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt.
 Part = Literal["shared", "head", "decode", "chunk"]
@@ -25,32 +26,34 @@ class Cost(NamedTuple):
         return self.cycles / self.time_s
 
     def __add__(self, other: Cost) -> Cost:  # type: ignore[override]  # of costs, not of tuples
-        return Cost._make((self[0] + other[0], self[1] + other[1], self[2] + other[2]))
+        return cost_of((self[0] + other[0], self[1] + other[1], self[2] + other[2]))
 
     def toward(self, other: Cost, share: float) -> Cost:
         """The point ``share`` of the way to ``other``."""
         time_s, energy_j, cycles = self
-        mixed = (
-            time_s + share * (other[0] - time_s),
-            energy_j + share * (other[1] - energy_j),
-            cycles + share * (other[2] - cycles),
+        other_s, other_j, other_cycles = other
+        return cost_of(
+            (
+                time_s + share * (other_s - time_s),
+                energy_j + share * (other_j - energy_j),
+                cycles + share * (other_cycles - cycles),
+            )
         )
-        return Cost._make(mixed)
 
 
+# A cost of three numbers, without a call of Python's own.
+cost_of = cast("Callable[[Iterable[float]], Cost]", partial(tuple.__new__, Cost))
 NOTHING = Cost(time_s=0.0, energy_j=0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A piece of a prompt: ``tokens`` new ones that see ``context`` in all."""
 
     tokens: int
     context: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, ``longest`` of them in one (0: all
     are alike), and pieces of prompts.
 
@@ -66,21 +69,15 @@ class Batch:
     @property
     def prompt_tokens(self) -> int:
         """New tokens of prompts."""
-        return sum(chunk.tokens for chunk in self.chunks)
+        return sum([chunk.tokens for chunk in self.chunks]) if self.chunks else 0
 
     def later(self, steps: int) -> Batch:
         """The same sequences, each ``steps`` tokens on."""
-        return Batch(
-            decoding=self.decoding,
-            cached=self.cached + steps * self.decoding,
-            longest=self.longest + steps if self.longest else 0,
-            chunks=self.chunks,
-            ending=self.ending,
-        )
+        decoding, cached, longest, chunks, ending = self
+        return Batch(decoding, cached + steps * decoding, longest + steps if longest else 0, chunks, ending)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
+class StepCost(NamedTuple):
     """The parts of a step's cost; ``shared`` is what all tokens pass through together, ``prompts`` one a piece."""
 
     shared: Cost
@@ -96,7 +93,7 @@ class StepCost:
             cost += prompt
         return cost + self.decoding + self.head
 
-    def __add__(self, other: StepCost) -> StepCost:
+    def plus(self, other: StepCost) -> StepCost:
         """The same batch on two stages, or what drafts tokens and what checks them."""
         return StepCost(
             shared=self.shared + other.shared,
@@ -109,7 +106,7 @@ class StepCost:
         """The point ``share`` of the way to the same batch's ``other`` cost."""
         return StepCost(
             shared=self.shared.toward(other.shared, share),
-            prompts=tuple(own.toward(others, share) for own, others in zip(self.prompts, other.prompts, strict=True)),
+            prompts=tuple([own.toward(others, share) for own, others in zip(self.prompts, other.prompts, strict=True)]),
             decoding=self.decoding.toward(other.decoding, share),
             head=self.head.toward(other.head, share),
         )

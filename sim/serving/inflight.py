@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sim.serving.cost import Batch
 from sim.serving.requests import Request
@@ -54,8 +54,7 @@ class Sequence:
         return (-self.request.priority, self.request.arrival_s, self.request.number)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStep:
+class PlannedStep(NamedTuple):
     """One step as planned: its batch, the pieces by sequence, and tokens that move to or from host memory before it."""
 
     batch: Batch

@@ -7,7 +7,6 @@ one pool of KV blocks and the seats of the replica: nothing evens batches out, a
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,7 +14,7 @@ from typing import Any
 
 import simpy
 
-from sim.serving.cost import Batch, Cost
+from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.inflight import PlannedStep, Sequence
 from sim.serving.power import ReplicaGovernor
 from sim.serving.records import RunStep, Stretch
@@ -229,7 +228,7 @@ class PipelineReplica(Replica):
         if not self.alive:
             self.log.idle_j += energy_j  # burnt for nothing
             return
-        cost = reduce(operator.add, parts) if step.pieces else None
+        cost = reduce(StepCost.plus, parts) if step.pieces else None
         slot.share_j += self._bill(step, cost, energy_j)
         if count := step.batch.decoding - len(slot.late):
             self.log.gap(self.env.now - slot.returned_s, count)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hardware.clock import ClockLimits
-from sim.engine.governor import Limiter
+from sim.engine.governor import Loop
 from sim.scenario.machine import Machine
 from sim.serving.cost import NOTHING, Cost
 
@@ -33,7 +33,7 @@ class ReplicaGovernor:
 
     machine: Machine
     gpus: int
-    limiter: Limiter = field(init=False)
+    limiter: Loop = field(init=False)
     target_w: float = field(init=False)
     _tick_s: float = field(init=False)
     _left_s: float = field(init=False)  # until the next tick
@@ -41,10 +41,10 @@ class ReplicaGovernor:
     seen: Seen | None = None  # what somebody wants to know, who looks from time to time
 
     def __post_init__(self) -> None:
-        self.limiter = Limiter(self.machine.limits, gpus=1)
+        self.limiter = Loop(self.machine.limits)
         self.limiter.begin(self.idle_w)
-        self.target_w = self.limiter.targets_w()[0]
-        self._tick_s = self._left_s = self.limiter.tick_ps * 1e-12
+        self.target_w = self.limiter.grid_w
+        self._tick_s = self._left_s = round(self.machine.limits.tick_s * 1e12) * 1e-12
 
     @property
     def clock_hz(self) -> float:
@@ -60,11 +60,11 @@ class ReplicaGovernor:
         """Another power cap from now on, of the same GPU."""
         if limits is not self.limiter.limits:
             self.limiter.limit(limits)
-            self.target_w = self.limiter.targets_w()[0]
+            self.target_w = self.limiter.grid_w
 
     def pause(self, seconds: float) -> float:
         """Nothing runs for ``seconds``; returns the joules over all GPUs."""
-        self._pass(seconds, self.idle_w)
+        self.spend(seconds, self.idle_w)
         return seconds * self.idle_w * self.gpus
 
     def is_steady(self, power_w: float) -> bool:
@@ -78,41 +78,42 @@ class ReplicaGovernor:
 
     def steady(self, cost: Cost) -> None:
         """Work that moves no limiter was done."""
-        self._pass(cost.time_s, cost.energy_j / self.gpus / cost.time_s)
+        self.spend(cost.time_s, cost.energy_j / self.gpus / cost.time_s)
 
     def work(self, cost_at: Callable[[float], Cost]) -> Cost:
         """One step, whose cost at a power target is ``cost_at``: its pace changes when the limiters move."""
-        left, spent = 1.0, NOTHING
+        left, spent, target_w, cost, power_w = 1.0, NOTHING, math.nan, NOTHING, 0.0
         while True:
-            cost = cost_at(self.target_w)
-            power_w = cost.energy_j / self.gpus / cost.time_s
+            if self.target_w != target_w:
+                target_w = self.target_w
+                cost = cost_at(target_w)
+                power_w = cost.energy_j / self.gpus / cost.time_s
             rest_s = left * cost.time_s
-            if rest_s <= self._left_s or self.is_steady(power_w):
-                self._pass(rest_s, power_w)
+            if rest_s <= self._left_s or self.limiter.is_steady(power_w):
+                self.spend(rest_s, power_w)
                 return spent + NOTHING.toward(cost, left) if spent is not NOTHING else cost
             share = self._left_s / cost.time_s
             left -= share
             spent += NOTHING.toward(cost, share)
-            self._pass(self._left_s, power_w)
+            self.spend(self._left_s, power_w)
 
     def until_tick_s(self, power_w: float) -> float:
         """How long work at ``power_w`` a GPU goes on before its target may move; infinite where no limiter minds it."""
-        return math.inf if self.is_steady(power_w) else self._left_s
+        return math.inf if self.limiter.is_steady(power_w) else self._left_s
 
     def spend(self, seconds: float, power_w: float) -> None:
         """The GPUs drew ``power_w`` each for ``seconds``."""
-        self._pass(seconds, power_w)
-
-    def _pass(self, seconds: float, power_w: float) -> None:
         if self.seen is not None:
             self.seen.passed(seconds, power_w, held=not self.limiter.is_resting)
+        limiter = self.limiter
         while seconds >= self._left_s:
             seconds -= self._left_s
-            self.target_w = self.limiter.step([self._since_j + power_w * self._left_s])[0]
+            limiter.step((self._since_j + power_w * self._left_s) / limiter.limits.tick_s)
             self._since_j, self._left_s = 0.0, self._tick_s
-            if seconds >= self._tick_s and self.is_steady(power_w):
+            if seconds >= self._tick_s and limiter.is_steady(power_w):
                 ticks = int(seconds / self._tick_s)
-                self.limiter.rest(power_w, ticks)
+                limiter.rest(power_w, ticks)
                 seconds = max(0.0, seconds - ticks * self._tick_s)
+            self.target_w = limiter.grid_w
         self._since_j += power_w * seconds
         self._left_s -= seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, assert_never
 
@@ -72,6 +72,8 @@ class StepPrices:
     _last: Batch | None = None
     _last_costs: dict[int, StepCost] = field(default_factory=dict)
     _last_sums: dict[int, Cost] = field(default_factory=dict)
+    _mean: float = 0.0  # context of its sequences that decode, and the contexts run that it lies between
+    _between: tuple[int, int] = (0, 0)
     _even: dict[tuple[int, int], Cost] = field(default_factory=dict)  # by sequences and target
     _places: dict[float, tuple[int, float]] = field(default_factory=dict)
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
@@ -116,9 +118,13 @@ class StepPrices:
 
     def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The sum of :meth:`step`, without its parts: quicker."""
-        at, share = self.targets(target_w)
-        cost = self._sum_at(batch, at)
-        return cost.toward(self._sum_at(batch, at - 1), share) if share else cost
+        at, share = self._places.get(target_w) or self.targets(target_w)
+        if batch is not self._last:
+            self._begin(batch)
+        cost = self._last_sums.get(at) or self._sum_at(batch, at)
+        if not share:
+            return cost
+        return cost.toward(self._last_sums.get(at - 1) or self._sum_at(batch, at - 1), share)
 
     def targets(self, target_w: float) -> tuple[int, float]:
         """The target that is run at or below ``target_w``, and how far it is to the next one."""
@@ -141,36 +147,43 @@ class StepPrices:
     def _at(self, batch: Batch, target: int) -> StepCost:
         """The cost at a target that is run: 1 - ``target`` steps of the fast limit."""
         if batch is not self._last:
-            self._forget(batch)
+            self._begin(batch)
         known = self._last_costs.get(target)
         if known is None:
             known = self._last_costs[target] = self._priced(batch, target)
         return known
 
     def _sum_at(self, batch: Batch, target: int) -> Cost:
-        """The sum of :meth:`_at`; of steps that only decode without its parts."""
-        if batch is not self._last:
-            self._forget(batch)
-        known = self._last_sums.get(target)
-        if known is None:
-            known = self._decoding_only(batch, target) if not batch.chunks else self._at(batch, target).whole
-            self._last_sums[target] = known
+        """The sum of :meth:`_at` of the batch at hand; of steps that only decode without its parts."""
+        known = self._decoding_only(batch, target) if not batch.chunks else self._at(batch, target).whole
+        self._last_sums[target] = known
         return known
 
-    def _forget(self, batch: Batch) -> None:
+    def _begin(self, batch: Batch) -> None:
         self._last = batch
         self._last_costs.clear()
         self._last_sums.clear()
+        if batch.decoding:
+            self._mean = batch.cached / batch.decoding
+            self._between = context_ends(self._mean)
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
-        rows = (batch.decoding * self.each, target)
-        even = self._even.get(rows)
+        decoding = batch[0]
+        even = self._even.get((decoding, target))
         if even is None:  # what does not depend on the contexts
-            even = self._even[rows] = self._rows("shared", *rows) + self._head(batch, target)
+            even = self._rows("shared", decoding * self.each, target) + self._head(batch, target)
+            self._even[decoding, target] = even
         cost = even + self._decoding(batch, target)
         if self.draft is not None:
-            cost += NOTHING.toward(self.draft._sum_at(batch, target), self.each - 1)
+            cost += NOTHING.toward(self.draft._drafting(batch, target), self.each - 1)
         return cost
+
+    def _drafting(self, batch: Batch, target: int) -> Cost:
+        """What these prices, of what drafts, say of one pass of a batch that only decodes."""
+        if batch is not self._last:
+            self._begin(batch)
+        known = self._last_sums.get(target)
+        return self._sum_at(batch, target) if known is None else known
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
         cost = StepCost(
@@ -181,16 +194,16 @@ class StepPrices:
         )
         for draft in self._drafts(batch):
             assert self.draft is not None
-            one = self.draft._priced(draft, target)
-            cost += one if draft.chunks else replace(one, prompts=(NOTHING,) * len(batch.chunks))
+            one = self.draft._at(draft, target)
+            cost = cost.plus(one if draft.chunks else one._replace(prompts=(NOTHING,) * len(batch.chunks)))
         return cost
 
     def _drafts(self, batch: Batch) -> list[Batch]:
         """What drafts a step's tokens, pass by pass: the first one reads the prompts too, for the draft's own cache."""
         if self.draft is None:
             return []
-        alone = replace(batch, chunks=(), ending=0)
-        first = replace(batch, ending=0) if batch.chunks else alone
+        alone = batch._replace(chunks=(), ending=0)
+        first = batch._replace(ending=0) if batch.chunks else alone
         return [first, *[alone] * (self.each - 2)] if batch.decoding else [first]
 
     def _head(self, batch: Batch, target: int) -> Cost:
@@ -199,8 +212,7 @@ class StepPrices:
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
         """The attention of the sequences that decode."""
-        mean = batch.cached / batch.decoding
-        low, high = context_ends(mean)
+        mean, (low, high) = self._mean, self._between
         if mean > low:
             ends = self._ranges.get((batch.decoding, low, target))
             if ends is None:
@@ -252,7 +264,7 @@ class StepPrices:
 
     def tail(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """What the longest context adds to the attention of a step whose sequences are taken for equal otherwise."""
-        even = replace(batch, longest=0)
+        even = batch._replace(longest=0)
         return self._tail(batch, self.step(even, target_w).decoding) if batch.decoding else NOTHING
 
     def _tail(self, batch: Batch, even: Cost) -> Cost:

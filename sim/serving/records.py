@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
 from sim.serving.requests import Request
@@ -100,8 +103,8 @@ class Log:
     served: list[Served] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     transfers: list[CacheTransfer] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)  # times between tokens of a request,
-    gap_counts: list[int] = field(default_factory=list)  # and how many requests saw each
+    # Times between tokens of a request: the first of so many, by how much each is longer, and how many requests saw it.
+    gaps: list[tuple[float, float, int, int]] = field(default_factory=list)
     prefill_j: float = 0.0
     decode_j: float = 0.0
     idle_j: float = 0.0
@@ -122,5 +125,14 @@ class Log:
 
     def gap(self, seconds: float, count: int) -> None:
         """``count`` requests waited ``seconds`` for their next token."""
-        self.gaps_s.append(seconds)
-        self.gap_counts.append(count)
+        self.gaps.append((seconds, 0.0, 1, count))
+
+    def each_gap(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Times between tokens of a request one by one (s), and how many requests saw each."""
+        if not self.gaps:
+            return np.empty(0), np.empty(0, dtype=np.int64)
+        columns = list(zip(*self.gaps, strict=True))
+        first_s, more_s = np.array(columns[0]), np.array(columns[1])
+        steps, counts = np.array(columns[2]), np.array(columns[3])
+        number = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
+        return np.repeat(first_s, steps) + np.repeat(more_s, steps) * number, np.repeat(counts, steps)

@@ -234,10 +234,17 @@ class Replica:
         def after_s(count: int) -> float:
             return count * (host_s + first.time_s) + slope * count * (count - 1) / 2
 
-        self._arrived = self.env.event()
-        yield self.env.timeout(after_s(steps)) | self._arrived
+        arrived = self._arrived = self.env.event()
+        whole_s = after_s(steps)
+
+        def ended(_: simpy.Event) -> None:
+            if not arrived.triggered:
+                arrived.succeed()
+
+        self.env.timeout(whole_s).callbacks.append(ended)
+        yield arrived
         gone_s = self.env.now - begin_s
-        if gone_s < after_s(steps):
+        if gone_s < whole_s:
             low, high = 1, steps
             while low < high:
                 mid = (low + high) // 2
@@ -263,8 +270,7 @@ class Replica:
             for number in range(steps):
                 self._show(begin_s + after_s(number) + host_s, first.time_s + slope * number, step.batch.later(number))
         even_s = host_s + first.time_s
-        self.log.gaps_s.extend([even_s + slope * number for number in range(steps)])
-        self.log.gap_counts.extend([step.batch.decoding] * steps)
+        self.log.gaps.append((even_s, slope, steps, step.batch.decoding))
         self._advance(step, steps)
 
     def _show(self, start_s: float, time_s: float, batch: Batch) -> None:
@@ -280,21 +286,13 @@ class Replica:
         begin_s = self._since_s
         self._since_s += seconds
         self.busy_s += seconds if steps else 0.0
+        # In the order of the fields: of many rows their names would be the most of the work.
         self.log.stretches.append(
             Stretch(
-                replica=self.number,
-                start_s=begin_s,
-                end_s=self._since_s,
-                steps=steps,
-                decoding=batch.decoding,
-                prompt_tokens=batch.prompt_tokens,
-                waiting=self.scheduler.waiting,
-                blocks=self.scheduler.pool.used,
-                energy_j=energy_j,
-                target_w=self.governor.target_w,
-                clock_hz=clock_hz,
+                self.number, begin_s, self._since_s, steps, batch.decoding, batch.prompt_tokens,
+                self.scheduler.waiting, self.scheduler.pool.used, energy_j, self.governor.target_w, clock_hz,
             )
-        )
+        )  # fmt: skip
 
     def _bill(self, step: PlannedStep, cost: StepCost | None, energy_j: float) -> float:
         """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 import workloads
 from sim.result.served import Load, standing_served
@@ -20,6 +21,9 @@ from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
 
 PERCENTILES = (50, 90, 99)
+# Columns of requests that are fields of their records.
+TIMES = ("replica", "received_s", "started_s", "first_token_s", "done_s")
+COUNTS = ("hit_tokens", "fetched_tokens", "fetch_s", "preemptions", "moves", "prefill_j", "decode_j", "transfer_j")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,33 +38,25 @@ class ServeResult:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One row a request (s, J)."""
-        rows = [
+        served = self.log.served
+        asked = [one.request for one in served]
+        table = pd.DataFrame(
             {
-                "request": served.request.number,
-                "arrival_s": served.request.arrival_s,
-                "input_tokens": served.request.input_tokens,
-                "output_tokens": served.request.output_tokens,
-                "replica": served.replica,
-                "received_s": served.received_s,
-                "started_s": served.started_s,
-                "first_token_s": served.first_token_s,
-                "done_s": served.done_s,
-                "queue_s": served.started_s - served.received_s,
-                "ttft_s": served.ttft_s,
-                "tpot_s": served.tpot_s if served.request.output_tokens > 1 else float("nan"),
-                "e2e_s": served.e2e_s,
-                "hit_tokens": served.hit_tokens,
-                "fetched_tokens": served.fetched_tokens,
-                "fetch_s": served.fetch_s,
-                "preemptions": served.preemptions,
-                "moves": served.moves,
-                "prefill_j": served.prefill_j,
-                "decode_j": served.decode_j,
-                "transfer_j": served.transfer_j,
+                "request": [one.number for one in asked],
+                "arrival_s": [one.arrival_s for one in asked],
+                "input_tokens": [one.input_tokens for one in asked],
+                "output_tokens": [one.output_tokens for one in asked],
+                **{name: [getattr(one, name) for one in served] for name in TIMES},
             }
-            for served in self.log.served
-        ]
-        return pd.DataFrame(rows)
+        )
+        table["queue_s"] = table["started_s"] - table["received_s"]
+        table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
+        after = table["output_tokens"] - 1
+        table["tpot_s"] = ((table["done_s"] - table["first_token_s"]) / after).where(after > 0)
+        table["e2e_s"] = table["done_s"] - table["arrival_s"]
+        for name in COUNTS:
+            table[name] = [getattr(one, name) for one in served]
+        return table
 
     @cached_property
     def stretches(self) -> pd.DataFrame:
@@ -121,7 +117,7 @@ class ServeResult:
             "duration_s": span_s,
             "ttft_s": percentiles(table["ttft_s"]),
             "tpot_s": percentiles(table["tpot_s"].dropna()),
-            "itl_s": weighted_percentiles(log.gaps_s, log.gap_counts),
+            "itl_s": weighted_percentiles(*log.each_gap()),
             "e2e_s": percentiles(table["e2e_s"]),
             "queue_s": percentiles(table["queue_s"]),
             "requests_per_s": len(table) / span_s,
@@ -151,7 +147,7 @@ class ServeResult:
 
     def _tokens_per_step(self, table: pd.DataFrame) -> float | None:
         """Mean tokens that a sequence yields in a step that checks drafted ones; None without speculation."""
-        if self.spec.speculation is None or not (steps := sum(self.log.gap_counts)):
+        if self.spec.speculation is None or not (steps := int(self.log.each_gap()[1].sum())):
             return None
         return float(table["output_tokens"].sum() - len(table)) / steps
 
@@ -218,16 +214,16 @@ def percentiles(values: pd.Series[float]) -> dict[str, float] | None:
     return {"mean": float(values.mean())} | {f"p{p}": float(v) for p, v in zip(PERCENTILES, found, strict=True)}
 
 
-def weighted_percentiles(values: list[float], counts: list[int]) -> dict[str, float] | None:
+def weighted_percentiles(values: NDArray[np.float64], counts: NDArray[np.int64]) -> dict[str, float] | None:
     """Mean and percentiles of ``values`` that occur ``counts`` times each.
 
-    >>> weighted_percentiles([1.0, 5.0], [9, 1])["p50"]
+    >>> weighted_percentiles(np.array([1.0, 5.0]), np.array([9, 1]))["p50"]
     1.0
     """
-    if not values:
+    if not len(values):
         return None
     order = np.argsort(values)
-    ordered, weights = np.asarray(values)[order], np.asarray(counts, dtype=float)[order]
+    ordered, weights = values[order], counts[order].astype(float)
     reached = np.cumsum(weights)
     at = [int(np.searchsorted(reached, p / 100 * reached[-1])) for p in PERCENTILES]
     mean = float((ordered * weights).sum() / reached[-1])

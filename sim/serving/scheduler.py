@@ -110,7 +110,7 @@ class Scheduler:
         self._make_room()
         budget = self.limits.max_num_batched_tokens - self.limits.checked_tokens * len(self.running)
         pieces: list[tuple[Sequence, int]] = []
-        for sequence in list(self.prefilling):
+        for sequence in self.prefilling:
             if len(self.running) + len(pieces) >= self.limits.batch_seqs:
                 break
             if (tokens := self._piece(sequence, budget)) > 0:
@@ -132,16 +132,15 @@ class Scheduler:
                 self._evict(max(idle, key=lambda s: s.order))
                 return self.plan()
         swapped, self._swapped_tokens = self._swapped_tokens, 0
-        batch = Batch(
-            decoding=len(self.running),
-            cached=self.cached_tokens,
-            longest=self._longest(),
-            chunks=tuple(Chunk(tokens=tokens, context=s.computed + s.under_way + tokens) for s, tokens in pieces),
-            ending=sum(s.computed + s.under_way + tokens == s.target for s, tokens in pieces),
-        )
-        for sequence, tokens in pieces:
-            sequence.under_way += tokens
-        return PlannedStep(batch=batch, pieces=tuple(pieces), swapped_tokens=swapped)
+        chunks: tuple[Chunk, ...] = ()
+        ending = 0
+        if pieces:
+            chunks = tuple([Chunk(tokens, s.computed + s.under_way + tokens) for s, tokens in pieces])
+            ending = sum([s.computed + s.under_way + tokens == s.target for s, tokens in pieces])
+            for sequence, tokens in pieces:
+                sequence.under_way += tokens
+        batch = Batch(len(self.running), self.cached_tokens, self._longest(), chunks, ending)
+        return PlannedStep(batch, tuple(pieces), swapped)
 
     def steady_steps(self) -> int:
         """How many steps like the planned one can follow with nobody coming, going or short of memory."""

@@ -103,30 +103,51 @@ def _pieces(nodes: Iterable[Node], about: Mapping[str, Value]) -> Iterator[bytes
     _add(head, about)
     yield delimited(head)
     alike: dict[NodeKind, tuple[bytes, bytes, list[bytes]]] = {}
+    ends: dict[tuple[NodeKind, int, tuple[int | float, ...]], tuple[bytes, bytes]] = {}  # layers repeat them
+    previous = b""  # the number of the node before, which most wait for
     for number, kind, after, start_us, duration_us, own in nodes:
-        known = alike.get(kind)
+        known = ends.get((kind, duration_us, own))
         if known is None:
-            known = alike[kind] = _encoded(kind)
-        first, shared, names = known
-        parts = [_ID, varint(number), first] if number else [first]
-        if after:
-            ids = b"".join([varint(before) for before in after]) if len(after) > 1 else varint(after[0])
+            if len(ends) == MOST_ENDS:
+                ends.clear()
+            if kind not in alike:
+                alike[kind] = _encoded(kind)
+            known = ends[kind, duration_us, own] = _ends(*alike[kind], duration_us, own)
+        first, last = known
+        mine = varint(number)
+        parts = [_ID, mine, first] if number else [first]
+        if len(after) == 1:
+            before = previous if after[0] == number - 1 else varint(after[0])
+            parts += (_AFTER, _BYTE[len(before)], before)
+        elif after:
+            ids = b"".join([varint(before) for before in after])
             parts += (_AFTER, varint(len(ids)), ids)
         if start_us:
             parts += (_START, varint(start_us))
-        if duration_us:
-            parts += (_DURATION, varint(duration_us))
-        parts.append(shared)
-        for name, value in zip(names, own, strict=True):
-            if value.__class__ is float:
-                parts += (name, _DOUBLE(value))
-            else:
-                coded = varint(value)  # type: ignore[arg-type]
-                parts += (_ATTRIBUTE, varint(len(name) + len(coded)), name, coded)
+        parts.append(last)
         data = b"".join(parts)
         yield varint(len(data)) + data
+        previous = mine
 
 
+def _ends(
+    first: bytes, shared: bytes, names: list[bytes], duration_us: int, own: tuple[int | float, ...]
+) -> tuple[bytes, bytes]:
+    """What nodes that last as long and have the same own attributes begin with, and end with."""
+    parts = [_DURATION, varint(duration_us)] if duration_us else []
+    parts.append(shared)
+    for name, value in zip(names, own, strict=True):
+        if value.__class__ is float:
+            parts += (name, _DOUBLE(value))
+        else:
+            coded = varint(value)  # type: ignore[arg-type]
+            parts += (_ATTRIBUTE, varint(len(name) + len(coded)), name, coded)
+    return first, b"".join(parts)
+
+
+# Ends of nodes that are kept at most.
+MOST_ENDS = 1 << 16
+_BYTE = [bytes((number,)) for number in range(11)]
 # Fields of a node by number and how they lie on the wire, as the messages below write them.
 _ID, _AFTER, _START, _DURATION, _ATTRIBUTE = b"\x08", b"\x2a", b"\x30", b"\x38", b"\x52"
 _DOUBLE = struct.Struct("<d").pack
