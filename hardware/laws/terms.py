@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 Shrink = Literal["persistent", "fluid"]
-Number = TypeVar("Number", float, NDArray[np.float64])  # at one clock, or at many in one go
+Floats = NDArray[np.float64]  # at many clocks in one go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Pace:
             longer *= (1.0 + (shorter / longer) ** self.sharpness) ** (1.0 / self.sharpness)
         return max(self.scale * (self.floor_s + longer), self.moving_cycles / sm_clock_hz)
 
-    def seconds_at(self, sm_clock_hz: NDArray[np.float64]) -> NDArray[np.float64]:
+    def seconds_at(self, sm_clock_hz: Floats) -> Floats:
         """The same at many clocks in one go."""
         compute_s = self.cycles / sm_clock_hz
         l2_s = self.l2_cycles / sm_clock_hz
@@ -173,15 +173,27 @@ def time_s(terms: KernelTerms, *, sms: float, sm_clock_hz: float) -> float:
     return pace(terms, sms).seconds(sm_clock_hz)
 
 
+@overload
+def dynamic_power_w(
+    terms: KernelTerms, *, sms: float, gpu_sms: int, progress_per_s: float, voltage_scale: float, clock_fraction: float
+) -> float: ...
+
+
+@overload
 def dynamic_power_w(
     terms: KernelTerms,
     *,
-    sms: Number,
+    sms: Floats,
     gpu_sms: int,
-    progress_per_s: Number,
-    voltage_scale: Number,
-    clock_fraction: Number,
-) -> Number:
+    progress_per_s: Floats,
+    voltage_scale: Floats,
+    clock_fraction: Floats,
+) -> Floats: ...
+
+
+def dynamic_power_w(
+    terms: KernelTerms, *, sms: Any, gpu_sms: int, progress_per_s: Any, voltage_scale: Any, clock_fraction: Any
+) -> Any:
     """Watts the kernel adds to the idle GPU while it completes ``progress_per_s`` of itself a second.
 
     ``voltage_scale`` is (V(f)/V0)^2, ``clock_fraction`` f/f0. At the rate ``1 / time_s`` the energy of the
