@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
 
@@ -125,6 +125,7 @@ class Plan:
     _pieces: dict[Same[KernelGraph], Piece] = field(default_factory=dict)
     _piece_of: dict[tuple[Same[tuple[Kernel, ...]], ...], Piece] = field(default_factory=dict)
     _full: PieceSequence | None = None
+    _of_phases: dict[str, Plan | None] = field(default_factory=dict)
 
     @property
     def full(self) -> PieceSequence:
@@ -135,6 +136,20 @@ class Plan:
         if self.work.kernels <= MAX_KEPT_KERNELS:
             self._full = layout
         return layout
+
+    def of_phases(self, name: str) -> Plan | None:
+        """The plan of the phases alone whose names begin with ``name``; None where all do or none does."""
+        if name not in self._of_phases:
+            ranks = [
+                (rank, tuple(phase for phase in rank.phases if phase.name.startswith(name)))
+                for rank in self.work.program.ranks
+            ]
+            some = any(kept for _, kept in ranks) and any(len(kept) < len(rank.phases) for rank, kept in ranks)
+            self._of_phases[name] = None
+            if some:
+                program = Program(ranks=tuple(replace(rank, phases=kept) for rank, kept in ranks))
+                self._of_phases[name] = Plan(work=replace(self.work, program=program, _graphs={}), model=self.model)
+        return self._of_phases[name]
 
     @cached_property
     def folded(self) -> PieceSequence:

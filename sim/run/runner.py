@@ -17,7 +17,7 @@ from inputs.same import Same
 from sim.build.host import engine_issue_s
 from sim.build.program import build, checked_contexts
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.running import Target
+from sim.engine.running import HeldClock, Target
 from sim.errors import FoldError, ScenarioError
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
@@ -31,6 +31,7 @@ from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
 from sim.shortcuts.pieces import RepeatedPiece, by_events, play, play_governed
+from workloads.families.dit_video import STEP
 from workloads.program import Program
 
 # Kernels that all run as events unless somebody asks for more: some seconds.
@@ -114,7 +115,7 @@ def simulate(
 
 def _uneven(scenario: Scenario) -> bool:
     """Whether stretches of a settled run differ so much in power that the limiters may have to be followed in time."""
-    return scenario.phase == "generate" or scenario.pp > 1 or scenario.video is not None
+    return scenario.phase == "generate" or scenario.pp > 1
 
 
 def _ways(
@@ -181,7 +182,7 @@ def _steady_state(
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
-            targets = steady_clocks(cheapest.sequence, target.limits, len(cheapest.folding.classes))
+            targets = _settled_clocks(plan, cheapest, target)
             parts = play(cheapest.sequence, tuple(targets)) if uneven else []
             if needs_time(parts, target.limits):
                 limiter = periodic(cheapest.sequence, target.limits, targets, parts)
@@ -196,6 +197,18 @@ def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
     """Which GPU of ``cheapest`` each GPU of ``layout`` is alike."""
     place = {rank: number for number, ranks in enumerate(cheapest.folding.classes) for rank in ranks}
     return [place[ranks[0]] for ranks in layout.folding.classes]
+
+
+def _settled_clocks(plan: Plan, layout: PieceSequence, target: Machine) -> list[HeldClock]:
+    """Each GPU's clock at which the mean power of the run is within the cap; that of a video's denoising steps, too,
+    which can last longer than the limiters look back, while the decoder runs on one GPU."""
+    clocks = steady_clocks(layout.sequence, target.limits, len(layout.folding.classes))
+    steps = plan.of_phases(STEP)
+    if steps is None:
+        return clocks
+    _, alone = next(_layouts(steps, "auto", []))
+    found = steady_clocks(alone.sequence, target.limits, len(alone.folding.classes))
+    return [min(clock, found[place]) for clock, place in zip(clocks, _places(alone, layout), strict=True)]
 
 
 def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, ...]:
