@@ -138,7 +138,7 @@ class Plan:
         return layout
 
     def of_phases(self, name: str) -> Plan | None:
-        """The plan of the phases alone whose names begin with ``name``; None where all do or none does."""
+        """The plan of the phases alone that begin with ``name``, of equal ones two; None where all do or none does."""
         if name not in self._of_phases:
             ranks = [
                 (rank, tuple(phase for phase in rank.phases if phase.name.startswith(name)))
@@ -147,6 +147,8 @@ class Plan:
             some = any(kept for _, kept in ranks) and any(len(kept) < len(rank.phases) for rank, kept in ranks)
             self._of_phases[name] = None
             if some:
+                if all(phase.segments == kept[0].segments for _, kept in ranks for phase in kept):
+                    ranks = [(rank, kept[:2]) for rank, kept in ranks]
                 program = Program(ranks=tuple(replace(rank, phases=kept) for rank, kept in ranks))
                 self._of_phases[name] = Plan(work=replace(self.work, program=program, _graphs={}), model=self.model)
         return self._of_phases[name]
