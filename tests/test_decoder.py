@@ -15,7 +15,7 @@ from sim.result.status import CARRIED_DECODER, COARSE_DECODER
 from sim.validation.validate import Row, validate
 from workloads.diffusion import load_dit, parse_dit
 from workloads.errors import WorkloadError
-from workloads.families.dit_decoder import Grid, decoder_segments
+from workloads.families.dit_decoder import LatentGrid, decoder_segments
 from workloads.program import Segment
 from workloads.work import ConvolutionWork, ElementwiseWork, EngineOp
 
@@ -24,7 +24,7 @@ RECORDS = FOLDER / "records" / "h200-sxm-141gb" / "diffusers"
 H200 = load_gpu("h200-sxm-141gb")
 
 
-def decode(model: str, grid: Grid, videos: int = 1) -> tuple[Segment, ...]:
+def decode(model: str, grid: LatentGrid, videos: int = 1) -> tuple[Segment, ...]:
     return decoder_segments(load_dit(model), grid, videos)
 
 
@@ -38,7 +38,7 @@ def counted(segment: Segment) -> Counter[str]:
 
 def test_flux_runs_the_kernels_of_its_trace() -> None:
     """30 group norms, 29 SiLUs, 3 upsamplings, 5 copies back into order and 5 sums beside them, 35 convolutions."""
-    (segment,) = decode("flux.1-dev", Grid(1, 128, 128))
+    (segment,) = decode("flux.1-dev", LatentGrid(1, 128, 128))
     found = counted(segment)
     assert found["image_group_norm"] == 30 and found["image_silu"] == 29 and found["image_upsample"] == 3
     assert found["image_swap_copy"] == 5 and found["image_swap_add"] == 5 and found["conv"] == 35
@@ -48,7 +48,7 @@ def test_flux_runs_the_kernels_of_its_trace() -> None:
 
 def test_wan_decodes_a_latent_frame_at_a_time_and_keeps_frames() -> None:
     """The trace of 5 frames: a first chunk without joins, another whose convolutions read two frames more."""
-    first, later, video = decode("wan2.1-14b", Grid(2, 60, 104))
+    first, later, video = decode("wan2.1-14b", LatentGrid(2, 60, 104))
     assert (first.repeat, later.repeat) == (1, 1) and [kernel.name for kernel in video.kernels] == ["clamp"]
     assert "image_cat_frames_f32" not in counted(first)
     assert counted(first)["image_normalize_f32"] == counted(later)["image_normalize_f32"] == 30
@@ -59,7 +59,7 @@ def test_wan_decodes_a_latent_frame_at_a_time_and_keeps_frames() -> None:
 
 def test_hunyuan_decodes_overlapping_tiles_and_blends_their_seams() -> None:
     """512 x 512, 21 frames, as in its trace: 18 tiles of 8 sizes; 1,540 rows of seams of 62.6 us."""
-    *tiles, seams = decode("hunyuan-video", Grid(6, 64, 64))
+    *tiles, seams = decode("hunyuan-video", LatentGrid(6, 64, 64))
     assert sum(tile.repeat for tile in tiles) == 18 and all(counted(tile)["image_group_norm"] == 30 for tile in tiles)
     work = seams.kernels[0].work
     assert isinstance(work, ElementwiseWork) and work.rows == pytest.approx(1540 * 62.6, abs=1)
@@ -70,7 +70,7 @@ def test_group_norms_of_four_images_take_as_long_as_of_one() -> None:
     profile = profile_for(H200)
 
     def scale(videos: int) -> float:
-        (segment,) = decode("flux.1-dev", Grid(1, 64, 64), videos)
+        (segment,) = decode("flux.1-dev", LatentGrid(1, 64, 64), videos)
         norm = next(k.work for k in segment.kernels if getattr(k.work, "op", None) is EngineOp.GROUP_NORM)
         terms = engine_terms(norm, profile, H200)
         assert terms is not None

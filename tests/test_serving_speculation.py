@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,7 +140,7 @@ def walked(scheduler: Scheduler, requests: list[Request]) -> list[tuple[Any, ...
         step = scheduler.plan()
         first, done = scheduler.advance(step)
         numbers = [sorted(one.request.number for one in some) for some in (first, done)]
-        seen.append((replace(step.batch, longest=0), *numbers, scheduler.pool.used, scheduler.preempted))
+        seen.append((step.batch._replace(longest=0), *numbers, scheduler.pool.used, scheduler.preempted))
     return seen
 
 

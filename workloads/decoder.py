@@ -15,7 +15,7 @@ _FOLDER = files("workloads") / "data" / "decoders"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
+class DecoderTiles:
     """A tile's sides in pixels and frames, and how far apart they begin; a row of a seam takes ``blend_row_s``."""
 
     pixels: int
@@ -41,7 +41,7 @@ class Decoder:
     attention: Literal["linear", "convolution"]
     kernels: Mapping[str, tuple[EngineOp, ...]]
     element_bytes: Mapping[EngineOp, int]
-    tiles: Tiles | None = None
+    tiles: DecoderTiles | None = None
     swapped_until: Literal["norm", "upsample"] | None = None
     halves: bool = False
     masked_frames: bool = False
@@ -61,7 +61,7 @@ def load_decoder(name: str) -> Decoder:
         dtype=DType(data["dtype"]),
         kernels={place: tuple(EngineOp(op) for op in ops) for place, ops in data["kernels"].items()},
         element_bytes={EngineOp(op): size for op, size in data["bytes"].items()},
-        tiles=Tiles(**data["tiles"]) if "tiles" in data else None,
+        tiles=DecoderTiles(**data["tiles"]) if "tiles" in data else None,
         **plain,
     )
 

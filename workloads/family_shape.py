@@ -10,7 +10,7 @@ from workloads.errors import WorkloadError
 from workloads.fields import refuse_unknown
 
 
-class Shape(NamedTuple):
+class FieldShape(NamedTuple):
     """What a value must be, and in words."""
 
     fits: Callable[[Any], bool]
@@ -37,17 +37,19 @@ def _rows(length: int) -> Callable[[Any], bool]:
     return lambda value: _list(value, lambda row: _list(row, _expression) and len(row) == length)
 
 
-TEXT = Shape(_text, "a text")
-TEXTS = Shape(lambda value: _list(value, _text), "a list of texts")
-EXPRESSION = Shape(lambda value: isinstance(value, str | int), "a number, true or false, or an expression in quotes")
-EXPRESSIONS = Shape(lambda value: _table(value, _expression), "a table of numbers and expressions")
-LISTS = Shape(lambda value: _table(value, lambda one: isinstance(one, list)), "a table of lists")
-TABLE = Shape(lambda value: isinstance(value, dict), "a table")
-NODES = Shape(
+TEXT = FieldShape(_text, "a text")
+TEXTS = FieldShape(lambda value: _list(value, _text), "a list of texts")
+EXPRESSION = FieldShape(
+    lambda value: isinstance(value, str | int), "a number, true or false, or an expression in quotes"
+)
+EXPRESSIONS = FieldShape(lambda value: _table(value, _expression), "a table of numbers and expressions")
+LISTS = FieldShape(lambda value: _table(value, lambda one: isinstance(one, list)), "a table of lists")
+TABLE = FieldShape(lambda value: isinstance(value, dict), "a table")
+NODES = FieldShape(
     lambda value: _table(value, lambda nodes: _list(nodes, lambda node: isinstance(node, dict))) and bool(value),
     "a list of nodes for each kind of layer",
 )
-CHECKS = Shape(
+CHECKS = FieldShape(
     lambda value: _list(value, lambda one: _table(one, _text) and set(one) == {"that", "why"}),
     "tables of that and why",
 )
@@ -55,18 +57,18 @@ STACK = {
     "sizes": EXPRESSIONS, "axes": EXPRESSIONS, "latent": EXPRESSIONS, "state_space": EXPRESSIONS, "layer": NODES,
     "per_layer": LISTS, "kind": EXPRESSION, "tied_embeddings": EXPRESSION, "causal": EXPRESSION,
     "extra_parameters": EXPRESSION, "positions": EXPRESSION,
-    "learned_positions": Shape(lambda value: isinstance(value, bool), "true or false"),
+    "learned_positions": FieldShape(lambda value: isinstance(value, bool), "true or false"),
 }  # fmt: skip
 SHAPES = STACK | {
     "like": TEXT, "source": TEXT, "checked": TEXT, "refused": TEXT, "model_types": TEXTS, "architectures": TEXTS,
     "ignored": TEXTS, "required": TEXTS, "absent": EXPRESSIONS, "defaults": EXPRESSIONS, "terms": EXPRESSIONS,
     "only": LISTS, "check": CHECKS, "language": TABLE, "vision": TABLE, "encoder": TABLE,
 }  # fmt: skip
-ENCODER = STACK | {"front": Shape(_rows(3), "a list of [depth, width, rows a token]")}
+ENCODER = STACK | {"front": FieldShape(_rows(3), "a list of [depth, width, rows a token]")}
 LANGUAGE = {"key": TEXT, "model_type": TEXT, "types": TABLE, "defaults": TABLE}
 VISION = STACK | {
     "key": TEXT, "tower": TEXT, "types": TABLE, "defaults": TABLE, "terms": EXPRESSIONS, "ignored": TEXTS,
-    "patches": EXPRESSION, "tokens": EXPRESSION, "projector": Shape(_rows(2), "a list of [depth, width]"),
+    "patches": EXPRESSION, "tokens": EXPRESSION, "projector": FieldShape(_rows(2), "a list of [depth, width]"),
 }  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def check_whole(table: Mapping[str, Any], where: str) -> None:
                 raise WorkloadError(f"{where}: {part + '.' if part else ''}{name} is missing: give {words}")
 
 
-def _check(table: dict[str, Any], shapes: Mapping[str, Shape], where: str) -> None:
+def _check(table: dict[str, Any], shapes: Mapping[str, FieldShape], where: str) -> None:
     refuse_unknown(table, tuple(shapes), where)
     for name, value in table.items():
         if not shapes[name].fits(value):

@@ -33,7 +33,7 @@ from sim.serving.requests import Request
 from sim.serving.scheduler import Scheduler
 from sim.serving.shared import ReplicaSide, SharedGpus
 from sim.serving.spec import ServeSpec
-from sim.serving.stages import Stage, handoffs, stage_prices
+from sim.serving.stages import ReplicaStage, handoffs, stage_prices
 from workloads.families.engine import engine_of
 
 
@@ -112,7 +112,7 @@ def replicas_of(
         number = place if prefill else spec.prefill_replicas + place
         scheduler = _scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.block_tokens))
         stages = [
-            Stage(
+            ReplicaStage(
                 number=stage,
                 prices=own,
                 governor=ReplicaGovernor(machine=own.machine, gpus=own.world),

@@ -20,7 +20,7 @@ from sim.serving.power import ReplicaGovernor
 from sim.serving.records import RunStep, Stretch
 from sim.serving.replica import Replica
 from sim.serving.scheduler import Scheduler
-from sim.serving.stages import Handoffs, Stage
+from sim.serving.stages import Handoffs, ReplicaStage
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class BatchSlot:
 class PipelineReplica(Replica):
     """A replica whose ``stages`` work on different batches, one in each of ``slots``."""
 
-    stages: list[Stage]
+    stages: list[ReplicaStage]
     handoffs: Handoffs
     slots: list[BatchSlot]
     _flying: int = 0
@@ -108,7 +108,7 @@ class PipelineReplica(Replica):
         """``step`` through all stages."""
         planned_s, spent, parts = self.env.now, [], []
         tokens = step.batch.decoding + step.batch.prompt_tokens
-        before: tuple[Stage, simpy.resources.resource.Request] | None = None
+        before: tuple[ReplicaStage, simpy.resources.resource.Request] | None = None
         for stage in self.stages:
             turn = stage.turn.request()
             yield turn
@@ -134,7 +134,7 @@ class PipelineReplica(Replica):
             stage.turn.release(turn)
         self._returned(slot, step, sum(spent), parts)
 
-    def _begin(self, stage: Stage, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
+    def _begin(self, stage: ReplicaStage, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
         """What the host does before a step, and tokens that come back from its memory."""
         for sequence, _ in step.pieces:
             record = self.served[sequence.request.number]
@@ -144,7 +144,7 @@ class PipelineReplica(Replica):
             self._rest(stage, self.env.now, spinning_since_s=self.env.now)
 
     def _hand_on(
-        self, source: Stage, to: Stage, step: PlannedStep, tokens: int, planned_s: float
+        self, source: ReplicaStage, to: ReplicaStage, step: PlannedStep, tokens: int, planned_s: float
     ) -> Generator[simpy.Event, Any, list[float]]:
         """What ``source`` computed crosses the links; until both were ready, the one that was waited for the other."""
         now_s = self.env.now
@@ -158,7 +158,7 @@ class PipelineReplica(Replica):
         yield self.env.timeout(cost.time_s)
         return [cost.energy_j]
 
-    def _behind(self, stage: Stage, step: PlannedStep) -> float:
+    def _behind(self, stage: ReplicaStage, step: PlannedStep) -> float:
         """How long a stage's GPUs wait for its host, which launches a step with prompts piece by piece.
 
         As in a replica of one stage it starts on it once it has launched the step before, and that one runs.
@@ -171,7 +171,7 @@ class PipelineReplica(Replica):
         stage.launched_s += stage.prices.launching_s(self.host.pace, step.batch)
         return max(0.0, stage.launched_s - now_s - stage.prices.whole(step.batch, stage.governor.target_w).time_s)
 
-    def _computed(self, stage: Stage, step: PlannedStep) -> Cost:
+    def _computed(self, stage: ReplicaStage, step: PlannedStep) -> Cost:
         begin_s, prices = self.env.now, stage.prices
         cost = stage.governor.work(lambda target_w: prices.whole(step.batch, target_w))
         if self.log.window is not None:
@@ -183,7 +183,7 @@ class PipelineReplica(Replica):
         self._row(stage, cost.time_s, 1, step.batch, cost)
         return cost
 
-    def _rest(self, stage: Stage, until_s: float, *, spinning_since_s: float) -> None:
+    def _rest(self, stage: ReplicaStage, until_s: float, *, spinning_since_s: float) -> None:
         """Bill a pause of ``stage``: it idles, and from then on waits in a transfer for its counterpart."""
         if not self.powered or until_s <= stage.since_s:
             return
@@ -200,7 +200,7 @@ class PipelineReplica(Replica):
         self._row(stage, cost.time_s, 0, Batch(), cost, clock_hz=governor.clock_hz)
 
     def _row(
-        self, stage: Stage, seconds: float, steps: int, batch: Batch, cost: Cost, clock_hz: float | None = None
+        self, stage: ReplicaStage, seconds: float, steps: int, batch: Batch, cost: Cost, clock_hz: float | None = None
     ) -> None:
         begin_s = stage.since_s
         stage.since_s += seconds

@@ -84,7 +84,7 @@ class ServeSpec(FieldTable):
     pp_batches: Literal["natural", "even"] = Field(
         "natural",
         description="natural: a request joins the batch that is planned next, as in vLLM, however full; even: a batch "
-        "holds max_num_seqs / pp at most, as in SGLang",
+        "holds max_num_seqs / pp at most",
     )
     ep_mode: Literal["all_reduce", "all_to_all"] | None = Field(
         None, description="how experts on several ranks meet their tokens: all_to_all, or as TP does (needed with ep)"

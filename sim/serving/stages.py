@@ -36,7 +36,7 @@ def stage_prices(spec: ServeSpec, group: Scenario) -> list[StepPrices]:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Stage:
+class ReplicaStage:
     """One stage: its GPUs do one thing at a time, in the order in which batches ask for their ``turn``.
 
     Its limiters and its rows of the log have seen the time up to ``since_s``.

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from workloads.decoder import Decoder, Tiles, load_decoder
+from workloads.decoder import Decoder, DecoderTiles, load_decoder
 from workloads.diffusion import DECODER_BLOCKS, DitSpec
 from workloads.kernels import host_kernel, product_kernel
 from workloads.program import Kernel, Segment
@@ -22,7 +22,7 @@ _GROUPS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class LatentGrid:
     """Frames, height and width of a tensor."""
 
     frames: int
@@ -40,7 +40,7 @@ class Grid:
         return self.frames * self.area
 
 
-def decoder_segments(spec: DitSpec, latents: Grid, videos: int) -> tuple[Segment, ...]:
+def decoder_segments(spec: DitSpec, latents: LatentGrid, videos: int) -> tuple[Segment, ...]:
     """``videos`` of ``latents`` through the decoder of ``spec``, a segment for each part that it works on."""
     assert spec.decoder is not None
     decoder = load_decoder(spec.decoder)
@@ -59,7 +59,7 @@ def _part(name: str, walk: _Walk, repeat: int = 1) -> Segment:
     return Segment(name=name, kernels=tuple(walk.kernels), repeat=repeat)
 
 
-def _chunks(decoder: Decoder, spec: DitSpec, videos: int, latents: Grid) -> tuple[Segment, ...]:
+def _chunks(decoder: Decoder, spec: DitSpec, videos: int, latents: LatentGrid) -> tuple[Segment, ...]:
     """The first latent frame, and all others, each joined to the frames before: of these the mean number."""
     one, others = replace(latents, frames=1), latents.frames - 1
     first = _Walk(decoder, spec, videos, one)
@@ -77,7 +77,9 @@ def _chunks(decoder: Decoder, spec: DitSpec, videos: int, latents: Grid) -> tupl
     return (*segments, Segment(name="video", kernels=tuple(end.kernels)))
 
 
-def _tiled(decoder: Decoder, tiles: Tiles, spec: DitSpec, videos: int, latents: Grid) -> tuple[Segment, ...]:
+def _tiled(
+    decoder: Decoder, tiles: DecoderTiles, spec: DitSpec, videos: int, latents: LatentGrid
+) -> tuple[Segment, ...]:
     """Tiles one after the other, and the blends of their seams."""
     along, down, across = spec.vae
     if latents.frames > tiles.frames // along:
@@ -93,7 +95,7 @@ def _tiled(decoder: Decoder, tiles: Tiles, spec: DitSpec, videos: int, latents: 
     rows = sum(min(seam, height * ratio[0]) for height in heights[1:]) * len(widths)
     rows += sum(min(seam, width * ratio[1]) for width in widths[1:]) * len(heights)
     rows = rows * len(frames) + (tiles.frames - tiles.frames_apart) * (len(frames) - 1)
-    counts = Counter(Grid(t, h, w) for t in frames for h in heights for w in widths)
+    counts = Counter(LatentGrid(t, h, w) for t in frames for h in heights for w in widths)
     segments = [
         _part(f"tile of {grid.frames} x {grid.height} x {grid.width}", _Walk(decoder, spec, videos, grid), count)
         for grid, count in counts.items()
@@ -121,7 +123,7 @@ class _Walk:
     decoder: Decoder
     spec: DitSpec
     videos: int
-    grid: Grid
+    grid: LatentGrid
     later: bool = False
     channels: int = 0
     swapped: bool = False
@@ -284,7 +286,13 @@ class _Walk:
         self._add_convolution(name, width, read=padded, taps=9 * depth)
 
     def point(
-        self, name: str, width: int, *, padded: bool = False, grid: Grid | None = None, channels: int | None = None
+        self,
+        name: str,
+        width: int,
+        *,
+        padded: bool = False,
+        grid: LatentGrid | None = None,
+        channels: int | None = None,
     ) -> None:
         """A product over channels at each pixel; ``padded``: behind a copy that pads by nothing."""
         pixels = (grid or self.grid).pixels

@@ -15,7 +15,7 @@ from typing import Literal, assert_never
 from workloads.diffusion import DECODER_BLOCKS, DitSpec, Video, latent_grid, video_tokens
 from workloads.errors import WorkloadError
 from workloads.families.dit import ELEMENT, Branch, check_branch, flash
-from workloads.families.dit_decoder import Grid, decoder_segments
+from workloads.families.dit_decoder import LatentGrid, decoder_segments
 from workloads.families.dit_layers import layer_segments
 from workloads.kernels import elementwise_kernel, exchange_kernel, host_kernel, product_kernel
 from workloads.layer_passes.shard import shard
@@ -246,7 +246,7 @@ def _decode(run: VideoRun, video: Video) -> tuple[Segment, ...]:
     spec, widths = run.spec, run.spec.decoder_widths
     along, down, across = (count * cell for count, cell in zip(latent_grid(spec, video), spec.patch, strict=True))
     if spec.decoder is not None:
-        return decoder_segments(spec, Grid(along, down, across), run.videos)
+        return decoder_segments(spec, LatentGrid(along, down, across), run.videos)
     frames, cells = along, down * across
     taps = 9 * spec.decoder_depth
     doublings = round(math.log2(spec.vae[0]))
