@@ -159,6 +159,8 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
         fields[field] = value
     for field in NUMBERS:
         fields[field] = figure(data, field, where, sources, confidence)
+        least = LEAST_RATE if field.endswith("_per_s") else LEAST_HZ if field.endswith("_hz") else 0.0
+        _check_least(fields[field], least, f"{where}: {field}")
     rates = data.get("tensor_flops_per_s")
     if not isinstance(rates, dict) or not rates:
         raise HardwareError(f"{where}: tensor_flops_per_s is missing: give a table of dense FLOP/s by dtype")
@@ -167,6 +169,8 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
     fields["tensor_flops_per_s"] = {
         dtype: figure(rates, dtype, f"{where}: tensor_flops_per_s", sources, confidence) for dtype in rates
     }
+    for dtype, rate in fields["tensor_flops_per_s"].items():
+        _check_least(rate, LEAST_RATE, f"{where}: tensor_flops_per_s: {dtype}")
     if fields["sms"] != int(fields["sms"]):
         raise HardwareError(f"{where}: sms = {fields['sms']:g}: give a whole number")
     fields["sms"] = int(fields["sms"])
@@ -183,6 +187,11 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
 LEAST_RATE, LEAST_HZ = 1e9, 1e5
 
 
+def _check_least(value: float, least: float, where: str) -> None:
+    if 0 < value < least:
+        raise HardwareError(f"{where} = {value:g}: give at least {least:g}, in SI units")
+
+
 def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str], confidence: dict[str, Any]) -> float:
     entry = table.get(field)
     if entry is None:
@@ -195,10 +204,6 @@ def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str
         raise HardwareError(f"{where}: {field} = {value!r}: give a finite number")
     if value < 0 or (value == 0 and field not in MAY_BE_ZERO):
         raise HardwareError(f"{where}: {field} = {value:g}: must be positive")
-    rate = field.endswith("_per_s") or where.endswith("tensor_flops_per_s")
-    least = LEAST_RATE if rate else LEAST_HZ if field.endswith("_hz") else 0.0
-    if 0 < value < least:
-        raise HardwareError(f"{where}: {field} = {value:g}: give at least {least:g}, in SI units")
     if not isinstance(source, str) or not source.strip():
         raise HardwareError(f"{where}: {field} = {value:g} has no source: say where it is from")
     if entry.get("confidence") not in CONFIDENCES:

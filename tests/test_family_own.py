@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.fuzz_cases import _mutated, _table
 from hardware.catalog import parse_gpu
+from hardware.cluster import parse_node
 from hardware.errors import HardwareError
 from sim import simulate
 from sim.errors import SimError
@@ -93,6 +94,14 @@ def test_a_gpu_that_takes_hours_a_kernel_is_refused(field: str, value: float, le
     changed = re.sub(rf"(?m)^{field} = {{ value = [^,]+,", f"{field} = {{ value = {value},", text, count=1)
     with pytest.raises(HardwareError, match=re.escape(f"{field} = {value:g}: give at least {least}, in SI units")):
         parse_gpu(changed, where="g.toml")
+
+
+@pytest.mark.parametrize(("field", "value"), [("disk_read_bytes_per_s", 5e8), ("nic_bytes_per_s", 125e6)])
+def test_a_slow_disk_or_nic_of_a_node_is_none_of_these(field: str, value: float) -> None:
+    """A SATA drive, and Ethernet of 1 Gbit/s."""
+    text = (files("hardware") / "data" / "nodes" / "hgx-8.toml").read_text(encoding="utf-8")
+    changed = re.sub(rf"(?m)^{field} = {{ value = [^,]+,", f"{field} = {{ value = {value},", text, count=1)
+    assert getattr(parse_node(changed, where="n.toml"), field) == value
 
 
 def test_true_and_false_are_known_in_expressions() -> None:

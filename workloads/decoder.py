@@ -31,8 +31,7 @@ class Decoder:
 
     ``frames``: an image or video at once, in ``chunks`` of a latent frame whose convolutions keep frames, or in
     ``tiles``. ``swapped_until``: where what attention left, its channels innermost, is put in order for good.
-    ``halves``: convolutions behind an upsampling leave half of the channels. ``masked_frames``: attention is causal in
-    time, by a mask.
+    ``halves``: convolutions behind an upsampling leave half of the channels.
     """
 
     id: str
@@ -44,7 +43,6 @@ class Decoder:
     tiles: DecoderTiles | None = None
     swapped_until: Literal["norm", "upsample"] | None = None
     halves: bool = False
-    masked_frames: bool = False
     engine: str = field(default="diffusers")
 
 

@@ -240,7 +240,8 @@ class AttentionWork:
 class ElementwiseWork:
     """A memory-bound kernel over ``rows`` x ``width`` elements that moves ``bytes_moved`` in all.
 
-    ``blocks`` is the number of thread blocks where the launch of these may be what bounds it (rope).
+    ``blocks`` is the number of thread blocks where that may be what bounds it: their launch (rope), or, of an engine's
+    kernel, how few of them read (group norms).
     """
 
     op: Elementwise | EngineOp

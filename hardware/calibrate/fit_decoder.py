@@ -10,6 +10,7 @@ from hardware.calibrate.engine_rows import Row, convolution_of, moved_of
 from hardware.calibrate.fit_kit import Law, Learning
 from hardware.gpu import GpuSpec
 from hardware.laws.decoder import (
+    MOST_FLASH_HEAD_DIM,
     ConvolutionCoefficients,
     WideAttentionCoefficients,
     convolution_base_terms,
@@ -21,8 +22,6 @@ from hardware.laws.decoder import (
 # Length scales of the corrections (octaves).
 CONVOLUTION_LENGTHS = (1.5, 1.0, 1.5)
 WIDE_LENGTHS = (1.0, 1.0)
-# Heads that FlashAttention takes.
-MOST_FLASH_HEAD_DIM = 256
 FREE_CONVOLUTION = (
     "floor_s", "efficiency", "copy_bytes_per_s", "flop_energy_j", "hbm_byte_energy_j",
 )  # fmt: skip

@@ -14,6 +14,8 @@ from hardware.laws.terms import KernelTerms
 _TILE_PIXELS, _TILE_CHANNELS, _CHANNEL_STEP = 128, 128, 64
 # What of a point's operands its arithmetic does not hide.
 _POINT_WAITS = 0.25
+# Heads that FlashAttention takes: a decoder's one head over all channels is wider.
+MOST_FLASH_HEAD_DIM = 256
 # Queries of one block of the kernel for wide heads (fmha_cutlassF 32x128 in the traces).
 _QUERIES = 32
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hardware.gpu import GpuSpec
+from hardware.laws.decoder import MOST_FLASH_HEAD_DIM
 from hardware.laws.engine_price import (
     convolution_terms,
     engine_all_reduce_terms,
@@ -36,9 +37,6 @@ from workloads.work import (
     RoutedGemmWork,
     Work,
 )
-
-# Heads that FlashAttention takes: a decoder's one head over all channels is wider.
-MOST_FLASH_HEAD_DIM = 256
 
 
 def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | None:

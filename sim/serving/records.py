@@ -33,22 +33,6 @@ class Served:
     decode_j: float = 0.0
     transfer_j: float = 0.0  # of its KV cache, from the replica of its prompt to the one that goes on
 
-    @property
-    def ttft_s(self) -> float:
-        """Time to first token."""
-        return self.first_token_s - self.request.arrival_s
-
-    @property
-    def e2e_s(self) -> float:
-        """Time to last token."""
-        return self.done_s - self.request.arrival_s
-
-    @property
-    def tpot_s(self) -> float:
-        """Mean time per output token after the first; 0 where there is none."""
-        after = self.request.output_tokens - 1
-        return (self.done_s - self.first_token_s) / after if after else 0.0
-
 
 class Stretch(NamedTuple):
     """``steps`` equal steps in a row on one replica (mean figures); 0 steps: a pause, or a batch on its way to the next

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.calibrate.engine_rows import convolution_of, moved_of
-from sim.build.engine_cost import MOST_FLASH_HEAD_DIM
+from hardware.laws.decoder import MOST_FLASH_HEAD_DIM
 from sim.validation.inputs import NotPredicted
 from sim.validation.kernel_work import attention_work
 from workloads.work import (
