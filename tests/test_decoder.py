@@ -16,8 +16,9 @@ from sim.validation.validate import Row, validate
 from workloads.diffusion import load_dit, parse_dit
 from workloads.errors import WorkloadError
 from workloads.families.dit_decoder import LatentGrid, decoder_segments
+from workloads.kernel_names import EngineOp
 from workloads.program import Segment
-from workloads.work import ConvolutionWork, ElementwiseWork, EngineOp
+from workloads.work import ConvolutionWork, ElementwiseWork
 
 FOLDER = Path(__file__).parent.parent
 RECORDS = FOLDER / "records" / "h200-sxm-141gb" / "diffusers"

@@ -21,8 +21,9 @@ from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import bucket_contexts
 from sim.shortcuts.fold import fold
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork
+from workloads.work import CollectiveWork, ElementwiseWork
 
 LLAMA = {"model": "llama3-70b", "tp": 4, "layers": 5}
 OVERLAP = LLAMA | {"sequence_parallel": True, "overlap_chunks": 4, "comm_ctas": 8, "seq_len": 4096}

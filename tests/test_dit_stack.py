@@ -16,8 +16,8 @@ from sim.validation.validate import validate
 from workloads.diffusion import load_dit, parse_video, video_tokens
 from workloads.families.dit import Branch
 from workloads.families.dit_layers import layer_segments
+from workloads.kernel_names import CollectiveOp
 from workloads.passes import load_passes
-from workloads.work import CollectiveOp
 
 RECORDS = Path(__file__).parent.parent / "records" / "h200-sxm-141gb" / "diffusers"
 PASSES = load_passes("diffusers")

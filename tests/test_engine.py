@@ -18,8 +18,9 @@ from sim.engine.resources.bandwidth import share
 from sim.errors import DeadlockError
 from sim.scenario.machine import machine
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, core_of, graph, run, spans, with_terms
+from workloads.kernel_names import CollectiveOp
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import CollectiveOp, CollectiveWork, GemmWork
+from workloads.work import CollectiveWork, GemmWork
 
 
 def energy_of_steps(records: Recorder) -> float:

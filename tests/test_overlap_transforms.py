@@ -19,8 +19,9 @@ from tests.engine_kit import COMPUTE, GPU, REDUCE, graph, run, spans, with_terms
 from tests.transformer_kit import build, gemm_flops, kernels
 from workloads import WorkloadError
 from workloads.families.interleave import two_batches
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork
+from workloads.work import CollectiveWork, ElementwiseWork, GemmWork
 
 SP = {"tp": 4, "sequence_parallel": True}
 TILES = SP | {"overlap": "tile_signal", "overlap_chunks": 4, "comm_ctas": 8}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from workloads import WorkloadError
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.layer_passes.lower import lower, lower_head
 from workloads.layer_passes.overlap import BesideExchange, Stage, Step, beside_shared, overlap
 from workloads.layer_passes.rounds import gradients_home, in_rounds
@@ -29,7 +30,7 @@ from workloads.ops import (
 )
 from workloads.program import Kernel
 from workloads.stack import load_stack
-from workloads.work import CollectiveOp, CollectiveWork, Elementwise, GemmWork
+from workloads.work import CollectiveWork, GemmWork
 
 NORM = Pointwise(name="norm_ff", op=Elementwise.ADD_RMSNORM)
 UP = fuse("up_gemm", op("bsm,mf->bsf", parallel="f", label="up"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from workloads.kernel_names import CollectiveOp
 from workloads.layer_passes.backward import (
     Sharding,
     StateSplit,
@@ -19,7 +20,6 @@ from workloads.layer_passes.backward import (
 from workloads.layer_passes.lower import lower
 from workloads.layer_passes.tree import RankSplit
 from workloads.ops import expert_feed, fuse, op
-from workloads.work import CollectiveOp
 
 UP = fuse("up_gemm", op("bsm,mf->bsf", parallel="f", label="up"))
 OWN, SAME = RankSplit(experts="own_tokens"), RankSplit(experts="same_tokens")

@@ -20,8 +20,9 @@ from sim.scenario.machine import machine
 from sim.validation.validate import validate
 from tests.engine_kit import COMPUTE, graph, run, with_terms
 from tests.traces_kit import RECORDED, recorded_rows
+from workloads.kernel_names import CollectiveOp
 from workloads.program import Kernel
-from workloads.work import CollectiveOp, CollectiveWork, GemmWork, Work
+from workloads.work import CollectiveWork, GemmWork, Work
 
 PATH = "h200-sxm-141gb/placement/placement.jsonl"
 SMS = 132

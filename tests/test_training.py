@@ -24,8 +24,9 @@ from workloads import (
     params,
     training_need,
 )
+from workloads.kernel_names import CollectiveOp
 from workloads.program import Kernel
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
+from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
 
 LAYOUTS = [
     Layout(),

@@ -18,11 +18,12 @@ from workloads import (
     load_model,
 )
 from workloads import memory_need as need_of
+from workloads.kernel_names import CollectiveOp
 from workloads.placement import groups_of, place_of, stage_pairs
 from workloads.popularity import Zipf
 from workloads.program import Kernel, RankProgram
 from workloads.routing import Routing
-from workloads.work import CollectiveOp, CollectiveWork, GroupedGemmWork
+from workloads.work import CollectiveWork, GroupedGemmWork
 
 LAYOUTS = [
     Layout(),

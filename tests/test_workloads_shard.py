@@ -10,12 +10,13 @@ import pytest
 
 from sim import simulate
 from workloads import Layout, Options, WorkloadError, build_program, load_model
+from workloads.kernel_names import Elementwise
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange
 from workloads.model_file import parse_model
 from workloads.ops import Node, Pointwise, attention, fuse, op, qkv_gemm
 from workloads.program import Kernel
-from workloads.work import CollectiveWork, Elementwise, GemmWork
+from workloads.work import CollectiveWork, GemmWork
 
 PRODUCTS = {
     "up": "bsm,mf->bsf",

@@ -13,12 +13,13 @@ from tests.family_configs_latest import LATEST
 from tests.family_configs_recent import GEMMA_3N_E4B, HUNYUAN_LARGE, PHI_4_MINI_FLASH, RECENT
 from tests.test_workloads_families import kernels, read
 from workloads import Layout, Options, WorkloadError, build_program, load_model
+from workloads.kernel_names import Elementwise
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange, RankSplit
 from workloads.memory import MemoryLoad, memory_need
 from workloads.ops import Pointwise, attention, fuse, op, qkv_gemm
 from workloads.params import facts
-from workloads.work import AttentionWork, Elementwise, ElementwiseWork, GemmWork
+from workloads.work import AttentionWork, ElementwiseWork, GemmWork
 
 NEWER = {**RECENT, **LATEST}
 

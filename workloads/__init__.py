@@ -18,6 +18,7 @@ from workloads.families.speculation import (
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import build_generate, build_program
+from workloads.kernel_names import AllReduce, EpKernels
 from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
 from workloads.parallel import Layout, check_layout
@@ -27,7 +28,7 @@ from workloads.positions import beyond, check_reach
 from workloads.program import Program
 from workloads.routing import Routing, busiest_spread, expert_loads
 from workloads.stack import load_stack
-from workloads.work import AllReduce, DType, EpKernels
+from workloads.work import DType
 
 __all__ = [
     "AllReduce",

@@ -9,7 +9,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Literal
 
-from workloads.work import DType, EngineOp
+from workloads.kernel_names import EngineOp
+from workloads.work import DType
 
 _FOLDER = files("workloads") / "data" / "decoders"
 

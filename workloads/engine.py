@@ -11,7 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from workloads.errors import WorkloadError
-from workloads.work import DType, EngineOp
+from workloads.kernel_names import EngineOp
+from workloads.work import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,22 +6,14 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Group, Op
 from workloads.parallel import Layout
 from workloads.precision import Precision, Product
 from workloads.program import Kernel
 from workloads.storage import Storage
-from workloads.work import (
-    AttentionWork,
-    CollectiveOp,
-    CollectiveWork,
-    DType,
-    Elementwise,
-    ElementwiseWork,
-    EngineOp,
-    GemmWork,
-)
+from workloads.work import AttentionWork, CollectiveWork, DType, ElementwiseWork, GemmWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

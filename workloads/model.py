@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import Elementwise
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.ops import Attention, Block, Experts, Pointwise, axes_of
 from workloads.precision import Precision
-from workloads.work import Elementwise
 
 MOST_LAYERS, MOST_EXPERTS = 10_000, 4096  # tens of times those of any public model
 

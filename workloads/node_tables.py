@@ -9,6 +9,7 @@ from inputs.texts import shown
 from workloads.einsum import AXES, OWN_AXES
 from workloads.errors import WorkloadError
 from workloads.fields import positive, refuse_unknown
+from workloads.kernel_names import Elementwise
 from workloads.ops import (
     Attention,
     EagerPass,
@@ -23,7 +24,6 @@ from workloads.ops import (
     latent_attention,
     op,
 )
-from workloads.work import Elementwise
 
 INDEXER = ("heads", "head_dim", "top_keys")
 _OVERLAP = ("overlap_stage", "comm_ctas", "chunks")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from workloads.einsum import Einsum, parse
-from workloads.work import Elementwise
+from workloads.kernel_names import Elementwise
 
 # Kernels of unfused attention: on the queries, then on the scores.
 EagerPass = Literal["scale_queries", "scale", "mask", "softmax", "softmax_fp32"]

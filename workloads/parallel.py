@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import EpKernels
 from workloads.model import ModelSpec
-from workloads.work import DType, EpKernels
+from workloads.work import DType
 
 CpMode = Literal["ulysses", "ring", "striped", "zigzag"]
 Schedule = Literal["gpipe", "1f1b"]

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
+from workloads.kernel_names import Elementwise
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Experts, Gemm, Indexer, LatentAttention, Node, Op, Pointwise, StateSpace
 from workloads.precision import Precision, plain, resolve
-from workloads.work import DType, Elementwise
+from workloads.work import DType
 
 
 def weighted_ops(node: Node) -> tuple[Op, ...]:

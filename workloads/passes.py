@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from workloads.work import CollectiveOp, EngineOp
+from workloads.kernel_names import CollectiveOp, EngineOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

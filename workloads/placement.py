@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from workloads.kernel_names import AllReduce, CollectiveOp
 from workloads.parallel import Layout
 from workloads.program import Kernel, Phase, RankProgram, Segment
-from workloads.work import AllReduce, CollectiveOp, CollectiveWork
+from workloads.work import CollectiveWork
 
 Ranks = tuple[int, ...]
 

@@ -23,15 +23,13 @@ from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile
 from sim.build.kernel_sizes import convolution_sizes, decode_sizes, element, prefill_sizes
+from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
 from workloads.work import (
     AttentionWork,
-    CollectiveOp,
     CollectiveWork,
     ConvolutionWork,
     DType,
-    Elementwise,
     ElementwiseWork,
-    EngineOp,
     GemmWork,
     GroupedGemmWork,
     RoutedGemmWork,

@@ -132,7 +132,8 @@ def attention(
 @_common
 def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
     """A memory-bound kernel over rows x width 16-bit elements."""
-    from workloads.work import Elementwise, ElementwiseWork
+    from workloads.kernel_names import Elementwise
+    from workloads.work import ElementwiseWork
 
     moved = PER_ELEMENT[op] * rows * width
     _show(ElementwiseWork(op=Elementwise(op), rows=rows, width=width, bytes_moved=moved), **common)
@@ -158,7 +159,8 @@ def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
 @_common
 def collective(op: str, size: int, world: int, ctas: int | None, algorithm: str, **common: Any) -> None:
     """A collective in a bare loop, per rank; a world beyond one node goes over its NICs."""
-    from workloads.work import AllReduce, CollectiveOp, CollectiveWork
+    from workloads.kernel_names import AllReduce, CollectiveOp
+    from workloads.work import CollectiveWork
 
     if algorithm != "library" and op != "all_reduce":
         raise click.UsageError(f"--algorithm {algorithm}: only an all_reduce has several ways, not {op}")
@@ -215,7 +217,8 @@ def combine(dtype: str, **given: Any) -> None:
 def _show_exchange(
     op: str, dtype: str, *, world: int, tokens: int, hidden: int, top_k: int, ep_kernels: str, **common: Any
 ) -> None:
-    from workloads.work import CollectiveOp, CollectiveWork, DType, EpKernels, ExchangeSizes
+    from workloads.kernel_names import CollectiveOp, EpKernels
+    from workloads.work import CollectiveWork, DType, ExchangeSizes
 
     sizes = ExchangeSizes(tokens=tokens, top_k=top_k, hidden=hidden, dtype=DType(dtype), kernels=EpKernels(ep_kernels))
     buffer_bytes = tokens * top_k * hidden * int(sizes.dtype.bytes)

@@ -14,11 +14,11 @@ from sim.scenario.layout import layout_of
 from sim.scenario.operators import setting, spelled
 from sim.scenario.spec import Scenario
 from workloads.families.nodes import placed_nodes
+from workloads.kernel_names import CollectiveOp
 from workloads.layer_passes.overlap import Stage, overlap
 from workloads.layer_passes.schedule import Schedule
 from workloads.layer_passes.tree import Exchange, Placed, RankSplit
 from workloads.ops import WIDE, Gemm, Overlap, Pointwise
-from workloads.work import CollectiveOp
 
 Settings = Mapping[str, Overlap]
 Objective = Callable[[Timeline], float]

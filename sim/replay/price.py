@@ -21,13 +21,12 @@ from traces.classify import COMMUNICATION, MEMORY, Classes
 from traces.records import Floats, Ints
 from traces.rounds import TILE
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.storage import storage
 from workloads.work import (
     AttentionWork,
-    CollectiveOp,
     CollectiveWork,
     DType,
-    Elementwise,
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,

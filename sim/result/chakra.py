@@ -15,7 +15,7 @@ from sim.result.exposure import S_PER_PS
 from sim.result.timeline import Timeline
 from traces.errors import TraceError
 from traces.write.chakra import Collective, Node, NodeKind, NodeType, Value, write_chakra
-from workloads.work import CollectiveOp
+from workloads.kernel_names import CollectiveOp
 
 MEASURED = ("energy_j", "duration_ns")  # attributes of each node
 PREFIX = "wattline"

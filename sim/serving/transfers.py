@@ -21,8 +21,9 @@ from sim.serving.cost import Cost
 from sim.serving.memory import memory_of
 from sim.serving.spec import ServeSpec
 from sim.shortcuts.pieces import play
+from workloads.kernel_names import CollectiveOp
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import CollectiveOp, CollectiveWork
+from workloads.work import CollectiveWork
 
 Streams = tuple[tuple[Port, float], ...]
 

@@ -10,14 +10,13 @@ from hardware.calibrate.engine_rows import convolution_of, moved_of
 from hardware.laws.decoder import MOST_FLASH_HEAD_DIM
 from sim.validation.inputs import NotPredicted
 from sim.validation.kernel_work import attention_work
+from workloads.kernel_names import CollectiveOp, EngineOp
 from workloads.work import (
     AttentionWork,
-    CollectiveOp,
     CollectiveWork,
     ConvolutionWork,
     DType,
     ElementwiseWork,
-    EngineOp,
     GemmWork,
     RoutedGemmWork,
     Work,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from hardware.calibrate.fit_clocks import moved_bytes
 from hardware.calibrate.suite.routing import rows_beyond128_of, tiles256_of
 from sim.validation.inputs import Inputs, NotPredicted
+from workloads.kernel_names import AllReduce, CollectiveOp, Elementwise
 from workloads.work import (
-    AllReduce,
     AttentionWork,
-    CollectiveOp,
     CollectiveWork,
     DType,
-    Elementwise,
     ElementwiseWork,
     GemmWork,
     GroupedGemmWork,

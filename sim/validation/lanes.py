@@ -15,8 +15,9 @@ from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.scenario.machine import Machine
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.program import Kernel
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
+from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, Work
 
 Inputs = Mapping[str, Any]
 OPS = {

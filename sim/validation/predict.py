@@ -27,7 +27,8 @@ from workloads.diffusion import load_dit, parse_video
 from workloads.families.dit_layers import build_denoise
 from workloads.families.dit_video import build_decoder
 from workloads.families.ring import RingAttention, build_ring
-from workloads.work import AllReduce, CollectiveOp, CollectiveWork, Elementwise, ElementwiseWork, GemmWork, Work
+from workloads.kernel_names import AllReduce, CollectiveOp, Elementwise
+from workloads.work import CollectiveWork, ElementwiseWork, GemmWork, Work
 
 # Sizes that are means of several draws, and the layers of a row without any of the transformer.
 NOT_COUNTS = {"vllm_experts": frozenset({"rows", "distinct", "tiles"}), "diffusers_decode": frozenset({"layers"})}

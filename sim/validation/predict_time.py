@@ -25,8 +25,9 @@ from sim.run.repetition import machine_for
 from sim.scenario.machine import Machine
 from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
+from workloads.kernel_names import Elementwise
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AttentionWork, DType, Elementwise, ElementwiseWork, GemmWork, Work
+from workloads.work import AttentionWork, DType, ElementwiseWork, GemmWork, Work
 
 Inputs = Mapping[str, Any]
 Floats = NDArray[np.float64]

@@ -8,13 +8,14 @@ from typing import Literal
 from workloads.errors import WorkloadError
 from workloads.families.engine import engine_attention, engine_of
 from workloads.families.ring import Ring, RingLayout, ring_kernels
+from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel
 from workloads.layer_passes.tree import KeyRounds
 from workloads.ops import Attention
 from workloads.parallel import Layout
 from workloads.program import Kernel
 from workloads.stack import Stack
-from workloads.work import DType, Elementwise
+from workloads.work import DType
 
 Pass = Literal["prefill", "decode"]
 

@@ -12,6 +12,7 @@ from typing import Literal
 from workloads.diffusion import DitSpec
 from workloads.errors import WorkloadError
 from workloads.families.ring import Ring, ring_kernels
+from workloads.kernel_names import Elementwise
 from workloads.kernels import elementwise_kernel, exchange_kernel, permute_kernel, product_kernel
 from workloads.layer_passes.rounds import in_rounds
 from workloads.layer_passes.shard import shard
@@ -19,7 +20,7 @@ from workloads.layer_passes.tree import Exchange, KeyRounds, Permute, Placed, Ra
 from workloads.ops import attention
 from workloads.passes import Passes
 from workloads.program import Kernel, in_turn
-from workloads.work import AttentionWork, DType, Elementwise
+from workloads.work import AttentionWork, DType
 
 ELEMENT = DType.BF16.bytes
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from workloads.decoder import Decoder, DecoderTiles, load_decoder
 from workloads.diffusion import DECODER_BLOCKS, DitSpec
+from workloads.kernel_names import EngineOp
 from workloads.kernels import host_kernel, product_kernel
 from workloads.program import Kernel, Segment
-from workloads.work import AttentionWork, ConvolutionWork, ElementwiseWork, EngineOp
+from workloads.work import AttentionWork, ConvolutionWork, ElementwiseWork
 
 # Group norms have 32 groups an image, a block each.
 _GROUPS = 32

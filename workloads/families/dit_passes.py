@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from workloads.diffusion import DitSpec
 from workloads.families.dit import Branch, flash
 from workloads.families.dit_shared import shared_attention
+from workloads.kernel_names import EngineOp
 from workloads.kernels import product_kernel
 from workloads.passes import Passes
 from workloads.program import Kernel, in_turn
-from workloads.work import ElementwiseWork, EngineOp
+from workloads.work import ElementwiseWork
 
 
 def cross_block(branch: Branch, passes: Passes) -> list[Kernel]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workloads.families.dit import Branch, flash
+from workloads.kernel_names import CollectiveOp, EngineOp
 from workloads.kernels import exchange_kernel, permute_kernel
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange, elements_of
 from workloads.ops import Attention, attention
 from workloads.passes import Passes
 from workloads.program import Kernel
-from workloads.work import CollectiveOp, EngineOp
 
 Run = Callable[[Sequence[EngineOp], str, int, int], list[Kernel]]
 

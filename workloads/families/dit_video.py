@@ -17,6 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.families.dit import ELEMENT, Branch, check_branch, flash
 from workloads.families.dit_decoder import LatentGrid, decoder_segments
 from workloads.families.dit_layers import layer_segments
+from workloads.kernel_names import AllReduce, Elementwise
 from workloads.kernels import elementwise_kernel, exchange_kernel, host_kernel, product_kernel
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange
@@ -24,7 +25,6 @@ from workloads.ops import Op, fuse, op
 from workloads.passes import Passes
 from workloads.placement import bind
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AllReduce, Elementwise
 
 Guidance = Literal["none", "batch", "sequential", "parallel"]
 STEP = "denoise"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel, product_kernel
 from workloads.ops import Attention, EagerPass, Pointwise, width_of
 from workloads.program import Kernel
-from workloads.work import DType, Elementwise
+from workloads.work import DType
 
 # Bytes moved an element and kernel, in elements of the model's type (m) and of fp32 (4): what is read, then written.
 # A mask is broadcast, so its kernel works out addresses as a copy that sorts heads does.

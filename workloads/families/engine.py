@@ -7,22 +7,13 @@ from typing import assert_never
 
 from workloads.engine import Pass, ServingEngine, load_engine
 from workloads.families.moe import grouped_sizes
+from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
 from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
 from workloads.layer_passes.tree import Combine, ExpertAct, ExpertRouter, ExpertRows, Grouped, SampleToken
 from workloads.ops import Attention, Gemm, Op, Pointwise, width_of
 from workloads.program import Kernel
 from workloads.routing import SMALL_TILES, ExpertLoad
-from workloads.work import (
-    AttentionWork,
-    CollectiveOp,
-    CollectiveWork,
-    DType,
-    Elementwise,
-    ElementwiseWork,
-    EngineOp,
-    GemmWork,
-    RoutedGemmWork,
-)
+from workloads.work import AttentionWork, CollectiveWork, DType, ElementwiseWork, GemmWork, RoutedGemmWork
 
 
 def pass_kernel(name: str, engine: ServingEngine, one: Pass, rows: int, width: int) -> Kernel:

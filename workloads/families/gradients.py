@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import assert_never
 
 from workloads.families.ring import attention_gradient
+from workloads.kernel_names import Elementwise, EngineOp
 from workloads.layer_passes.backward import transposed
 from workloads.program import Kernel
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
     ConvolutionWork,
-    Elementwise,
     ElementwiseWork,
-    EngineOp,
     GemmWork,
     GroupedGemmWork,
     RoutedGemmWork,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from workloads.errors import WorkloadError
 from workloads.families.nodes import kernels_of, node_kernels, placed_nodes
 from workloads.families.options import Options
+from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, stored_kernel
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
@@ -15,7 +16,6 @@ from workloads.ops import Pointwise, op
 from workloads.parallel import Layout
 from workloads.program import Kernel, Segment
 from workloads.stack import Stack
-from workloads.work import Elementwise
 
 _GELU = Pointwise(name="projector_gelu", op=Elementwise.GELU)
 _PROJECTION = op("bsm,mf->bsf", label="projector")

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Literal
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel, product_kernel, seen_keys, weighted_kernels
 from workloads.ops import Indexer, LatentAttention, Op
 from workloads.program import Kernel
-from workloads.work import AttentionWork, DType, Elementwise
+from workloads.work import AttentionWork, DType
 
 
 def latent_kernels(node: LatentAttention, shape: Shape, phase: Literal["prefill", "decode"]) -> list[Kernel]:

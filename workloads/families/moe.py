@@ -6,6 +6,7 @@ import math
 from typing import assert_never
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp, Elementwise, EpKernels
 from workloads.kernels import Shape, elementwise_kernel, gemm_kernel, quantise_kernel
 from workloads.layer_passes.tree import Combine, Exchange, ExpertAct, ExpertRouter, ExpertRows, Grouped, Join
 from workloads.ops import Op
@@ -13,7 +14,7 @@ from workloads.precision import Product
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
 from workloads.storage import Storage
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, EpKernels, ExchangeSizes, GroupedGemmWork
+from workloads.work import CollectiveWork, DType, ExchangeSizes, GroupedGemmWork
 
 
 def expert_kernels(

@@ -13,6 +13,7 @@ from workloads.families.latent import indexer_kernels, latent_kernels
 from workloads.families.moe import expert_kernels, travel_kernel
 from workloads.families.options import Options
 from workloads.families.state_space import state_space_kernels
+from workloads.kernel_names import Elementwise
 from workloads.kernels import (
     Shape,
     elementwise_kernel,
@@ -50,7 +51,7 @@ from workloads.precision import Product
 from workloads.program import Kernel
 from workloads.routing import ExpertLoad
 from workloads.stack import Stack
-from workloads.work import DType, Elementwise
+from workloads.work import DType
 
 PhaseName = Literal["prefill", "decode"]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import AllReduce
 from workloads.layer_passes.backward import Sharding
 from workloads.model import ModelSpec
 from workloads.ops import Gemm, Overlap
@@ -13,7 +14,7 @@ from workloads.parallel import Layout, check_layout
 from workloads.precision import Precision, resolve
 from workloads.routing import Choice, Routing
 from workloads.stack import load_stack
-from workloads.work import AllReduce, DType
+from workloads.work import DType
 
 Optimizer = Literal["adamw", "none"]
 OverlapKind = Literal["chunks", "ring_exchange", "tile_signal", "two_batch", "bulk"]

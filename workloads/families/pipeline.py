@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange, RankSplit, SampleToken, StageEnd
@@ -18,7 +19,7 @@ from workloads.model import ModelSpec
 from workloads.parallel import Layout
 from workloads.placement import stage_pairs
 from workloads.program import Kernel, Segment
-from workloads.work import CollectiveWork, DType, Elementwise
+from workloads.work import CollectiveWork, DType
 
 # Streams of transfers between stages; 0 computes, 1 is for collectives that overlap.
 SEND_STREAM, RECEIVE_STREAM = 2, 3

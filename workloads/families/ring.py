@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.layer_passes.rounds import gradients_home
 from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange, RankSplit
 from workloads.ops import attention
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AttentionWork, CollectiveOp, CollectiveWork, DType, Elementwise, ElementwiseWork
+from workloads.work import AttentionWork, CollectiveWork, DType, ElementwiseWork
 
 # Every rank reads the keys and values of all: a gather, of which rounds are a schedule.
 GATHER = next(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel, product_kernel
 from workloads.mixers import StateSpaceSizes
 from workloads.ops import StateSpace
 from workloads.program import Kernel
-from workloads.work import DType, Elementwise
+from workloads.work import DType
 
 # States are kept in fp32: the public configurations of hybrids ask for it (mamba_ssm_cache_dtype).
 STATE = DType.FP32

@@ -22,6 +22,7 @@ from workloads.families.options import Options, precision_in
 from workloads.families.ring import COMM_STREAM, Ring, ring_kernels
 from workloads.families.training_memory import STATE_BYTES
 from workloads.families.transformer import build_program
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.kernels import elementwise_kernel, product_kernel
 from workloads.layer_passes.backward import (
     StateSplit,
@@ -38,15 +39,7 @@ from workloads.ops import Attention, Experts, Gemm, Pointwise
 from workloads.parallel import Layout
 from workloads.placement import groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
-from workloads.work import (
-    CollectiveOp,
-    CollectiveWork,
-    DType,
-    Elementwise,
-    ElementwiseWork,
-    GemmWork,
-    GroupedGemmWork,
-)
+from workloads.work import CollectiveWork, DType, ElementwiseWork, GemmWork, GroupedGemmWork
 
 SUM_STREAM, GATHER_STREAM = COMM_STREAM + 1, COMM_STREAM + 2
 # AdamW reads weight, moments and gradient, writes weight, moments and the 16-bit copy.

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from workloads.kernel_names import CollectiveOp
 from workloads.layer_passes.tree import Grouped, Placed, RankSplit
 from workloads.ops import Gemm, Op
-from workloads.work import CollectiveOp
 
 TOKENS = "bs"
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp
 from workloads.layer_passes.tree import Exchange
 from workloads.ops import Attention, Group, Op
-from workloads.work import CollectiveOp, DType
+from workloads.work import DType
 
 # Heads are written by query or by key/value head: both are split alike.
 ALIKE = {"K": "H"}

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp
 from workloads.layer_passes.schedule import Schedule
 from workloads.layer_passes.tree import Combine, Exchange, ExpertRows, Join, Placed
 from workloads.ops import WIDE, Gemm, Overlap, Pointwise
-from workloads.work import CollectiveOp
 
 Wish = Callable[[Gemm], "Schedule | None"]
 

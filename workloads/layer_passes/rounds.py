@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workloads.kernel_names import CollectiveOp
 from workloads.layer_passes.backward import transposed
 from workloads.layer_passes.tree import Exchange, KeyRounds, Permute, Placed, RankSplit
 from workloads.ops import Attention
-from workloads.work import CollectiveOp, DType
+from workloads.work import DType
 
 
 def in_rounds(nodes: tuple[Placed, ...]) -> tuple[Placed, ...]:

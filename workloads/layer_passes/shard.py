@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.layer_passes.held import (
     ALIKE,
     RESIDUAL,
@@ -49,7 +50,6 @@ from workloads.layer_passes.tree import (
 )
 from workloads.layer_passes.walk import ROWS, Walk
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
-from workloads.work import CollectiveOp, Elementwise
 
 _HEADS = "bsHh"
 _ROUTED = "bskm"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from workloads.kernel_names import Elementwise
 from workloads.layer_passes.overlap import BesideExchange, Stage, Step
 from workloads.layer_passes.tree import Placed
 from workloads.ops import Attention, Gemm, LatentAttention, Pointwise
 from workloads.stack import Stack
-from workloads.work import Elementwise
 
 
 def stacked(nodes: Iterable[Step], stack: Stack) -> tuple[Step, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.kernels import elementwise_kernel
 from workloads.layer_passes.overlap import BesideExchange, Stage, Step
 from workloads.layer_passes.schedule import (
@@ -19,7 +20,7 @@ from workloads.layer_passes.schedule import (
 )
 from workloads.layer_passes.tree import Placed
 from workloads.program import Kernel
-from workloads.work import CollectiveOp, CollectiveWork, DType, Elementwise, ElementwiseWork, GemmWork
+from workloads.work import CollectiveWork, DType, ElementwiseWork, GemmWork
 
 KernelsOf = Callable[[Placed], list[Kernel]]
 _OF_SLICES = (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from workloads.kernel_names import CollectiveOp
 from workloads.ops import Attention, Gemm, Group, Indexer, LatentAttention, Op, Pointwise, StateSpace
 from workloads.parallel import Layout
-from workloads.work import CollectiveOp, DType
+from workloads.work import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workloads.errors import WorkloadError
+from workloads.kernel_names import CollectiveOp
 from workloads.layer_passes.held import INPUT, RESIDUAL, Held, said, word_of
 from workloads.layer_passes.tree import Exchange, ExpertRouter, Placed, RankSplit
 from workloads.ops import Gemm, Group, LatentAttention
-from workloads.work import CollectiveOp
 
 ROWS = "bs"
 QKV = ("bsHh", "bsKh")
