@@ -35,7 +35,7 @@ def forgotten() -> None:
 
 
 def part_work(prices: StepPrices, part: Part, rows: int, context: int) -> Work:
-    return prices._work(prices._part_program(part, rows, context))
+    return prices._work(prices.programs.part(part, rows, context))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class BesidePrices:
         if known is None:
             layers = tuple(
                 max(rank.phases[0].segments, key=lambda one: one.repeat).kernels
-                for rank in self.alone[side].program([group]).ranks
+                for rank in self.alone[side].programs.layers_of([group]).ranks
             )
             run = self._played([(side, layers, SLOW_LAYERS)], self.alone[side].target_w(0))
             known = self._layers[side, group] = (layers, run.end_ps * 1e-12 / SLOW_LAYERS)

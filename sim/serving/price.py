@@ -9,43 +9,30 @@ steps of random batches within 1 % of the engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, assert_never
+from typing import Literal
 
 import workloads
 from hardware.laws.uneven import UnevenContexts, longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
-from sim.build.program import routing_of
 from sim.errors import ScenarioError
 from sim.run.plan import Plan, Work, classifier
-from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
-from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
-from sim.serving.buckets import bracketing_sizes, chunk_group, context_ends
+from sim.serving.buckets import bracketing_sizes, context_ends
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part, StepCost
 from sim.serving.parts import PartTable, played, table_of
+from sim.serving.step_programs import StepPrograms, joined
 from workloads.engine import HostPace
-from workloads.families.ragged import Group
-from workloads.program import Program, RankProgram
-from workloads.work import AttentionWork
+from workloads.program import Program
 
 # Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
 TARGET_STEP = 0.03
 TARGET_STEPS = 26
-# A step of so many tokens has all kernels of its layers (few choices of experts are not sorted).
-MANY_TOKENS = 1024
 # Whether a step's attention cuts long sequences up, so that the mean context stands for all, or waits for the longest.
 Schedule = Literal["balanced", "per_sequence"]
-
-
-def joined(first: Program, second: Program) -> Program:
-    """One program after another, rank by rank."""
-    ranks = zip(first.ranks, second.ranks, strict=True)
-    return Program(ranks=tuple(RankProgram(phases=(*one.phases, *other.phases)) for one, other in ranks))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,10 +52,9 @@ class StepPrices:
     draft: StepPrices | None = None
     layer: bool = False
     stage: int = 0
-    each: int = field(init=False)  # tokens of a decoding sequence in a step: those that were drafted, and one more
+    programs: StepPrograms = field(init=False)
+    each: int = field(init=False)  # as the programs'
     _drawn: dict[int, Cost] = field(default_factory=dict)
-    _heads: tuple[int, int, int] | None = None
-    _launches: tuple[int, int, bool] | None = None  # layers, kernels of each, whether these are experts
     _last: Batch | None = None
     _last_costs: dict[int, StepCost] = field(default_factory=dict)
     _last_sums: dict[int, Cost] = field(default_factory=dict)
@@ -81,8 +67,8 @@ class StepPrices:
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        drafted = self.scenario.speculation is not None and not self.layer
-        self.each = self.scenario.draft_tokens + 1 if drafted else 1
+        self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
+        self.each = self.programs.each
 
     @property
     def world(self) -> int:
@@ -93,11 +79,6 @@ class StepPrices:
     def batches(self) -> int:
         """Batches in flight at once."""
         return 1
-
-    @property
-    def scores(self) -> bool:
-        """True where the head is: on the last stage."""
-        return self.stage == self.scenario.pp - 1
 
     @cached_property
     def _label(self) -> str:
@@ -207,7 +188,7 @@ class StepPrices:
         return [first, *[alone] * (self.each - 2)] if batch.decoding else [first]
 
     def _head(self, batch: Batch, target: int) -> Cost:
-        scored = batch.decoding * self.each + batch.ending if self.scores else 0
+        scored = batch.decoding * self.each + batch.ending if self.programs.scores else 0
         return self._rows("head", scored, target) + self.drawing(batch) if scored else NOTHING
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
@@ -244,18 +225,11 @@ class StepPrices:
 
     def whole_step(self, batch: Batch) -> Plan:
         """The kernels of ``batch`` and of what drafts its tokens, all in one run."""
-        step = self._step_program(batch)
+        step = self.programs.step(batch)
         for draft in reversed(self._drafts(batch)):
             assert self.draft is not None
-            step = joined(self.draft._step_program(draft), step)
+            step = joined(self.draft.programs.step(draft), step)
         return self._plan(step)
-
-    def _step_program(self, batch: Batch) -> Program:
-        groups = [chunk_group(chunk.tokens, chunk.context) for chunk in batch.chunks]
-        if batch.decoding:
-            mean = round(batch.cached / batch.decoding)
-            groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
-        return self._program(groups, batch.decoding * self.each + batch.ending, None)
 
     def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The engine's cost of the whole step in one run; nothing is interpolated."""
@@ -271,7 +245,10 @@ class StepPrices:
         """The GPUs are taken to idle while the last blocks run: their bytes are in the ``even`` cost."""
         if self.attention == "balanced" or not batch.longest:
             return NOTHING
-        layers, kv_heads, token_bytes = self._heads = self._heads or self._attention_heads()
+        try:
+            layers, kv_heads, token_bytes = self.programs.attention_heads
+        except ScenarioError as error:
+            raise ScenarioError(f"attention = {self.attention}: {error}: leave it at balanced") from None
         contexts = UnevenContexts(
             batch=batch.decoding,
             mean=batch.cached / batch.decoding,
@@ -288,7 +265,7 @@ class StepPrices:
         """Drawing the tokens that ``batch`` yields: every rank holds all logits and draws by itself."""
         rows = batch.decoding * self.each + batch.ending
         greedy = workloads.load_stack(self.scenario.stack).engine is not None  # among the engine's own kernels
-        if self.sampling is None or not rows or not self.scores or (greedy and self.sampling == "greedy"):
+        if self.sampling is None or not rows or not self.programs.scores or (greedy and self.sampling == "greedy"):
             return NOTHING
         known = self._drawn.get(rows)
         if known is None:
@@ -304,81 +281,21 @@ class StepPrices:
 
     def launching_s(self, pace: HostPace, batch: Batch) -> float:
         """The host's time for launching ``batch`` piece by piece."""
-        if self._launches is None:
-            parts = self._part_program("shared", MANY_TOKENS, 0).ranks[0].phases[0].segments
-            segments = [segment for segment in parts if segment.layers]
-            layers = sum(segment.repeat for segment in segments)
-            # attention, which a step with prompts has once, whatever it attends to
-            kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1
-            experts = workloads.load_model(self.scenario.model).experts > 0
-            self._launches = (layers, kernels, experts)
-        layers, kernels, experts = self._launches
+        layers, kernels, experts = self.programs.launches
         tokens = batch.decoding * self.each + batch.prompt_tokens
         return pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
 
-    def _attention_heads(self) -> tuple[int, int, int]:
-        """Layers, KV heads of a rank, and bytes that a head reads of one token."""
-        segments = self._part_program("decode", 1, 1).ranks[0].phases[0].segments
-        works = [kernel.work for segment in segments for kernel in segment.kernels]
-        fused = [work for work in works if isinstance(work, AttentionWork) and not work.latent]
-        if not fused:
-            raise ScenarioError(
-                f"attention = {self.attention}: measured for fused attention over keys and values, which "
-                f"{self.scenario.model} on stack '{self.scenario.stack}' has not: leave it at balanced"
-            )
-        layers = sum(segment.repeat for segment in segments)
-        return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
-
     def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
         def laid() -> Work:
-            return self._work(self._part_program(part, rows, context))
+            return self._work(self.programs.part(part, rows, context))
 
         return self.table.cost(part + self._label, rows, context, self._targets_w[target], laid)
-
-    def _part_program(self, part: Part, rows: int, context: int) -> Program:
-        match part:
-            case "shared":
-                return self._program([], 0, rows)
-            case "head":
-                return self._program([], rows, 0)
-            case "decode":
-                return self._program(
-                    [Group(phase="decode", sequences=rows, new_tokens=self.each, context=max(context, 1))], 0, 0
-                )
-            case "chunk":
-                return self._program([chunk_group(rows, rows + context)], 0, 0)
-        assert_never(part)
-
-    def _program(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
-        scenario = self.scenario
-        model = workloads.load_model(scenario.model)
-        options = workloads.Options(
-            layers=scenario.layers,
-            lm_head=scenario.lm_head,
-            dtype=workloads.DType(scenario.dtype),
-            precision=precision_of(scenario, model),
-            stack=scenario.stack,
-            routing=routing_of(scenario),
-            all_reduce=workloads.AllReduce(scenario.all_reduce),
-        )
-        program = workloads.build_ragged(
-            model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options,
-            stage=self.stage,
-        )  # fmt: skip
-        if not self.layer:
-            return program
-        count = sum(group.sequences * group.new_tokens for group in groups) if tokens is None else tokens
-        return workloads.own_layer(program, model, count)
 
     @property
     def sms(self) -> int:
         """SMs of a GPU that steps run on."""
         cut = self.partitions
         return self.machine.gpu.sms if cut is None else cut.sms[cut.of_stream(0)][1]
-
-    def program(self, groups: Sequence[Group]) -> Program:
-        """The layers of a step that computes ``groups``, less its head."""
-        return self._program(groups, 0, None)
 
     def _plan(self, program: Program) -> Plan:
         return self.table.plan(self._work(program))
