@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from sim.scenario.machine import machine_of
 from sim.serving import serve
-from sim.serving.build import prices_of
 from sim.serving.cost import Batch, Chunk
 from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
+from sim.serving.stages import stage_prices
 from workloads.errors import WorkloadError
 
 BASE = {"model": "qwen3-30b-a3b", "ep": 8, "ep_mode": "all_to_all", "stack": "paged-kv"}
@@ -21,7 +20,8 @@ MANY = Batch(chunks=(Chunk(tokens=8192, context=8192),) * 4, ending=4)
 
 def prices(**fields: Any) -> StepPrices:
     spec = ServeSpec.of(**(BASE | fields))
-    return prices_of(spec, spec.group(), machine_of(spec.group()))
+    (prices,) = stage_prices(spec, spec.group())
+    return prices
 
 
 def test_decoding_wants_low_latency_kernels_and_prompts_normal_ones() -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from sim.errors import ScenarioError
-from sim.scenario.machine import machine_of
 from sim.serving import serve
-from sim.serving.build import prices_of
 from sim.serving.cost import Batch, Chunk
 from sim.serving.drafted import Acceptance, DraftedScheduler
 from sim.serving.inflight import Limits, Sequence
@@ -20,6 +18,7 @@ from sim.serving.price import StepPrices
 from sim.serving.requests import Request
 from sim.serving.scheduler import Scheduler
 from sim.serving.spec import ServeSpec
+from sim.serving.stages import stage_prices
 from workloads import tokens_a_step
 
 BASE = {"model": "llama3-70b", "tp": 4}
@@ -32,7 +31,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
 
 def prices(**fields: Any) -> StepPrices:
     spec = ServeSpec.of(**(BASE | fields))
-    return prices_of(spec, spec.group(), machine_of(spec.group()))
+    return stage_prices(spec, spec.group())[0]
 
 
 @pytest.mark.parametrize("kind", DRAFTS)

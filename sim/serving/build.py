@@ -16,13 +16,13 @@ from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine, machine_of
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
-from sim.scenario.speculation import SPECULATION_FIELDS
 from sim.serving.beside import PHASES, BesidePrices
 from sim.serving.clock import SloClock, clocks_mhz
 from sim.serving.drafted import Acceptance, DraftedScheduler
 from sim.serving.host import HostTime, host_time
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
+from sim.serving.launched import LaunchedAhead
 from sim.serving.memory import kv_blocks, memory_of
 from sim.serving.pipeline import PipelineReplica, batch_slots
 from sim.serving.power import ReplicaGovernor
@@ -95,7 +95,7 @@ def replicas_of(
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
     check_room(spec, traffic, blocks)
     # Replicas are equal: they share what is known.
-    prices = [prices_of(spec, group, target)] if group.pp == 1 else stage_prices(spec, group)
+    prices = stage_prices(spec, group)
     limits = Limits(
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -117,6 +117,7 @@ def replicas_of(
                 prices=own,
                 governor=ReplicaGovernor(machine=own.machine, gpus=own.world),
                 turn=simpy.Resource(env),
+                ahead=LaunchedAhead(host=host_of(spec)),
             )
             for stage, own in enumerate(prices)
         ]
@@ -139,23 +140,6 @@ def replicas_of(
             slots = batch_slots(scheduler, group.pp)
             made.append(PipelineReplica(stages=stages, handoffs=handoffs(spec, group, number), slots=slots, **parts))
     return made
-
-
-def prices_of(spec: ServeSpec, group: Scenario, target: Machine) -> StepPrices:
-    """Prices of the steps of a group, and of what drafts the tokens that they check."""
-    shared: dict[str, Any] = {"machine": target, "attention": spec.attention}
-    draft = None
-    match group.speculation:
-        case "draft_model":
-            model, layout = workloads.load_model(group.model), layout_of(group)
-            workloads.check_draft(model, layout, workloads.load_model(str(group.draft_model)))
-            plain = dict.fromkeys(SPECULATION_FIELDS[:2]) | {"acceptance": None, "draft_tokens": 3}
-            # the draft's own checkpoint: what is asked of the model's types is not asked of it
-            own = plain | {"model": group.draft_model, "dtype": "bf16", "weight_dtype": None, "kv_dtype": None}
-            draft = StepPrices(scenario=group.model_copy(update=own), sampling="greedy", **shared)
-        case "eagle" | "mtp":
-            draft = StepPrices(scenario=group.model_copy(update={"layers": 1}), sampling="greedy", layer=True, **shared)
-    return StepPrices(scenario=group, sampling=spec.sampling, draft=draft, **shared)
 
 
 def _scheduler(spec: ServeSpec, limits: Limits, pool: BlockPool) -> Scheduler:

@@ -120,7 +120,7 @@ class PipelineReplica(Replica):
             else:
                 spent += yield from self._hand_on(before[0], stage, step, tokens, planned_s)
                 before[0].turn.release(before[1])
-            if behind_s := self._behind(stage, step):
+            if behind_s := stage.ahead.behind_s(step, stage.prices, stage.governor.target_w, self.env.now):
                 yield self.env.timeout(behind_s)
                 self._rest(stage, self.env.now, spinning_since_s=self.env.now)
             if self.caps is not None:
@@ -157,19 +157,6 @@ class PipelineReplica(Replica):
             self._row(stage, half.time_s, 0, step.batch, half)
         yield self.env.timeout(cost.time_s)
         return [cost.energy_j]
-
-    def _behind(self, stage: ReplicaStage, step: PlannedStep) -> float:
-        """How long a stage's GPUs wait for its host, which launches a step with prompts piece by piece.
-
-        As in a replica of one stage it starts on it once it has launched the step before, and that one runs.
-        """
-        now_s = self.env.now
-        launch_s = max(stage.launched_s, stage.ran_s) if self.host.plans_ahead else now_s
-        stage.launched_s, stage.ran_s = min(launch_s, now_s), now_s
-        if self.host.pace is None or not step.pieces:
-            return 0.0
-        stage.launched_s += stage.prices.launching_s(self.host.pace, step.batch)
-        return max(0.0, stage.launched_s - now_s - stage.prices.whole(step.batch, stage.governor.target_w).time_s)
 
     def _computed(self, stage: ReplicaStage, step: PlannedStep) -> Cost:
         begin_s, prices = self.env.now, stage.prices

@@ -12,8 +12,10 @@ from hardware.clock import ClockLimits
 from sim.serving.buckets import context_ends
 from sim.serving.clock import CATCH_UP_STEPS, SloClock
 from sim.serving.cost import Batch, Cost, StepCost
+from sim.serving.even_steps import EvenSteps
 from sim.serving.host import HostTime
 from sim.serving.inflight import PlannedStep, Sequence
+from sim.serving.launched import LaunchedAhead
 from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.records import Log, RunStep, Served, Stretch
@@ -59,14 +61,14 @@ class Replica:
     _arrived: simpy.Event = field(init=False)
     _planning: bool = False
     _retiring: bool = False  # goes off once it has finished what it has
-    _launched_s: float = 0.0  # when the host had launched the last step
-    _ran_s: float = 0.0  # when that step began
+    _ahead: LaunchedAhead = field(init=False)
     _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
     _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
     _since_s: float = 0.0  # up to when the limiters have seen the load
 
     def __post_init__(self) -> None:
         self._arrived = self.env.event()
+        self._ahead = LaunchedAhead(host=self.host)
         self.scheduler.left = self._left
         self.scheduler.joined = self._joined
         self.scheduler.fetch = self._send_for
@@ -139,8 +141,8 @@ class Replica:
                 self.governor.machine = self.prices.machine
             steady = not (step.pieces or step.swapped_tokens or self._late or came)
             steps = self.scheduler.steady_steps() if steady else 1
-            if steps > 1 and (pace := self._steady_pace(step.batch, steps)):
-                yield from self._stretch(step, *pace)
+            if steps > 1 and (row := self._even_steps(step, steps)):
+                yield from self._stretch(step, row)
             else:
                 yield from self._one(step)
 
@@ -149,7 +151,7 @@ class Replica:
         self._arrived = self.env.event()
         yield self._arrived
         self.idle_until_now()
-        self._ran_s = self.env.now  # nothing was launched ahead of what comes now
+        self._ahead.ran_s = self.env.now  # nothing was launched ahead of what comes now
 
     def _open_inbox(self) -> None:
         """What came while the step before ran is seen by the plan after this one: that was made one step ahead."""
@@ -173,7 +175,7 @@ class Replica:
             record.started_s = self.env.now if record.started_s < 0 else record.started_s
         begin_s = self.env.now
         hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
-        hold_s += self._behind_s(step, begin_s + hold_s)
+        hold_s += self._ahead.behind_s(step, self.prices, self.governor.target_w, begin_s + hold_s)
         if hold_s:
             self._pause(hold_s)
         parts = self.prices.step(step.batch, self.governor.target_w) if step.pieces else None
@@ -193,19 +195,6 @@ class Replica:
         self._late.clear()
         self._advance(step, 1)
 
-    def _behind_s(self, step: PlannedStep, begin_s: float) -> float:
-        """How long the GPUs wait, in sum, for a host that launches a step with prompts piece by piece.
-
-        It starts on it once it has launched the step before, and that one runs; the GPUs are done no sooner than it is.
-        """
-        launch_s = max(self._launched_s, self._ran_s) if self.host.plans_ahead else begin_s
-        self._launched_s, self._ran_s = min(launch_s, begin_s), begin_s
-        if self.host.pace is None or not step.pieces:
-            return 0.0
-        self._launched_s += self.prices.launching_s(self.host.pace, step.batch)
-        gpu_s = self.prices.whole(step.batch, self.governor.target_w).time_s
-        return max(0.0, self._launched_s - begin_s - gpu_s)
-
     def _catch_up(self, sequences: Iterable[Sequence]) -> None:
         """They yield a token now, after a while without a seat."""
         for sequence in sequences:
@@ -213,29 +202,26 @@ class Replica:
                 self.log.gap(self.env.now - sequence.last_token_s, 1)
                 sequence.last_token_s = -1.0
 
-    def _steady_pace(self, batch: Batch, steps: int) -> tuple[int, Cost, Cost] | None:
-        """How many steps in a row move no limiter, and the first one's and the last one's cost; None: none do."""
+    def _even_steps(self, step: PlannedStep, steps: int) -> EvenSteps | None:
+        """The steps in a row that move no limiter; None: none do."""
         if not self.governor.is_resting:
             return None
+        batch = step.batch
         mean = batch.cached / batch.decoding
         longest = MAX_STRETCH if self.clock is None else CATCH_UP_STEPS
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
         last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
         first = self.prices.whole(batch, self.governor.target_w)  # remembered for a step by itself
         power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
-        return (steps, first, last) if self.governor.is_steady(power_w) else None
+        if not self.governor.is_steady(power_w):
+            return None
+        return EvenSteps(count=steps, first=first, last=last, host_s=self.host.seconds(step.sequences))
 
-    def _stretch(self, step: PlannedStep, steps: int, first: Cost, last: Cost) -> Generator[simpy.Event, Any, None]:
+    def _stretch(self, step: PlannedStep, row: EvenSteps) -> Generator[simpy.Event, Any, None]:
         """Steps of evenly growing cost, until they are done or somebody arrives (then until the step at hand is)."""
-        slope = (last.time_s - first.time_s) / max(steps - 1, 1)
-        slope_j = (last.energy_j - first.energy_j) / max(steps - 1, 1)
-        begin_s, host_s = self.env.now, self.host.seconds(step.sequences)
-
-        def after_s(count: int) -> float:
-            return count * (host_s + first.time_s) + slope * count * (count - 1) / 2
-
+        begin_s, steps, host_s, first = self.env.now, row.count, row.host_s, row.first
         arrived = self._arrived = self.env.event()
-        whole_s = after_s(steps)
+        whole_s = row.after_s(steps)
 
         def ended(_: simpy.Event) -> None:
             if not arrived.triggered:
@@ -245,20 +231,15 @@ class Replica:
         yield arrived
         gone_s = self.env.now - begin_s
         if gone_s < whole_s:
-            low, high = 1, steps
-            while low < high:
-                mid = (low + high) // 2
-                low, high = (low, mid) if after_s(mid) >= gone_s else (mid + 1, high)
-            steps = low
-            yield self.env.timeout(max(0.0, begin_s + after_s(steps) - self.env.now))
-        self._ran_s = begin_s + after_s(steps - 1)
-        busy_s = after_s(steps) - steps * host_s
-        energy_j = steps * first.energy_j + slope_j * steps * (steps - 1) / 2
+            steps = row.done_after(gone_s)
+            yield self.env.timeout(max(0.0, begin_s + row.after_s(steps) - self.env.now))
+        self._ahead.ran_s = begin_s + row.after_s(steps - 1)
+        busy_s, energy_j = row.after_s(steps) - steps * host_s, row.energy_j(steps)
         idle_j = self.governor.pause(steps * host_s) if host_s else 0.0
         self.governor.steady(Cost(time_s=busy_s, energy_j=energy_j))
         self.log.idle_j += idle_j
-        clock_hz = (first.cycles + last.cycles) / (first.time_s + last.time_s)
-        self._note(after_s(steps), steps, step.batch, energy_j + idle_j, clock_hz)
+        clock_hz = (first.cycles + row.last.cycles) / (first.time_s + row.last.time_s)
+        self._note(row.after_s(steps), steps, step.batch, energy_j + idle_j, clock_hz)
         if self.clock is not None:
             self.clock.ran(steps)
         if not self.alive:
@@ -268,9 +249,9 @@ class Replica:
         self._share_j += energy_j / step.batch.decoding
         if self.log.window is not None:
             for number in range(steps):
-                self._show(begin_s + after_s(number) + host_s, first.time_s + slope * number, step.batch.later(number))
-        even_s = host_s + first.time_s
-        self.log.gaps.append((even_s, slope, steps, step.batch.decoding))
+                start_s, time_s = begin_s + row.after_s(number) + host_s, first.time_s + row.slope_s * number
+                self._show(start_s, time_s, step.batch.later(number))
+        self.log.gaps.append((host_s + first.time_s, row.slope_s, steps, step.batch.decoding))
         self._advance(step, steps)
 
     def _show(self, start_s: float, time_s: float, batch: Batch) -> None:

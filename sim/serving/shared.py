@@ -147,7 +147,7 @@ class ReplicaSide(Replica):
                 self._arrived = self.env.event()
                 yield self._arrived
                 self.idle_until_now()
-                self._ran_s = self.env.now
+                self._ahead.ran_s = self.env.now
                 continue
             yield from self._one(step)
             assert self.other is not None
@@ -177,7 +177,7 @@ class ReplicaSide(Replica):
             record = self.served[sequence.request.number]
             record.started_s = self.env.now if record.started_s < 0 else record.started_s
         hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
-        hold_s += self._behind_s(step, self.env.now + hold_s)
+        hold_s += self._ahead.behind_s(step, self.prices, self.governor.target_w, self.env.now + hold_s)
         if hold_s:
             yield self.env.timeout(hold_s)
         self.idle_until_now()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import simpy
 
@@ -12,8 +13,10 @@ from hardware.cluster import Cluster
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine, machine, machine_of, nodes_of, policy_of
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import SPECULATION_FIELDS
 from sim.serving.buckets import bracketing_sizes
 from sim.serving.cost import Cost
+from sim.serving.launched import LaunchedAhead
 from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
@@ -27,12 +30,27 @@ def stage_machine(group: Scenario) -> Machine:
 
 
 def stage_prices(spec: ServeSpec, group: Scenario) -> list[StepPrices]:
-    """What each stage of a replica does of a step; of one stage, all of it."""
-    target = machine_of(group) if group.pp == 1 else stage_machine(group)
-    return [
-        StepPrices(scenario=group, machine=target, sampling=spec.sampling, attention=spec.attention, stage=stage)
-        for stage in range(group.pp)
-    ]
+    """What each stage of a replica does of a step; of one stage all of it, and what drafts tokens that it checks."""
+    if group.pp == 1:
+        return [_whole_prices(spec, group)]
+    shared: dict[str, Any] = {"machine": stage_machine(group), "sampling": spec.sampling, "attention": spec.attention}
+    return [StepPrices(scenario=group, stage=stage, **shared) for stage in range(group.pp)]
+
+
+def _whole_prices(spec: ServeSpec, group: Scenario) -> StepPrices:
+    shared: dict[str, Any] = {"machine": machine_of(group), "attention": spec.attention}
+    draft = None
+    match group.speculation:
+        case "draft_model":
+            model, layout = workloads.load_model(group.model), layout_of(group)
+            workloads.check_draft(model, layout, workloads.load_model(str(group.draft_model)))
+            plain = dict.fromkeys(SPECULATION_FIELDS[:2]) | {"acceptance": None, "draft_tokens": 3}
+            # the draft's own checkpoint: what is asked of the model's types is not asked of it
+            own = plain | {"model": group.draft_model, "dtype": "bf16", "weight_dtype": None, "kv_dtype": None}
+            draft = StepPrices(scenario=group.model_copy(update=own), sampling="greedy", **shared)
+        case "eagle" | "mtp":
+            draft = StepPrices(scenario=group.model_copy(update={"layers": 1}), sampling="greedy", layer=True, **shared)
+    return StepPrices(scenario=group, sampling=spec.sampling, draft=draft, **shared)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -46,9 +64,8 @@ class ReplicaStage:
     prices: StepPrices
     governor: ReplicaGovernor
     turn: simpy.Resource
+    ahead: LaunchedAhead
     since_s: float = 0.0
-    launched_s: float = 0.0  # when its host had launched the last step
-    ran_s: float = 0.0  # when that step began
 
 
 @dataclass(kw_only=True, eq=False)
