@@ -91,9 +91,8 @@ def exchange_bytes(sizes: RoutedExchange, span: Span) -> tuple[float, float]:
     if sizes.kernels == "low_latency":
         return each * inside, each * sizes.top_k * (span.world - span.per_node) / span.world
     reached = 1.0 - (1.0 - 1.0 / span.nodes) ** sizes.top_k  # share of the nodes that hold an expert of a token
-    ranks = span.world * (
-        1.0 - (1.0 - 1.0 / span.world) ** sizes.top_k
-    )  # that hold an expert of a token: sent once each
+    # Ranks that hold an expert of a token: it is sent once to each.
+    ranks = span.world * (1.0 - (1.0 - 1.0 / span.world) ** sizes.top_k)
     forwarded = ranks * (span.per_node - 1) / span.per_node  # from where a token arrives in its node
     return each * forwarded, each * reached * (span.nodes - 1)
 

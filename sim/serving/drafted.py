@@ -59,7 +59,7 @@ class DraftedScheduler(Scheduler):
             self.cached_tokens += count
             if sequence.generated >= sequence.request.output_tokens:
                 self._stop(sequence)
-                self._free(sequence)
+                self.memory.free(sequence)
                 done.append(sequence)
         return done
 
@@ -73,7 +73,7 @@ class DraftedScheduler(Scheduler):
     def _make_room(self) -> None:
         for sequence in sorted(self.running.values(), key=lambda one: one.order):
             while sequence.joined >= 0:
-                need = self._missing(sequence, self._reach(sequence))
+                need = self.memory.missing(sequence, self._reach(sequence))
                 if self.pool.take(need):
                     sequence.blocks += need
                     break

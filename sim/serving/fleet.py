@@ -19,8 +19,9 @@ from sim.serving.power import Seen
 from sim.serving.replica import Replica
 
 FleetPolicy = Literal["shift", "even"]
-# A GPU's cap is no lower than this share of its TDP (an H100 takes 200 to 700 W), a replica was held back if it was for
-# the second share of the time, and one that was not keeps what it drew and this much more.
+# A GPU's cap is no lower than this share of its TDP (an H100 takes 200 to 700 W). The policy's own choices, from no
+# measurement: a replica was held back if it was for the second share of the time, and one that was not keeps what it
+# drew and this much more.
 LEAST_SHARE, HELD_SHARE, ROOM = 0.3, 0.05, 1.05
 
 

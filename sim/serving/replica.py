@@ -78,9 +78,10 @@ class Replica:
 
     def _fetch(self, sequence: Sequence, pieces: tuple[int, ...]) -> Generator[simpy.Event, Any, None]:
         """Bring the beginning of a prompt back from outside; it waits meanwhile."""
-        assert self.scheduler.tiers is not None
+        tiers = self.scheduler.memory.tiers
+        assert tiers is not None
         begin_s, record = self.env.now, self.served[sequence.request.number]
-        yield from self.scheduler.tiers.load(pieces)
+        yield from tiers.load(pieces)
         record.fetch_s += self.env.now - begin_s
         record.fetched_tokens += len(pieces) * sequence.request.block_tokens
         self.scheduler.fetched(sequence, pieces)
@@ -302,9 +303,10 @@ class Replica:
     def _settle(self, first: list[Sequence], done: list[Sequence]) -> None:
         """Sequences that got their first token, and those that got their last one, are told and handed on."""
         now_s = self.env.now
-        if self.scheduler.tiers is not None and self.scheduler.fresh:
-            self.scheduler.tiers.store(self.scheduler.fresh)
-            self.scheduler.fresh = []
+        memory = self.scheduler.memory
+        if memory.tiers is not None and memory.fresh:
+            memory.tiers.store(memory.fresh)
+            memory.fresh = []
         self._catch_up(first)
         for sequence in first:
             record = self.served[sequence.request.number]

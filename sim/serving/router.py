@@ -59,7 +59,7 @@ class PrefixAware:
         limit = self.imbalance * least.outstanding_tokens + request.input_tokens + request.output_tokens
 
         def rank(replica: Replica) -> tuple[int, int, int]:
-            return (-replica.scheduler.matched(request.prefix), *fewest_tokens(replica))
+            return (-replica.scheduler.memory.matched(request.prefix), *fewest_tokens(replica))
 
         best = min(replicas, key=rank)
         return best if best.outstanding_tokens <= limit else least

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sim.serving.cost import Batch, Chunk
 from sim.serving.inflight import Limits, PlannedStep, Sequence
 from sim.serving.kv import BlockPool
+from sim.serving.sequence_memory import SequenceMemory
 from sim.serving.tiers import CacheTiers
 
 
@@ -26,6 +27,7 @@ class Scheduler:
 
     limits: Limits
     pool: BlockPool
+    memory: SequenceMemory = field(init=False)
     left: Callable[[Sequence], None] = lambda _: None
     joined: Callable[[Sequence], None] = lambda _: None
     step: int = 0
@@ -33,10 +35,8 @@ class Scheduler:
     prefilling: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0  # of the running ones, in sum
     preempted: int = 0
-    tiers: CacheTiers | None = None  # of beginnings of prompts outside the GPUs' memory
     fetch: Callable[[Sequence, tuple[int, ...]], None] = lambda *_: None  # brings pieces back, then calls fetched
     loading: dict[int, Sequence] = field(default_factory=dict)  # those whose pieces are on their way
-    fresh: list[int] = field(default_factory=list)  # pieces that others may use since somebody last looked
     _waiting: list[tuple[tuple[int, float, int], Sequence]] = field(default_factory=list)
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step after which it is done, ...)
     _long: list[tuple[int, int, Sequence]] = field(default_factory=list)  # (step less tokens cached, ...), least first
@@ -46,6 +46,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._grow = [0] * self.pool.block_tokens
+        self.memory = SequenceMemory(pool=self.pool, shares=self.limits.prefix_caching)
 
     @property
     def waiting(self) -> int:
@@ -80,28 +81,17 @@ class Scheduler:
             sequence.target = sequence.request.input_tokens + sequence.generated
             yield sequence
         for sequence in self.loading.values():
-            self._free(sequence)
+            self.memory.free(sequence)
             sequence.computed = 0
             yield sequence
         self.loading.clear()
-
-    def matched(self, prefix: tuple[int, ...]) -> int:
-        """How many pieces from the start of a prompt need not be computed."""
-        known = self.pool.matched(prefix)
-        return known if self.tiers is None else known + self.tiers.matched(prefix[known:])
 
     def fetched(self, sequence: Sequence, pieces: tuple[int, ...]) -> None:
         """Pieces have come back: they may be used like any others, and ``sequence`` waits for its seat again."""
         if self.loading.pop(sequence.request.number, None) is None:
             return  # taken out meanwhile
-        size = self._piece_blocks(sequence)
-        for piece in pieces:
-            sequence.blocks -= size
-            if not self.pool.publish(piece):
-                self.pool.hold(piece)
-                self.pool.give(size)
-            sequence.pieces.append(piece)
-        self._free(sequence)
+        self.memory.share(sequence, pieces)
+        self.memory.free(sequence)
         sequence.computed = 0
         self.add(sequence)
 
@@ -114,7 +104,7 @@ class Scheduler:
             if len(self.running) + len(pieces) >= self.limits.batch_seqs:
                 break
             if (tokens := self._piece(sequence, budget)) > 0:
-                self._publish(sequence, sequence.computed + sequence.under_way + tokens)
+                self.memory.publish(sequence, sequence.computed + sequence.under_way + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
         while self._waiting and budget > 0 and self._seats(len(pieces)) > 0:
@@ -123,7 +113,7 @@ class Scheduler:
                 break
             sequence, tokens = admitted
             if tokens:
-                self._publish(sequence, sequence.computed + tokens)
+                self.memory.publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
             budget -= max(tokens, 1)
         if not pieces and not self.running and self.prefilling and not any(peer.running for peer in self.peers):
@@ -165,7 +155,7 @@ class Scheduler:
             sequence.generated += 1
             first.append(sequence)
             if self.limits.prefill_only or sequence.generated >= sequence.request.output_tokens:
-                self._free(sequence)
+                self.memory.free(sequence)
                 done.append(sequence)
             else:
                 self._start(sequence)
@@ -184,7 +174,7 @@ class Scheduler:
             _, _, sequence = heapq.heappop(self._ends)
             if self.running.get(sequence.request.number) is sequence and self._end_of(sequence) <= self.step:
                 self._stop(sequence)
-                self._free(sequence)
+                self.memory.free(sequence)
                 done.append(sequence)
         return done
 
@@ -221,18 +211,11 @@ class Scheduler:
         tokens = min(sequence.target - reached, budget)
         if tokens <= 0:
             return 0
-        need = self._missing(sequence, reached + tokens)
+        need = self.memory.missing(sequence, reached + tokens)
         if not self.pool.take(need):
             return 0
         sequence.blocks += need
         return tokens
-
-    def _missing(self, sequence: Sequence, tokens: int) -> int:
-        shared = len(sequence.pieces) * self._piece_blocks(sequence)
-        return max(0, self.pool.blocks_for(tokens) - shared - sequence.blocks)
-
-    def _piece_blocks(self, sequence: Sequence) -> int:
-        return sequence.request.block_tokens // self.pool.block_tokens
 
     def _admit(self, budget: int) -> tuple[Sequence, int] | None:
         """The first waiting sequence and its first piece (0 tokens: it comes back from host memory whole, or is sent
@@ -248,28 +231,19 @@ class Scheduler:
             self._start(sequence, grown=True)
             return sequence, 0
         if self.limits.prefix_caching:
-            self._hit(sequence)
-            if self.tiers is not None and self._sends_for(sequence, self.tiers):
+            self.memory.hit(sequence)
+            if self.memory.tiers is not None and self._sends_for(sequence, self.memory.tiers):
                 heapq.heappop(self._waiting)
                 return sequence, 0
         tokens = self._piece(sequence, budget)
         if tokens == 0:
-            self._free(sequence)
+            self.memory.free(sequence)
             sequence.computed = 0
             return None
         heapq.heappop(self._waiting)
         sequence.hit_tokens += sequence.computed
         self.prefilling.append(sequence)
         return sequence, tokens
-
-    def _hit(self, sequence: Sequence) -> None:
-        """Use the pieces of its prompt that are in memory; at least its last token is computed anew."""
-        request = sequence.request
-        whole = (request.input_tokens - 1) // request.block_tokens
-        for piece in request.prefix[: min(whole, self.pool.matched(request.prefix))]:
-            self.pool.hold(piece)
-            sequence.pieces.append(piece)
-        sequence.computed = len(sequence.pieces) * request.block_tokens
 
     def _sends_for(self, sequence: Sequence, tiers: CacheTiers) -> bool:
         """Send for what is kept outside of what comes next in its prompt, once, where there is room for it."""
@@ -279,7 +253,7 @@ class Scheduler:
         whole = request.prefix[: (request.input_tokens - 1) // request.block_tokens]
         tiers.touch(whole)
         pieces = whole[known : known + tiers.matched(whole[known:])]
-        need = len(pieces) * self._piece_blocks(sequence)
+        need = len(pieces) * self.memory.piece_blocks(sequence)
         if pieces and not self.pool.take(need):
             return False
         sequence.looked_up = True
@@ -288,26 +262,6 @@ class Scheduler:
             self.loading[request.number] = sequence
             self.fetch(sequence, pieces)
         return bool(pieces)
-
-    def _publish(self, sequence: Sequence, computed: int) -> None:
-        """Whole pieces of the first ``computed`` tokens may be used by others; its own blocks hold them.
-
-        Already by others in the step that computes them, as in vLLM: each layer writes all keys before it reads any.
-        """
-        if not self.limits.prefix_caching:
-            return
-        request, size = sequence.request, self._piece_blocks(sequence)
-        whole = min(computed, request.input_tokens) // request.block_tokens
-        for piece in request.prefix[len(sequence.pieces) : whole]:
-            if self.pool.publish(piece):
-                sequence.blocks -= size
-                if self.tiers is not None:
-                    self.fresh.append(piece)
-            else:  # another sequence computed the same at the same time: keep one copy
-                self.pool.hold(piece)
-                sequence.blocks -= size
-                self.pool.give(size)
-            sequence.pieces.append(piece)
 
     def _start(self, sequence: Sequence, *, grown: bool = False) -> None:
         """From the next step on it yields a token a step. ``grown``: the block of its next token is taken."""
@@ -335,12 +289,6 @@ class Scheduler:
         del self.running[sequence.request.number]
         self.left(sequence)
 
-    def _free(self, sequence: Sequence) -> None:
-        self.pool.give(sequence.blocks)  # the end first: a prompt is of use from its beginning on
-        for piece in reversed(sequence.pieces):
-            self.pool.release(piece, self._piece_blocks(sequence))
-        sequence.blocks, sequence.pieces = 0, []
-
     def _evict(self, sequence: Sequence) -> None:
         """It gives its memory up and waits again: to be computed anew, or brought back from host memory."""
         swap = self.limits.preemption == "swap" and sequence.joined >= 0
@@ -348,7 +296,7 @@ class Scheduler:
             self._stop(sequence)
         else:
             self.prefilling.remove(sequence)
-        self._free(sequence)
+        self.memory.free(sequence)
         sequence.under_way = 0
         self.preempted += 1
         sequence.preemptions += 1

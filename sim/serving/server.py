@@ -132,7 +132,7 @@ class _Server:
             for prices in (replica.prices, *(replica.clock.rungs if replica.clock else ())):
                 prices.table.save()
         for replica in self.front:
-            if (tiers := replica.scheduler.tiers) is not None:
+            if (tiers := replica.scheduler.memory.tiers) is not None:
                 self.log.fetched.update({name: count * tiers.piece_tokens for name, count in tiers.found.items()})
         self.log.served = [self.served[request.number] for request in self.traffic]
         return ServeResult(spec=spec, machine=self.machine, log=self.log, end_s=self.env.now)
@@ -159,7 +159,7 @@ class _Server:
             replica.done = self._done
         tiers = tiers_of(spec, self.machine, self.traffic, self.env)
         for replica, own in zip(self.front, tiers, strict=bool(tiers)):
-            replica.scheduler.tiers = own
+            replica.scheduler.memory.tiers = own
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:
