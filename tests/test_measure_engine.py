@@ -14,6 +14,7 @@ from hardware.calibrate.suite import host_vllm
 from sim.cli import main
 from sim.scenario.spec import Scenario
 from sim.validation.measure_engine import engine_of, stack_of
+from sim.validation.predict import served_spec
 from tests.fake_nvml import FakeNvml
 from tests.fake_vllm import FakeVllm
 from workloads import load_model
@@ -117,6 +118,29 @@ def test_a_file_of_requests_is_served_for_real_and_in_simulation(
     with pytest.raises(SystemExit):  # and validate passes over it with a reason
         main(["validate", str(tmp_path / "none.jsonl")])
     main(["validate", str(out), "--quiet"])
+
+
+def test_a_server_in_stages_that_drafts_is_started_so(vllm: FakeVllm, tmp_path: Path) -> None:
+    """Chances given the tokens before become vLLM's chances of all up to each: 0.8, 0.8 x 0.75."""
+    requests = tmp_path / "requests.csv"
+    requests.write_text("arrival_s,input_tokens,output_tokens\n0,64,20\n0.02,32,10\n", encoding="utf-8")
+    out = tmp_path / "measured.jsonl"
+    call = ["measure", str(requests), "--engine", "vllm", "--model", "llama3-70b", "--out", str(out), "--no-predict"]
+    drafts = ["--speculation", "draft_model", "--draft-model", "llama3-8b", "--draft-tokens", "2", "--acceptance"]
+    main([*call, "--tp", "1", *drafts, "0.8,0.75"])
+    engine = vllm.started[0]["speculative_config"]
+    assert engine.pop("model").endswith("draft")
+    assert engine == {
+        "method": "draft_model", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.8, pytest.approx(0.6)],
+    }  # fmt: skip
+    row = rows(out)[1]
+    assert (row["speculation"], row["draft_model"], row["acceptance"]) == ("draft_model", "llama3-8b", [0.8, 0.75])
+    assert served_spec(row | {"requests": ()}).chances == (0.8, 0.75)
+    started = suite.arguments(suite.ServerSpec(model=tmp_path, vocabulary=9, gpus=4, stages=2))
+    assert (started["tensor_parallel_size"], started["pipeline_parallel_size"]) == (2, 2)
+    with pytest.raises(SystemExit):
+        main([*call, "--power-cap-w", "500"])
 
 
 def test_without_vllm_one_line_names_the_extra(

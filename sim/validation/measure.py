@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
+from pydantic import BaseModel
+
 from hardware.calibrate.suite.plan import step
 from hardware.calibrate.suite.shapes import HEAD_DIM, ModelShape
 from hardware.calibrate.suite.steps_overlap import cuts_of
@@ -78,10 +80,10 @@ def planned_row(scenario: Scenario) -> tuple[dict[str, Any], dict[str, ModelShap
     return row, {model.id: shape}
 
 
-def refuse_others(scenario: Scenario, run: Set[str], who: str) -> None:
+def refuse_others(asked: BaseModel, run: Set[str], who: str) -> None:
     """Refuse a field beyond those that are ``run``, where it is not its default: it would change nothing."""
-    for name, field in Scenario.model_fields.items():
-        value = getattr(scenario, name)
+    for name, field in type(asked).model_fields.items():
+        value = getattr(asked, name)
         if name not in run and value != field.default:
             raise ScenarioError(f"{name} = {value!r}: {who} with {name} = {field.default!r} only")
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
-from hardware.calibrate.suite.engine_vllm import DECODE_TOKENS, Decode, Prefill, Serve, ServerSpec, Work, measure_engine
+from hardware.calibrate.suite.engine_vllm import (
+    DECODE_TOKENS,
+    Decode,
+    Drafts,
+    Prefill,
+    Serve,
+    ServerSpec,
+    Work,
+    measure_engine,
+)
 from hardware.nvml import detect
 from sim.errors import ScenarioError
 from sim.scenario.field_table import read_mapping
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import SPECULATION_FIELDS
 from sim.serving.spec import ServeSpec
 from sim.validation.measure import refuse_others
 from workloads import ModelSpec, load_model
@@ -25,6 +37,14 @@ _RUN = frozenset(
         "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "layers", "dtype", "stack", "tp", "ep",
         "ep_mode", "output_len", "routing", "routing_seed", "chip_temperature_c", "chip_power_factor", "detail",
         "ignore_memory",
+    }
+)  # fmt: skip
+# The same of a server; its traffic is a file of requests.
+_SERVED = frozenset(
+    {
+        "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "host", "prefix_caching",
+        "chip_temperature_c", "speculation", "draft_model", "draft_tokens", "acceptance", "max_num_batched_tokens",
+        "max_num_seqs", "trace", "trace_block_tokens", "requests", "time_scale", "length_scale", "seed",
     }
 )  # fmt: skip
 REQUEST_FILES = (".csv", ".jsonl")
@@ -87,8 +107,7 @@ def measure_scenario(scenario: Scenario, folder: Path, traces: Path | None) -> t
 
 def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list[dict[str, Any]]:
     """Records of the host and of the requests of ``spec`` on a real server."""
-    if spec.replicas != 1 or spec.prefill_replicas:
-        raise ScenarioError(f"replicas = {spec.replicas}, prefill_replicas = {spec.prefill_replicas}: one server only")
+    refuse_others(spec, _SERVED, "vLLM is measured")
     requests = tuple(
         (request.arrival_s, request.input_tokens, request.output_tokens) for request in spec.traffic().requests
     )
@@ -98,6 +117,8 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
         model=folder,
         vocabulary=model.vocab,
         gpus=spec.gpus,
+        stages=spec.pp,
+        drafts=_drafts(spec, model, folder / "draft"),
         expert_parallel=spec.ep > 1,
         dtype=spec.dtype,
         max_model_len=max(i + o for _, i, o in requests) + 1,
@@ -108,10 +129,26 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
     facts, (measured,) = measure_engine(engine, [Serve(requests=requests)])
     row = {
         "kind": "served", "gpu": spec.gpu, "world": spec.gpus, "model": spec.model, "tp": spec.tp, "ep": spec.ep,
-        "ep_mode": spec.ep_mode, "dtype": spec.dtype, "stack": spec.stack,
+        "ep_mode": spec.ep_mode, "pp": spec.pp, "dtype": spec.dtype, "stack": spec.stack,
         "requests": [list(request) for request in requests],
     }  # fmt: skip
+    if spec.speculation is not None:
+        row |= {name: getattr(spec, name) for name in SPECULATION_FIELDS}
     return [_host(spec.gpu, spec.gpus, facts), row | _joules(measured)]
+
+
+def _drafts(spec: ServeSpec, model: ModelSpec, folder: Path) -> Drafts | None:
+    """What drafts tokens, its ``config.json`` written into ``folder``; eagle's is one layer of the model itself."""
+    if spec.speculation is None:
+        return None
+    if spec.speculation not in ("draft_model", "eagle"):
+        raise ScenarioError(f"speculation = '{spec.speculation}': vLLM is measured with draft_model and eagle")
+    folder.mkdir()
+    if spec.draft_model is not None:
+        write_config(spec.draft_model, load_model(spec.draft_model), folder, layers=None)
+    else:
+        write_config(spec.model, model, folder, layers=1)
+    return Drafts(method=spec.speculation, model=folder, rates=tuple(accumulate(spec.chances, mul)))
 
 
 def gpu_here(given: str | None) -> str:

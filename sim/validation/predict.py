@@ -12,6 +12,7 @@ from inputs.texts import shown
 from sim.run.repetition import Prediction, machine_for, run_program, run_works, seen
 from sim.run.runner import simulate
 from sim.scenario.spec import Scenario
+from sim.scenario.speculation import SPECULATION_FIELDS
 from sim.serving import serve
 from sim.serving.requests import Request, Traffic
 from sim.serving.spec import ServeSpec
@@ -232,7 +233,12 @@ def _engine_serve(inputs: Inputs) -> Prediction:
 
 
 # Fields of a served row that its server has.
-SERVED = frozenset({"gpu", "model", "tp", "ep", "ep_mode", "dtype", "stack", "captured_tokens", "chip_temperature_c"})
+SERVED = frozenset(
+    {
+        "gpu", "model", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "captured_tokens", "chip_temperature_c",
+        *SPECULATION_FIELDS,
+    }
+)  # fmt: skip
 
 
 PREDICTORS: Mapping[str, Callable[[Inputs], Prediction]] = (

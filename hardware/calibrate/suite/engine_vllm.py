@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 from hardware.calibrate.suite.meter import Meter, NvmlMeter
 from hardware.errors import HardwareError
@@ -31,17 +31,31 @@ FIRST_TOKEN, LAST_TOKEN = 100, 30_000  # random prompts draw from these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """Tokens drafted before each step by ``method``; each passes with a chance of ``rates``, all before it included.
+
+    ``model`` is a folder with the draft's ``config.json``. vLLM draws what passes, whatever its random weights say.
+    """
+
+    method: Literal["draft_model", "eagle"]
+    model: Path
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """What server to start: ``model`` is a folder with a ``config.json``."""
+    """What server to start: ``model`` is a folder with a ``config.json``; ``gpus`` hold its layers in ``stages``."""
 
     model: Path
     vocabulary: int
     gpus: int = 1
+    stages: int = 1
     expert_parallel: bool = False
     dtype: str = "bf16"
     max_model_len: int = 8192
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
+    drafts: Drafts | None = None
     traces: Path | None = None
 
 
@@ -158,7 +172,8 @@ def arguments(spec: ServerSpec) -> dict[str, Any]:
         "model": str(spec.model),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
-        "tensor_parallel_size": spec.gpus,
+        "tensor_parallel_size": spec.gpus // spec.stages,
+        "pipeline_parallel_size": spec.stages,
         "enable_expert_parallel": spec.expert_parallel,
         "enable_prefix_caching": False,
         "max_model_len": spec.max_model_len,
@@ -168,6 +183,14 @@ def arguments(spec: ServerSpec) -> dict[str, Any]:
     }
     if spec.dtype == "fp8_e4m3":
         found["quantization"] = "fp8"
+    if spec.drafts is not None:
+        found["speculative_config"] = {
+            "method": spec.drafts.method,
+            "model": str(spec.drafts.model),
+            "num_speculative_tokens": len(spec.drafts.rates),
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_rates": list(spec.drafts.rates),
+        }
     if spec.traces is not None:
         spec.traces.mkdir(parents=True, exist_ok=True)
         found["profiler_config"] = {

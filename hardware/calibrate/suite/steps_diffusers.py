@@ -24,7 +24,7 @@ def measure_diffusers(bench: Bench, row: Row) -> dict[str, Any]:
         bench.synchronize()
         measured = together(bench, steady(bench, lambda: _ignore(step()), 1, window_s=_STEP_WINDOW_S))
         if bench.traces is not None:
-            parts = (row.get(key) for key in ("model", "kind", "video", "layers", "tokens", "extent"))
+            parts = (row.get(key) for key in ("model", "encoder", "kind", "video", "layers", "tokens", "extent"))
             name = "-".join(str(part).removeprefix("diffusers_") for part in parts if part is not None)
             for how in ("ulysses", "ring"):
                 name += f"-{how}{row[how]}" if how in row else ""
@@ -159,13 +159,25 @@ def _decode(bench: Bench, row: Row) -> Step:
 
 
 def _encode(bench: Bench, row: Row) -> Step:
-    """A prompt of ``tokens`` through the text encoder of the row's model."""
+    """A prompt of ``tokens`` through the text encoder of the row's model, or through its second one, CLIP's."""
     torch = bench.torch
-    from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+    from transformers import (
+        CLIPTextConfig,
+        CLIPTextModel,
+        LlamaConfig,
+        LlamaModel,
+        T5Config,
+        T5EncoderModel,
+        UMT5Config,
+        UMT5EncoderModel,
+    )
 
     sizes = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
     with torch.device(bench.device):
-        match row["model"]:
+        match row.get("encoder", row["model"]):
+            case "clip":
+                encoder = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=12,
+                                                       num_attention_heads=12, vocab_size=49408))  # fmt: skip
             case "flux.1-dev":
                 encoder = T5EncoderModel(T5Config(**sizes, feed_forward_proj="gated-gelu"))
             case "wan2.1-14b":
