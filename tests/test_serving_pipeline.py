@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import workloads
@@ -14,9 +18,11 @@ from sim.scenario.machine import machine_of
 from sim.serving import ServeResult, ServeSpec, serve
 from sim.serving.cost import Batch, Chunk, Cost
 from sim.serving.memory import kv_blocks, stage_needs
+from sim.serving.requests import Traffic, made
 from sim.serving.stages import handoffs, stage_machine, stage_prices
 from sim.serving.trace import to_trace
 from traces.write.check import check_trace
+from workloads.engine import load_engine
 from workloads.memory import MemoryLoad
 
 # A stack whose host adds nothing: what is left are stages and transfers.
@@ -121,6 +127,44 @@ def test_no_more_batches_are_in_flight_than_there_are_stages(busy: ServeResult) 
         running += change
         most = max(most, running)
     assert most == busy.spec.pp
+
+
+def test_a_request_that_comes_while_another_decodes_takes_the_other_batch() -> None:
+    """Turns are scheduled ahead: the next one that sees it is that of the batch without any."""
+    requests = made([0.0, 0.05, 5.0], [100, 100, 100], [40, 40, 40])
+    spec = ServeSpec.of(**PLAIN | {"stack": "vllm"}, pp=2, requests=3)
+    run = serve(spec, traffic=Traffic(requests=requests))
+    assert run.stretches["decoding"].max() == 1
+    both = run.requests["e2e_s"].to_numpy()
+    # Two batches on two stages, where one alone leaves a stage idle: the host alone holds them up.
+    assert both[:2].max() < 1.5 * both[2]
+
+
+def test_a_stage_takes_its_next_batch_no_sooner_than_its_host() -> None:
+    """Two batches of a small model wait for the host; one alone has its stages one after the other, and does not."""
+    load = {"model": "llama3-8b", "gpu": "h200", "pp": 2, "input_tokens": 64, "output_tokens": 40, "requests": 1}
+    stage_s = load_engine("vllm").host.stage_s
+    alone = serve(**load)
+    requests = made([0.0, 0.03], [64, 64], [40, 40])
+    together = serve(ServeSpec.of(**load), traffic=Traffic(requests=requests))
+    for run, least in ((alone, 0.0), (together, 0.999 * stage_s)):
+        steps = run.stretches[(run.stretches["steps"] > 0) & (run.stretches["decoding"] > 0)]
+        second = np.diff(steps[steps["stage"] == 1]["start_s"].to_numpy())
+        assert second.min() > least
+    assert alone.requests["tpot_s"].median() < 1.4 * stage_s < 1.85 * stage_s < together.requests["tpot_s"].median()
+
+
+def test_the_host_s_pace_is_what_two_batches_took() -> None:
+    """`stages.jsonl`: a step of 32 sequences in two batches, and kernels of each stage's step in its traces."""
+    folder = Path(__file__).parents[1] / "records" / "h200-sxm-141gb" / "vllm"
+    (row,) = [row for line in (folder / "stages.jsonl").open() if (row := json.loads(line))["kind"] == "vllm_stage"]
+    assert load_engine("vllm").host.stage_s == pytest.approx(row["latency_s"] / row["pp"], rel=2e-3)
+    for rank, kernels_s in enumerate(row["kernels_s"]):
+        with gzip.open(folder / "traces" / f"llama3-8b-decode-32x1055-pp2.rank{rank}.json.gz") as stream:
+            events = json.load(stream)["traceEvents"]
+        kernels = [event for event in events if event.get("cat") == "kernel" and event["args"]["stream"] == 17]
+        steps = sum(event.get("cat") == "gpu_user_annotation" and "execute" in event["name"] for event in events)
+        assert sum(event["dur"] for event in kernels) / steps == pytest.approx(1e6 * kernels_s, rel=0.1)
 
 
 def test_even_batches_hold_their_part_at_most() -> None:

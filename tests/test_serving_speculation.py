@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim import simulate
 from sim.errors import ScenarioError
 from sim.serving import serve
 from sim.serving.cost import Batch, Chunk
@@ -20,6 +21,7 @@ from sim.serving.scheduler import Scheduler
 from sim.serving.spec import ServeSpec
 from sim.serving.stages import stage_prices
 from workloads import tokens_a_step
+from workloads.engine import load_engine
 
 BASE = {"model": "llama3-70b", "tp": 4}
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -76,6 +78,20 @@ def test_the_speed_up_is_its_closed_form_where_all_pass(kind: str) -> None:
     speed_up = sum(plainly.whole(one).time_s for one in tokens) / sum(drafted.whole(step).time_s for step in steps)
     assert plain.requests["tpot_s"].mean() / run.requests["tpot_s"].mean() == pytest.approx(speed_up, rel=1e-3)
     assert run.summary["tokens_per_step"] == 4.0
+
+
+def test_a_draft_model_of_vllm_is_launched_kernel_by_kernel_and_eagle_is_not() -> None:
+    """No graph holds its passes (a trace of vLLM 0.24): a step takes as long as the host, served or simulated."""
+    drafts = {"speculation": "draft_model", "draft_model": "llama3.2-1b", "acceptance": 0.0}
+    load = {"model": "llama3-8b", "input_tokens": 1000, "output_tokens": 20, "requests": 1}
+    host_s = 3 * 16 * 10 * load_engine("vllm").host.kernel_s  # passes, layers, kernels of a layer
+    tpot_s = serve(**load, **drafts).requests["tpot_s"][0]
+    assert tpot_s == pytest.approx(host_s, rel=0.02)
+    step = simulate(model="llama3-8b", phase="decode", batch=1, seq_len=1010, stack="vllm", **drafts)
+    assert step.latency_s == pytest.approx(tpot_s, rel=0.05)
+    assert (
+        serve(**load, **(drafts | {"draft_model": None, "speculation": "eagle"})).requests["tpot_s"][0] < 0.4 * host_s
+    )
 
 
 def test_tokens_a_step_are_the_closed_form_s_mean() -> None:

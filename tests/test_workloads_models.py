@@ -52,6 +52,8 @@ MOE: dict[str, Any] = {
         ("llama-1b", 1.2441),  # by hand from its sizes; the paper states none
         ("llama-3b", 3.4265),  # OpenLLaMA 3B, of the same sizes
         ("llama-7b", 6.738),  # arXiv 2302.13971
+        ("llama3.2-1b", 1.236),  # its model card: 1.23B
+        ("llama3.2-3b", 3.213),  # its model card: 3.21B
         ("llama3-8b", 8.03),
         ("llama3-70b", 70.6),
         ("llama3-405b", 405.9),
@@ -79,9 +81,9 @@ def test_parameters_are_within_half_a_percent_of_the_published(model: str, publi
 def test_every_model_of_the_catalog_is_in_the_parameter_test() -> None:
     assert list_models() == (
         "bert-large", "deepseek-r1", "deepseek-v3", "gpt2", "llama-1b", "llama-3b", "llama-7b", "llama3-405b",
-        "llama3-70b",
-        "llama3-8b", "llava-1.5-7b", "mixtral-8x7b", "nemotron-h-8b", "opt-1.3b", "qwen2-1.5b", "qwen3-14b",
-        "qwen3-235b-a22b", "qwen3-30b-a3b", "qwen3-32b", "qwen3-8b", "vit-large",
+        "llama3-70b", "llama3-8b", "llama3.2-1b", "llama3.2-3b", "llava-1.5-7b", "mixtral-8x7b",
+        "nemotron-h-8b", "opt-1.3b", "qwen2-1.5b", "qwen3-14b", "qwen3-235b-a22b", "qwen3-30b-a3b", "qwen3-32b",
+        "qwen3-8b", "vit-large",
     )  # fmt: skip
 
 

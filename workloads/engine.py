@@ -40,16 +40,19 @@ class ExpertPasses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPace:
-    """How an engine's host launches a step that is no whole graph: steps with prompts.
+    """How an engine's host launches a step that is no whole graph: steps with prompts, and drafts of some kinds.
 
     Up to ``captured_tokens`` a layer takes ``captured_layer_s``; beyond, each of its kernels takes ``kernel_s``, and a
-    layer of experts ``experts_layer_s`` more.
+    layer of experts ``experts_layer_s`` more. ``uncaptured_drafts``: what drafts without any graph. ``stage_s``: from
+    the begin of a pipeline stage's step to that of the next, at least.
     """
 
     captured_tokens: int
     captured_layer_s: float
     kernel_s: float
     experts_layer_s: float
+    uncaptured_drafts: frozenset[str] = frozenset()
+    stage_s: float = 0.0
 
     def seconds(self, *, tokens: int, layers: int, kernels: int, experts: bool) -> float:
         """The host's time for a step of ``tokens`` through ``layers`` of ``kernels`` each.
@@ -60,6 +63,10 @@ class HostPace:
         """
         if tokens <= self.captured_tokens:
             return layers * self.captured_layer_s
+        return self.uncaptured_s(layers=layers, kernels=kernels, experts=experts)
+
+    def uncaptured_s(self, *, layers: int, kernels: int, experts: bool) -> float:
+        """The host's time for a step without any graph."""
         return layers * (kernels * self.kernel_s + experts * self.experts_layer_s)
 
 
@@ -141,7 +148,7 @@ def load_engine(name: str) -> ServingEngine:
         own_all_reduce_bytes=data["all_reduce"]["own_up_to_bytes"],
         sample_bytes=step["sample"]["bytes"],
         small_kernels=step["small_kernels"],
-        host=HostPace(**data["host"]),
+        host=HostPace(**data["host"] | {"uncaptured_drafts": frozenset(data["host"]["uncaptured_drafts"])}),
         request_path=RequestPath(
             shares=tuple(data["request_path"]["shares"]), seconds=tuple(data["request_path"]["seconds"])
         ),

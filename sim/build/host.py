@@ -8,7 +8,7 @@ import workloads
 from hardware.laws.terms import time_s, wanted_sms
 from sim.build.lower import Classify
 from sim.scenario.resolved import Resolved
-from workloads.engine import load_engine
+from workloads.engine import HostPace, load_engine
 from workloads.families.dit_video import STEP
 from workloads.passes import Passes, load_passes
 from workloads.program import Program, Segment
@@ -24,8 +24,9 @@ def engine_issue_s(
 ) -> float | None:
     """Seconds a launch where kernels of a step may wait for the host of the stack, as where it takes longer than they.
 
-    The step is a prompt of a serving engine, or a denoising step of a stack that launches kernel by kernel. None where
-    the GPU is far behind: kernels then follow one another as in a graph.
+    The step is a prompt of a serving engine, one of decoding whose drafts it captures in no graph, or a denoising step
+    of a stack that launches kernel by kernel. None where the GPU is far behind: kernels then follow one another as in
+    a graph.
     """
     scenario, layout = resolved.scenario, resolved.layout
     stack = workloads.load_stack(scenario.stack)
@@ -38,9 +39,13 @@ def engine_issue_s(
         more = _exchange_launches(step.segments, passes) if stack.own_exchanges else 0
         host_s = (count + more) * passes.launch_s
         return host_s / count if host_s > FAR_BEHIND * kernels_s else None
-    if scenario.phase != "prefill" or stack.engine is None:
+    if stack.engine is None:
         return None
     pace = load_engine(stack.engine).host
+    if scenario.phase == "decode" and scenario.speculation in pace.uncaptured_drafts:
+        return _drafting_s(program, pace, classify, sms=sms, clock_hz=clock_hz)
+    if scenario.phase != "prefill":
+        return None
     tokens = scenario.batch * scenario.seq_len // (layout.dp * layout.micro_batches)
     if tokens <= pace.captured_tokens:
         return None
@@ -49,6 +54,17 @@ def engine_issue_s(
     layers = sum(segment.repeat for segment in segments if segment.layers)
     experts = resolved.language_model.experts > 0
     host_s = pace.seconds(tokens=tokens, layers=layers, kernels=count // max(layers, 1), experts=experts)
+    return host_s / count if host_s > FAR_BEHIND * kernels_s else None
+
+
+def _drafting_s(program: Program, pace: HostPace, classify: Classify, *, sms: int, clock_hz: float) -> float | None:
+    """Seconds a launch of a step whose drafts the host launches kernel by kernel, and whose check is one graph."""
+    phases = program.ranks[0].phases
+    kernels_s, count = _kernels_s(
+        [segment for phase in phases for segment in phase.segments], classify, sms=sms, clock_hz=clock_hz
+    )
+    layers = [segment for segment in phases[0].segments if segment.layers]
+    host_s = sum(len(segment.kernels) * segment.repeat for segment in layers) * pace.kernel_s
     return host_s / count if host_s > FAR_BEHIND * kernels_s else None
 
 

@@ -132,6 +132,7 @@ def standing_served(
     decode, missing = measured_kind(kind_of(group, target.gpu.id))
     if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
         laws = replace(laws, expected_error=f"decode steps of this stack: {decode.words()}")
-    beside = f" with {', '.join(asks)}" if known is not None and asks else ""
+    drafts = (f"speculation = {group.speculation}",) if group.speculation is not None else ()
+    beside = f" with {', '.join(asks or drafts)}" if drafts or (known is not None and asks) else ""
     none = f"no server was measured{beside}; kernels of a step: {laws.status}"
     return replace(laws, unchecked=(none, *laws.unchecked))

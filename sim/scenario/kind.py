@@ -88,6 +88,8 @@ def layout_words(scenario: Scenario) -> str:
         parts.append(f"cp {layout.cp} {scenario.cp_mode}")
     if layout.sequence_parallel:
         parts.append("sequence parallel")
+    if scenario.speculation is not None:
+        parts.append(f"{scenario.speculation} drafts")
     if scenario.overlap_ops:
         stages = any(setting(text).stage is not None for _, text in scenario.overlap_ops)
         parts.append("overlap by operator" + (" in stages" if stages else ""))

@@ -117,7 +117,7 @@ def replicas_of(
                 prices=own,
                 governor=ReplicaGovernor(machine=own.machine, gpus=own.world),
                 turn=simpy.Resource(env),
-                ahead=LaunchedAhead(host=host_of(spec)),
+                ahead=LaunchedAhead(host=replace(host_of(spec), plans_ahead=False)),  # once a batch has come
             )
             for stage, own in enumerate(prices)
         ]

@@ -24,6 +24,11 @@ class HostTime:
     pace: HostPace | None = None
     path: RequestPath | None = None
 
+    @property
+    def stage_s(self) -> float:
+        """From the begin of a pipeline stage's step to that of the next, at least."""
+        return 0.0 if self.pace is None else self.pace.stage_s
+
     def seconds(self, sequences: int) -> float:
         """Before a step of ``sequences``.
 

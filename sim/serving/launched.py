@@ -1,4 +1,4 @@
-"""A host that launches steps with prompts piece by piece, ahead of GPUs that may have to wait for it."""
+"""A host that launches steps with prompts, and some drafts, piece by piece, ahead of GPUs that may wait for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class LaunchedAhead:
         """
         launch_s = max(self.launched_s, self.ran_s) if self.host.plans_ahead else begin_s
         self.launched_s, self.ran_s = min(launch_s, begin_s), begin_s
-        if self.host.pace is None or not step.pieces:
+        pace = self.host.pace
+        launching_s = 0.0 if pace is None else prices.launching_s(pace, step.batch)
+        if not launching_s:
             return 0.0
-        self.launched_s += prices.launching_s(self.host.pace, step.batch)
+        self.launched_s += launching_s
         return max(0.0, self.launched_s - begin_s - prices.whole(step.batch, target_w).time_s)

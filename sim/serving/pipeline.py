@@ -1,12 +1,16 @@
 """One replica in pipeline stages: as many batches in flight as it has stages, each of its own sequences.
 
-A batch passes the stages one after another and is planned anew when its tokens are back, with what has come since. A
-sequence is in one batch at a time; pieces of a long prompt may follow one another in several. All share one queue,
-one pool of KV blocks and the seats of the replica: nothing evens batches out, as in vLLM's scheduler.
+A batch passes the stages one after another and goes on when its tokens are back. Batches take turns, and one that has
+nothing to do loses its turn, as in vLLM 0.24 (``next_decode_eligible_step`` of its scheduler). As many turns are
+scheduled ahead as there are batches, and one more where the host plans ahead: a prompt that comes later waits for the
+next. A sequence is in one batch at a time; pieces of a long prompt may follow one another in several. All share one
+queue, one pool of KV blocks and the seats of the replica.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import reduce
@@ -42,10 +46,15 @@ class PipelineReplica(Replica):
     stages: list[ReplicaStage]
     handoffs: Handoffs
     slots: list[BatchSlot]
-    _flying: int = 0
+    _turn: int = 0
+    _pending: deque[bool] = field(default_factory=deque)  # turns that are not over, in order: whether each has a batch
+    _over_s: deque[float] = field(init=False)  # when the turns before were over, the last one last
+    _inbox: deque[tuple[float, Sequence]] = field(default_factory=deque)  # type: ignore[assignment]
+    _woken_s: float = 0.0  # when the first request came after a time without any
 
     def __post_init__(self) -> None:
         Replica.__post_init__(self)
+        self._over_s = deque([-math.inf] * self._scheduled_ahead, maxlen=self._scheduled_ahead)
         for slot in self.slots:
             self._listen(slot)
 
@@ -68,21 +77,64 @@ class PipelineReplica(Replica):
             stage.since_s = self.env.now
             stage.governor = ReplicaGovernor(machine=stage.governor.machine, gpus=stage.governor.gpus)
 
+    @property
+    def _scheduled_ahead(self) -> int:
+        """Turns in the engine's queue."""
+        return len(self.slots) + self.host.plans_ahead
+
+    @property
+    def _busy(self) -> bool:
+        return any(slot.scheduler.busy for slot in self.slots)
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence comes to this replica."""
+        self.outstanding_tokens += sequence.request.input_tokens + sequence.request.output_tokens
+        self.served[sequence.request.number].replica = self.number
+        if not self._busy and not self._inbox:
+            self._woken_s = self.env.now
+        self._inbox.append((self.env.now, sequence))
+        self.wake()
+
     def run(self) -> Generator[simpy.Event, Any, None]:
-        """Plan a batch for every free slot, whenever something has come or come back."""
+        """Take one turn after another, as far as batches are back, whenever something has come or come back."""
         while self.alive:
-            if not self._flying:
-                self._open_inbox()
-            for slot in sorted(self.slots, key=lambda slot: (not slot.scheduler.running, slot.returned_s)):
-                if slot.free and (step := self._plan(slot)) is not None:
-                    slot.free = False
-                    self._flying += 1
+            skipped = 0  # turns in a row without anything to do: after so many, a turn has seen all that has come
+            while skipped <= self._scheduled_ahead + len(self.slots):
+                slot = self.slots[self._turn % len(self.slots)]
+                if not slot.free or len(self._pending) >= self._scheduled_ahead:
+                    break
+                self._open_inbox(self._scheduled_s())
+                if not self._busy and not self._inbox:
+                    break
+                step = self._plan(slot)
+                self._turn += 1
+                self._pending.append(step is not None)
+                if step is None:
+                    skipped += 1
+                    self._skip()
+                else:
+                    skipped, slot.free = 0, False
                     self.env.process(self._pass(slot, step))
             if self._retiring and not self.scheduler.busy:
                 self.idle_until_now()
                 self.powered = self._retiring = False
             self._arrived = self.env.event()
             yield self._arrived
+
+    def _scheduled_s(self) -> float:
+        """When the next turn was scheduled: there was room in the queue, and something to do."""
+        return max(self._over_s[len(self._pending)], self._woken_s)
+
+    def _open_inbox(self, until_s: float = math.inf) -> None:
+        """What has come ``until_s`` is seen by the next plan."""
+        while self._inbox and self._inbox[0][0] <= until_s:
+            self.scheduler.add(self._inbox.popleft()[1])
+
+    def _skip(self) -> None:
+        """Turns without a batch are over with the turn before them."""
+        while self._pending and not self._pending[0]:
+            self._pending.popleft()
+            self._over_s.append(self.env.now)
 
     def _plan(self, slot: BatchSlot) -> PlannedStep | None:
         slot.planning = True
@@ -120,11 +172,14 @@ class PipelineReplica(Replica):
             else:
                 spent += yield from self._hand_on(before[0], stage, step, tokens, planned_s)
                 before[0].turn.release(before[1])
-            if behind_s := stage.ahead.behind_s(step, stage.prices, stage.governor.target_w, self.env.now):
-                yield self.env.timeout(behind_s)
+            ready_s = max(self.env.now, stage.began_s + self.host.stage_s)
+            behind_s = stage.ahead.behind_s(step, stage.prices, stage.governor.target_w, ready_s)
+            if hold_s := ready_s - self.env.now + behind_s:
+                yield self.env.timeout(hold_s)
                 self._rest(stage, self.env.now, spinning_since_s=self.env.now)
             if self.caps is not None:
                 stage.governor.limit(self.caps.prefill if step.pieces else self.caps.decode)
+            stage.began_s = self.env.now
             parts.append(stage.prices.step(step.batch, stage.governor.target_w) if step.pieces else None)
             cost = self._computed(stage, step)
             spent.append(cost.energy_j)
@@ -211,7 +266,9 @@ class PipelineReplica(Replica):
 
     def _returned(self, slot: BatchSlot, step: PlannedStep, energy_j: float, parts: list[Any]) -> None:
         """Tokens are back: the batch can be planned anew."""
-        self._flying -= 1
+        self._pending.popleft()
+        self._over_s.append(self.env.now)
+        self._skip()
         if not self.alive:
             self.log.idle_j += energy_j  # burnt for nothing
             return
@@ -223,7 +280,6 @@ class PipelineReplica(Replica):
         slot.late.clear()
         slot.free, slot.returned_s = True, self.env.now
         self._settle(*slot.scheduler.advance(step))
-        self._open_inbox()
         self.wake()
 
 

@@ -280,10 +280,17 @@ class StepPrices:
         return known
 
     def launching_s(self, pace: HostPace, batch: Batch) -> float:
-        """The host's time for launching ``batch`` piece by piece."""
-        layers, kernels, experts = self.programs.launches
-        tokens = batch.decoding * self.each + batch.prompt_tokens
-        return pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
+        """The host's time for what of ``batch`` it launches piece by piece: none where all of it is graphs."""
+        launched_s = 0.0
+        if batch.chunks:
+            layers, kernels, experts = self.programs.launches
+            tokens = batch.decoding * self.each + batch.prompt_tokens
+            launched_s += pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
+        if self.draft is not None and self.scenario.speculation in pace.uncaptured_drafts:
+            layers, kernels, experts = self.draft.programs.launches
+            each_s = pace.uncaptured_s(layers=layers, kernels=kernels, experts=experts)
+            launched_s += len(self._drafts(batch)) * each_s
+        return launched_s
 
     def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
         def laid() -> Work:

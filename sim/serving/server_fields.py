@@ -60,6 +60,7 @@ class ServerFields(FieldTable):
         "packed", description="consecutive nodes under one leaf switch, or under different ones"
     )
     ecmp_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the hash that routes streams (ecmp)")
+    layers: Positive | None = Field(None, description="the model's first layers alone [default: all]")
     replicas: Degree = Field(1, description="replicas that serve whole requests (decode, where others prefill)")
     prefill_replicas: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="replicas for prompts alone, whose KV cache then moves to one of the others"

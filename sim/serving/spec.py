@@ -26,14 +26,17 @@ from sim.serving.server_fields import ServerFields
 
 DEFAULT_STACK = "vllm"
 
+# What drafts in measured servers, and how many tokens.
+MEASURED_DRAFTS = {"eagle": 3}
+
 # Fields that a measured kind of server or its sizes hold, its load (Poisson arrivals, lengths of any kind), what the
 # measured ones varied, and what changes no number. Any other that is not its default asks for what no server did.
 MEASURED = frozenset(
     {
-        "model", "gpu", "tp", "ep", "ep_mode", "dtype", "weight_dtype", "kv_dtype", "stack", "launch", "power_cap_w",
-        "sm_clock_mhz", "chip_temperature_c", "captured_tokens", "trace", "trace_block_tokens", "rate_per_s",
-        "requests", "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale", "seed",
-        "prefix_caching", "slo_ttft_s", "slo_tpot_s",
+        "model", "layers", "gpu", "tp", "ep", "ep_mode", "pp", "dtype", "weight_dtype", "kv_dtype", "stack", "launch",
+        "power_cap_w", "sm_clock_mhz", "chip_temperature_c", "captured_tokens", "trace", "trace_block_tokens",
+        "rate_per_s", "requests", "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale",
+        "seed", "prefix_caching", "slo_ttft_s", "slo_tpot_s",
     }
 )  # fmt: skip
 
@@ -79,7 +82,9 @@ class ServeSpec(ServerFields):
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """What this server does that none did which was measured: fields that are not their defaults."""
-        fields = ((name, field) for name, field in type(self).model_fields.items() if name not in MEASURED)
+        drafts = self.draft_tokens == MEASURED_DRAFTS.get(self.speculation or "")
+        known = MEASURED | set(SPECULATION_FIELDS if drafts else ())
+        fields = ((name, field) for name, field in type(self).model_fields.items() if name not in known)
         return tuple(f"{name} = {value}" for name, field in fields if (value := getattr(self, name)) != field.default)
 
     @property
@@ -207,8 +212,8 @@ class ServeSpec(ServerFields):
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
-                "model", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype", "weight_dtype",
-                "kv_dtype", "launch", "chip_temperature_c", *SPECULATION_FIELDS,
+                "model", "layers", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype",
+                "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *SPECULATION_FIELDS,
             )
         }  # fmt: skip
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -66,6 +67,7 @@ class ReplicaStage:
     turn: simpy.Resource
     ahead: LaunchedAhead
     since_s: float = 0.0
+    began_s: float = -math.inf  # when its last step began
 
 
 @dataclass(kw_only=True, eq=False)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def servers_text(rows: Sequence[Row]) -> str:
     for row in rows:
         arrivals, read, written = zip(*row.record.inputs["requests"], strict=True)
         load = Load.of(arrivals, [sum(both) for both in zip(read, written, strict=True)])
+        if load.requests_per_s == math.inf:  # all at once: no rate that others could be held against
+            load = replace(load, requests_per_s=None)
         spec = served_spec(row.record.inputs)
         kind = server_kind(spec.group(), spec.gpu, load)
         groups.setdefault(tuple(kind.key[name] for name in KEY), []).append((kind, row))

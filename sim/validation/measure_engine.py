@@ -42,9 +42,10 @@ _RUN = frozenset(
 # The same of a server; its traffic is a file of requests.
 _SERVED = frozenset(
     {
-        "model", "gpu", "profile", "node", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "host", "prefix_caching",
-        "chip_temperature_c", "speculation", "draft_model", "draft_tokens", "acceptance", "max_num_batched_tokens",
-        "max_num_seqs", "trace", "trace_block_tokens", "requests", "time_scale", "length_scale", "seed",
+        "model", "layers", "gpu", "profile", "node", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "host",
+        "prefix_caching", "chip_temperature_c", "speculation", "draft_model", "draft_tokens", "acceptance",
+        "max_num_batched_tokens", "max_num_seqs", "trace", "trace_block_tokens", "requests", "time_scale",
+        "length_scale", "seed",
     }
 )  # fmt: skip
 REQUEST_FILES = (".csv", ".jsonl")
@@ -112,7 +113,7 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
         (request.arrival_s, request.input_tokens, request.output_tokens) for request in spec.traffic().requests
     )
     model = load_model(spec.model)
-    write_config(spec.model, model, folder, layers=None)
+    write_config(spec.model, model, folder, layers=spec.layers)
     engine = ServerSpec(
         model=folder,
         vocabulary=model.vocab,
@@ -130,7 +131,7 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
     row = {
         "kind": "served", "gpu": spec.gpu, "world": spec.gpus, "model": spec.model, "tp": spec.tp, "ep": spec.ep,
         "ep_mode": spec.ep_mode, "pp": spec.pp, "dtype": spec.dtype, "stack": spec.stack,
-        "requests": [list(request) for request in requests],
+        "layers": spec.layers, "requests": [list(request) for request in requests],
     }  # fmt: skip
     if spec.speculation is not None:
         row |= {name: getattr(spec, name) for name in SPECULATION_FIELDS}

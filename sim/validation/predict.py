@@ -235,8 +235,8 @@ def _engine_serve(inputs: Inputs) -> Prediction:
 # Fields of a served row that its server has.
 SERVED = frozenset(
     {
-        "gpu", "model", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "captured_tokens", "chip_temperature_c",
-        *SPECULATION_FIELDS,
+        "gpu", "model", "layers", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "captured_tokens",
+        "chip_temperature_c", *SPECULATION_FIELDS,
     }
 )  # fmt: skip
 
@@ -279,6 +279,7 @@ SKIPPED = {
     "diffusers_text": "a text encoder alone: held against the stack in tests/test_decoder.py",
     "diffusers_blend": "an input of the decoder's tiles: the host's pace",
     "vllm_host": "an input of stack vllm: the host's pace",
+    "vllm_stage": "an input of stack vllm: the host's pace in a pipeline",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
 } | dict.fromkeys(
     ("clusters", "beside_parked", "starts", "gemm_after", "gemm_beside", "gemm_running"),
