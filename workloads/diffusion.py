@@ -29,8 +29,9 @@ class DitSpec:
     text, which attend together; ``single_layers`` run attention and feed-forward side by side on both. The text
     encoder is a T5 of ``text_layers`` x ``text_width``; ``decoder_widths`` are the VAE decoder's, latent end first,
     its kernels 3 wide in space and ``decoder_depth`` in time, ``decoder`` the class of its modules (None: convolutions
-    alone). ``masks_text``: its modules hand attention a mask of the text's padding. ``text_launches``: kernels of a
-    layer of the text encoder where each operation is one (0: not known).
+    alone). ``masks_text``: its modules hand attention a mask of the text's padding. ``text_launches``: launches of a
+    layer of the text encoder where each operation is a kernel (0: not known); ``pooled_launches``: those of a second,
+    small encoder, whose text is one vector (CLIP's: its kernels take a tenth of their launches).
     """
 
     id: str
@@ -54,6 +55,7 @@ class DitSpec:
     masks_text: bool = False
     decoder: str | None = None
     text_launches: int = 0
+    pooled_launches: int = 0
 
     @property
     def layers(self) -> int:
@@ -89,6 +91,7 @@ class DitSpec:
 _NUMBERS = ("d_model", "heads", "head_dim", "d_ff", "text_tokens", "latent_channels", "text_layers", "text_width",
             "text_d_ff", "decoder_depth")  # fmt: skip
 _LAYERS = ("cross_layers", "double_layers", "single_layers")
+_LAUNCHES = ("text_launches", "pooled_launches")
 _LISTS = {"vae": 3, "patch": 3, "decoder_widths": None}
 
 
@@ -128,7 +131,7 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
         if not isinstance(data.get(name), str) or not data[name]:
             raise WorkloadError(f"{where}: {name} = {shown(data.get(name))}: give a text")
     sizes: dict[str, Any] = {name: positive(data.get(name), name, where) for name in _NUMBERS}
-    sizes |= {name: positive(data[name], name, where) for name in (*_LAYERS, "text_launches") if name in data}
+    sizes |= {name: positive(data[name], name, where) for name in (*_LAYERS, *_LAUNCHES) if name in data}
     sizes |= {name: _whole_numbers(data.get(name), name, count, where) for name, count in _LISTS.items()}
     decoder = data.get("decoder")
     if decoder is not None and decoder not in list_decoders():

@@ -226,6 +226,19 @@ def host_kernel(name: str, seconds: float, engine: str, *, stream: int = 0) -> K
     return Kernel(name=name, work=work, flops=0.0, bytes_moved=0.0, stream=stream)
 
 
+def host_seconds(kernel: Kernel) -> float:
+    """The seconds of a :func:`host_kernel`; 0 of any other.
+
+    >>> host_seconds(host_kernel("host", 2e-3, "vllm")), host_seconds(permute_kernel("sort", 8, 8))
+    (0.002, 0.0)
+    """
+    match kernel.work:
+        case ElementwiseWork(op=EngineOp.HOST, rows=microseconds):
+            return 1e-6 * microseconds
+        case _:
+            return 0.0
+
+
 def permute_kernel(name: str, rows: int, width: int) -> Kernel:
     """A copy of 16-bit elements that sorts runs of rows by rank, before or after an all-to-all."""
     return elementwise_kernel(name, Elementwise.PERMUTE_COPY, rows, width, 2 * rows * width * DType.BF16.bytes)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from inputs.same import Same
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
+from workloads.kernels import host_seconds
 from workloads.program import Kernel, Program, RankProgram, Segment
 from workloads.work import CollectiveWork
 
@@ -29,6 +30,8 @@ class _Columns:
     kernel_class: Ints
     stream: Ints
     segment: Ints
+    launches: Ints  # of each kernel: none where time of the host stands for those of its segment
+    host_s: NDArray[np.float64]  # time in which the host does other things than launch kernels of the program
     collectives: list[tuple[Ints, tuple[int, ...]]]  # positions, in order, of the collectives of each group
     edges: list[tuple[int, int]]
 
@@ -88,8 +91,9 @@ def lower(
     """The kernel graph of ``program``; ``classify`` prices one kernel.
 
     ``issue_s`` is the host's time per launch in eager mode (kernel i of a rank cannot start before
-    ``(i + 1) * issue_s``), None for graph launches. ``groups`` says what groups of ranks become when the
-    programs are those of representatives (:mod:`sim.shortcuts.fold`).
+    ``(i + 1) * issue_s``, and later by the time of the host that stands before it), None for graph launches.
+    ``groups`` says what groups of ranks become when the programs are those of representatives
+    (:mod:`sim.shortcuts.fold`).
     """
     tables = _Tables(classify)
     laid: dict[Same[RankProgram], _Columns] = {}
@@ -125,7 +129,7 @@ def lower(
             predecessors[after + offset] = predecessors.get(after + offset, 0) + 1
     issue_ps = None
     if issue_s is not None:
-        issue_ps = [round((i + 1) * issue_s * 1e12) for size in sizes for i in range(size)]
+        issue_ps = [moment for column in columns for moment in _issued_ps(column, issue_s)]
     return KernelGraph(
         gpus=len(columns),
         classes=tuple(tables.classes),
@@ -144,6 +148,13 @@ def lower(
         asynchronous_segments=frozenset(tables.asynchronous),
         issue_ps=issue_ps,
     )
+
+
+def _issued_ps(column: _Columns, issue_s: float) -> list[int]:
+    """When the host has launched each kernel of a rank, one after the other; its other work begins when it is due."""
+    begun_s = np.cumsum(column.host_s) - column.host_s
+    moments: list[int] = np.rint((np.cumsum(column.launches) * issue_s + begun_s) * 1e12).astype(np.int64).tolist()
+    return moments
 
 
 def _beside(kernel: KernelClass, *, joins: bool) -> KernelClass:
@@ -174,6 +185,8 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
     classes: list[Ints] = []
     streams: list[Ints] = []
     segments: list[Ints] = []
+    launches: list[Ints] = []
+    host_s: list[NDArray[np.float64]] = []
     edges: list[tuple[int, int]] = []
     groups: dict[tuple[int, ...], list[Ints]] = {}
     start = 0
@@ -189,6 +202,9 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
             classes.append(np.tile([tables.kernel(k, p) for k, p in zip(kernels, places, strict=True)], repeat))
             streams.append(np.tile(lane, repeat))
             segments.append(np.repeat(np.arange(first, first + repeat), size))
+            times_s = [host_seconds(kernel) for kernel in kernels]
+            launches.append(np.full(size * repeat, 0 if any(times_s) else 1))
+            host_s.append(np.tile(times_s, repeat))
             in_segment: dict[tuple[int, ...], list[int]] = {}
             for position, kernel in enumerate(kernels):
                 if isinstance(kernel.work, CollectiveWork):
@@ -224,6 +240,8 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
         kernel_class=np.concatenate([nothing, *classes]),
         stream=np.concatenate([nothing, *streams]),
         segment=np.concatenate([nothing, *segments]),
+        launches=np.concatenate([nothing, *launches]),
+        host_s=np.concatenate([np.empty(0), *host_s]),
         collectives=[(np.sort(np.concatenate(parts)), ranks) for ranks, parts in groups.items()],
         edges=edges,
     )

@@ -110,7 +110,7 @@ def build_video(run: VideoRun) -> Program:
     ]
     decoder: tuple[Segment, ...] = ()
     if run.video is not None:
-        phases = [Phase(name="encode text", segments=(_text(run),)), *phases]
+        phases = [Phase(name="encode text", segments=_text(run)), *phases]
         decoder = _decode(run, run.video)
     template = RankProgram(phases=(*phases, Phase(name="decode video", segments=())) if decoder else tuple(phases))
     first = RankProgram(phases=(*phases, Phase(name="decode video", segments=decoder))) if decoder else template
@@ -217,8 +217,8 @@ def _owed(one: Op, ranks: tuple[int, ...], sizes: dict[str, int]) -> Kernel:
     return exchange_kernel(exchange.name, ranks, exchange.elements(sizes), exchange.op)
 
 
-def _text(run: VideoRun) -> Segment:
-    """All prompts of the run through the text encoder, on every rank."""
+def _text(run: VideoRun) -> tuple[Segment, ...]:
+    """All prompts of the run through the text encoders, on every rank."""
     spec, width = run.spec, run.spec.text_width
     prompts = run.videos * run.branches
     rows = prompts * spec.text_tokens
@@ -232,10 +232,16 @@ def _text(run: VideoRun) -> Segment:
         _pointwise("gelu_mul", rows, spec.text_d_ff, 3),
         product_kernel("down_gemm", rows, width, spec.text_d_ff),
     )
-    if run.unfused is not None and spec.text_launches:
-        launched_s = spec.text_launches * run.unfused.launch_s
-        kernels = (*kernels, host_kernel("host", launched_s, run.unfused.id, stream=1))
-    return Segment(name="text layer", kernels=kernels, repeat=spec.text_layers)
+    pooled: tuple[Segment, ...] = ()
+    if run.unfused is not None:
+        each_s, engine = run.unfused.launch_s, run.unfused.id
+        if spec.text_launches:
+            kernels = (*kernels, host_kernel("host", spec.text_launches * each_s, engine, stream=1))
+        if spec.pooled_launches:
+            pooled = (
+                Segment(name="pooled text", kernels=(host_kernel("host", spec.pooled_launches * each_s, engine),)),
+            )
+    return (*pooled, Segment(name="text layer", kernels=kernels, repeat=spec.text_layers))
 
 
 def _decode(run: VideoRun, video: Video) -> tuple[Segment, ...]:

@@ -34,8 +34,6 @@ def build_diffusers(bench: Bench, row: Row) -> Case:
             return _linear(bench, row)
         case "diffusers_conv":
             return _convolution(bench, row)
-        case "diffusers_batched":
-            return _batched(bench, row)
         case "diffusers_image":
             image = _image(bench, row)
             return Case(launch=lambda _: image())
@@ -92,12 +90,6 @@ def _pass(bench: Bench, how: str, tokens: int, width: int) -> Launch:
         case "head_mean":
             x32 = wide(1, tokens, heads, HEAD_DIM)
             return lambda: x32.mean(-1, keepdim=True)
-        case "row_mean":
-            x32 = wide(1, tokens, width)
-            return lambda: x32.mean(-1, keepdim=True)
-        case "row_scale":
-            scale = wide(1, tokens, 1)
-            return lambda: x * scale
         case "head_scale":
             scale = wide(1, tokens, heads, 1)
             return lambda: by_head * scale
@@ -123,14 +115,6 @@ def _pass(bench: Bench, how: str, tokens: int, width: int) -> Launch:
             return lambda: out[..., 0::2].copy_(half)
         case "gelu":
             return lambda: functional.gelu(x, approximate="tanh")
-        case "tanh":
-            return lambda: torch.tanh(x)
-        case "product":
-            y = bench.randn(1, tokens, width)
-            return lambda: x * y
-        case "softmax_f32":
-            x32 = wide(1, tokens, width)
-            return lambda: functional.softmax(x32, -1)
         case "cat_tokens":
             words, image = x[:, :TEXT_TOKENS], x[:, TEXT_TOKENS:]
             words, image = words.clone(), image.clone()
@@ -143,13 +127,6 @@ def _pass(bench: Bench, how: str, tokens: int, width: int) -> Launch:
             return lambda: image.clone(memory_format=torch.contiguous_format)
         case other:
             raise HardwareError(f"the suite has no pass of diffusers '{other}'")
-
-
-def _batched(bench: Bench, row: Row) -> Case:
-    """``batch`` products of m x k by k x n at once: scores and weighted values of an attention without fusion."""
-    left = bench.randn(row["batch"], row["m"], row["k"])
-    right = bench.randn(row["batch"], row["n"], row["k"]).transpose(1, 2)
-    return Case(launch=lambda _: bench.torch.bmm(left, right))
 
 
 def _image(bench: Bench, row: Row) -> Launch:
