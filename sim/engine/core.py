@@ -64,6 +64,7 @@ class Core:
         """Attach the driver, whose resources the GPUs have by now, and put every GPU on its idle power."""
         self.driver = driver
         self._finished = driver.finished
+        self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
         for gpu in self.gpus:
             gpu.begin = self.begin
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
@@ -148,10 +149,9 @@ class Core:
         group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
         dirty.clear()
         self._solve(group, now_ps)
-        for index in group:
-            for pool in self.gpus[index].pools:
-                if pool.put_queue:
-                    pool.arm_tails(now_ps)
+        for pool in self._pools if group is self._everyone else [p for i in group for p in self.gpus[i].pools]:
+            if pool.put_queue:
+                pool.arm_tails(now_ps)
         if not self.inflight and not self.scheduled and self.left:
             arrived = {number: [e.gpu.index for e in f.entries] for number, f in self._flows.items() if f.missing}
             raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
@@ -175,16 +175,17 @@ class Core:
         gpus, recorder = self.gpus, self.recorder
         solved: list[tuple[Gpu, GpuState]] = []
         last_key: Running | None = None
-        alike = self._alike
+        alike = one_type = self._alike
         for index in group:
             gpu = gpus[index]
             if gpu.integrated_ps != now_ps:
                 self._integrate(gpu, now_ps)
             running = gpu.running
-            if len(running) > 1 and (len(running) > 2 or running[0].class_id >= running[1].class_id):
+            count = len(running)
+            if count > 1 and (count > 2 or running[0].class_id >= running[1].class_id):
                 running.sort(key=_canonical)
             key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
-            if key != last_key or not self._alike:
+            if key != last_key or not one_type:
                 alike = alike and last_key is None
                 state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
                 last_key = key
@@ -209,7 +210,9 @@ class Core:
                 if paces and flow in paces:
                     rate = paces[flow]
                 before = flow.rate
-                if (before != rate or flow.due_ps < 0) and not flow.missing:
+                if before == rate and flow.due_ps >= 0:
+                    continue
+                if not flow.missing:
                     left = flow.left
                     if before:
                         left -= before * (now_ps - flow.updated_ps)
