@@ -64,6 +64,9 @@ class Core:
         """Attach the driver, whose resources the GPUs have by now, and put every GPU on its idle power."""
         self.driver = driver
         self._finished = driver.finished
+        recorder = self.recorder
+        columns = (recorder.span_op, recorder.span_start_ps, recorder.span_end_ps, recorder.span_energy_j)
+        self._note = tuple([column.append for column in columns])
         self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
         for gpu in self.gpus:
             gpu.begin = self.begin
@@ -257,7 +260,8 @@ class Core:
     def _complete(self, flow: Flow, now_ps: int) -> None:
         self.inflight -= 1
         flow.due_ps = -1
-        recorder, finished, dirty = self.recorder, self._finished, self._dirty
+        note_op, note_start, note_end, note_energy = self._note
+        finished, dirty, gap_ps = self._finished, self._dirty, self._gap_ps
         if flow.collective >= 0:
             del self._flows[flow.collective]
             if self.between is not None:
@@ -281,12 +285,12 @@ class Core:
                 if not last:
                     continue
                 entry.energy_j, entry.start_ps = split.energy_j, split.start_ps
-            start_ps = entry.start_ps + self._gap_ps[entry.class_id]
+            start_ps = entry.start_ps + gap_ps[entry.class_id]
             op = entry.op
-            recorder.span_op.append(op)
-            recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)
-            recorder.span_end_ps.append(now_ps)
-            recorder.span_energy_j.append(entry.energy_j)
+            note_op(op)
+            note_start(start_ps if start_ps < now_ps else now_ps)
+            note_end(now_ps)
+            note_energy(entry.energy_j)
             finished(op)
             self.left -= 1
         flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
