@@ -64,9 +64,10 @@ class Core:
         """Attach the driver, whose resources the GPUs have by now, and put every GPU on its idle power."""
         self.driver = driver
         self._finished = driver.finished
-        recorder = self.recorder
-        columns = (recorder.span_op, recorder.span_start_ps, recorder.span_end_ps, recorder.span_energy_j)
-        self._note = tuple([column.append for column in columns])
+        spans = self.recorder
+        self._note = (
+            spans.span_op.append, spans.span_start_ps.append, spans.span_end_ps.append, spans.span_energy_j.append
+        )  # fmt: skip
         self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
         for gpu in self.gpus:
             gpu.begin = self.begin
