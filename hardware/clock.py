@@ -39,9 +39,9 @@ class ClockLimits:
 
     def under(self, cap_w: float) -> ClockLimits:
         """The limits under another cap: ratios kept (unmeasured below 700 W). ``inf`` takes them all away."""
-        ratio = cap_w / self.cap_w
-        if math.isinf(ratio):
+        if math.isinf(cap_w):
             return replace(self, cap_w=math.inf, fast_limit_w=math.inf, middle_limit_w=math.inf, slow_limit_w=math.inf)
+        ratio = cap_w / self.cap_w
         return replace(
             self,
             cap_w=cap_w,

@@ -21,6 +21,11 @@ def mig_profiles() -> dict[str, dict[str, dict[str, int]]]:
 def mig_slice(card: GpuSpec, profile: str) -> GpuSpec:
     """One slice of ``card``; it has no link (MIG turns peer-to-peer off), its clock and its watts are the card's."""
     known = mig_profiles().get(card.id, {})
+    if "+" in profile or "," in profile:
+        raise HardwareError(
+            f"gpu = '{card.id}:{profile}': slices of different sizes share no work, only the card's clock and watts: "
+            "run each by itself, all at one sm_clock_mhz (docs/layouts.md, Slices of one card)"
+        )
     if profile not in known:
         near = difflib.get_close_matches(profile, known, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""

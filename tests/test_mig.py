@@ -55,11 +55,19 @@ def test_two_slices_side_by_side_take_only_watts_from_each_other() -> None:
     assert two.energy_j / two.latency_s == pytest.approx(machine("h100").limits.slow_limit_w, rel=2e-3)
 
 
+def test_a_slice_without_a_cap_runs_at_its_clock() -> None:
+    free = {**PREFILL, "gpu": "h100:3g.40gb", "uncapped": True}
+    assert simulate(**free).latency_s == simulate(**free, sm_clock_mhz=1980).latency_s
+    assert simulate(**free).latency_s <= simulate(**PREFILL, gpu="h100:3g.40gb").latency_s
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"gpu": "h100:1g.10gb"}, "it has 10 GB: h100-sxm-80gb:1g.20gb holds it; or --ignore-memory"),
         ({"gpu": "h100:3g.30gb"}, "no such MIG profile: did you mean '3g.40gb'?"),
+        ({"gpu": "h100:3g.40gb+4g.40gb"}, "slices of different sizes share no work, .*: run each by itself"),
+        ({"gpu": "h100:3g.40gb,h100:4g.40gb"}, "slices of different sizes share no work"),
         ({"gpu": "h100:"}, "no such MIG profile: known are 1g.10gb"),
         ({"gpu": "h100:1g.10gb:2"}, "no such MIG profile: did you mean '1g.10gb'?"),
         ({"gpu": "l4:1g.5gb"}, "no such MIG profile: known are slices of a100-sxm-40gb"),

@@ -9,11 +9,13 @@ import pytest
 from simpy import Environment, Event
 from simpy.resources.base import BaseResource
 
+from hardware.network import Port, Streams
 from sim.engine.driver import Engine
-from sim.engine.graph import KernelGraph
+from sim.engine.graph import KernelGraph, Transit
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm, HbmShares
 from sim.engine.resources.link_port import LinkPort, LinkShares
+from sim.engine.resources.network import Crossing, Network, NetworkPort
 from sim.engine.resources.sm_pool import Blocks, SmPool
 from sim.engine.resources.stream import Stream
 from tests.engine_kit import COMPUTE, COPY, REDUCE, core_of, graph, run, spans, with_terms
@@ -117,6 +119,43 @@ def test_a_slower_port_changes_the_timeline() -> None:
         engine.core.gpus[0].port = LinkPort(engine.env, LinkShares(bytes_per_s=4e10), paced=True)
 
     assert [end for *_, end in changed(g, slower)] == [50.0, 50.0]
+
+
+class FirstThrough(NetworkPort):
+    """A port that lets one transfer through before the others."""
+
+    def _do_put(self, event: Crossing) -> bool:
+        if not event.decided:
+            event.go(max(1.0, min(event.demand, self.left)))
+        return True
+
+
+def test_a_network_port_of_another_rate_or_rule_changes_the_timeline() -> None:
+    port = Port(name="leaf0 to spine0", tier="leaf", bytes_per_s=1e11)
+    streams = Streams(crossing=((port, 1.0),), of_rank=1, switches=0)
+    sums = [
+        replace(
+            with_terms(REDUCE, link_bytes=0.0, floor_s=1e-5),
+            name=name,
+            transit=Transit(ranks=(0, 1), streams=streams, stream_bytes=1e6),
+        )
+        for name in ("first", "second")
+    ]
+    g = graph(*((gpu, [(sums[number], number)]) for number in (0, 1) for gpu in (0, 1)))
+
+    def ends(kind: type[NetworkPort] | None = None, bytes_per_s: float = 1e11) -> dict[str, float]:
+        def other(engine: Engine) -> None:
+            assert engine.core.between is not None
+            if kind is not None:
+                engine.core.between.network.ports[port] = kind(
+                    engine.env, Port(name=port.name, tier="leaf", bytes_per_s=bytes_per_s)
+                )
+
+        return {name: end for name, *_, end in changed(g, other)}
+
+    assert ends() == {"first": 20.0, "second": 20.0}
+    assert ends(NetworkPort, 5e10) == {"first": 40.0, "second": 40.0}
+    assert ends(FirstThrough) == pytest.approx({"first": 10.0, "second": 20.0}, abs=1e-3)
 
 
 def test_one_copy_engine_does_one_copy_after_the_other() -> None:
@@ -223,7 +262,7 @@ def test_kernels_queue_as_simpy_events_in_simpy_queues() -> None:
 
     changed(graph((0, [COMPUTE, COMPUTE]), (0, [COMPUTE])), watch)
     assert seen == [(0, 2), (10_000_000, 2), (20_000_000, 1)]
-    for kind in (SmPool, CopyEngine, Hbm, LinkPort, Stream):
+    for kind in (SmPool, CopyEngine, Hbm, LinkPort, Stream, Network, NetworkPort):
         for name in ("_do_put", "_do_get"):
             assert issubclass(kind, BaseResource) and getattr(kind, name) is not getattr(BaseResource, name)
 

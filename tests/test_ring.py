@@ -133,6 +133,7 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert points["striped"]["speedup"] > 1.1 and points["contiguous"]["speedup"] == 1.0
     waiting, working = points["contiguous"]["power_w_per_gpu"]
     assert waiting < 0.8 * working
+    assert all(0 < p["events_kernels"] == p["kernels"] for p in points.values())
     main(["ring", "--world", "2", "--seq-lens", "16384", "--json", "--backward"])
     back = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
     assert 2.7 < back["striped"]["latency_s"] / points["striped"]["latency_s"] < 3.0  # public tables: 2.8 to 2.9
@@ -151,6 +152,7 @@ def test_the_ring_command_with_a_model(capsys: pytest.CaptureFixture[str]) -> No
     for phase in ("prefill", "train"):
         main(["ring", "--model", "llama-1b", "--phase", phase, "--world", "2", "--seq-lens", "16384", "--json"])
         found[phase] = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
+    assert all(0 < p["events_kernels"] == p["kernels"] for points in found.values() for p in points.values())
     assert found["prefill"]["contiguous"]["speedup"] == 1.0 < found["prefill"]["striped"]["speedup"]
     # Three prefills, 3.85 of attention.
     assert 3.0 < found["train"]["zigzag"]["latency_s"] / found["prefill"]["zigzag"]["latency_s"] < 3.85

@@ -19,11 +19,6 @@ class Placement:
     ranks: tuple[tuple[int, ...], ...]
 
     @property
-    def slots_per_rank(self) -> int:
-        """Expert weights that a rank holds."""
-        return len(self.ranks[0])
-
-    @property
     def shares(self) -> Floats:
         """Share of each expert's rows (rows of the array) that each rank (columns) gets."""
         table = np.zeros((1 + max(expert for rank in self.ranks for expert in rank), len(self.ranks)))

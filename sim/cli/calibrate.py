@@ -11,7 +11,7 @@ import click
 
 from sim.cli.help import complete_gpu
 from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
-from sim.cli.waiting import told
+from sim.cli.waiting import in_words
 
 # Records that a core fits and predicts a second: the 1,627 shipped ones in 229 s.
 ROWS_PER_S = 7.0
@@ -93,9 +93,9 @@ def command(
     assert spec is not None
     begun, rows_given = monotonic(), sum(1 for path in record_files(sources) for _ in read_records(path))
     say = partial(click.echo, err=True)
-    say(f"fitting {rows_given:,} records on one core: {told(rows_given / ROWS_PER_S)}")
+    say(f"fitting {rows_given:,} records on one core: {in_words(rows_given / ROWS_PER_S)}")
     profile = fit_records(sources, spec)
-    say(f"fitted in {told(monotonic() - begun)}; now predicting them")
+    say(f"fitted in {in_words(monotonic() - begun)}; now predicting them")
     path = out or Path(f"{spec.id}.json")
     write_atomically(path, dump_profile(profile).encode())
     rows = validate(record_files(sources), profile=path)

@@ -10,10 +10,10 @@ from time import monotonic
 FIRST_S = 5.0
 
 
-def told(seconds: float) -> str:
+def in_words(seconds: float) -> str:
     """A wait in words, as far as somebody who waits cares.
 
-    >>> told(4.2), told(170)
+    >>> in_words(4.2), in_words(170)
     ('4 s', '3 minutes')
     """
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
@@ -45,5 +45,5 @@ class TimeLeft:
         passed_s, new = now_s - self.begun_s, done - self.before
         if self.due and passed_s >= FIRST_S and new > 0 and done < self.total:
             self.due = False
-            left = told(passed_s / new * (self.total - done))
-            self.say(f"{self.what}: {done:,} of {self.total:,} in {told(passed_s)}, the others take about {left}")
+            left = in_words(passed_s / new * (self.total - done))
+            self.say(f"{self.what}: {done:,} of {self.total:,} in {in_words(passed_s)}, the others take about {left}")

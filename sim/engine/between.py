@@ -70,7 +70,7 @@ def ports_of(classes: Iterable[KernelClass]) -> list[Port]:
     return list(dict.fromkeys(port for transit in transits for port, _ in transit.streams.crossing))
 
 
-def crowded(kinds: Iterable[tuple[object, KernelClass]]) -> list[tuple[Port, list[Transit]]]:
+def overloaded_ports(kinds: Iterable[tuple[object, KernelClass]]) -> list[tuple[Port, list[Transit]]]:
     """Ports that cannot carry all at once; kinds of one key run one after another, at their price or slower."""
     most: defaultdict[Port, dict[object, tuple[float, Transit]]] = defaultdict(dict)
     for key, cls in kinds:

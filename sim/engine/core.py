@@ -64,6 +64,11 @@ class Core:
         """Attach the driver, whose resources the GPUs have by now, and put every GPU on its idle power."""
         self.driver = driver
         self._finished = driver.finished
+        spans = self.recorder
+        self._note = (
+            spans.span_op.append, spans.span_start_ps.append, spans.span_end_ps.append, spans.span_energy_j.append
+        )  # fmt: skip
+        self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
         for gpu in self.gpus:
             gpu.begin = self.begin
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
@@ -148,10 +153,9 @@ class Core:
         group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
         dirty.clear()
         self._solve(group, now_ps)
-        for index in group:
-            for pool in self.gpus[index].pools:
-                if pool.put_queue:
-                    pool.arm_tails(now_ps)
+        for pool in self._pools if group is self._everyone else [p for i in group for p in self.gpus[i].pools]:
+            if pool.put_queue:
+                pool.arm_tails(now_ps)
         if not self.inflight and not self.scheduled and self.left:
             arrived = {number: [e.gpu.index for e in f.entries] for number, f in self._flows.items() if f.missing}
             raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
@@ -175,16 +179,17 @@ class Core:
         gpus, recorder = self.gpus, self.recorder
         solved: list[tuple[Gpu, GpuState]] = []
         last_key: Running | None = None
-        alike = self._alike
+        alike = one_type = self._alike
         for index in group:
             gpu = gpus[index]
             if gpu.integrated_ps != now_ps:
                 self._integrate(gpu, now_ps)
             running = gpu.running
-            if len(running) > 1 and (len(running) > 2 or running[0].class_id >= running[1].class_id):
+            count = len(running)
+            if count > 1 and (count > 2 or running[0].class_id >= running[1].class_id):
                 running.sort(key=_canonical)
             key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
-            if key != last_key or not self._alike:
+            if key != last_key or not one_type:
                 alike = alike and last_key is None
                 state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
                 last_key = key
@@ -209,7 +214,9 @@ class Core:
                 if paces and flow in paces:
                     rate = paces[flow]
                 before = flow.rate
-                if (before != rate or flow.due_ps < 0) and not flow.missing:
+                if before == rate and flow.due_ps >= 0:
+                    continue
+                if not flow.missing:
                     left = flow.left
                     if before:
                         left -= before * (now_ps - flow.updated_ps)
@@ -254,7 +261,8 @@ class Core:
     def _complete(self, flow: Flow, now_ps: int) -> None:
         self.inflight -= 1
         flow.due_ps = -1
-        recorder, finished, dirty = self.recorder, self._finished, self._dirty
+        note_op, note_start, note_end, note_energy = self._note
+        finished, dirty, gap_ps = self._finished, self._dirty, self._gap_ps
         if flow.collective >= 0:
             del self._flows[flow.collective]
             if self.between is not None:
@@ -278,12 +286,12 @@ class Core:
                 if not last:
                     continue
                 entry.energy_j, entry.start_ps = split.energy_j, split.start_ps
-            start_ps = entry.start_ps + self._gap_ps[entry.class_id]
+            start_ps = entry.start_ps + gap_ps[entry.class_id]
             op = entry.op
-            recorder.span_op.append(op)
-            recorder.span_start_ps.append(start_ps if start_ps < now_ps else now_ps)
-            recorder.span_end_ps.append(now_ps)
-            recorder.span_energy_j.append(entry.energy_j)
+            note_op(op)
+            note_start(start_ps if start_ps < now_ps else now_ps)
+            note_end(now_ps)
+            note_energy(entry.energy_j)
             finished(op)
             self.left -= 1
         flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off

@@ -88,7 +88,7 @@ class Entry(Blocks):
         else:
             list.append(queue, self)  # type: ignore[arg-type]  # SimPy's queue is a list
         if not pool.asked:
-            pool._trigger_put(None)
+            pool.rounds.ask(pool)
 
     def succeed(self, value: Any = None) -> Self:
         """What SimPy does."""

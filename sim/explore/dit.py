@@ -40,6 +40,8 @@ class VideoPoint:
     reuse_cache_bytes: int
     status: str
     status_reasons: tuple[str, ...]
+    kernels: int
+    events_kernels: int  # that SimPy ran; the others are derived
 
 
 def video_points(
@@ -71,6 +73,8 @@ def video_points(
                 speedup=plain_s / run.latency_s,
                 status=run.standing.status,
                 status_reasons=run.standing.reasons,
+                kernels=run.outcome.kernels,
+                events_kernels=run.outcome.events_kernels,
                 **about,
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sim.result.status import Standing, standing_of_kind
 from sim.run.repetition import run_program, seen
@@ -26,9 +26,19 @@ class RingPoint:
     speedup: float
     status: str
     status_reasons: tuple[str, ...]
+    kernels: int
+    events_kernels: int  # that SimPy ran; the others are derived
 
 
-Outcome = tuple[float, float, tuple[float, ...], Standing]  # seconds, joules of all GPUs, watts of each, the status
+class Outcome(NamedTuple):
+    """What one layout came to: seconds, joules of all GPUs, watts of each, its status, and how it was worked out."""
+
+    latency_s: float
+    energy_j: float
+    power_w_per_gpu: tuple[float, ...]
+    standing: Standing
+    kernels: int
+    events_kernels: int
 
 
 def ring_points(gpu: str, attention: RingAttention, *, world: int, seq_lens: Sequence[int]) -> Iterator[RingPoint]:
@@ -37,10 +47,13 @@ def ring_points(gpu: str, attention: RingAttention, *, world: int, seq_lens: Seq
 
     def outcome(layout: RingLayout, seq_len: int) -> Outcome:
         program = build_ring(layout, attention, ranks=world, seq_len=seq_len)
-        found = seen(*run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s))
+        records, core = run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s)
+        found = seen(records, core)
         assert found.latency_s is not None and found.energy_j is not None and found.power_w is not None
         asked = ring_kind(target.gpu.id, layout, attention, world=world, seq_len=seq_len)
-        return found.latency_s, found.energy_j, tuple(found.power_w), standing_of_kind(asked, target)
+        kernels = core.graph.kernels
+        standing = standing_of_kind(asked, target)
+        return Outcome(found.latency_s, found.energy_j, tuple(found.power_w), standing, kernels, kernels)
 
     return _points(seq_lens, outcome)
 
@@ -68,7 +81,10 @@ def model_points(
             ignore_memory=ignore_memory,
             optimizer="none" if phase == "train" else "adamw",  # the same for every layout
         )
-        return run.latency_s, run.energy_j, tuple(run.power_w_per_gpu), run.standing
+        return Outcome(
+            run.latency_s, run.energy_j, tuple(run.power_w_per_gpu), run.standing, run.outcome.kernels,
+            run.outcome.events_kernels,
+        )  # fmt: skip
 
     return _points(seq_lens, outcome)
 
@@ -77,15 +93,17 @@ def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], Outcom
     for seq_len in seq_lens:
         contiguous_s = 0.0
         for layout in LAYOUTS:
-            latency_s, energy_j, power_w_per_gpu, rests_on = outcome(layout, seq_len)
-            contiguous_s = contiguous_s or latency_s
+            found = outcome(layout, seq_len)
+            contiguous_s = contiguous_s or found.latency_s
             yield RingPoint(
                 layout=layout,
                 seq_len=seq_len,
-                latency_s=latency_s,
-                energy_j=energy_j,
-                power_w_per_gpu=power_w_per_gpu,
-                speedup=contiguous_s / latency_s,
-                status=rests_on.status,
-                status_reasons=rests_on.reasons,
+                latency_s=found.latency_s,
+                energy_j=found.energy_j,
+                power_w_per_gpu=found.power_w_per_gpu,
+                speedup=contiguous_s / found.latency_s,
+                status=found.standing.status,
+                status_reasons=found.standing.reasons,
+                kernels=found.kernels,
+                events_kernels=found.events_kernels,
             )

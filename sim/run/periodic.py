@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from hardware.clock import ClockLimits
 from sim.engine.repeating import SteadyLimiter
-from sim.engine.running import GpuModel, HeldClock
+from sim.engine.running import HeldClock
 from sim.errors import ScenarioError
+from sim.run.clock_search import ClockSearch, SearchRule
 from sim.run.steady import mean_w, seconds_of
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, play_governed
 
@@ -28,8 +28,7 @@ AGREE, BELOW, ABOVE = 1e-3, 1.5e-3, 2e-4
 MOST_REPETITIONS, MOST_CLOCKS = 60, 24
 # After so many repetitions those that swing from one to the next are damped.
 FREE_REPETITIONS = 8
-# Clocks tried lie on this grid, the next one no further from the last than this ratio.
-GRID_HZ, MOST_CHANGE = 0.25e6, 1.1
+RULE = SearchRule(grid_hz=0.25e6, below=BELOW, above=ABOVE, most_change=1.1)
 
 
 def needs_time(parts: Sequence[RepeatedPiece], limits: ClockLimits) -> bool:
@@ -82,11 +81,14 @@ def periodic(
     """
     gpu = sequence[0].piece.model.gpu
     limiter = SteadyLimiter(limits, held, mean_w(parts), seconds_of(parts))
-    searches = [_Clock(gpu, limits.slow_limit_w, clock.clock_hz) for clock in held]
+    beyond = math.ceil((gpu.max_clock_hz - gpu.min_clock_hz) / RULE.grid_hz) + 1
+    searches = [ClockSearch(gpu, limits.slow_limit_w, RULE, first_hz=clock.clock_hz, high=beyond) for clock in held]
     for _ in range(MOST_CLOCKS):
         before, means = _repeat(sequence, limiter)
-        steps = [search.learn(power) for search, power in zip(searches, means, strict=True)]
-        if not any(steps):
+        tried = [search.step for search in searches]
+        for search, power in zip(searches, means, strict=True):
+            search.learn(power)
+        if [search.step for search in searches] == tried:
             return before
         limiter.hold([search.clock_hz for search in searches])
     raise _unsettled(f"no clock among {MOST_CLOCKS} holds {limits.slow_limit_w:.0f} W")
@@ -117,32 +119,3 @@ def _repeat(sequence: Sequence[Repeated], limiter: SteadyLimiter) -> tuple[Stead
         if repetition > FREE_REPETITIONS:
             limiter.halve(before)
     raise _unsettled(f"no two of {MOST_REPETITIONS} repetitions agree")
-
-
-@dataclass(slots=True)
-class _Clock:
-    """One GPU's search for the highest clock whose power is within the limit."""
-
-    gpu: GpuModel
-    limit_w: float
-    clock_hz: float
-    seen: list[tuple[float, float]] = field(default_factory=list)
-
-    def learn(self, power_w: float) -> bool:
-        """The power at the present clock; False where it will do, or else the clock has moved."""
-        over = power_w / self.limit_w - 1.0
-        at_end = self.clock_hz >= self.gpu.max_clock_hz if over < 0.0 else self.clock_hz <= self.gpu.min_clock_hz
-        if -BELOW <= over <= ABOVE or at_end:
-            return False
-        exponent = 2.0  # of power over clock
-        if self.seen:
-            hz, watts = self.seen[-1]
-            moved = math.log(self.clock_hz / hz)
-            if moved:
-                exponent = min(max(math.log(power_w / watts) / moved, 0.2), 4.0)
-        self.seen.append((self.clock_hz, power_w))
-        aim_w = self.limit_w * (1.0 + 0.5 * (ABOVE - BELOW))
-        change = min(max((aim_w / power_w) ** (1.0 / exponent), 1.0 / MOST_CHANGE), MOST_CHANGE)
-        clock_hz = round(self.clock_hz * change / GRID_HZ) * GRID_HZ
-        self.clock_hz = min(max(clock_hz, self.gpu.min_clock_hz), self.gpu.max_clock_hz)
-        return True

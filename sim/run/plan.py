@@ -20,7 +20,7 @@ from hardware.profile import Profile
 from inputs.same import Same
 from sim.build.cost import Pricer, drawn
 from sim.build.lower import Classify, lower
-from sim.engine.between import crowded
+from sim.engine.between import overloaded_ports
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.running import GpuModel
@@ -82,7 +82,7 @@ class Work:
         """Classes of equal ranks, or :class:`FoldError`: one of equal groups cannot slow the others down."""
         found = fold(self.program, self.classify)
         kinds = [((cls.transit.ranks, stream), cls) for stream, cls in self._between_nodes() if cls.transit]
-        for port, transits in crowded(kinds):
+        for port, transits in overloaded_ports(kinds):
             images = Counter(found.groups[ranks] for ranks in {transit.ranks for transit in transits})
             if max(images.values()) > 1:
                 raise FoldError(f"equal groups of ranks crowd '{port.name}' of the network: each is simulated")

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, HeldClock
-from sim.shortcuts.clocks import CLOCK_GRID_HZ, clock_of, top_step
+from sim.run.clock_search import ClockSearch, SearchRule, look
+from sim.shortcuts.clocks import CLOCK_GRID_HZ, top_step
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, mean_w_at, play_governed
 
-# Points of the grid that a search leaps while its ends are far apart.
-COARSE = 10
+# Coarse steps first: clocks that other caps and scenarios have met too, and several GPUs move each other's power.
+RULE = SearchRule(grid_hz=CLOCK_GRID_HZ, coarse=10)
 # Where a search begins, of the maximum clock: near where big products settle on an H100 at its TDP.
 FIRST_SHARE = 0.73
 # GPUs that wait for each other move each other's power: so often is what was found looked at again, and what is too
@@ -68,16 +69,17 @@ def held_clocks(
     found = [model.max_clock_hz] * gpus
     if math.isinf(limits.slow_limit_w):
         return found
-    searches = [_ClockSearch(limits.slow_limit_w, model) for _ in range(gpus)]
+    first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
+    searches = [ClockSearch(model, limits.slow_limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]
     if slow_top:
-        _look(searches, at)  # at the top the fast limiter acts too
-    if any(search.low for search in searches) or not searches[0].seen:
+        look(searches, at)  # at the top the fast limiter acts too
+    if not slow_top or any(search.low for search in searches):
         for search, power in zip(searches, at(found), strict=True):
             search.high_w = power if search.high_w == math.inf else search.high_w
     if any(search.high_w > limits.slow_limit_w for search in searches):
-        while any(search.high - search.low > 1 for search in searches):
-            _look(searches, at)
-        found = [search.clock_hz(search.low) for search in searches]
+        while not all(search.settled for search in searches):
+            look(searches, at)
+        found = [search.clock_hz for search in searches]
         for _ in range(MOST_TRIMS):
             over = [max(0.0, power / limits.slow_limit_w - 1.0 - POWER_SLACK) for power in at(found)]
             if not any(over):
@@ -86,57 +88,3 @@ def held_clocks(
             less = [math.ceil(excess * hz / 3.0 / CLOCK_GRID_HZ) for hz, excess in zip(found, over, strict=True)]
             found = [max(model.min_clock_hz, hz - n * CLOCK_GRID_HZ) for hz, n in zip(found, less, strict=True)]
     return found
-
-
-def _look(searches: Sequence[_ClockSearch], at: Callable[[list[float]], list[float]]) -> None:
-    """One more point of each GPU's search."""
-    steps = [search.guess() for search in searches]
-    clocks_hz = [search.clock_hz(step) for search, step in zip(searches, steps, strict=True)]
-    for search, step, power in zip(searches, steps, at(clocks_hz), strict=True):
-        search.learn(step, power)
-
-
-class _ClockSearch:
-    """One GPU's clock, in steps of the grid: by the power law from the last one seen, then by false position; halves
-    where that does not help. Coarse steps first: several GPUs move each other's power meanwhile."""
-
-    def __init__(self, limit_w: float, gpu: GpuModel) -> None:
-        self.limit_w, self.gpu = limit_w, gpu
-        self.low, self.low_w = 0, 0.0
-        self.high, self.high_w = top_step(gpu), math.inf
-        # Near the top the fast limit holds power down, so that its fall says little.
-        self.next = self._step(FIRST_SHARE * gpu.max_clock_hz)
-        self.seen = 0
-        self.same_end = 0  # how often in a row the same end has moved, and which
-
-    def clock_hz(self, step: int) -> float:
-        """The clock of a step."""
-        return clock_of(self.gpu, step)
-
-    def _step(self, clock_hz: float) -> int:
-        return int((clock_hz - self.gpu.min_clock_hz) / CLOCK_GRID_HZ)
-
-    def guess(self) -> int:
-        """The next step to look at, between the ends."""
-        down, up = self.low, self.high
-        if self.seen < 2 or not down:
-            step = self.next
-        elif abs(self.same_end) < 3 and self.high_w > self.limit_w:
-            step = down + int((self.limit_w - self.low_w) / (self.high_w - self.low_w) * (up - down))
-        else:
-            step = (down + up) // 2
-        if up - down > 4 * COARSE:
-            step -= step % COARSE  # a clock that other caps and scenarios have met too
-        return min(max(step, down + 1), max(up - 1, down))
-
-    def learn(self, step: int, power_w: float) -> None:
-        """The mean power at ``step``."""
-        # With pauses and idle power in it, power goes with about the square of the clock.
-        self.next = self._step(self.clock_hz(step) * math.sqrt(self.limit_w / power_w))
-        if power_w <= self.limit_w:
-            self.low, self.low_w = step, power_w
-            self.same_end = max(self.same_end, 0) + 1 if self.seen else 0
-        else:
-            self.high, self.high_w = max(step, self.low + 1), power_w
-            self.same_end = min(self.same_end, 0) - 1 if self.seen else 0
-        self.seen += 1

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware.laws.terms import wanted_sms
-from sim.engine.between import crowded
+from sim.engine.between import overloaded_ports
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
@@ -39,7 +39,7 @@ def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
         and graph.issue_ps is None
         and not graph.predecessor_count
         and all(not c.lead_s and wanted_sms(c.terms, sms) <= room for c in graph.classes)
-        and not crowded((c.transit.ranks, c) for c in graph.classes if c.transit is not None)
+        and not overloaded_ports((c.transit.ranks, c) for c in graph.classes if c.transit is not None)
     )
 
 

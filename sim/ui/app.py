@@ -135,7 +135,7 @@ def _callbacks(app: Dash) -> None:
         drawn = {f"timeline-{ids[0]['side']}": found.timeline, f"roofline-{ids[0]['side']}": found.roofline}
         end = form.ending(found, trace)
         held, note = form.memory(found.memory), found.timeline_note
-        return form.told(found), drawn, held, note, end, found.figures, "outputs"
+        return form.headline(found), drawn, held, note, end, found.figures, "outputs"
 
     @app.callback(Output("difference", "children"), Input({"side": ALL, "store": "figures"}, "data"))
     def compared(figures: list[Any]) -> Any:

@@ -115,7 +115,7 @@ def _options(name: str) -> list[str] | None:
             return None
 
 
-def told(found: Answer) -> Any:
+def headline(found: Answer) -> Any:
     """Title and headline figures."""
     return [html.H3(found.title), html.Div([_tile(*tile) for tile in found.tiles], className="tiles")]
 

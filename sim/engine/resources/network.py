@@ -28,7 +28,7 @@ from simpy.core import Environment
 from simpy.resources.base import BaseResource
 
 from hardware.network import Port
-from sim.engine.resources.arbitration import Ask, Give, Moving, Rounds, fire
+from sim.engine.resources.arbitration import Ask, Give, Moving, Rounds, fire, offer
 from sim.engine.resources.bandwidth import DONE
 
 Streams = Sequence[tuple[Port, float]]
@@ -45,6 +45,7 @@ class Crossing(Ask):
         self.streams = [(network.port(port), count) for port, count in streams]
         self.demand = demand
         self.rate = 0.0
+        self.decided = False  # while shares are divided
         self.since = network._env.now
         for port, _ in self.streams:
             port.put_queue.append(self)
@@ -56,10 +57,16 @@ class Crossing(Ask):
         self.since = now
         return self.left <= DONE * self.size
 
+    def go(self, rate: float) -> None:
+        """From now on at ``rate``, which all ports take in."""
+        self.rate, self.decided = rate, True
+        for port, count in self.streams:
+            port.decide(count, rate)
+
     def leave(self) -> None:
-        """Leave the ports' queues."""
+        """Leave the ports."""
         for port, _ in self.streams:
-            port.put_queue.remove(self)
+            port._do_get(self)
 
 
 class End(Give):
@@ -71,16 +78,19 @@ class End(Give):
 
 
 class NetworkPort(BaseResource[Any, Any]):
-    """One port: while shares are divided, what its decided streams leave, and how many are not decided yet."""
+    """One port: the transfers that cross it stand in its queue, and it decides the rates of those that it holds up.
+
+    While shares are divided it knows what its decided streams leave, and how many are not decided yet.
+    """
 
     def __init__(self, env: Environment, port: Port) -> None:
         super().__init__(env, port.bytes_per_s)
         self.port = port
-        self.left, self.open_ = port.bytes_per_s, 0.0
+        self.left, self.open_, self.rate = port.bytes_per_s, 0.0, 0.0
 
-    def begin(self, open_: float) -> None:
-        """Begin to divide: ``open_`` streams want to cross."""
-        self.left, self.open_ = self.port.bytes_per_s, open_
+    def begin(self) -> None:
+        """Begin to divide: nothing is decided."""
+        self.left, self.open_ = self.port.bytes_per_s, 0.0
 
     @property
     def level(self) -> float:
@@ -91,6 +101,22 @@ class NetworkPort(BaseResource[Any, Any]):
         """So many of the open streams go at ``rate``."""
         self.left -= count * rate
         self.open_ -= count
+
+    def fill(self, rate: float) -> None:
+        """This port is full once its open streams go at ``rate``: offer them to ``_do_put``."""
+        self.rate = rate
+        offer(self, None)
+
+    def _do_put(self, event: Crossing) -> bool:
+        """Let a transfer whose rate no tighter port has decided go at this one's; it stays in the queue."""
+        if not event.decided:
+            event.go(self.rate)
+        return True
+
+    def _do_get(self, event: Crossing) -> bool:
+        """Take a transfer out of the queue."""
+        self.put_queue.remove(event)
+        return True
 
 
 class Network(Moving):
@@ -116,23 +142,21 @@ class Network(Moving):
 
     def divide(self) -> None:
         """Give every transfer that is on its way its max-min rate (progressive filling)."""
-        ports = self.ports.values()
-        for port in ports:
-            port.begin(0.0)
+        for port in self.ports.values():
+            port.begin()
         open_: list[Crossing] = list(self.put_queue)
         for one in open_:
+            one.decided = False
             for port, count in one.streams:
                 port.open_ += count
         while open_:
-            level = min(port.level for one in open_ for port, _ in one.streams)
-            decided = [one for one in open_ if one.demand <= level]
-            decided = decided or [one for one in open_ if any(port.level <= level for port, _ in one.streams)]
-            for one in decided:
-                one.rate = min(one.demand, level)
-            for one in decided:
-                for port, count in one.streams:
-                    port.decide(count, one.rate)
-            open_ = [one for one in open_ if one not in decided]
+            ports = dict.fromkeys(port for one in open_ for port, _ in one.streams)
+            level = min(port.level for port in ports)
+            for one in (modest := [one for one in open_ if one.demand <= level]):
+                one.go(one.demand)
+            for port in [] if modest else [port for port in ports if port.level <= level]:
+                port.fill(level)
+            open_ = [one for one in open_ if not one.decided]
 
     def _do_put(self, event: Crossing) -> bool:
         """Let a transfer move on, and fire it when all its bytes have moved."""

@@ -95,7 +95,8 @@ class Stream(BaseResource[Launch, Turn]):
     def end(self) -> None:
         """The kernel whose turn it was has ended."""
         self.busy = False
-        self._trigger_get(None)
+        if self.waiting:
+            self._trigger_get(None)
 
     def _do_put(self, event: Launch) -> bool:
         """Take launched kernels in, if there is room (a launch of more than there can ever be: when nobody waits)."""

@@ -130,8 +130,10 @@ class Split:
         """Take in a part that has ended; True of the last one."""
         self.parts -= 1
         self.begun.remove(part)
+        if not self.parts:
+            return True
         self.dealing = self.dealing._replace(fetched=self.dealing.fetched - part.part.fetched)
-        return not self.parts
+        return False
 
 
 def split_of(blocks: BlockRequest) -> Split:
