@@ -45,6 +45,13 @@ def _last(within: list[Any], one: Any, end: int) -> int:
     return max(place for place, entry in enumerate(within[:end]) if entry == one)
 
 
+def _split(text: Any) -> list[str]:
+    """Entries of a list that a file writes as one text, between commas."""
+    if not isinstance(text, str):
+        raise TypeError(f"{str(text)[:30]!r} is no text")
+    return [one.strip() for one in text.split(",")]
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
@@ -55,6 +62,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "count": _count,
     "of_layer": _of_layer,
     "last": _last,
+    "split": _split,
 }
 _LONGEST = 400
 
