@@ -59,7 +59,7 @@ def test_code_of_the_model_s_own_may_name_its_backbone_freely() -> None:
     config = MORE["exaone-3.5-7.8b"]["config"]
     head = {"AutoModelForCausalLM": "modeling_x.ExaoneForCausalLM"}
     assert read(config | {"auto_map": head | {"AutoModel": "modeling_x.Backbone"}}) == read(config)
-    with pytest.raises(WorkloadError, match="auto_map = 'modeling_y.Backbone'"):
+    with pytest.raises(WorkloadError, match="auto_map"):
         read(config | {"auto_map": head | {"AutoModel": "modeling_y.Backbone"}})
 
 
@@ -91,11 +91,7 @@ def test_llama_vision_attends_to_its_image_in_every_fifth_layer() -> None:
 def test_step3_reads_which_layers_have_experts_from_a_text() -> None:
     config = MORE["step3"]["config"]
     model = read(config)
-    assert (
-        sum(
-            len(run) for _, block, run in model.layer_groups(range(61)) if any(n.name == "experts" for n in block.nodes)
-        )
-        == 56
-    )
+    groups = model.layer_groups(range(61))
+    assert sum(len(run) for _, block, run in groups if "experts" in [one.name for one in block.nodes]) == 56
     fewer = config | {"text_config": config["text_config"] | {"moe_layers_enum": "4, 5,6"}}
     assert facts(read(fewer))["parameters"] < 0.2 * facts(model)["parameters"]
