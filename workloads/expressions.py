@@ -52,6 +52,14 @@ def _split(text: Any) -> list[str]:
     return [one.strip() for one in text.split(",")]
 
 
+def _get(table: Any, key: str, otherwise: Any) -> Any:
+    """An entry of a table inside the configuration, or what its absence means."""
+    if table is not None and not isinstance(table, dict):
+        raise TypeError(f"{str(table)[:30]!r} is no table")
+    value = None if table is None else table.get(key)
+    return otherwise if value is None else value
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
@@ -63,6 +71,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "of_layer": _of_layer,
     "last": _last,
     "split": _split,
+    "get": _get,
 }
 _LONGEST = 400
 
