@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.family_configs import QWEN3_NEXT
 from tests.test_workloads_families import kernels, read
 from workloads import Layout, Options, WorkloadError, build_program
 from workloads.memory import MemoryLoad, memory_need
@@ -95,3 +96,16 @@ def test_step3_reads_which_layers_have_experts_from_a_text() -> None:
     assert sum(len(run) for _, block, run in groups if "experts" in [one.name for one in block.nodes]) == 56
     fewer = config | {"text_config": config["text_config"] | {"moe_layers_enum": "4, 5,6"}}
     assert facts(read(fewer))["parameters"] < 0.2 * facts(model)["parameters"]
+
+
+def test_a_list_may_leave_out_one_product_of_a_linear_attention() -> None:
+    """Qwen3-Next FP8 keeps the product of steps and decays in 16 bit, and stores the others of the mixer in 8."""
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    whole = facts(read(QWEN3_NEXT | {"quantization_config": blocks}))["weight_bytes"]
+    names = [f"model.layers.{i}.linear_attn.{part}" for i in range(48) if (i + 1) % 4
+             for part in ("in_proj_ba", "conv1d", "norm")]  # fmt: skip
+    kept = facts(read(QWEN3_NEXT | {"quantization_config": blocks | {"modules_to_not_convert": names}}))["weight_bytes"]
+    assert kept - whole == pytest.approx(36 * 2048 * 2 * 32, rel=0.001)  # a byte more for each of 36 layers' 2 x 32 rows
+    names = [name.replace("in_proj_ba", "in_proj_qkvz") for name in names if name.endswith("in_proj_ba")]
+    wide = facts(read(QWEN3_NEXT | {"quantization_config": blocks | {"modules_to_not_convert": names}}))["weight_bytes"]
+    assert wide - whole == pytest.approx(36 * 2048 * (2 * 4096 + 2 * 2048), rel=0.001)
