@@ -47,6 +47,23 @@ def test_a_key_that_nobody_has_read_is_refused(name: str) -> None:
                 read(config | {part: config[part] | {"kernel_of_tomorrow": 3}})
 
 
+@pytest.mark.parametrize(
+    ("name", "part"), [("dbrx", "attn_config"), ("llama-3.2-11b-vision", "vision_config"), ("dbrx", "ffn_config")]
+)
+def test_a_key_inside_a_table_that_nobody_has_read_is_refused(name: str, part: str) -> None:
+    config = MORE[name]["config"]
+    with pytest.raises(WorkloadError, match=f"{part}: key 'window_of_tomorrow' = 7 is not understood"):
+        read(config | {part: config[part] | {"window_of_tomorrow": 7}})
+    with pytest.raises(WorkloadError, match=f"{part} = 7: give a table"):
+        read(config | {part: 7})
+
+
+def test_a_model_type_inside_that_is_no_text_is_one_line() -> None:
+    config = MORE["aya-vision-8b"]["config"]
+    with pytest.raises(WorkloadError, match=r"text_config: model_type = \[1, 2\]: give a text"):
+        read(config | {"text_config": config["text_config"] | {"model_type": [1, 2]}})
+
+
 def test_endings_that_change_nothing_need_no_family() -> None:
     """Dropout and numbers of special tokens, under any name; a key of another ending is still refused."""
     config = MORE["exaone-3.5-7.8b"]["config"]

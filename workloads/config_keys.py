@@ -104,3 +104,15 @@ def _check_classes(data: Mapping[str, Any], kind: str, family: Family, where: st
             raise WorkloadError(
                 f"{where}: auto_map = {shown(name)}: code of the model's own: model_type '{kind}' is priced as {known}"
             )
+
+
+def check_nested(part: Any, known: list[str], where: str) -> None:
+    """Refuse a key of a table inside the configuration that nobody has read."""
+    if part is not None and not isinstance(part, dict):
+        raise WorkloadError(f"{where} = {shown(part)}: give a table")
+    for key, value in (part or {}).items():
+        if value is not None and key not in known and key not in common_keys():
+            raise WorkloadError(
+                f"{where}: key {shown(key)} = {shown(value)} is not understood and may change the work: take it out if "
+                "it does not"
+            )
