@@ -25,7 +25,7 @@ from workloads.huggingface import parse_config
 from workloads.params import facts
 
 OWN = Path(__file__).parent / "own_families"
-NAMES = ("kelp", "estuary", "couplet")
+NAMES = ("kelp", "estuary", "couplet", "drift", "scribe")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,13 @@ NAMES = ("kelp", "estuary", "couplet")
         # One embedding, 24 encoder layers of two matrices, 6 decoder layers of two attentions and three matrices.
         ("couplet", 51_200 * 1024 + 24 * (4 + 2 * 4) * 1024**2 + 6 * (2 * 2.5 + 3 * 4) * 1024**2
          + 3 * 128 * 1024 + 3 * 1024**2, 6 * 2 * 4 * 64 * 2),
+        # Embeddings twice, 10 attentions, 20 delta rules with a gate of rank 48, 28 times 50 experts, 2 dense layers.
+        ("drift", 2 * 120_000 * 2560 + 10 * 2560 * 2 * (20 + 4) * 128
+         + 20 * 2560 * (2 * 48 + 2 * 2560 + 2 * 960 + 40) + 28 * 2560 * (50 * 3 * 1024 + 48) + 2 * 3 * 2560 * 8192,
+         10 * 2 * 4 * 128 * 2),
+        # One embedding, 18 readers, 9 writers: attention, gated cross attention and two matrices.
+        ("scribe", 64_000 * 768 + 18 * 768 * (4 * 768 + 3 * 2048)
+         + 9 * 768 * ((2 + 2 / 3) * 768 + (3 + 2 / 3) * 768 + 2 * 3072), 9 * 2 * 4 * 64 * 2),
     ],
 )  # fmt: skip
 def test_sizes(name: str, parameters: float, kv_bytes: int) -> None:
@@ -63,6 +70,19 @@ def test_halves_of_a_parallel_block_that_a_node_adds_up_are_summed_over_ranks_on
     names = [kernel.name for kernel in layer.kernels]
     assert [name for name in names if "reduce" in name] == ["all_reduce_sum", "all_reduce_down"]
     assert names[names.index("out_gemm") : names.index("norm_ff")] == ["out_gemm", "sum", "all_reduce_sum"]
+
+
+def test_a_gate_of_cross_attention_meets_its_heads_before_they_are_summed() -> None:
+    """Slices of the gate and of the heads are alike, so that nothing is gathered: one sum behind the product."""
+    program = build_program(load_model(str(OWN / "scribe")), Layout(tp=2), phase="prefill", batch=1, seq_len=512)
+    layer = next(one for one in program.ranks[0].phases[0].segments if one.name == "layer")
+    names = [kernel.name for kernel in layer.kernels]
+    assert names[names.index("cross_gate_gemm") : names.index("norm_ff")] == [
+        "cross_gate_gemm", "cross_q_gemm", "cross_kv_gemm", "cross_attention", "gated", "cross_o_gemm",
+        "all_reduce_attn",
+    ]  # fmt: skip
+    widths = [kernel.work.width for kernel in layer.kernels if kernel.name == "gated"]  # type: ignore[union-attr]
+    assert widths == [768 // 2]
 
 
 @pytest.mark.parametrize(

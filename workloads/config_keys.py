@@ -41,6 +41,11 @@ def common_keys() -> frozenset[str]:
     return frozenset(key for table in _table()["harmless"] for key in table["keys"]) | set(PRECISION_KEYS)
 
 
+def _changes_nothing(key: str) -> bool:
+    """Whether a key that no family reads tells of training or of special tokens, by its ending."""
+    return key.endswith(tuple(_table()["endings"]["keys"]))
+
+
 def check_against(data: Mapping[str, Any], kind: str, family: Family, where: str) -> None:
     """Refuse the first key of a configuration that is not understood, or not with its value; what every family may say
     with one value only holds for each."""
@@ -51,6 +56,8 @@ def check_against(data: Mapping[str, Any], kind: str, family: Family, where: str
     _check_classes(data, kind, family, where)
     for key, value in data.items():
         if value is None or key in family.known or key in ("architectures", "auto_map"):
+            continue
+        if key not in family.only and _changes_nothing(key):
             continue
         if key not in family.only:
             raise WorkloadError(
@@ -88,10 +95,24 @@ def _check_classes(data: Mapping[str, Any], kind: str, family: Family, where: st
     stems = tuple(
         {name.removesuffix(next((h for h in _HEADS if name.endswith(h)), "")) for name in family.architectures}
     )
-    names = code.values() if isinstance(code, dict) else [code]
+    names = list(code.values()) if isinstance(code, dict) else [code]
+    heads = [name for name in names if isinstance(name, str) and name.rsplit(".", 1)[-1] in family.architectures]
+    files = {name.rpartition(".")[0] for name in heads} - {""}  # its own classes have any name
     for name in names:
-        last = name.rsplit(".", 1)[-1] if isinstance(name, str) else ""
-        if not last.startswith(stems):
+        file, _, last = name.rpartition(".") if isinstance(name, str) else ("", "", "")
+        if not last.startswith(stems) and file not in files:
             raise WorkloadError(
                 f"{where}: auto_map = {shown(name)}: code of the model's own: model_type '{kind}' is priced as {known}"
+            )
+
+
+def check_nested(part: Any, known: list[str], where: str) -> None:
+    """Refuse a key of a table inside the configuration that nobody has read."""
+    if part is not None and not isinstance(part, dict):
+        raise WorkloadError(f"{where} = {shown(part)}: give a table")
+    for key, value in (part or {}).items():
+        if value is not None and key not in known and key not in common_keys():
+            raise WorkloadError(
+                f"{where}: key {shown(key)} = {shown(value)} is not understood and may change the work: take it out if "
+                "it does not"
             )

@@ -45,6 +45,21 @@ def _last(within: list[Any], one: Any, end: int) -> int:
     return max(place for place, entry in enumerate(within[:end]) if entry == one)
 
 
+def _split(text: Any) -> list[str]:
+    """Entries of a list that a file writes as one text, between commas."""
+    if not isinstance(text, str):
+        raise TypeError(f"{str(text)[:30]!r} is no text")
+    return [one.strip() for one in text.split(",")]
+
+
+def _get(table: Any, key: str, otherwise: Any) -> Any:
+    """An entry of a table inside the configuration, or what its absence means."""
+    if table is not None and not isinstance(table, dict):
+        raise TypeError(f"{str(table)[:30]!r} is no table")
+    value = None if table is None else table.get(key)
+    return otherwise if value is None else value
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
@@ -55,6 +70,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "count": _count,
     "of_layer": _of_layer,
     "last": _last,
+    "split": _split,
+    "get": _get,
 }
 _LONGEST = 400
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inputs.texts import shown
-from workloads.config_keys import Family, check_against, common_keys
+from workloads.config_keys import Family, check_against, check_nested, common_keys
 from workloads.errors import WorkloadError
 from workloads.expressions import evaluate, names
 from workloads.family_file import (
@@ -105,6 +105,8 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
             f"{', '.join(family.model_types)}"
         )
     values = _Values(data=data, defaults=table.get("defaults", {}), terms=table.get("terms", {}), where=where)
+    for key, known in table.get("nested", {}).items():
+        check_nested(data.get(key), known, f"{where}: {key}")
     if "language" in table:
         model = _language(data, family, where, read)
         held = values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13)
@@ -259,6 +261,8 @@ def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Rea
         text = {key: value for key, value in text.items() if key != "architectures"}
     check_against(tops, str(data["model_type"]), family.keys, where)
     kind = text.get("model_type") or part["model_type"]
+    if not isinstance(kind, str):
+        raise WorkloadError(f"{inside}: model_type = {shown(kind)}: give a text")
     usual = part.get("defaults", {}).get(kind, {})
     model = read(usual | text | {"model_type": types.get(kind, kind)}, where=inside)
     return replace(model, id=name_of(data, where), source=str(data.get("_source") or where))

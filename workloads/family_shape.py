@@ -62,7 +62,7 @@ STACK = {
 SHAPES = STACK | {
     "like": TEXT, "source": TEXT, "checked": TEXT, "refused": TEXT, "model_types": TEXTS, "architectures": TEXTS,
     "ignored": TEXTS, "required": TEXTS, "absent": EXPRESSIONS, "defaults": EXPRESSIONS, "terms": EXPRESSIONS,
-    "only": LISTS, "check": CHECKS, "language": TABLE, "vision": TABLE, "encoder": TABLE,
+    "only": LISTS, "nested": LISTS, "check": CHECKS, "language": TABLE, "vision": TABLE, "encoder": TABLE,
 }  # fmt: skip
 ENCODER = STACK | {"front": FieldShape(_rows(3), "a list of [depth, width, rows a token]")}
 LANGUAGE = {"key": TEXT, "model_type": TEXT, "types": TABLE, "defaults": TABLE}

@@ -186,7 +186,9 @@ def part_of(op: Op) -> str:
         return f"expert {op.label}"
     if "u" in axes:
         return f"shared {op.label}"
-    if any(axis in axes for axis in "igt"):
+    if "t" in axes:
+        return "mixer steps"
+    if any(axis in axes for axis in "ig"):
         return "mixer out" if op.label == "out" else "mixer in"
     return op.label
 

@@ -16,7 +16,7 @@ class Stack:
     are those that a serving engine makes of the model (``data/stacks``). ``passes``: diffusion transformers alone, with
     the memory-bound kernels of that name in ``data/stacks``; ``flash_2``: attention by FlashAttention 2.
     ``own_exchanges``: several GPUs share tokens by the context parallelism of those modules themselves, which costs
-    their host more than xDiT's does.
+    their host more than xDiT's does. ``framework``: training steps alone, as that framework runs them.
     """
 
     id: str
@@ -31,6 +31,7 @@ class Stack:
     passes: str | None = None
     flash_2: bool = False
     own_exchanges: bool = False
+    framework: str | None = None
 
     @property
     def of_diffusion(self) -> bool:
@@ -69,6 +70,7 @@ STACKS = {
             qk_norm=True,
             engine="vllm",
         ),
+        Stack(id="llm-foundry", validated=None, fused_weights=True, framework="llm-foundry"),
         *(
             Stack(
                 id=name,

@@ -186,6 +186,8 @@ class Pricer:
     def terms(self, work: Work) -> KernelTerms:
         """Time and energy terms of ``work`` on this GPU."""
         profile, gpu = self.profile, self.gpu
+        if isinstance(work, AttentionWork) and work.backward:
+            return attention_gradient(self.terms(replace(work, backward=False)))
         engine = getattr(work, "engine", None)
         if engine is not None:
             own = engine_terms(work, profile, gpu)
@@ -210,8 +212,6 @@ class Pricer:
                 )
             case GemmWork():
                 return gemm_terms(profile, gpu, gemm_sizes(work))
-            case AttentionWork() if work.backward:
-                return attention_gradient(self.terms(replace(work, backward=False)))
             case AttentionWork() if work.latent:
                 return latent_base_terms(profile.decode, profile.prefill, latent_sizes(work), gpu)
             case AttentionWork() if work.decode:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sim.explore.operators import Search, flag, in_sequence
+from sim.explore.operators import Search, flags, in_sequence
 from sim.explore.overlap import OverlapPoint, blocks, headline_pair, point_of, saves, transform, work_of
 from sim.result.timeline import Timeline
 from sim.scenario.spec import Scenario
@@ -33,7 +33,7 @@ class PerOperator:
                 texts.append(f"the {by} is one setting for all ({transform(best.scenario)}, {blocks(best.scenario)})")
             else:
                 texts.append(
-                    f"the {by} setting ({blocks(one.scenario)}: --overlap-ops {flag(one.scenario)}) {saves(one, best)} "
+                    f"the {by} setting ({blocks(one.scenario)}: {flags(one.scenario)}) {saves(one, best)} "
                     f"over the best one for all ({transform(best.scenario)}, {blocks(best.scenario)})"
                 )
         return "; ".join(texts) + "."

@@ -143,6 +143,15 @@ def flag(scenario: Scenario) -> str:
     return ",".join(f"{name}={text}" for name, text in scenario.overlap_ops or ())
 
 
+def flags(scenario: Scenario) -> str:
+    """What runs ``scenario``'s operators so: products are cut along tokens where ranks hold slices of these.
+
+    >>> flags(Scenario.of(model="llama3-8b", tp=2, sequence_parallel=True, overlap_ops="down_gemm=4x8"))
+    '--sequence-parallel --overlap-ops down_gemm=4x8'
+    """
+    return f"{'--sequence-parallel ' if scenario.sequence_parallel else ''}--overlap-ops {flag(scenario)}"
+
+
 def words(scenario: Scenario) -> str:
     """The settings of single operators, as a user would say them.
 

@@ -216,6 +216,8 @@ class Scenario(FieldTable):
             return _check_denoise(self)
         if self.stack in VIDEO_STACKS[1:]:
             raise ValueError(f"stack = '{self.stack}' is for phase 'denoise', not '{self.phase}'")
+        if self.phase != "train" and STACKS.get(self.stack) and STACKS[self.stack].framework is not None:
+            raise ValueError(f"stack = '{self.stack}' is for phase 'train', not '{self.phase}'")
         for name in VIDEO_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'denoise', not '{self.phase}'")

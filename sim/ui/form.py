@@ -106,7 +106,7 @@ def _options(name: str) -> list[str] | None:
         case "gpu":
             return list(list_gpus())
         case "stack":
-            return [name for name, stack in STACKS.items() if not stack.of_diffusion]
+            return [name for name, stack in STACKS.items() if not (stack.of_diffusion or stack.framework)]
         case "phase":
             return list(PHASES)
         case "dtype":

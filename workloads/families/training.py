@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from workloads.errors import WorkloadError
+from workloads.families.framework import Framework, load_framework
 from workloads.families.gradients import gradients
 from workloads.families.nodes import placed_nodes
-from workloads.families.options import Options, precision_in
+from workloads.families.options import Options
 from workloads.families.ring import COMM_STREAM, Ring, ring_kernels
+from workloads.families.training_checks import check_training
 from workloads.families.training_memory import STATE_BYTES
 from workloads.families.transformer import build_program
 from workloads.kernel_names import CollectiveOp, Elementwise
@@ -30,15 +31,14 @@ from workloads.layer_passes.backward import (
     partial_inputs,
     read_weight,
     sum_gradient,
-    summed_over,
 )
 from workloads.layer_passes.lower import LM_HEAD
 from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, Pointwise
 from workloads.parallel import Layout
 from workloads.placement import groups_of, place_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
+from workloads.stack import load_stack
 from workloads.work import CollectiveWork, DType, ElementwiseWork, GemmWork, GroupedGemmWork
 
 SUM_STREAM, GATHER_STREAM = COMM_STREAM + 1, COMM_STREAM + 2
@@ -63,8 +63,9 @@ def build_training(
     # Transfers between stages in turn with compute, so that the pass of gradients is the forward one from its end.
     inside = replace(layout, pp_schedule="1f1b")
     forward = build_program(
-        model, inside, phase="prefill", batch=part, seq_len=seq_len, options=replace(options, lm_head=False)
-    )
+        model, inside, phase="prefill", batch=part, seq_len=seq_len,
+        options=replace(options, lm_head=False, stack="reference-torch"),
+    )  # fmt: skip
     ranks: dict[tuple[object, ...], RankProgram] = {}
     programs = []
     for number, rank in enumerate(forward.ranks):
@@ -74,34 +75,6 @@ def build_training(
             ranks[key] = trained.program(rank)
         programs.append(ranks[key])
     return Program(ranks=tuple(programs))
-
-
-def check_training(model: ModelSpec, layout: Layout, batch: int, options: Options) -> None:
-    """Refuse what no gradient is known for."""
-    nodes = [node for block in model.blocks for node in block.nodes]
-    weighted = all(summed_over(one) for node in nodes if isinstance(node, Gemm) for one in node.ops)
-    known = weighted and all(isinstance(node, Gemm | Pointwise | Attention | Experts) for node in nodes)
-    if not (known and model.causal) or model.vision or model.encoder or options.images:
-        raise WorkloadError(
-            f"phase = 'train': {model.id} has other layers than attention, feed-forwards and experts: no gradient of "
-            "them is known"
-        )
-    if layout.sequence_parallel:
-        raise WorkloadError("phase = 'train' is known with tp, ep, cp, pp and dp: leave sequence_parallel out")
-    if layout.pp > 1 and layout.cp > 1:
-        raise WorkloadError("phase = 'train': pp with cp is not known: use one of them")
-    if layout.ep_mode == "all_reduce" and layout.tp != layout.ep:
-        raise WorkloadError(f"phase = 'train': ep_mode = 'all_reduce' with ep = {layout.ep}: use tp = {layout.ep} too")
-    if not precision_in(model, options).uniform:
-        raise WorkloadError(
-            f"phase = 'train': {model.id} is quantised: gradients of bf16 weights are known: give those"
-        )
-    if options.dtype is not DType.BF16 or options.stack != "reference-torch":
-        raise WorkloadError("phase = 'train': kernels of gradients are bf16 ones of stack 'reference-torch': use these")
-    if options.overlap != "chunks" or options.overlap_chunks > 1 or options.overlap_ops:
-        raise WorkloadError("phase = 'train': no overlap of tensor-parallel sums is known: leave overlap out")
-    if batch % options.accumulate:
-        raise WorkloadError(f"accumulate = {options.accumulate} does not divide batch = {batch}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +119,19 @@ class _Rank:
     def split(self) -> StateSplit:
         return StateSplit.of(self.options.sharding)
 
+    @property
+    def framework(self) -> Framework:
+        return load_framework(load_stack(self.options.stack).framework)
+
     def program(self, forward: RankProgram) -> RankProgram:
         """All passes of all parts, then the optimiser."""
         (phase,) = forward.phases
+        layers = self.framework.attends(phase.segments)
         phases: list[Phase] = []
         stepped: list[Segment] = []
         for part in range(self.options.accumulate):
             last = part == self.options.accumulate - 1
-            ahead, back, stepped = self._passes(phase.segments, last=last)
+            ahead, back, stepped = self._passes(layers, last=last)
             phases += [Phase(name="forward", segments=tuple(ahead)), Phase(name="backward", segments=tuple(back))]
         if self.options.optimizer != "none":
             phases.append(Phase(name="optimizer", segments=tuple(stepped)))
@@ -177,7 +155,7 @@ class _Rank:
             bare = replace(segment, mark=None, waits=())
             ahead += self._gathered(bare, weights, experts)
             turned = replace(bare, name=f"{segment.name} backward", kernels=kernels)
-            back.append(self._gathered(turned, weights, experts))
+            back.append(self._gathered(turned, weights, experts, ahead=self.framework.ahead_in_backward))
             if segment.first not in seen:  # micro-batches share their weights
                 seen.add(segment.first)
                 name = segment.name.split(" ", 2)[-1] if segment.name.startswith("micro-batch") else segment.name
@@ -193,8 +171,8 @@ class _Rank:
     def _last_stage(self) -> bool:
         return place_of(self.layout, self.number).stage == self.layout.pp - 1
 
-    def _gathered(self, segment: Segment, weights: int, experts: int) -> list[Segment]:
-        """A pass over layers whose weights are gathered one layer ahead, beside the layer before."""
+    def _gathered(self, segment: Segment, weights: int, experts: int, *, ahead: bool = True) -> list[Segment]:
+        """A pass over layers whose weights are gathered one layer ``ahead``, beside the layer before, or behind it."""
         held = self._held(weights, experts)
         gathers = [one for part in held for one in self._weights(read_weight(self.split), *part)]
         count = len(gathers)
@@ -203,10 +181,10 @@ class _Rank:
         size = len(segment.kernels) + count
         computed = max(i for i, one in enumerate(segment.kernels) if one.stream == 0) + count - size
         shifted = [replace(one, after=tuple(i + count * (i >= 0) for i in one.after)) for one in segment.kernels]
-        shifted[0] = replace(shifted[0], after=(*shifted[0].after, count - 1 - size))
-        ahead = Segment(name=f"gather {segment.name}", kernels=tuple(gathers), first=segment.first)
+        shifted[0] = replace(shifted[0], after=(*shifted[0].after, count - 1 - (size if ahead else 0)))
+        first = Segment(name=f"gather {segment.name}", kernels=tuple(gathers), first=segment.first)
         beside = [replace(one, stream=GATHER_STREAM, after=() if i else (computed,)) for i, one in enumerate(gathers)]
-        return [ahead, replace(segment, kernels=(*beside, *shifted))]
+        return [*([first] if ahead else []), replace(segment, kernels=(*beside, *shifted))]
 
     def _held(self, weights: int, experts: int) -> list[tuple[str, int, tuple[int, ...]]]:
         """A layer's weights, and the ranks that hold the same ones."""
@@ -236,7 +214,7 @@ class _Rank:
                 kernels += self._sum(waiting, self.alike, (len(kernels) - 1,))
                 waiting = 0
             if one.name not in rounds:
-                made = list(gradients(one))
+                made = [*self.framework.passes(one, self.model.d_model), *gradients(one)]
                 kernels += [replace(k, after=home) for k in made] if home else made
                 home = ()
                 if one.name in partial and self.tensor_ranks:
@@ -307,9 +285,19 @@ class _Rank:
 
     def _sum(self, weights: int, ranks: tuple[int, ...], after: tuple[int, ...]) -> Iterator[Kernel]:
         op = sum_gradient(LM_HEAD, self.split)  # what holds for one product of tokens holds for all
-        if op is not None and len(ranks) > 1 and weights:
-            one = self._exchange(f"{op.value}_weight_grad", op, ranks, weights)
-            yield replace(one, stream=SUM_STREAM, after=after)
+        if op is None or len(ranks) == 1 or not weights:
+            return
+        way, width = self.framework, self.model.d_model
+        own = weights // len(ranks) if self.split.gradients else weights
+        one = self._exchange(f"{op.value}_weight_grad", op, ranks, weights, element_bytes=way.sum_bytes)
+        made = [replace(one, stream=SUM_STREAM)]
+        for count, moved, word in ((weights, way.before_sum_bytes, "before"), (own, way.after_sum_bytes, "after")):
+            if moved:
+                turned = elementwise_kernel(f"{word}_sum", Elementwise.COPY, -(-count // width), width, moved * count)
+                made.insert(0 if word == "before" else len(made), replace(turned, stream=SUM_STREAM))
+        for kernel in made:
+            yield replace(kernel, after=after)
+            after = (after[0] + 1,)
 
     def _step(self, weights: int, experts: int) -> Iterator[Kernel]:
         """The optimiser over this rank's share of a layer, and the gathering of what others have stepped."""
@@ -320,8 +308,10 @@ class _Rank:
             yield elementwise_kernel(step, Elementwise.COPY, -(-own // width), width, own * STEP_BYTES)
             yield from self._weights(keep_weight(self.split), name, count, ranks)
 
-    def _exchange(self, name: str, op: CollectiveOp, ranks: tuple[int, ...], elements: int) -> Kernel:
-        buffer = elements * DType.BF16.bytes
+    def _exchange(
+        self, name: str, op: CollectiveOp, ranks: tuple[int, ...], elements: int, *, element_bytes: int = 2
+    ) -> Kernel:
+        buffer = elements * element_bytes
         work = CollectiveWork(
             op=op, ranks=ranks, buffer_bytes=buffer, ctas=self.options.comm_ctas, algorithm=self.options.all_reduce,
         )  # fmt: skip

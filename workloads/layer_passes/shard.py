@@ -171,6 +171,8 @@ class _Rules(Walk):
     def _pointwise(self, node: Pointwise) -> None:
         """Norms and sums of the residual stream want its width; what works on each element takes slices as they are."""
         whole = node.op in _WHOLE
+        if not whole and node.op not in _PER_HEAD and self.held.arrays != (RESIDUAL,):
+            check_reads(node.name, ROWS + node.axis, self.held)
         if node.op is Elementwise.ADD and self._summed_alike(node):  # the sum of partial sums is one
             whole = False
             self.held = replace(self.held, name=node.name)
