@@ -27,6 +27,7 @@ from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.power import PowerCurve
+from hardware.profile_check import check_profile
 from hardware.scheduling import Scheduling, scheduling
 from inputs.files import read_text
 
@@ -171,11 +172,13 @@ def dump_profile(profile: Profile) -> str:
 def read_profile(path: Path) -> Profile:
     """A profile from a file that :func:`dump_profile` wrote."""
     try:
-        return _ADAPTER.validate_json(read_text(path, "profile", HardwareError))
+        profile = _ADAPTER.validate_json(read_text(path, "profile", HardwareError))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise HardwareError(f"profile '{path}': {field}: {first['msg']}") from None
+    check_profile(_ADAPTER.dump_python(profile, mode="json"), f"profile '{path}'")
+    return profile
 
 
 @lru_cache(maxsize=32)

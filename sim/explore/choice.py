@@ -75,6 +75,9 @@ class Factors:
         4.1
         """
         table = table.copy()
+        for name in ("energy_j_per_token", "tokens_per_s", "world"):
+            if name not in table:
+                raise SimError(f"the table has no column {name}: none of its rows ran")
         kwh = table["energy_j_per_token"] * 1e6 / J_PER_KWH
         if self.carbon_g_per_kwh is not None:
             table["carbon_g_per_million_tokens"] = kwh * self.carbon_g_per_kwh
