@@ -15,8 +15,13 @@ from hardware.errors import HardwareError
 # How far a coefficient may lie from those of the shipped profiles, which span a 250 W and a 700 W card: a factor.
 FAR = 100.0
 AT_MOST_ONE = frozenset(
-    {"efficiency", "footprint", "follows_below", "dip_ratio", "recovery_ratio", "empty_saves", "mixed_hbm_share",
+    {"efficiency", "footprint", "dip_ratio", "recovery_ratio", "empty_saves", "mixed_hbm_share",
      "bound", "throttled_time", "power"}
+)  # fmt: skip
+# Rates, clocks and limits: none of them is nothing. Times, joules and watts may be.
+DIVISORS = (
+    "_per_s", "_per_sm", "_hz", "efficiency", "sharpness", "_limit_w", "cap_w", "_time_s", "tick_s", "footprint",
+    "sms_per_cta",
 )  # fmt: skip
 DEGREES = (-273.0, 200.0)  # leaves named *_c
 APART = frozenset({"provenance", "standard_errors", "left_out"})  # said of coefficients, not priced with
@@ -68,7 +73,9 @@ def _allowed(leaf: str) -> tuple[float, float]:
     if leaf.endswith("_c") and not leaf.endswith("_per_c"):
         return DEGREES
     low, high = _shipped().get(leaf, (0.0, math.inf))
-    return low / FAR, min(high * FAR if high else math.inf, 1.0 if leaf in AT_MOST_ONE else math.inf)
+    return low / FAR if leaf.endswith(DIVISORS) else min(low, 0.0), min(
+        high * FAR if high else math.inf, 1.0 if leaf in AT_MOST_ONE else math.inf
+    )
 
 
 @lru_cache(maxsize=1)

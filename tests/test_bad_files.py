@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.file_fuzz import KINDS, end_of, fault_of, run_one
-from hardware.profile import read_profile
+from hardware.catalog import list_gpus, load_gpu
+from hardware.profile import dump_profile, profile_for, read_profile
 from inputs.texts import parse_json, parse_toml
 from sim.errors import ScenarioError
 from sim.explore.conditions import Condition
@@ -281,9 +282,11 @@ def test_a_profile_with_coefficients_that_no_gpu_has_is_refused(
     assert says in err
 
 
-@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "a100-pcie-40gb", "a100-sxm-80gb"])
-def test_shipped_profiles_are_profiles_of_ones_own_too(gpu: str) -> None:
-    read_profile(Path(str(files("hardware") / "data" / "profiles" / f"{gpu}.json")))
+def test_every_cards_profile_is_one_of_ones_own_too(tmp_path: Path) -> None:
+    for gpu in list_gpus():
+        path = tmp_path / f"{gpu}.json"
+        path.write_text(dump_profile(profile_for(load_gpu(gpu))))
+        read_profile(path)
 
 
 TABLE = "scenario_id,model,error,feasible,world,latency_s,energy_j_per_token,tokens_per_s\n"
