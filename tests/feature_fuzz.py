@@ -25,6 +25,7 @@ from hardware.errors import HardwareError
 from sim import serve, simulate
 from sim.errors import SimError
 from sim.result.report import summary, summary_text
+from sim.result.timeline import Timeline
 from workloads.errors import WorkloadError
 
 Fields = dict[str, Any]
@@ -37,7 +38,10 @@ GPUS = (
     "l40s-48gb",
     "h20-sxm-96gb",
 )
-SLACK, EXPERTS_SLACK = 0.005, 0.03
+# Of joules or seconds that one more may save: at all, where experts switch tiles, and where a product takes fewer tiles
+# for more rows, so that what waits for SMs beside it finds some (a send of 16 blocks beside 114, not 128: -3.4 %; two
+# rounds of 128 blocks on 100 SMs that become one of 64: -3.8 %).
+SLACK, EXPERTS_SLACK, FEWER_TILES_SLACK = 0.005, 0.03, 0.05
 UNJUDGED = ("unchecked", "uncalibrated")
 
 
@@ -236,6 +240,12 @@ def faults_of_server(fields: Fields) -> Iterator[str]:
                                                     "end to end": (ends[0], ends[1])}, slack)  # fmt: skip
 
 
+def _fewer_tiles(run: Timeline, more: Timeline) -> bool:
+    """Whether a product has fewer tiles in the run with more rows."""
+    before, after = ({one.name: one.terms.blocks for one in of.outcome.classes()} for of in (run, more))
+    return any(name.endswith("gemm") and after.get(name, blocks) < blocks for name, blocks in before.items())
+
+
 def faults_of_run(fields: Fields) -> Iterator[str]:
     """What is wrong with a simulated run; nothing where it is refused in one line."""
     run = _refused(simulate, fields)
@@ -267,8 +277,9 @@ def faults_of_run(fields: Fields) -> Iterator[str]:
     for name, one in step.items():
         more = _refused(simulate, fields | {name: fields[name] + one})
         if not isinstance(more, str):
+            allowed = FEWER_TILES_SLACK if _fewer_tiles(run, more) else slack
             yield from _cheaper(f"one more of {name}", {"latency": (run.latency_s, more.latency_s),
-                                                        "joules": (run.energy_j, more.energy_j)}, slack)  # fmt: skip
+                                                        "joules": (run.energy_j, more.energy_j)}, allowed)  # fmt: skip
 
 
 def run(cases: int, seed: int, kinds: list[str] | None = None) -> Iterator[tuple[str, Fields, list[str]]]:

@@ -310,3 +310,30 @@ def test_a_table_that_no_sweep_wrote_is_one_line(tmp_path: Path, command: str, t
     code, out, err = end_of([command, str(path), *flags])
     assert (code, fault_of(code, out, err)) == (2, None)
     assert says in err
+
+
+def test_a_cell_that_is_no_list_and_values_without_a_logarithm_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for text, command, says in (
+        (
+            TABLE.replace("\n", ",sm_partitions\n") + "x,m,,True,1,1,1,1,[/b]\n",
+            "best",
+            "column sm_partitions: not valid",
+        ),
+        (TABLE + "x,m,,True,1,0,1,1\ny,n,,True,1,1,1,1\n", "tornado", "latency_s = 0: factors are of values above 0"),
+    ):
+        path.write_text(text)
+        flags = ["--objective", "latency", *(["--by", "model"] if command == "best" else [])]
+        code, out, err = end_of([command, str(path), *flags])
+        assert (code, fault_of(code, out, err)) == (2, None)
+        assert says in err
+
+
+def test_a_text_encoder_has_whole_heads(tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    text = (files("workloads") / "data" / "dit" / "flux.1-dev.toml").read_text(encoding="utf-8")
+    for width in ("1", "100"):
+        path.write_text(text.replace("text_width = 4096", f"text_width = {width}"))
+        code, out, err = end_of(["dit", "--model", str(path)])
+        assert (code, fault_of(code, out, err)) == (2, None)
+        assert f"text_width = {width}: give a multiple of 64" in err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore.conditions import Condition
 from sim.explore.pareto import front
@@ -170,7 +170,7 @@ def scenario_of(row: pd.Series[Any]) -> Scenario:
             continue
         value = value.item() if isinstance(value, np.generic) else value
         if isinstance(value, str) and value.startswith("["):
-            value = json.loads(value)
+            value = parse_json(value, f"column {name}", SimError, one_line=True)
         if field.is_required() or value != field.default:
             fields[name] = value
     return Scenario.of(**fields)
