@@ -178,6 +178,8 @@ def read_profile(path: Path) -> Profile:
         field = ".".join(str(part) for part in first["loc"])
         raise HardwareError(f"profile '{path}': {field}: {first['msg']}") from None
     check_profile(_ADAPTER.dump_python(profile, mode="json"), f"profile '{path}'")
+    if not (idle_w := profile.curve.idle_w(profile.curve.reference_clock_hz)) > 0.0:
+        raise HardwareError(f"profile '{path}': curve: {idle_w:.3g} W at rest: fit it again (wattline calibrate)")
     return profile
 
 

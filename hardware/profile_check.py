@@ -23,6 +23,8 @@ DIVISORS = (
     "_per_s", "_per_sm", "_hz", "efficiency", "sharpness", "_limit_w", "cap_w", "_time_s", "tick_s", "footprint",
     "sms_per_cta",
 )  # fmt: skip
+# Few rows part idle power into shares of either sign; it is their sum that must be above 0.
+OF_IDLE = frozenset({"static_w", "clocked_w", "leakage_w_per_c"})
 DEGREES = (-273.0, 200.0)  # leaves named *_c
 APART = frozenset({"provenance", "standard_errors", "left_out"})  # said of coefficients, not priced with
 
@@ -73,6 +75,8 @@ def _allowed(leaf: str) -> tuple[float, float]:
     if leaf.endswith("_c") and not leaf.endswith("_per_c"):
         return DEGREES
     low, high = _shipped().get(leaf, (0.0, math.inf))
+    if leaf in OF_IDLE:
+        return -FAR * high, FAR * high
     return low / FAR if leaf.endswith(DIVISORS) else min(low, 0.0), min(
         high * FAR if high else math.inf, 1.0 if leaf in AT_MOST_ONE else math.inf
     )
