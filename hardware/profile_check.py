@@ -26,6 +26,8 @@ DIVISORS = (
 # Few rows part idle power into shares of either sign; it is their sum that must be above 0.
 OF_IDLE = frozenset({"static_w", "clocked_w", "leakage_w_per_c"})
 DEGREES = (-273.0, 200.0)  # leaves named *_c
+# Kernels that others without rows are priced like.
+PRICED_LIKE = frozenset({"add_rmsnorm", "silu_mul", "copy", "gelu", "rope"})
 APART = frozenset({"provenance", "standard_errors", "left_out"})  # said of coefficients, not priced with
 
 
@@ -39,6 +41,10 @@ def check_profile(data: Mapping[str, Any], where: str) -> None:
                 f"{where}: {name} = {value:g}: outside {low:.3g} to {high:.3g}, what a GPU can have: fit it again "
                 "(wattline calibrate)"
             )
+    for kind, needed in (("gemm", {"bf16"}), ("elementwise", PRICED_LIKE)):
+        for name in (kind, f"{kind}_corrections"):
+            if missing := needed - data[name].keys():
+                raise HardwareError(f"{where}: {name}: {min(missing)} is missing: fit it again (wattline calibrate)")
     for table in data["collective"]["tables"]:
         if not all(min(size, time_s) > 0 and math.isfinite(time_s + watts) for _, size, time_s, watts in table["rows"]):
             raise HardwareError(f"{where}: collective.tables: {table['op']}: bytes and seconds are above 0")

@@ -260,6 +260,7 @@ def test_a_first_line_that_no_table_has_is_one_line(tmp_path: Path, head: bytes)
         (("gemm", "bf16", "efficiency"), 1.5, "gemm.bf16.efficiency = 1.5: outside"),
         (("gemm", "bf16", "flop_energy_j"), -1e-12, "gemm.bf16.flop_energy_j = -1e-12: outside"),
         (("limits", "slow_limit_w"), 1e9, "limits.slow_limit_w = 1e+09: outside"),
+        (("elementwise",), {}, "elementwise: add_rmsnorm is missing"),
         (("curve", "static_w"), -500.0, "curve: -422 W at rest: fit it again"),
         (("decode", "hbm_bytes_per_s"), 3e20, "decode.hbm_bytes_per_s = 3e+20: outside"),
         (("collective", "tables", 0, "rows", 0, 2), -1.0, "tables: all_gather: bytes and seconds are above 0"),
