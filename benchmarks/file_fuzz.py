@@ -19,9 +19,10 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.fuzz_cases import KINDS
+from benchmarks import fuzz_cases, fuzz_files
 from sim.cli import main as wattline
 
+KINDS = fuzz_cases.KINDS | fuzz_files.KINDS
 LIMIT_S = 60  # on a loaded machine
 LIMIT_MIB = 1500  # of the whole process, whatever went before
 LINE_CHARACTERS = 300
@@ -73,8 +74,13 @@ def run_one(kind: str, seed: int, number: int, folder: Path) -> tuple[int, str |
         arguments = ["sweep", str(grid), "--jobs", "1", "--quiet"]
     if arguments[0] == "sweep":
         arguments = [*arguments, "--out", str(out)]
+    if "TRACE" in arguments:
+        trace = folder / "trace.json"
+        event = {"ph": "X", "cat": "kernel", "name": "nvjet_rms_norm", "pid": 0, "tid": 7, "ts": 1, "dur": 5}
+        trace.write_text(json.dumps({"traceEvents": [event]}))
+        arguments = [str(trace) if one == "TRACE" else one for one in arguments]
     path.write_bytes(data)
-    code, said, err = end_of([str(path) if one == "@" else one for one in arguments])
+    code, said, err = end_of([one.replace("@", str(path)) for one in arguments])
     fault = fault_of(code, said, err)
     if fault is None:
         path.unlink(missing_ok=True)

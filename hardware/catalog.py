@@ -171,9 +171,7 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
     }
     for dtype, rate in fields["tensor_flops_per_s"].items():
         _check_least(rate, LEAST_RATE, f"{where}: tensor_flops_per_s: {dtype}")
-    if fields["sms"] != int(fields["sms"]):
-        raise HardwareError(f"{where}: sms = {fields['sms']:g}: give a whole number")
-    fields["sms"] = int(fields["sms"])
+    fields["sms"] = whole(fields["sms"], "sms", where)
     if fields["min_clock_hz"] > fields["max_clock_hz"]:
         raise HardwareError(
             f"{where}: min_clock_hz = {fields['min_clock_hz']:g} is above max_clock_hz = {fields['max_clock_hz']:g}"
@@ -185,6 +183,9 @@ def parse_gpu(text: str, *, where: str) -> GpuSpec:
 
 # No GPU computes or moves less a second, or has a coarser clock: a run of hours of simulated time would never end.
 LEAST_RATE, LEAST_HZ = 1e9, 1e5
+
+
+MOST_PARTS = 4096
 
 
 def _check_least(value: float, least: float, where: str) -> None:
@@ -213,6 +214,15 @@ def figure(table: dict[str, Any], field: str, where: str, sources: dict[str, str
     sources[field] = source
     confidence[field] = entry["confidence"]
     return float(value)
+
+
+def whole(value: float, field: str, where: str) -> int:
+    """A number of parts, each of which a graph of ports holds: not broken, and no more than any machine has."""
+    if value != int(value):
+        raise HardwareError(f"{where}: {field} = {value:g}: give a whole number")
+    if value > MOST_PARTS:
+        raise HardwareError(f"{where}: {field} = {value:g}: give at most {MOST_PARTS:,}")
+    return int(value)
 
 
 def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
-from hardware.catalog import figure, load_gpu, refuse_unknown, text_of
+from hardware.catalog import figure, load_gpu, refuse_unknown, text_of, whole
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.routes import Span
@@ -199,8 +199,8 @@ def parse_node(text: str, *, where: str) -> NodeSpec:
     return NodeSpec(
         id=data["id"],
         interconnect=data["interconnect"],
-        gpus_per_node=int(values["gpus_per_node"]),
-        nics_per_node=int(values["nics_per_node"]),
+        gpus_per_node=whole(values["gpus_per_node"], "gpus_per_node", where),
+        nics_per_node=whole(values["nics_per_node"], "nics_per_node", where),
         nic_bytes_per_s=values["nic_bytes_per_s"],
         nic_latency_s=values["nic_latency_s"],
         **{field: figure(data, field, where, {}, {}) for field in STORES if field in data},

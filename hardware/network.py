@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hardware.catalog import figure, refuse_unknown, text_of
+from hardware.catalog import figure, refuse_unknown, text_of, whole
 from hardware.errors import HardwareError
 from inputs.texts import parse_toml
 
@@ -260,9 +260,7 @@ def parse_network(text: str, *, where: str) -> NetworkSpec:
             raise HardwareError(f"{where}: {field} = {data.get(field)!r}: known are {', '.join(known)}")
     values: dict[str, Any] = {field: figure(data, field, where, {}, {}) for field in figures}
     for field in values.keys() & {"nodes_per_leaf", "spines", "leaves_per_group"}:
-        if values[field] != int(values[field]):
-            raise HardwareError(f"{where}: {field} = {values[field]:g}: give a whole number")
-        values[field] = int(values[field])
+        values[field] = whole(values[field], field, where)
     return NetworkSpec(
         id=data["id"],
         shape=data["shape"],

@@ -27,6 +27,7 @@ from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
 from hardware.power import PowerCurve
+from hardware.profile_check import check_profile
 from hardware.scheduling import Scheduling, scheduling
 from inputs.files import read_text
 
@@ -114,19 +115,21 @@ class Profile:
     peak_hbm_bytes_per_s: float
     engines: Mapping[str, EngineLaws] = field(default_factory=dict)
 
-    def expected_error(self, *, experts: bool = False) -> str:
-        """What to expect of predictions, of models with ``experts`` too; in words, empty where nothing is known."""
+    def expected_error(self, *also: str) -> str:
+        """What was measured of predictions for this GPU, in words, empty where nothing is known.
+
+        ``also``: what is said of ``experts`` and of ``experts_ep`` (on ranks of their own) besides.
+        """
         edited = self.basis == self.gpu and self.status != "calibrated"  # other figures under a catalog's id
         known = None if edited else _accuracy().get(self.gpu)
         if known is not None or self.status == "calibrated":
-            kinds = ("summary", "experts") if experts else ("summary",)
-            return "; ".join(known[kind] for kind in kinds if kind in known) if known else ""
+            return "; ".join(known[kind] for kind in ("summary", *also) if kind in known) if known else ""
         if self.status == "forecast":
             base = load_profile(self.basis)
             if base is not None and base.status == "forecast":
-                return f"scaled from {self.basis}, itself no better than: {base.expected_error(experts=experts)}"
-            return f"scaled from {self.basis}; expect 5-15 % in latency and energy"
-        return f"datasheet rates with efficiencies of {self.basis}; expect 20-40 %, never checked on this GPU"
+                return f"scaled from {self.basis}, itself no better than: {base.expected_error(*also)}"
+            return f"scaled from {self.basis} by datasheets, error unknown"
+        return f"datasheet rates with efficiencies of {self.basis}, error unknown"
 
     @property
     def scheduling(self) -> Scheduling:
@@ -169,11 +172,15 @@ def dump_profile(profile: Profile) -> str:
 def read_profile(path: Path) -> Profile:
     """A profile from a file that :func:`dump_profile` wrote."""
     try:
-        return _ADAPTER.validate_json(read_text(path, "profile", HardwareError))
+        profile = _ADAPTER.validate_json(read_text(path, "profile", HardwareError))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise HardwareError(f"profile '{path}': {field}: {first['msg']}") from None
+    check_profile(_ADAPTER.dump_python(profile, mode="json"), f"profile '{path}'")
+    if not (idle_w := profile.curve.idle_w(profile.curve.reference_clock_hz)) > 0.0:
+        raise HardwareError(f"profile '{path}': curve: {idle_w:.3g} W at rest: fit it again (wattline calibrate)")
+    return profile
 
 
 @lru_cache(maxsize=32)

@@ -59,7 +59,7 @@ def parse_json(text: str, where: str, refusal: Refusal, *, one_line: bool = Fals
     """
     try:
         found = f'"{unbounded}"' in text and unbounded
-        value = (_OPEN_JSON if found else _JSON if one_line else _UNIQUE_JSON).decode(text)
+        value = (_OPEN_JSON if found else _JSON).decode(text)
     except json.JSONDecodeError as error:
         line = "" if one_line else f", line {error.lineno}"
         raise refusal(f"{where}{line}: not valid JSON: {error.msg}") from None
@@ -119,8 +119,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
-_UNIQUE_JSON = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_once)
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_once)
 _OPEN_JSON = json.JSONDecoder(object_pairs_hook=_once)
 
 

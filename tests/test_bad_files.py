@@ -6,12 +6,15 @@ import gzip
 import json
 import os
 import random
+from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from benchmarks.file_fuzz import KINDS, end_of, fault_of, run_one
+from hardware.catalog import list_gpus, load_gpu
+from hardware.profile import dump_profile, profile_for, read_profile
 from inputs.texts import parse_json, parse_toml
 from sim.errors import ScenarioError
 from sim.explore.conditions import Condition
@@ -86,6 +89,9 @@ def test_public_requests_are_read_and_one_without_output_is_left_out_everywhere(
         ("t.jsonl", b'{"timestamp":NaN,"input_length":100,"output_length":5}', "line 1: not valid JSON: NaN"),
         ("t.jsonl", b'{"timestamp":1e300,"input_length":100,"output_length":5}', "timestamp = 1e+300"),
         ("t.jsonl", b'{"timestamp":0,"input_length":9,"output_length":5,"hash_ids":[[1],2]}', "hash_ids = [[1], 2]"),
+        ("t.jsonl", b'{"timestamp":0,"input_length":9,"input_length":5,"output_length":5}', "length' stands twice"),
+        ("t.jsonl", b'{"timestamp":0,"input_length":600,"output_length":5,"hash_ids":[1,2,3]}',
+         "hash_ids: 3 hashes for a prompt of 2 blocks: say how many tokens a hash stands for (--trace-block-tokens)"),
         ("t.jsonl", b'{"timestamp":0,"input_length":1%s,"output_length":5}' % (b"0" * 400), "at most 64 bits"),
         ("t.jsonl.gz", CUT, "truncated gzip"),
     ],
@@ -245,3 +251,91 @@ def test_a_first_line_that_no_table_has_is_one_line(tmp_path: Path, head: bytes)
         code, out, err = end_of([*command, str(path)])
         assert code == 2
         assert fault_of(code, out, err) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("prefill", "efficiency"), 0.0, "prefill.efficiency = 0: outside"),
+        (("gemm", "bf16", "efficiency"), 1.5, "gemm.bf16.efficiency = 1.5: outside"),
+        (("gemm", "bf16", "flop_energy_j"), -1e-12, "gemm.bf16.flop_energy_j = -1e-12: outside"),
+        (("limits", "slow_limit_w"), 1e9, "limits.slow_limit_w = 1e+09: outside"),
+        (("elementwise",), {}, "elementwise: add_rmsnorm is missing"),
+        (("curve", "static_w"), -500.0, "curve: -422 W at rest: fit it again"),
+        (("decode", "hbm_bytes_per_s"), 3e20, "decode.hbm_bytes_per_s = 3e+20: outside"),
+        (("collective", "tables", 0, "rows", 0, 2), -1.0, "tables: all_gather: bytes and seconds are above 0"),
+        (("prefill_corrections", "time", "lengths"), [1.0], "weights, lengths and points do not fit one another"),
+        (("prefill_corrections", "time", "lengths", 0), 0.0, "prefill_corrections.time.lengths: give positive numbers"),
+    ],
+)  # fmt: skip
+def test_a_profile_with_coefficients_that_no_gpu_has_is_refused(
+    tmp_path: Path, place: tuple[str | int, ...], value: object, says: str
+) -> None:
+    """They were priced without a word, or a traceback."""
+    table = json.loads((files("hardware") / "data" / "profiles" / "h100-sxm-80gb.json").read_text(encoding="utf-8"))
+    inner = table
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(table))
+    code, out, err = end_of(["simulate", "--model", "llama3-8b", "--layers", "1", "--profile", str(path)])
+    assert (code, fault_of(code, out, err)) == (2, None)
+    assert says in err
+
+
+def test_every_cards_profile_is_one_of_ones_own_too(tmp_path: Path) -> None:
+    for gpu in list_gpus():
+        path = tmp_path / f"{gpu}.json"
+        path.write_text(dump_profile(profile_for(load_gpu(gpu))))
+        read_profile(path)
+
+
+TABLE = "scenario_id,model,error,feasible,world,latency_s,energy_j_per_token,tokens_per_s\n"
+
+
+@pytest.mark.parametrize("command", ["best", "pareto", "tornado"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("scenario_id,model,error\nx,m,\n", "column feasible is missing"),
+        (TABLE.replace(",latency_s", "") + "x,m,,True,1,1,1\n", "latency"),
+        (TABLE + "x,m,,True,1,quick,1,1\n", "latency_s = quick: no number that 'wattline sweep' writes"),
+        (TABLE + "x,m,,True,1,inf,1,1\n", "latency_s = inf: no number"),
+        (TABLE + "x,m,,maybe,1,1,1,1\n", "column feasible: give True or False"),
+    ],
+)
+def test_a_table_that_no_sweep_wrote_is_one_line(tmp_path: Path, command: str, text: str, says: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    flags = ["--objective", "latency"] if command != "pareto" else []
+    code, out, err = end_of([command, str(path), *flags])
+    assert (code, fault_of(code, out, err)) == (2, None)
+    assert says in err
+
+
+def test_a_cell_that_is_no_list_and_values_without_a_logarithm_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for text, command, says in (
+        (
+            TABLE.replace("\n", ",sm_partitions\n") + "x,m,,True,1,1,1,1,[/b]\n",
+            "best",
+            "column sm_partitions: not valid",
+        ),
+        (TABLE + "x,m,,True,1,0,1,1\ny,n,,True,1,1,1,1\n", "tornado", "latency_s = 0: factors are of values above 0"),
+    ):
+        path.write_text(text)
+        flags = ["--objective", "latency", *(["--by", "model"] if command == "best" else [])]
+        code, out, err = end_of([command, str(path), *flags])
+        assert (code, fault_of(code, out, err)) == (2, None)
+        assert says in err
+
+
+def test_a_text_encoder_has_whole_heads(tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    text = (files("workloads") / "data" / "dit" / "flux.1-dev.toml").read_text(encoding="utf-8")
+    for width in ("1", "100"):
+        path.write_text(text.replace("text_width = 4096", f"text_width = {width}"))
+        code, out, err = end_of(["dit", "--model", str(path)])
+        assert (code, fault_of(code, out, err)) == (2, None)
+        assert f"text_width = {width}: give a multiple of 64" in err

@@ -93,6 +93,6 @@ def test_other_figures_under_a_catalogs_id_are_another_card(tmp_path: Path) -> N
     assert run.latency_s / catalog.latency_s == pytest.approx(3.35, rel=0.1)
     assert run.standing.status == "unchecked"
     assert "the figures of h100-sxm-80gb are not the catalog's" in run.standing.words()
-    assert run.standing.expected_error == "scaled from h100-sxm-80gb; expect 5-15 % in latency and energy"
+    assert run.standing.expected_error == "scaled from h100-sxm-80gb by datasheets, error unknown"
     (tmp_path / "same.toml").write_text(text)
     assert profile_for(load_gpu(str(tmp_path / "same.toml"))) is profile_for(load_gpu("h100"))

@@ -76,6 +76,14 @@ def test_a_mesh_splits_its_links_over_the_peers() -> None:
     ("change", "message"),
     [
         (("nvswitch", "nvlink"), "mine.toml: interconnect = 'nvlink': known are nvswitch, nvlink-mesh, pcie"),
+        (
+            ("nics_per_node = { value = 4", "nics_per_node = { value = 1.5"),
+            "mine.toml: nics_per_node = 1.5: give a whole number",
+        ),
+        (
+            ("nics_per_node = { value = 4", "nics_per_node = { value = 1e6"),
+            "mine.toml: nics_per_node = 1e+06: give at most 4,096",
+        ),
         (("nics_per_node", "nic_per_node"), "mine.toml: unknown key 'nic_per_node': did you mean 'nics_per_node'?"),
         (("value = 25e9", "value = -1.0"), "mine.toml: nic_bytes_per_s = -1: must be positive"),
         (('source = "s"', 'source = ""'), "mine.toml: gpus_per_node = 4 has no source: say where it is from"),

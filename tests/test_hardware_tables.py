@@ -93,7 +93,7 @@ def test_a_call_of_twice_the_tokens_has_twice_the_rows_and_no_fewer_tiles() -> N
 def test_cards_of_the_same_chip_are_forecast_from_it() -> None:
     other = profile_for(load_gpu("a100-pcie-80gb"))
     assert (other.status, other.basis) == ("forecast", "a100-pcie-40gb")
-    of_experts = other.expected_error(experts=True)
+    of_experts = other.expected_error("experts")
     assert of_experts.startswith("scaled from a100-pcie-40gb, itself no better than: kernel times within 13 %")
     assert "experts' kernels 17 % off" in of_experts and "experts" not in other.expected_error()
     assert profile_for(load_gpu("a10-24gb")).basis == "h100-sxm-80gb"  # another chip of that generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -112,3 +113,44 @@ def test_more_choices_than_experts_are_refused(capsys: pytest.CaptureFixture[str
     code, _, err = run(arguments, capsys)
     assert code == 2
     assert "top-k = 5 is more than experts = 4" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("gemm --m 8192 --n 8192 --k 8192", "calibrated", ""),
+        ("gemm --m 65536 --n 8192 --k 8192", "extrapolated", "outside the measured range"),
+        ("attention --seq-len 2048", "calibrated", ""),
+        ("attention --seq-len 2048 --head-dim 256", "unchecked", "heads of 256 elements was measured, only of 128"),
+        ("attention --seq-len 2048 --head-dim 80 --decode", "unchecked", "heads of 80 elements was measured"),
+        ("elementwise --op silu_mul --rows 8192 --width 4096", "calibrated", ""),
+        ("elementwise --op layernorm --rows 8192 --width 4096", "unchecked", "no layernorm was measured: it is priced"),
+        ("elementwise --op softmax --rows 8192 --width 4096", "unchecked", "priced as add_rmsnorm is"),
+    ],
+)
+def test_a_kernel_says_what_no_row_held(
+    arguments: str, status: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Heads of 7 or 100,000 elements, 1e8 rows and a layer norm were calibrated."""
+    code, out, _ = run(["kernel", *arguments.split(), "--json"], capsys)
+    found: dict[str, Any] = json.loads(out)
+    assert (code, found["status"]) == (0, status)
+    assert words in " ".join(found["status_reasons"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "gemm --m 99999999 --n 8192 --k 8192",
+        "attention --seq-len 2048 --head-dim 100000000",
+        "attention --batch 100000 --seq-len 100000 --decode",
+        "elementwise --op add --rows 100000000 --width 100000000",
+        "grouped --tokens 8 --experts 128 --top-k 8 --n 100000 --k 100000",
+        "collective --op all_reduce --bytes 10000000000000 --world 4",
+        "dispatch --world 16 --tokens 10000000 --hidden 7168 --top-k 8",
+    ],
+)
+def test_a_kernel_that_no_card_holds_is_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(["kernel", *arguments.split()], capsys)
+    assert code == 2
+    assert re.fullmatch(r"wattline: the kernel's operands take \S+ GB, \S+ has 80: give smaller sizes\n", err), err

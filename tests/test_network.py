@@ -212,6 +212,10 @@ def test_strict_loading() -> None:
         (('"spread"', '"hash"'), "n.toml: routing = 'hash': known are spread, ecmp"),
         (('"fat_tree"', '"torus"'), "n.toml: shape = 'torus': known are rail, fat_tree, dragonfly"),
         (("spines = { value = 1,", "spines = { value = 1.5,"), "n.toml: spines = 1.5: give a whole number"),
+        (
+            ("spines = { value = 1,", "spines = { value = 2147483648,"),
+            "n.toml: spines = 2.14748e+09: give at most 4,096",
+        ),
         (("spines", "spine"), "n.toml: unknown key 'spine': did you mean 'spines'?"),
     ):
         with pytest.raises(HardwareError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from sim.replay.changes import Changes
 from sim.replay.study import replay_trace
+from tests.test_cli import run
 from tests.traces_kit import RECORDED, SHARED
 from traces.capture import NONE, Capture
 from traces.read.load import read_trace
@@ -51,3 +53,17 @@ def test_two_steps_on_another_gpu_are_within_8_percent(
     paths = [RECORDED / here / f"traces/{name}.rank{rank}.json.gz" for rank in range(ranks)]
     found = replay_trace(paths, Changes(gpu=gpu)).simulated
     assert max(rank.span_us for rank in found.ranks) / 2e3 == pytest.approx(measured_ms, rel=0.08)
+
+
+def test_a_replay_on_another_gpu_rests_on_the_laws_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of an L40S on an H20 named the L40S's laws alone, one of an L40S on an H100 was calibrated."""
+    path = str(tmp_path / "run.json.gz")
+    small = ["--layers", "1", "--seq-len", "64", "--regime", "cold", "--trace", path]
+    assert run(["simulate", "llama3-8b", "--gpu", "l40s", *small], capsys)[0] == 0
+    code, out, _ = run(["replay", path, "--gpu", "h100"], capsys)
+    words = " ".join(out.split())
+    assert code == 0 and "as the laws of l40s-48gb and h100-sxm-80gb (uncalibrated)" in words
+    assert "no trace of l40s-48gb was ever replayed beside one of h100-sxm-80gb" in words
+    found = json.loads(run(["replay", path, "--gpu", "h20", "--json"], capsys)[1])
+    assert (found["gpu"], found["other_gpu"], found["status"]) == ("l40s-48gb", "h20-sxm-96gb", "uncalibrated")
+    assert "error unknown" in found["expected_error"]

@@ -41,7 +41,7 @@ def test_columns_units_and_blocks(
     assert [request.arrival_s for request in found] == pytest.approx(arrivals)
     assert [(request.input_tokens, request.output_tokens) for request in found] == tokens
     assert {request.block_tokens for request in found} == {block_tokens}
-    assert {request.block_tokens for request in read_traffic(path, block_tokens=64).requests} == {64}
+    assert {request.block_tokens for request in read_traffic(path, block_tokens=32).requests} == {32}
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,25 @@ def test_a_signal_ends_a_command_in_one_line(
     assert handlers == [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
 
 
+def test_a_signal_that_a_library_turns_into_an_error_of_its_own_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of C++ that is being imported: ImportError, initialization failed."""
+
+    def starting(*, ctrl_c: bool) -> None:
+        try:
+            if ctrl_c:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt as error:
+            raise ImportError("initialization failed") from (error if ctrl_c else None)
+
+    for ctrl_c, code in ((False, 143), (True, 130)):
+        monkeypatch.setattr("hardware.catalog.list_gpus", lambda ctrl_c=ctrl_c: starting(ctrl_c=ctrl_c))
+        found, out, err = run(["gpus"], capsys)
+        assert (found, out, err.strip()) == (code, "", "wattline: interrupted")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_workers_of_a_sweep_end_with_it_and_its_rows_stay(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -111,6 +111,8 @@ def test_stored_types_of_16_and_32_bits_are_read() -> None:
         (LLAMA, {"architectures": ["LlamaForSequenceClassification"]}, "architectures = ['LlamaForSequenceClass"),
         (LLAMA, {"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM': give a list"),
         (LLAMA, {"auto_map": {"AutoModel": "modeling_x.XModel"}}, "auto_map = 'modeling_x.XModel': code of the"),
+        (LLAMA, {"auto_map": {"AutoModel": "a.LlamaMoEForCausalLM"}}, "auto_map = 'a.LlamaMoEForCausalLM': code of"),
+        (LLAMA, {"auto_map": {"AutoModel": "o/r--a.LlamaSparseModel"}}, "auto_map = 'o/r--a.LlamaSparseModel': code"),
         (LLAMA, {"head_dim": None, "hidden_size": 4100}, "hidden_size = 4100, num_attention_heads = 32: 4100 is"),
         (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.25}}, "rope_parameters = {'partial_rotary_factor':"),
         (MIXTRAL, {"num_experts": 16}, "key 'num_experts' = 16 is not understood for model_type 'mixtral'"),

@@ -5,6 +5,7 @@ A key that nobody has read may change the work (a window, a soft cap, another mi
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,11 @@ from workloads.errors import WorkloadError
 from workloads.quantization import KEYS as PRECISION_KEYS
 
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
+# What a class is called after its family's name.
+_ENDS = re.compile(
+    r"(Text)?(Config|Model|PreTrainedModel|LMHeadModel|Processor|ImageProcessor|Tokenizer(Fast)?"
+    r"|For(CausalLM|ConditionalGeneration|(Sequence|Token)Classification|QuestionAnswering|MaskedLM|PreTraining))?$"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +98,14 @@ def _check_classes(data: Mapping[str, Any], kind: str, family: Family, where: st
                 "may have other layers or another head"
             )
     code = data.get("auto_map") or {}
-    stems = tuple(
-        {name.removesuffix(next((h for h in _HEADS if name.endswith(h)), "")) for name in family.architectures}
-    )
+    stems = {name.removesuffix(next((h for h in _HEADS if name.endswith(h)), "")) for name in family.architectures}
     names = list(code.values()) if isinstance(code, dict) else [code]
     heads = [name for name in names if isinstance(name, str) and name.rsplit(".", 1)[-1] in family.architectures]
     files = {name.rpartition(".")[0] for name in heads} - {""}  # its own classes have any name
     for name in names:
         file, _, last = name.rpartition(".") if isinstance(name, str) else ("", "", "")
-        if not last.startswith(stems) and file not in files:
+        own = any(last.startswith(stem) and _ENDS.match(last, len(stem)) for stem in stems)
+        if not own and file not in files:
             raise WorkloadError(
                 f"{where}: auto_map = {shown(name)}: code of the model's own: model_type '{kind}' is priced as {known}"
             )

@@ -88,6 +88,7 @@ class DitSpec:
         return self.cross_layers * cross + self.double_layers * double + self.single_layers * single + ends
 
 
+TEXT_HEAD_DIM = 64
 _NUMBERS = ("d_model", "heads", "head_dim", "d_ff", "text_tokens", "latent_channels", "text_layers", "text_width",
             "text_d_ff", "decoder_depth")  # fmt: skip
 _LAYERS = ("cross_layers", "double_layers", "single_layers")
@@ -141,6 +142,10 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
     )
     if not spec.layers or (spec.cross_layers and spec.layers > spec.cross_layers):
         raise WorkloadError(f"{where}: layers: give cross_layers, or double_layers and single_layers")
+    if spec.text_width % TEXT_HEAD_DIM:
+        raise WorkloadError(
+            f"{where}: text_width = {spec.text_width}: give a multiple of {TEXT_HEAD_DIM}, a head of the text encoder"
+        )
     if spec.heads * spec.head_dim != spec.d_model:
         raise WorkloadError(
             f"{where}: heads = {spec.heads} of head_dim = {spec.head_dim} do not make d_model = {spec.d_model}"

@@ -169,6 +169,8 @@ def _hbm_bytes(sizes: GemmSizes, gpu: GpuSpec) -> float:
     return weights + hbm_share(weights + activations, gpu.l2_bytes) * activations + read_again
 
 
+# Rows of the largest product that was measured alone (gemm.jsonl); whole runs of 16,384 tokens hold beyond it.
+MOST_ROWS = 8192
 # How far apart 8- and 16-bit kernels of one shape lie, in length scales: near, since the library picks tiles
 # for both by the same rules. Chosen by leaving one (n, k) of both out on the gemm rows alone.
 _EIGHT_BIT = 0.5
@@ -177,7 +179,7 @@ _EIGHT_BIT = 0.5
 def gemm_features(sizes: GemmSizes) -> tuple[float, float, float, float]:
     """Where a shape lies for the correction: log2 sizes, m up to the largest that was measured, and the type."""
     eight_bit = sizes.dtype.startswith("fp8") or sizes.dtype == "int8"
-    m, n, k = (float(np.log2(side)) for side in (min(sizes.m, 8192), sizes.n, sizes.k))
+    m, n, k = (float(np.log2(side)) for side in (min(sizes.m, MOST_ROWS), sizes.n, sizes.k))
     return (m, n, k, _EIGHT_BIT * eight_bit)
 
 

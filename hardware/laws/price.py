@@ -113,9 +113,7 @@ def elementwise_terms(
         )
         plain = profile.elementwise["copy"]
         return permuting(copy, plain, gpu, bytes_moved=bytes_moved)
-    name = op
-    while name not in profile.elementwise and name in _LIKE:
-        name = _LIKE[name]
+    name = elementwise_law(profile, op)
     own = profile.elementwise[name]
     terms = elementwise_base_terms(own, gpu, rows=rows, bytes_moved=bytes_moved, launched_blocks=launched_blocks)
     learnt = profile.elementwise_corrections[name]
@@ -125,6 +123,13 @@ def elementwise_terms(
     # Below the smallest buffer measured the floor alone is left: no extrapolation, and the correction stays.
     held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
     return replace(held, extrapolated=learnt.time.above(x))
+
+
+def elementwise_law(profile: Profile, op: str) -> str:
+    """The kernel whose coefficients price ``op``: itself, or the nearest one that was measured."""
+    while op not in profile.elementwise and op in _LIKE:
+        op = _LIKE[op]
+    return op
 
 
 def grouped_gemm_terms(

@@ -147,8 +147,9 @@ def main(argv: list[str] | None = None) -> None:
         _end("standard output is closed: redirect it to /dev/null to see nothing", 2)
     from sim.cli.console import Stopped, stoppable
 
+    came: list[Stopped] = []
     try:
-        with stoppable():
+        with stoppable() as came:
             code = app(args=argv, prog_name="wattline", standalone_mode=False)
         if code:  # what click's Exit became
             sys.exit(code)
@@ -166,6 +167,8 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:  # of the help, say
         _end(_message(error), 2)
     except Exception as error:
+        if came or isinstance(error.__cause__, KeyboardInterrupt):  # what a library's start made of it
+            _end("interrupted", came[0].exit_code if came else 130)
         if not _ours(error):
             raise
         _end(str(error), 2)

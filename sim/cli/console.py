@@ -37,19 +37,22 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[list[Stopped]]:
     """In the block, the first SIGTERM or SIGHUP raises :class:`Stopped`; further ones do not disturb the clean-up.
 
-    A signal that the caller ignores (``nohup``) or handles stays as it is.
+    A signal that the caller ignores (``nohup``) or handles stays as it is. The list holds what was raised: a library
+    that is being imported may make an error of its own of it.
     """
+    came: list[Stopped] = []
     if threading.current_thread() is not threading.main_thread():  # others cannot take signals
-        yield
+        yield came
         return
 
     def stop(number: int, _: Any) -> None:
         for signal_number in taken:
             signal.signal(signal_number, signal.SIG_IGN)
-        raise Stopped(number)
+        came.append(Stopped(number))
+        raise came[0]
 
     taken = [
         signal_number
@@ -59,7 +62,7 @@ def stoppable() -> Iterator[None]:
     for signal_number in taken:
         signal.signal(signal_number, stop)
     try:
-        yield
+        yield came
     finally:
         for signal_number in taken:
             signal.signal(signal_number, signal.SIG_DFL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore.conditions import Condition
 from sim.explore.pareto import front
@@ -75,6 +75,9 @@ class Factors:
         4.1
         """
         table = table.copy()
+        for name in ("energy_j_per_token", "tokens_per_s", "world"):
+            if name not in table:
+                raise SimError(f"the table has no column {name}: none of its rows ran")
         kwh = table["energy_j_per_token"] * 1e6 / J_PER_KWH
         if self.carbon_g_per_kwh is not None:
             table["carbon_g_per_million_tokens"] = kwh * self.carbon_g_per_kwh
@@ -167,7 +170,7 @@ def scenario_of(row: pd.Series[Any]) -> Scenario:
             continue
         value = value.item() if isinstance(value, np.generic) else value
         if isinstance(value, str) and value.startswith("["):
-            value = json.loads(value)
+            value = parse_json(value, f"column {name}", SimError, one_line=True)
         if field.is_required() or value != field.default:
             fields[name] = value
     return Scenario.of(**fields)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, assert_never
 
+from hardware.laws.gemm import MOST_ROWS
+from hardware.laws.price import elementwise_law
 from hardware.laws.terms import KernelTerms, time_s, waves
 from hardware.power import OperatingPoint, point_at, steady_point
 from sim.build.cost import Pricer
+from sim.errors import ScenarioError
 from sim.scenario.machine import Machine
+from workloads.kernel_names import Elementwise
 from workloads.work import (
     AttentionWork,
     CollectiveWork,
@@ -20,6 +24,9 @@ from workloads.work import (
     RoutedGemmWork,
     Work,
 )
+
+# All rows of attention alone have heads of so many elements (attention.jsonl; the A100's public table too).
+MEASURED_HEAD = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,7 @@ class KernelReport:
 
 def kernel_report(target: Machine, work: Work, *, step_mhz: float = 90.0) -> KernelReport:
     """Price ``work`` alone on ``target``; the settled point obeys the power cap and a locked clock."""
+    _check_memory(target, work)
     pricer = Pricer.of_loops(target)
     terms = pricer.terms(work)
     gpu, curve, model = target.gpu, target.curve, target.model
@@ -85,7 +93,7 @@ def kernel_report(target: Machine, work: Work, *, step_mhz: float = 90.0) -> Ker
         blocks=terms.blocks,
         waves=waves(terms, sms),
         hbm_bytes=terms.hbm_bytes,
-        extrapolated=terms.extrapolated,
+        extrapolated=terms.extrapolated or (isinstance(work, GemmWork) and work.m > MOST_ROWS),
         settled=at_rest,
         sweep=tuple(points),
         best=min((at_rest, *reached), key=lambda point: point.energy_j),
@@ -126,9 +134,45 @@ def unmeasured(target: Machine, work: Work) -> list[str]:
     weights = getattr(work, "weights", None)
     if weights is not None:
         return [f"no kernel with weights in {weights} was measured"]
+    if isinstance(work, AttentionWork) and work.head_dim != MEASURED_HEAD:
+        return [f"no attention with heads of {work.head_dim} elements was measured, only of {MEASURED_HEAD}"]
+    if isinstance(work, ElementwiseWork) and work.op != Elementwise.PERMUTE_COPY:
+        law = elementwise_law(target.profile, work.op.value)
+        return [] if law == work.op else [f"no {work.op} was measured: it is priced as {law} is"]
     dtype = getattr(work, "dtype", DType.BF16).value
     measured = list(target.profile.gemm) if isinstance(work, GemmWork) else [DType.BF16.value]
     return [] if dtype in measured else [f"no kernel of its kind was measured in {dtype}"]
+
+
+def _check_memory(target: Machine, work: Work) -> None:
+    """Refuse a kernel whose operands no card of this type holds."""
+    held, there = held_bytes(work), target.gpu.memory_bytes
+    if held > there:
+        raise ScenarioError(
+            f"the kernel's operands take {held / 1e9:.4g} GB, {target.gpu.id} has {there / 1e9:.4g}: give smaller sizes"
+        )
+
+
+def held_bytes(work: Work) -> float:
+    """Bytes that a kernel's operands take at least, in 16 bit where nothing else is said."""
+    match work:
+        case GemmWork():
+            inputs = work.count * (work.m + work.n) * work.k * work.dtype.bytes
+            if work.weights is not None:  # stored in fewer bits
+                inputs = work.count * work.m * work.k * work.dtype.bytes
+            return inputs + work.count * work.m * work.n * work.out_dtype.bytes
+        case GroupedGemmWork() | RoutedGemmWork():
+            return 2.0 * (work.experts * work.n * work.k + work.rows * (work.n + work.k))
+        case AttentionWork():
+            rows = work.q_len * work.q_heads + work.kv_len * work.kv_heads
+            return 4.0 * work.batch * rows * work.mean_head_dim
+        case ConvolutionWork():
+            return 2.0 * (work.read * work.channels_in + work.pixels * work.channels_out)
+        case ElementwiseWork():
+            return 2.0 * work.rows * work.width
+        case CollectiveWork():
+            return float(work.buffer_bytes)
+    assert_never(work)
 
 
 def _tensor_flops(work: Work) -> tuple[float, str]:

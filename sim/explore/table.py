@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from inputs.files import check_regular
+from inputs.texts import truncated
 from sim.errors import SimError
 from sim.explore.row import INTERVALS, RESULTS
 from sim.output.files import TABLE_ENDINGS, write_table
@@ -61,10 +63,19 @@ def read_table(path: Path) -> pd.DataFrame:
             table = fastparquet.ParquetFile(str(path)).to_pandas()
     except Exception as error:
         raise SimError(f"'{path}' is not a table that 'wattline sweep' wrote ({type(error).__name__})") from None
-    missing = {"scenario_id", "model", "error"} - set(table.columns)
+    missing = {"scenario_id", "model", "error", "feasible"} - set(table.columns)
     if missing:
         raise SimError(f"'{path}' is not a table that 'wattline sweep' wrote: column {min(missing)} is missing")
-    return table
+    for name in sorted(NUMERIC & set(table.columns)):
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        wrong = (numbers.isna() & table[name].notna()) | numbers.isin([math.inf, -math.inf])
+        if wrong.any():
+            value = table[name][wrong].iloc[0]
+            raise SimError(f"'{path}': {name} = {truncated(str(value), 60)}: no number that 'wattline sweep' writes")
+        table[name] = numbers
+    if not set(table["feasible"].map(str)) <= {"True", "False"}:
+        raise SimError(f"'{path}': column feasible: give True or False")
+    return table.assign(feasible=table["feasible"].map(str) == "True")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -46,6 +46,8 @@ def effects(table: pd.DataFrame, objective: Objective) -> list[Effect]:
     [('batch', 4.0), ('tp', 2.0)]
     """
     values = table[objective.column].to_numpy(dtype=float)
+    if not (values > 0.0).all():
+        raise SimError(f"{objective.column} = {values.min():g}: factors are of values above 0: leave such rows out")
     logs = pd.Series(np.log(values), index=table.index)
     found = []
     for name in varied(table):

@@ -46,8 +46,10 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "energies_from": None if result.unchanged.energy_j is None else "trace" if result.recorded else "laws",
         "notes": notes_of(result),
         "gpu": result.gpu,
+        "other_gpu": result.other_gpu,
         "status": result.standing and result.standing.status,
         "status_reasons": list(result.standing.reasons) if result.standing else [],
+        "expected_error": result.standing.expected_error if result.standing else "",
         "kernels_priced_by_shape": result.by_shape,
         "chunked_collectives": result.chunked_collectives,
         "ranks": [
@@ -130,13 +132,16 @@ def print_replay(result: Replayed, console: Console) -> None:
     ]  # fmt: skip
     if known:
         status = result.standing and result.standing.status
-        laws = f"the laws of {result.gpu} ({status}), {result.by_shape:,} kernels by recorded shape"
+        cards = " and ".join(dict.fromkeys(gpu for gpu in (result.gpu, result.other_gpu) if gpu is not None))
+        laws = f"the laws of {cards} ({status}), {result.by_shape:,} kernels by recorded shape"
         source = "as the trace has it" if result.recorded else f"by {laws}"
         if result.recorded and result.gpu is not None and result.simulated is not result.unchanged:
             source += f", and as {laws} change it"
         console.print(f"energy of the GPUs in the trace: {', '.join(known)}; {source}", highlight=False)
     standing = result.standing
-    reasons = [f"{standing.status}: {'; '.join(standing.reasons)}"] if standing and standing.reasons else []
+    by_laws = not result.recorded or result.simulated is not result.unchanged
+    said = [*standing.reasons, standing.expected_error * by_laws] if standing else []
+    reasons = [f"{standing.status}: {'; '.join(filter(None, said))}"] if standing and any(said) else []
     for note in reasons + notes_of(result):
         console.print(note, markup=False, highlight=False)
     if result.chunked_collectives:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hardware.catalog import load_gpu
 from sim.replay.boards import gpu_id_of
 from sim.replay.changes import Changes, beside_products
 from sim.replay.evidence import evidence_of
@@ -26,6 +27,8 @@ from traces.read.load import Window, read_trace
 from traces.rounds import sms_of
 from traces.summary import RankTimes, summarise
 
+# Traces of one replayed on the other are held against its own (docs/replay.md, tests/test_replay_other_gpu.py).
+BOTH_MEASURED = {"h100-sxm-80gb", "h200-sxm-141gb"}
 UNSIZED_SHARE = 0.1  # of the kernels' time: products without sizes beyond it are said
 
 
@@ -33,9 +36,9 @@ UNSIZED_SHARE = 0.1  # of the kernels' time: products without sizes beyond it ar
 class Replayed:
     """A capture, its replay as it was (``unchanged``), and under the changes asked for (the same without any).
 
-    ``gpu`` and ``standing`` tell whose laws gave the energy, and what they and a run of ours rest on (None: unknown
-    GPU); ``by_shape`` kernels were priced by recorded shapes, the others by their class and time. ``recorded``: ours,
-    whose joules and clocks are the file's.
+    ``gpu`` and ``standing`` tell whose laws gave the energy (with those of ``other_gpu`` where it is run on another),
+    and what they and a run of ours rest on (None: unknown GPU); ``by_shape`` kernels were priced by recorded
+    shapes, the others by their class and time. ``recorded``: ours, whose joules and clocks are the file's.
     ``chunked_collectives`` were cut into parts. ``unsure`` kernels are of unknown work: what bounds them nobody knows,
     and ``span_range_us`` is the span of the first rank if all are bound by what changes least, or most (None: no such
     kernel, or nothing changed by law). ``taken`` counts what the unchanged replay of a real trace takes from its file
@@ -51,6 +54,7 @@ class Replayed:
     unchanged: ReplayTimes
     simulated: ReplayTimes
     gpu: str | None
+    other_gpu: str | None
     standing: Standing | None
     recorded: bool
     by_shape: int
@@ -148,6 +152,7 @@ def replay_capture(
         unchanged=unchanged,
         simulated=simulated,
         gpu=None if target is None else target.gpu.id,
+        other_gpu=None if changes.gpu is None else load_gpu(changes.gpu).id,
         standing=None if target is None or jobs is None else _standing(target, changes, capture, classes, jobs),
         recorded=run.correction is not None,
         by_shape=0 if jobs is None else jobs.by_shape,
@@ -170,8 +175,14 @@ def _standing(target: Machine, changes: Changes, capture: Capture, classes: Clas
         unmeasured.append("no kernel's sizes are in the trace: each is taken for one of its class that takes its time")
     elif unsized > UNSIZED_SHARE:
         unmeasured.append(f"products of {unsized:.0%} of the kernels' time have no sizes in the trace")
-    policy = Policy(power_cap_w=changes.power_cap_w, sm_clock_mhz=changes.sm_clock_mhz)
-    laws = standing_of_laws(machine(changes.gpu or target.gpu.id, policy=policy), unmeasured=unmeasured)
+    there = machine(
+        changes.gpu or target.gpu.id, policy=Policy(power_cap_w=changes.power_cap_w, sm_clock_mhz=changes.sm_clock_mhz)
+    )
+    pair = {target.gpu.id, there.gpu.id}
+    if len(pair) > 1 and pair != BOTH_MEASURED:
+        unmeasured.append(f"no trace of {target.gpu.id} was ever replayed beside one of {there.gpu.id}")
+    laws = standing_of_laws(there, unmeasured=unmeasured)
+    laws = replace(laws, card=max(laws.card, target.profile.status, key=STATUSES.index))  # durations go by both's laws
     status, said = own.get("status"), own.get("status_reasons")
     if status not in STATUSES:
         return laws

@@ -313,4 +313,23 @@ def _expected(target: Machine, asked: Kind, known: Checked | None, *, unchecked:
         return known.words() + (" within the measured range, unknown outside it" if extrapolated else "")
     if target.profile.status == "calibrated":
         return "expected error unknown"
-    return target.profile.expected_error(experts="experts" in asked.sizes)
+    own_ranks = any(part.startswith("ep ") for part in asked.key["layout"].split(", "))
+    also = ["experts", *["experts_ep"] * own_ranks] if "experts" in asked.sizes else []
+    parts = [target.profile.expected_error(*also)]
+    if target.profile.basis != target.gpu.id:  # else other figures under a catalog's id: no row is of that card
+        parts.append(other_kinds(target.gpu.id))
+    return "; ".join(part for part in parts if part)
+
+
+@lru_cache(maxsize=32)
+def other_kinds(gpu: str) -> str:
+    """How far off runs of the kinds that were measured on a GPU are, each in the mean; empty where none was."""
+    rows = [row for row in checked_runs() if row.kind.key["gpu"] == gpu]
+    parts = []
+    for name, found in (
+        ("latency", [row.latency_error[0] for row in rows if row.latency_error]),
+        ("energy", [row.energy_error[0] for row in rows if row.energy_error]),
+    ):
+        if found:
+            parts.append(f"{name} {100 * min(found):.2g} to {100 * max(found):.2g} %")
+    return f"other kinds of run, {len(rows)} measured on it, are off by {' and '.join(parts)}" if parts else ""

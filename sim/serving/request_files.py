@@ -106,7 +106,7 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
         priority = (
             _whole(row, "priority", where, least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT) if "priority" in row else 0
         )
-        prefix = _prefix(row, where)
+        prefix = _prefix(row, where, most=-(-tokens // (block_tokens or kind.block_tokens)))
         if wanted == 0:
             unanswered += 1
             continue
@@ -244,12 +244,18 @@ def _whole(row: Mapping[str, Any], name: str, where: str, *, least: int, most: i
     return int(number)
 
 
-def _prefix(row: Mapping[str, Any], where: str) -> array[int] | None:
+def _prefix(row: Mapping[str, Any], where: str, *, most: int) -> array[int] | None:
+    """Hashes of the blocks of a prompt, which has ``most`` of them."""
     hashes = row.get("hash_ids")
     if hashes is None or isinstance(hashes, str):  # a cell of a CSV
         return None
     if not isinstance(hashes, list) or not all(type(digest) is int for digest in hashes):
         raise ScenarioError(f"{where}: hash_ids = {shown(hashes)}: give a list of whole numbers, one a block")
+    if len(hashes) > most:
+        raise ScenarioError(
+            f"{where}: hash_ids: {len(hashes)} hashes for a prompt of {most} blocks: say how many tokens a hash stands "
+            "for (--trace-block-tokens)"
+        )
     return array("q", hashes)
 
 
