@@ -34,8 +34,8 @@ COMMANDS = {
     "dit": "Video diffusion: speed, energy, memory, with and without reused steps; choice of a proxy.",
     "ui": "A local page: change scenarios and see latency, joules, memory and timelines at once.",
     "memory": "What a scenario needs of GPU memory; the largest batch and the smallest layout that fit.",
-    "gpus": "List the GPU catalog.",
-    "models": "List the model catalog.",
+    "gpus": "List the GPU catalog, or show one GPU with the source of each figure.",
+    "models": "List the model catalog, or show one model.",
 }
 
 
@@ -110,9 +110,16 @@ class _Lazy(click.Group):
         from sim.cli.help import nearest
 
         if args and args[0] not in COMMANDS:
-            hint = HINTS.get(args[0]) or nearest(args[0], COMMANDS)
+            hint = HINTS.get(args[0]) or _of_a_model(args[0]) or nearest(args[0], COMMANDS)
             raise click.UsageError(f"unknown command '{args[0]}': {hint}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _of_a_model(word: str) -> str | None:
+    """What is right where the command was left out."""
+    from workloads.catalog import list_models
+
+    return f"a command comes first, as in 'wattline simulate {word}'" if word in list_models() else None
 
 
 @contextmanager

@@ -26,6 +26,8 @@ ENDINGS = (
     ((".xplane.pb",), "an XPlane of XLA: give the .trace.json.gz that jax.profiler.start_trace writes beside it"),
     ((".otf2",), "an OTF2 archive: rocprofv3 --output-format json"),
 )
+# Tables, of which only those of some tools are timelines.
+TABLES = (".csv", ".csv.gz", ".parquet")
 HEADS = (
     (
         re.compile(rb'^\s*\{\s*"(?:Type|type)"\s*:|^\s*\{"data":\["\[Unknown\]"'),
@@ -73,4 +75,9 @@ def _reader(path: Path) -> Callable[[Path], FileRows]:
     if head[:1] == PACKET and head.lstrip()[:1] not in (b"{", b"["):
         return read_perfetto
     table = table_of_head(head)
+    if table is None and path.name.endswith(TABLES):
+        raise TraceError(
+            f"trace '{path}': a table, but not one of rocprof's kernels: give a profiler's trace; rows of a sweep are "
+            "for wattline pareto and best, records for wattline validate"
+        )
     return read_file if table is None else partial(read_csv, table=table)
