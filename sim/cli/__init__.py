@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -139,7 +140,13 @@ def _ended() -> Iterator[None]:
         raise click.ClickException(f"a file ends too early: {error}") from None
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+def _narrow() -> int | None:
+    """Columns of help on a terminal that is narrower than click would take it to be."""
+    columns = shutil.get_terminal_size().columns
+    return max(columns - 2, 20) if columns < 52 else None
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "terminal_width": _narrow()})
 @click.version_option(package_name="wattline")
 def app() -> None:
     """Simulate multi-GPU AI inference and see where the time and the joules go."""

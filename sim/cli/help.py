@@ -114,6 +114,8 @@ LACKING = {
 }
 
 
+# Columns below which a description stands under its option.
+NARROW = 60
 # How click's words end where digits were wanted.
 _NO_NUMBER = ("a valid integer.", "a valid integer range.")
 
@@ -133,7 +135,7 @@ class Helped(click.Command):
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):
-                    formatter.write_dl(records)
+                    formatter.write_dl(records, col_max=30 if formatter.width > NARROW else 4)
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
 

@@ -130,7 +130,9 @@ def compare_capture(
     if rank is None:
         rank = capture.ranks[0]
     elif rank not in capture.ranks:
-        raise CompareError(f"rank = {rank}: the trace has {', '.join(map(str, capture.ranks))}")
+        raise CompareError(
+            f"rank = {rank}: the trace's ranks are {', '.join(map(str, capture.ranks))}: give one of them"
+        )
     run = simulate(scenario)
     return lay_beside(run, capture, classes, rank)
 

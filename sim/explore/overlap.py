@@ -276,7 +276,7 @@ def advice(points: Sequence[OverlapPoint], default: OverlapPoint | None = None) 
             f"({overlapped.label}, against {blocks(sequential.scenario)})"
         )
         if default is not None and default is not sequential:
-            text += f", {saves(overlapped, default)} over the default ({blocks(default.scenario)} in sequence)"
+            text += f", and {saves(overlapped, default)} over the default ({blocks(default.scenario)} in sequence)"
     return text + "."
 
 

@@ -141,7 +141,7 @@ def within(capture: Capture, window: Window) -> Capture:
     if not mask.any():
         if window.ranks is not None and not set(window.ranks) & set(capture.ranks):
             asked, known = (", ".join(map(str, ranks)) for ranks in (window.ranks, capture.ranks))
-            raise TraceError(f"rank = {asked}: the trace has {known}")
+            raise TraceError(f"rank = {asked}: the trace has none of it: its ranks are {known}")
         last_ms = float(since_ms.max())
         raise TraceError(
             f"window {window.start_ms}..{window.end_ms} ms, ranks {window.ranks or 'all'}: no GPU work in it: "
