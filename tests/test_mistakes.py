@@ -83,8 +83,8 @@ MISTAKES = [
     # over all commands: files of another kind, options of another command, what does not fit
     (
         "compare a.csv",
-        "trace 'a.csv': a table, but not one of rocprof's kernels: give a profiler's trace; rows of a "
-        "sweep are for wattline pareto and best, records for wattline validate",
+        "trace 'a.csv': a table, but not one of kernels with their times (of rocprof or nsys stats): rows of a sweep "
+        "are for wattline pareto and best, records for wattline validate",
     ),
     ("compare run.json.gz --model llama3-8b --rank 3", "rank = 3: the trace's ranks are 0: give one of them"),
     ("gpus h1000", "unknown gpu 'h1000': did you mean 'h100-sxm-80gb'?"),
@@ -189,8 +189,8 @@ MISTAKES = [
     ("inspect run.json.gz --rank 7", "rank = 7: the trace has none of it: its ranks are 0"),
     (
         "inspect x.parquet",
-        "trace 'x.parquet': a table, but not one of rocprof's kernels: give a profiler's trace; rows of "
-        "a sweep are for wattline pareto and best, records for wattline validate",
+        "trace 'x.parquet': a table, but not one of kernels with their times (of rocprof or nsys stats): rows of a "
+        "sweep are for wattline pareto and best, records for wattline validate",
     ),
     (
         "inspect report.nsys-rep",
