@@ -15,6 +15,7 @@ FILES = {
     "s.yaml": "model: llama3-8b\n",
     "s.json": json.dumps({"model": "llama3-8b"}),
     "half.jsonl": json.dumps({"kind": "gemm", "m": 1}) + "\n",
+    "f.toml": '[base]\nmodel = "llama3-8b"\nphase = "generate"\noutput_len = 4\n[grid]\nbatch = [1, 2]\n',
     "a.csv": "a,b\n1,2\n",
     "x.parquet": "x",
     "report.nsys-rep": "x",
@@ -138,6 +139,7 @@ MISTAKES = [
         "serve llama3-8b --requests 5 --kill 3",
         "Invalid value for '--kill': '3' is not SECOND:REPLICA: give two numbers, like 1.5:2",
     ),
+    ("fit f.toml --samples 6", "samples = 6: the closed form has 12 coefficients a phase: give more"),
     ("simulate", "scenario: model is missing: give one, such as llama3-8b ('wattline models' lists them)"),
     (
         "simulate llama3-70b",
