@@ -50,6 +50,15 @@ class GpuSpec:
         """Whether blocks of a kernel can be launched as clusters on neighbouring SMs (Hopper and later)."""
         return self.architecture in ("hopper", "blackwell")
 
+    @property
+    def sheet(self) -> list[tuple[str, float | str, Confidence, str]]:
+        """Every figure that has a source: its name, value (SI), confidence and source."""
+        rates = self.tensor_flops_per_s
+        return [
+            (name, rates[name] if name in rates else getattr(self, name, "-"), self.confidence[name], source)
+            for name, source in self.sources.items()
+        ]
+
     def same_figures(self, other: GpuSpec) -> bool:
         """Whether both are one card, whoever says so."""
         names = {field.name for field in fields(GpuSpec)} - {"sources", "confidence"}

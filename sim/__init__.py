@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from sim.explore.frame import sweep
     from sim.result.timeline import Timeline
     from sim.run.runner import simulate
+    from sim.scenario.fields import ScenarioFields
     from sim.scenario.spec import Scenario
     from sim.serving.server import serve
 
 check_neighbours()
 
-__all__ = ["Scenario", "Timeline", "WattlineError", "serve", "simulate", "sweep"]
+__all__ = ["Scenario", "ScenarioFields", "Timeline", "WattlineError", "serve", "simulate", "sweep"]
 
 # Lazy, so that the command line can print its help without importing pandas.
 _HOMES = {
     "Scenario": "sim.scenario.spec",
+    "ScenarioFields": "sim.scenario.fields",
     "Timeline": "sim.result.timeline",
     "WattlineError": "inputs.errors",
     "serve": "sim.serving.server",

@@ -13,6 +13,7 @@ from pathlib import Path
 NAMES = ("inputs", "workloads", "hardware", "traces")
 MARK = "# wattline's own: sim/neighbours.py looks for this line"
 COMMAND = "wattline"
+MISSING = "missing"
 
 
 def check_neighbours() -> None:
@@ -21,7 +22,10 @@ def check_neighbours() -> None:
     if foreign is None:
         return
     name, found = foreign
-    text = f"the package '{name}' is another distribution's ({found}): install wattline in an environment of its own, "
+    what = (
+        "missing, taken away with another distribution's" if found == MISSING else f"another distribution's ({found})"
+    )
+    text = f"the package '{name}' is {what}: install wattline in an environment of its own, "
     text += "such as 'uv tool install' or a fresh venv makes"
     if Path(sys.argv[0]).stem == COMMAND:
         print(f"wattline: {text}", file=sys.stderr)
@@ -33,6 +37,6 @@ def _foreign(name: str) -> str | None:
     """Where the package ``name`` comes from, if it is not ours."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
-        return "missing"
+        return MISSING
     head = Path(spec.origin).read_text(encoding="utf-8", errors="replace")
     return None if MARK in head else spec.origin

@@ -163,9 +163,21 @@ def test_a_clock_that_falls(tmp_path: Path) -> None:
     assert found.saves_us == pytest.approx(240.0)
 
 
+def test_a_clock_that_falls_little_by_little(tmp_path: Path) -> None:
+    """Products take 100 us, then half a microsecond longer each time, up to 115: the first and last thirds differ."""
+    works = [work for turn in range(60) for work in ((GEMM, 100.0 + min(turn, 30) / 2), (ADD, 30.0))]
+    (found,) = advice(tmp_path, queue(*works))
+    assert (found.rule, found.kernel) == ("clock-throttling", GEMM)
+    assert found.seen.startswith("products of one name and grid take 10% longer later than at first")
+
+
 @pytest.mark.parametrize(
     "works",
     [
+        pytest.param(
+            [(GEMM, us) for us in (100.0, 130.0, 100.0, 130.0, 130.0, 145.0) for _ in range(10)],
+            id="stretches of shapes",
+        ),
         pytest.param([(GEMM, 100.0), (ADD, 30.0)] * 24 + [(GEMM, 110.0), (ADD, 33.0)] * 24, id="copies too: more work"),
         pytest.param([(GEMM, 100.0), (ADD, 30.0), (GEMM, 400.0), (NORM, 30.0)] * 24, id="two shapes under one grid"),
         pytest.param([("fused_moe_kernel", 100.0)] * 24 + [("fused_moe_kernel", 110.0)] * 24, id="experts get more"),

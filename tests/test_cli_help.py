@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -89,7 +90,7 @@ MISTAKES = {
     "wattline inspect other.json": "export it with export_chrome_trace",
     "wattline kernel gem": "did you mean 'gemm'?",
     "wattline kernel gemm --m 8": "for example, wattline kernel gemm --m 8192 --n 8192",
-    "wattline gpus h100": "unexpected 'h100'",
+    "wattline gpus h100 h200": "unexpected 'h200'",
     "wattline dit --model llama3-8b": "known: flux.1-dev",
     "wattline ui --port 99999": "is not in the range",
 }
@@ -250,3 +251,12 @@ def test_a_narrow_terminal_loses_no_figure(line: str) -> None:
 def test_without_a_terminal_no_line_ends_in_blanks(line: str) -> None:
     text = CliRunner().invoke(app, line.split()).stdout
     assert text and not re.search(r"[ \t]+$", text, flags=re.MULTILINE) and "\x1b" not in text
+
+
+def test_one_gpu_is_shown_with_the_source_of_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["gpus", "h100", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    sms = next(row for row in found["figures"] if row["figure"] == "sms")
+    assert (found["id"], sms["value"]) == ("h100-sxm-80gb", 132) and sms["source"]
+    main(["gpus", "h100"])
+    assert "h100-sxm-80gb: H100-SXM5-80GB, hopper" in capsys.readouterr().out

@@ -126,7 +126,7 @@ def test_the_command_writes_json_rows_and_both_timelines(tmp_path: Path, capsys:
     ("more", "said"),
     [
         (["--phase", "generate", "--output-len", "4"], "phase = 'generate': a trace is compared with one step"),
-        (["--rank", "3"], "rank = 3: the trace has 0"),
+        (["--rank", "3"], "rank = 3: the trace's ranks are 0: give one of them"),
         (["--window", "5"], "window = '5'"),
         (["--timeline", "both.txt"], "both.txt"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ FILES = {
     "s.yaml": "model: llama3-8b\n",
     "s.json": json.dumps({"model": "llama3-8b"}),
     "half.jsonl": json.dumps({"kind": "gemm", "m": 1}) + "\n",
+    "f.toml": '[base]\nmodel = "llama3-8b"\nphase = "generate"\noutput_len = 4\n[grid]\nbatch = [1, 2]\n',
+    "a.csv": "a,b\n1,2\n",
+    "x.parquet": "x",
+    "report.nsys-rep": "x",
+    "g.toml": '[base]\nmodel = "llama3-8b"\n',
 }
 MISTAKES = [
     # a file of another kind
@@ -75,18 +81,163 @@ MISTAKES = [
         "simulate llama3-8b --gpu ada",
         "gpu = 'ada' fits several GPUs: l4-24gb, l40s-48gb, rtx-4090-24gb: name one",
     ),
+    # over all commands: files of another kind, options of another command, what does not fit
+    (
+        "compare a.csv",
+        "trace 'a.csv': a table, but not one of kernels with their times (of rocprof or nsys stats): rows of a sweep "
+        "are for wattline pareto and best, records for wattline validate",
+    ),
+    ("compare run.json.gz --model llama3-8b --rank 3", "rank = 3: the trace's ranks are 0: give one of them"),
+    ("gpus h1000", "unknown gpu 'h1000': did you mean 'h100-sxm-80gb'?"),
+    ("gpus --gpu h100", "unknown option '--gpu': give a GPU to see it: wattline gpus h100"),
+    (
+        "plan llama3-405b --gpus 1",
+        "no deployment of llama3-405b on 1 x h100-sxm-80gb: llama3-405b does not fit on h100-sxm-80gb "
+        "with tp = 1: weights 811.7 + KV cache 0.0 + activations 3.7 = 815.4 GB a GPU, of which 72.0 GB "
+        "may be used: the smallest replica that fits is tp 8, pp 2",
+    ),
+    (
+        "plan llama3-8b --gpus 3 --slo-ttft-s 0.0001",
+        "no deployment of llama3-8b on 3 x h100-sxm-80gb: no load keeps the targets: a request alone "
+        "takes a TTFT of 49 ms at least: give more slo_ttft_s, or another gpu",
+    ),
+    (
+        "plan llama3-8b --gpus 2 --slo-tpot-s 0.0001 --slo-ttft-s 0.001",
+        "no deployment of llama3-8b on 2 x h100-sxm-80gb: no load keeps the targets: a request alone "
+        "takes a TTFT of 30.4 ms and a TPOT of 4.44 ms at least: give more slo_ttft_s and slo_tpot_s, or "
+        "another gpu",
+    ),
+    ("plan llama3-8b --objective cost", "scenario: objective = cost: needs price_per_gpu_hour"),
+    (
+        "plan llama3-8b --trace a.csv",
+        "a.csv: columns a, b: need arrival_s, input_tokens, output_tokens (Azure: TIMESTAMP, "
+        "ContextTokens, GeneratedTokens; or those of BurstGPT, Vidur, Splitwise, Bailian, Mooncake)",
+    ),
+    (
+        "plan llama3-8b --gpus 1 --rate-per-s 1000000",
+        "rate_per_s = 1e+06: no deployment of llama3-8b on 1 x h100-sxm-80gb carries it within the "
+        "targets: 12.2 is the most (1 x tp 1, 120 sequences each, 2,048 tokens a step): give more gpus",
+    ),
+    (
+        "serve llama3-70b --requests 5",
+        "llama3-70b does not fit on h100-sxm-80gb with tp = 1: weights 141.1 + KV cache 0.0 + "
+        "activations 2.0 = 143.1 GB a GPU, of which 72.0 GB may be used: the smallest replica that fits "
+        "is tp 2",
+    ),
+    (
+        "serve llama3-8b --concurrency 4 --rate-per-s 3",
+        "scenario: concurrency = 4 contradicts rate_per_s: give one of them",
+    ),
+    ("serve llama3-8b --rate 5", "unknown option '--rate': it is --rate-per-s here"),
+    ("serve llama3-8b --input-len 100", "unknown option '--input-len': it is --input-tokens here"),
+    ("serve llama3-8b --plan", "a plan needs an objective: give slo_ttft_s, slo_tpot_s or both"),
+    (
+        "serve llama3-8b --plan --slo-ttft-s 1 --price-per-kwh 0.2",
+        "prices are of one server: leave --plan and --compare out, or ask 'wattline plan'",
+    ),
+    (
+        "serve llama3-8b --requests 5 --kill 3",
+        "Invalid value for '--kill': '3' is not SECOND:REPLICA: give two numbers, like 1.5:2",
+    ),
+    ("fit f.toml --samples 6", "samples = 6: the closed form has 12 coefficients a phase: give more"),
+    ("simulate", "scenario: model is missing: give one, such as llama3-8b ('wattline models' lists them)"),
+    (
+        "simulate llama3-70b",
+        "llama3-70b does not fit on h100-sxm-80gb: weights 141.1 + KV cache 0.7 + activations 0.5 = "
+        "142.3 GB a GPU, it has 80 GB: the smallest layout that fits is tp 2; or --ignore-memory",
+    ),
+    ("simulate llama3-8b --prefill", "unknown option '--prefill': it is --phase prefill here"),
+    ("simulate llama3-8b --seq_len 4", "unknown option '--seq_len': it is --seq-len here"),
+    (
+        "simulate llama3-8b --seq-len 4k",
+        "Invalid value for '--seq-len': '4k' is not a valid integer: give digits alone, such as 4096",
+    ),
+    (
+        "simulate llama3-8b --json out.json",
+        "unexpected 'out.json': --json prints on standard output: write it with > out.json",
+    ),
+    (
+        "simulate llama3-8b --batch 1,2,4",
+        "Invalid value for '--batch': '1,2,4' is not a valid integer: one number; for several, wattline sweep",
+    ),
+    (
+        "simulate llama3-8b --output-len 20",
+        "scenario: output_len = 20 has no meaning in phase 'prefill': use 'generate'",
+    ),
+    (
+        "simulate llama3-8b --power-cap-w 700W",
+        "Invalid value for '--power-cap-w': '700W' is not a valid float: give a number alone, without a unit",
+    ),
+    ("simulate llama3-8b --trace out/", "trace file 'out': name it .json, .json.gz, .pftrace or .pftrace.gz"),
+    ("simulate llama3-8b --gpus 4", "unknown option '--gpus': it is --tp here"),
+    ("simulate llama3-8b --window 1:2", "--window is for --trace and --kernels: give one of them"),
+    (
+        "simulate deepseek-r1 --tp 8",
+        "deepseek-r1 does not fit on h100-sxm-80gb: weights 85.1 + KV cache 0.1 + activations 0.1 = 85.4 "
+        "GB a GPU, it has 80 GB: the smallest layout that fits is tp 8, pp 2; or --ignore-memory",
+    ),
+    (
+        "memory llama3-70b --gpu-memory 80",
+        "unknown option '--gpu-memory': it is the GPU's: give --gpu, an id ('wattline gpus' lists them) "
+        "or a .toml file",
+    ),
+    ("overlap llama3-70b --tp 1", "an overlap study needs TP or EP of at least 2: one GPU has nothing to communicate"),
+    ("sweep g.toml", "Missing option '--out': for example, wattline sweep grid.toml --out rows.parquet"),
+    (
+        "sweep a.csv --out r.csv",
+        "a.csv: not valid TOML: Expected '=' after a key in a key/value pair (at line 1, column 2)",
+    ),
+    ("pareto a.csv", "'a.csv' is not a table that 'wattline sweep' wrote: column error is missing"),
+    ("inspect run.json.gz --rank 7", "rank = 7: the trace has none of it: its ranks are 0"),
+    (
+        "inspect x.parquet",
+        "trace 'x.parquet': a table, but not one of kernels with their times (of rocprof or nsys stats): rows of a "
+        "sweep are for wattline pareto and best, records for wattline validate",
+    ),
+    (
+        "inspect report.nsys-rep",
+        "trace 'report.nsys-rep': a report of Nsight Systems: nsys export --type sqlite report.nsys-rep",
+    ),
+    ("replay run.json.gz --gpu h300", "unknown gpu 'h300': see 'wattline gpus'"),
+    ("ui --model llama3-8b", "unknown option '--model': give the model alone: wattline ui llama3-8b"),
+    ("llama3-8b", "unknown command 'llama3-8b': a command comes first, as in 'wattline simulate llama3-8b'"),
+    ("dit --model wan2.1-14b --gpus 4", "unknown option '--gpus': it is --cp here"),
+    (
+        "dit --model wan2.1-14b --reuse 0.5",
+        "reuse = '0.5': give steps:1-10,13,16, rate:0.58 or metric:FILE.csv,COLUMN,THRESHOLD",
+    ),
+    (
+        "kernel gemm --m 128",
+        "Missing option '--n': for example, wattline kernel gemm --m 8192 --n 8192 --k 8192 --sweep",
+    ),
+    ("ring --world 3", "ranks = 3: 16384 tokens are not 3 equal parts: use 2, 4, 8, 16"),
 ]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of one rank."""
+    path = tmp_path_factory.mktemp("trace") / "run.json.gz"
+    main(["simulate", "llama3-8b", "--layers", "1", "--seq-len", "128", "--trace", str(path), "--quiet"])
+    return path
 
 
 @pytest.mark.parametrize(("words", "line"), MISTAKES, ids=[words for words, _ in MISTAKES])
 def test_one_line_names_the_remedy(
-    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    line: str,
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if words.startswith("ui lama"):
         pytest.importorskip("dash", reason="pip install 'wattline[ui]'")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+    shutil.copy(trace, tmp_path)
     monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main(words.split())
     told = capsys.readouterr().err.splitlines()

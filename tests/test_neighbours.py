@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sim import neighbours
+
 ROOT = Path(__file__).parents[1]
 OURS = ("sim", "inputs", "workloads", "hardware", "traces")
 IMPORT = "import sim; print(sim.Scenario.of(model='llama3-8b').batch)"
@@ -45,3 +47,10 @@ def test_a_package_written_over_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "traces" / "__init__.py").write_text("from traces.timeseries import TimeSeries\n", encoding="utf-8")
     ended = ran(IMPORT, tmp_path)
     assert "the package 'traces' is another distribution's" in ended.stderr.splitlines()[-1]
+
+
+def test_a_package_taken_away_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip leaves it that uninstalls the other distribution again."""
+    monkeypatch.setattr(neighbours, "find_spec", lambda _name: None)
+    with pytest.raises(ImportError, match="is missing, taken away with another distribution's: install wattline in an"):
+        neighbours.check_neighbours()

@@ -88,7 +88,7 @@ def test_advice_compares_the_best_overlap_with_the_best_in_sequence_and_names_th
     assert advice([sequential, few, point(0.9, 99.0, comm_ctas=4, overlap_chunks=4)], default) == (
         "TP2, batch 2, 4 chunks, 4 CTAs is best here, quickest and most frugal per token; the best overlap saves 1.0 % "
         "energy and 10.0 % time over the best schedule in sequence (TP2, batch 2, 4 chunks, 4 CTAs, against 32 CTAs), "
-        "saves 34.0 % energy and 40.0 % time over the default (the library's CTAs in sequence)."
+        "and saves 34.0 % energy and 40.0 % time over the default (the library's CTAs in sequence)."
     )
     assert advice([sequential, point(0.9, 110.0, comm_ctas=32, overlap="two_batch")]) == (
         "TP2, batch 2, two micro-batches, 32 CTAs is quickest per token, TP2, batch 2, sequential, 32 CTAs most "

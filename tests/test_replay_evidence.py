@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from sim import simulate
+from sim.replay.changes import Changes
 from sim.replay.report import as_document, print_replay
 from sim.replay.study import Replayed, replay_trace
 from sim.result.trace import write_timeline
@@ -320,6 +321,20 @@ def test_an_edge_against_the_order_of_time_is_no_part_of_the_path(
     again = critical_path(capture, classify(capture))
     assert again.rows.tolist() == path.rows.tolist()
     assert again.by_class == path.by_class == {"gemm": 340.0}
+
+
+def test_chunks_of_a_trace_whose_pauses_are_its_own(tmp_path: Path) -> None:
+    """What the rules alone give is of the rows of the file, not of those that chunks make."""
+    events: list[Event] = []
+    for number in range(6):
+        at = 1000.0 + 1500.0 * number
+        events += _ran("gemm", at, 900, 1 + 2 * number, host_us=20.0 * number)
+        events += _ran("ncclDevKernel_AllReduce_Sum_bf16", at + 903 + number, 500, 2 + 2 * number,
+                       stream=20, host_us=20.0 * number + 10)  # fmt: skip
+    path = write(tmp_path / "t.json", events, deviceProperties=H100)
+    whole, cut = (replay_trace([path], Changes(chunks=chunks)) for chunks in (None, 3))
+    assert cut.chunked_collectives == 6 and any(cut.taken.values())
+    assert cut.by_rules is not None and cut.by_rules == whole.by_rules
 
 
 def test_what_a_replay_takes_from_its_file_is_said_and_counted(tmp_path: Path) -> None:

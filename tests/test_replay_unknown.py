@@ -86,6 +86,11 @@ def test_boards_are_known_as_clouds_report_them(tmp_path: Path, board: str, gpu:
             "its collectives not: --trace-gpu a100-sxm-80gb comes nearest",
         ),
         (
+            "NVIDIA H200 NVL",
+            "GPU 'NVIDIA H200 NVL': the PCIe board: the catalog has the SXM one: --trace-gpu h200-sxm-141gb comes "
+            "nearest",
+        ),
+        (
             "NVIDIA H20-3e",
             "GPU 'NVIDIA H20-3e': with more and quicker HBM than the H20 of the catalog: --trace-gpu h20-sxm-96gb "
             "comes nearest",

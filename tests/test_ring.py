@@ -143,7 +143,7 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["ring", "--world", "3"])
     assert stop.value.code == 2
-    assert "ranks = 3: a ring has at least 2, and its 3 parts divide the 16384 tokens" in capsys.readouterr().err
+    assert "ranks = 3: 16384 tokens are not 3 equal parts: use 2, 4, 8, 16" in capsys.readouterr().err
 
 
 def test_the_ring_command_with_a_model(capsys: pytest.CaptureFixture[str]) -> None:

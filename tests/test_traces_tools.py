@@ -218,6 +218,15 @@ def test_databases_of_other_tools_are_refused_with_their_command(
             b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "x", "start_ts": 1,\n  "nodes": [{"id": 1}]}',
             "export_chrome_trace of the same steps",
         ),
+        ("s.csv", b"Time (%),Total Time (ns),Instances,Name\n50.0,1000,2,k\n", "nsys stats --report cuda_gpu_trace"),
+        ("s.csv", b'"Name","Calls","TotalDurationNs"\n"k",3,3000\n', "rocprofv3 --kernel-trace"),
+        ("w.0.et", b"\x00", "give the profiler's trace that it was made of"),
+        (
+            "v3.json",
+            b'{"rocprofiler-sdk-tool": [{"metadata": {}, "agents": [], "buffer_records": {"kernel_dispatch": []}}]}',
+            "profile with rocprofv3 --kernel-trace",
+        ),
+        ("k.csv", b"Start (ns),Duration (ns),Strm,Name\n", "profile with nsys profile --trace=cuda"),
     ],
 )
 def test_what_is_no_timeline_is_refused_with_the_way_to_one(
@@ -234,6 +243,14 @@ def test_a_chakra_trace_is_refused(tmp_path: Path) -> None:
     node = Node(id=0, kind=NodeKind(name="gemm", type=NodeType.COMPUTE), after=(), start_us=0, duration_us=5)
     with pytest.raises(TraceError, match="a Chakra execution trace: nodes, no timeline"):
         read_trace(write_chakra([node], tmp_path / "run.0.et"))
+
+
+def test_a_folder_of_chakra_traces_is_refused_by_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "comm_groups.json").write_text("{}")
+    (tmp_path / "wattline.0.et").write_bytes(b"\x00")
+    for given in (tmp_path, sorted(tmp_path.iterdir())):
+        with pytest.raises(TraceError, match=r"wattline.0.et': a Chakra execution trace"):
+            read_trace(given)
 
 
 def test_a_chakra_trace_as_json_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from sim import simulate
 from sim.cli import main
 from sim.errors import MemoryShortError
+from sim.explore.row import figures
 from sim.result.rates import memory, rates, times, utilisation
 from sim.result.report import summary
 from sim.scenario.memory import memory_use
@@ -97,3 +98,57 @@ def test_a_model_may_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_types_without_a_datasheet_rate_have_no_mfu() -> None:
     data = summary(simulate(model="llama3-8b", layers=1, gpu="a100-sxm-80gb", dtype="bf16"))
     assert data["mfu"] is not None and data["memory_bytes_per_gpu"]["gpu"] == 80e9
+
+
+PRICES = ["--price-per-gpu-hour", "2", "--price-per-kwh", "0.25", "--carbon-g-per-kwh", "400"]
+
+
+def test_prices_give_what_a_run_costs_and_emits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice two GPUs for its seconds, and its joules, of 8 sequences of 128 tokens."""
+    command = ["simulate", "llama3-8b", "--layers", "2", "--tp", "2", "--batch", "8", "--seq-len", "128", "--quiet"]
+    main([*command, "--json"])
+    plain = json.loads(capsys.readouterr().out)
+    assert not any(name.startswith(("cost", "carbon")) for name in plain)
+    main([*command, "--json", *PRICES])
+    found = json.loads(capsys.readouterr().out)
+    kwh = plain["energy_j"] / 3.6e6
+    cost = 2 * 2 * plain["latency_s"] / 3600 + 0.25 * kwh
+    assert found["cost"] == pytest.approx(cost)
+    assert found["cost_per_request"] == pytest.approx(cost / 8)
+    assert found["cost_per_million_tokens"] == pytest.approx(cost / 1024 * 1e6)
+    assert found["carbon_g"] == pytest.approx(400 * kwh)
+    main([*command, *PRICES])
+    printed = capsys.readouterr().out
+    assert f"carbon {400 * kwh:.4g} g CO2e" in " ".join(printed.split())
+    assert "arithmetic intensity" in printed
+
+
+def test_a_served_run_says_the_same_words(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["serve", "llama3-8b", "--requests", "20", "--rate-per-s", "8", "--quiet", "--json", *PRICES]
+    main(command)
+    found = json.loads(capsys.readouterr().out)
+    assert found["output_tokens_per_s_per_gpu"] == found["output_tokens_per_s"]
+    assert found["output_tokens_per_s_per_user"] == pytest.approx(1 / found["tpot_s"]["mean"])
+    assert found["energy_wh_per_request"] * 3600 == pytest.approx(found["energy_j_per_request"])
+    hours, kwh = found["gpu_hours"], found["energy_j"] / 3.6e6
+    assert found["cost"] == pytest.approx(2 * hours + 0.25 * kwh)
+    assert found["carbon_g_per_million_output_tokens"] == pytest.approx(400 * kwh / (20 * 256) * 1e6)
+    held = found["memory_bytes_per_gpu"]
+    assert held["weights"] == pytest.approx(2 * 8.03e9, rel=0.01)
+    parts = held["weights"] + held["activations"] + held["kv_cache"]
+    assert parts + held["room"] == held["gpu"] == 80e9
+    assert 0 < held["kv_cache_most"] < held["kv_cache"] <= 0.9 * 80e9
+
+
+def test_a_row_of_a_sweep_says_the_words_of_its_run() -> None:
+    run = simulate(**DECODE, layers=2)
+    row = figures(run)
+    assert {name: row[name] for name in ("mfu", "mfu_at_clock", "mbu", "flops_per_hbm_byte")} == {
+        name: value for name, value in utilisation(run).items() if name in row
+    }
+    used = memory(run)
+    assert used is not None
+    assert (row["memory_need_bytes_per_gpu"], row["memory_room_bytes_per_gpu"]) == (used.need.bytes, used.room_bytes)
+    assert row["tokens_per_s_per_user"] == rates(run)["tokens_per_s_per_user"]
+    drafted = simulate(**DECODE, layers=2, speculation="ngram", draft_tokens=3, acceptance=0.8)
+    assert figures(drafted)["tpot_s"] == times(drafted)["tpot_s"] < drafted.latency_s  # several tokens a step

@@ -15,6 +15,7 @@ from traces.records import Floats, Ints
 FALLEN = 0.03  # of the clock, or of the pace of products, that is worth a word
 STEADY = 0.015  # what the memory's pace may change: where that falls too, it is no clock
 FEWEST = 12  # runs of one kernel of one grid, so that thirds of them compare
+FALLING_PARTS = 6  # of the runs of a kernel, whose medians show whether its pace falls all the way
 COMPUTE_NS = 20_000  # a shorter product is bound by memory or launches
 LARGEST = 0.6  # no clock falls further while work runs: what takes longer than that is other work
 EXPERTS = re.compile("moe|group", re.IGNORECASE)  # how much they do is not in their grids
@@ -135,7 +136,9 @@ def _change(capture: Capture, rows: Ints) -> tuple[float, float, int, int]:
         parts = work.dur_ns[mine[:third]], work.dur_ns[mine[-third:]]
         early, late = (float(np.median(part)) for part in parts)
         # A pace that differs from run to run anyway (other shapes under one grid) tells nothing.
-        if any(float(np.median(np.abs(part - np.median(part)))) > STEADY * early for part in parts):
+        if any(float(np.median(np.abs(part - np.median(part)))) > STEADY * early for part in parts) and not _falls(
+            work.dur_ns[mine], early
+        ):
             continue
         first_ns, last_ns = first_ns + early * len(mine), last_ns + late * len(mine)
         over = np.maximum(work.dur_ns[mine] - early, 0.0)
@@ -150,3 +153,11 @@ def _change(capture: Capture, rows: Ints) -> tuple[float, float, int, int]:
                 )
     change = last_ns / first_ns - 1 if first_ns else 0.0
     return change, lost_ns, worst if first_ns else NONE, since
+
+
+def _falls(dur_ns: Ints, early_ns: float) -> bool:
+    """Whether a pace falls little by little, as that of a card that warms up: no run much unlike the one before it,
+    no part quicker than the one before."""
+    medians = np.array([float(np.median(part)) for part in np.array_split(dur_ns, FALLING_PARTS)])
+    little = STEADY * early_ns
+    return bool(np.median(np.abs(np.diff(dur_ns))) <= little and (np.diff(medians) >= -little).all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -34,8 +35,8 @@ COMMANDS = {
     "dit": "Video diffusion: speed, energy, memory, with and without reused steps; choice of a proxy.",
     "ui": "A local page: change scenarios and see latency, joules, memory and timelines at once.",
     "memory": "What a scenario needs of GPU memory; the largest batch and the smallest layout that fit.",
-    "gpus": "List the GPU catalog.",
-    "models": "List the model catalog.",
+    "gpus": "List the GPU catalog, or show one GPU with the source of each figure.",
+    "models": "List the model catalog, or show one model.",
 }
 
 
@@ -110,9 +111,16 @@ class _Lazy(click.Group):
         from sim.cli.help import nearest
 
         if args and args[0] not in COMMANDS:
-            hint = HINTS.get(args[0]) or nearest(args[0], COMMANDS)
+            hint = HINTS.get(args[0]) or _of_a_model(args[0]) or nearest(args[0], COMMANDS)
             raise click.UsageError(f"unknown command '{args[0]}': {hint}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _of_a_model(word: str) -> str | None:
+    """What is right where the command was left out."""
+    from workloads.catalog import list_models
+
+    return f"a command comes first, as in 'wattline simulate {word}'" if word in list_models() else None
 
 
 @contextmanager
@@ -132,7 +140,13 @@ def _ended() -> Iterator[None]:
         raise click.ClickException(f"a file ends too early: {error}") from None
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+def _narrow() -> int | None:
+    """Columns of help on a terminal that is narrower than click would take it to be."""
+    columns = shutil.get_terminal_size().columns
+    return max(columns - 2, 20) if columns < 52 else None
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "terminal_width": _narrow()})
 @click.version_option(package_name="wattline")
 def app() -> None:
     """Simulate multi-GPU AI inference and see where the time and the joules go."""

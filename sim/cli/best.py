@@ -31,10 +31,11 @@ def command(
     Over a sweep of sm_clock_mhz or power_cap_w this is the energy-optimal clock or cap of each phase:
     wattline best clocks.parquet --objective energy --within 5.
     """
-    from sim.explore.choice import OBJECTIVES, Factors, best, eligible, objectives_of, varied
+    from sim.explore.choice import OBJECTIVES, best, eligible, objectives_of, priced, varied
     from sim.explore.table import read_table
+    from sim.result.prices import Prices
 
-    table = Factors(**factors).applied(read_table(file))
+    table = priced(read_table(file), Prices(**factors))
     (wanted,) = objectives_of(objective, table)
     table = eligible(table, where, [wanted])
     chosen = best(table, wanted, by_of(by), within=None if within is None else within / 100)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.cli.paths import INPUT
+
+if TYPE_CHECKING:
+    from sim.result.prices import Prices
 
 Decorated = Callable[..., Any]
 
@@ -20,14 +23,32 @@ def choosing_options(function: Decorated) -> Decorated:
             click.argument("file", type=INPUT),
             click.option("--where", multiple=True, help='condition on rows, such as "ttft_s < 0.5" (repeatable)'),
             click.option("--by", help=by),
-            click.option("--carbon-g-per-kwh", type=click.FloatRange(0), help="grid intensity, for objective carbon"),
-            click.option("--price-per-kwh", type=click.FloatRange(0), help="price of electricity, for objective cost"),
-            click.option("--price-per-gpu-hour", type=click.FloatRange(0), help="price of a GPU, for objective cost"),
             click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout"),
         )
     ):
         function = option(function)
+    return price_options(function)
+
+
+def price_options(function: Decorated) -> Decorated:
+    """A user's prices and the carbon of the grid, as keywords of ``Prices``."""
+    for option in reversed(
+        (
+            click.option("--price-per-gpu-hour", type=click.FloatRange(0), help="price of a GPU for an hour"),
+            click.option("--price-per-kwh", type=click.FloatRange(0), help="price of electricity"),
+            click.option("--carbon-g-per-kwh", type=click.FloatRange(0), help="grams of CO2e a kWh of the grid"),
+        )
+    ):
+        function = option(function)
     return function
+
+
+def prices_of(fields: dict[str, Any]) -> Prices:
+    """What :func:`price_options` read, taken out of ``fields``."""
+    from sim.result.prices import Prices
+
+    names = ("price_per_gpu_hour", "price_per_kwh", "carbon_g_per_kwh")
+    return Prices(**{name: fields.pop(name) for name in names})
 
 
 def by_of(text: str | None) -> tuple[str, ...]:

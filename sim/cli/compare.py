@@ -39,19 +39,21 @@ def command(
     the step: they sum to it on both sides; kernels that only one side has are listed as such.
     """
     from sim.cli.console import wide_console
-    from sim.compare.compare import compare_trace
+    from sim.compare.compare import compare_capture
     from sim.compare.report import as_document, as_table, print_comparison
     from sim.compare.timeline import write_both
     from sim.output.files import write_atomically
     from sim.output.spreadsheet import to_csv
     from sim.replay.inspect import window_of
+    from traces.read.load import read_trace
     from traces.write.by_name import check_ending
 
     if timeline is not None:
         check_ending(timeline)
+    capture = read_trace(list(trace), window_of(window))  # what is no trace is said before what else is missing
     scenario = scenario_of(file, fields)
     keep_inputs(scenario.model_dump())
-    found = compare_trace(trace, scenario, rank=rank, window=window_of(window), rules=rules)
+    found = compare_capture(capture, scenario, rank=rank, rules=rules)
     written = {}
     if csv is not None:
         write_atomically(csv, to_csv(as_table(found)))

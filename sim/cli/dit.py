@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from sim.cli.choosing import price_options, prices_of
 from sim.cli.help import HelpGroup, complete_gpu
 from sim.cli.paths import INPUT
 
@@ -35,6 +36,7 @@ GUIDANCES = ("none", "batch", "sequential", "parallel")
 @click.option(
     "--stack", default="reference-torch", show_default=True, help="fused kernels, or diffusers: those of its modules"
 )
+@price_options
 @click.option("--ignore-memory", is_flag=True, help="simulate even what does not fit in GPU memory")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.pass_context
@@ -50,6 +52,7 @@ def command(
     from sim.explore.dit import video_points
     from sim.scenario.spec import Scenario
 
+    prices = prices_of(fields)
     try:
         degrees = [int(part) for part in cp.split(",")]
     except ValueError:
@@ -57,21 +60,23 @@ def command(
     gpu = Scenario.of(model=fields["model"], gpu=fields["gpu"]).gpu
     points = list(video_points(fields, degrees=degrees, guidances=guidance or ("sequential",), reuses=reuse))
     if as_json:
-        click.echo(json.dumps({"gpu": gpu, "points": [asdict(point) for point in points]}, allow_nan=False))
+        rows = [asdict(point) | point.costs(prices) for point in points]
+        click.echo(json.dumps({"gpu": gpu, "points": rows}, allow_nan=False))
         return
     title = f"{fields['model']}, {fields['video']}, {fields['steps']} steps, {gpu}"
     table = Table(title=title, title_justify="left")
     names = (
-        "GPUs", "guidance", "ulysses x ring", "reuse", "computed", "latency s", "speed-up", "energy kJ", "GB a GPU",
-        "status",
+        "GPUs", "guidance", "ulysses x ring", "reuse", "computed", "latency s", "speed-up", "energy kJ", "W a GPU",
+        "MFU", "GB a GPU", *points[0].costs(prices), "status",
     )  # fmt: skip
     for name in names:
         table.add_column(name, justify="left" if name in ("guidance", "reuse", "status") else "right")
     for p in points:
         table.add_row(
             str(p.gpus), p.guidance, f"{p.ulysses} x {p.ring}", p.reuse or "-", str(p.computed_steps),
-            f"{p.latency_s:.1f}", f"{p.speedup:.2f}", f"{p.energy_j / 1e3:.1f}", f"{p.memory_bytes_per_gpu / 1e9:.1f}",
-            p.status,
+            f"{p.latency_s:.1f}", f"{p.speedup:.2f}", f"{p.energy_j / 1e3:.1f}", f"{p.power_w_per_gpu:.0f}",
+            "-" if p.mfu is None else f"{p.mfu:.1%}", f"{p.memory_bytes_per_gpu / 1e9:.1f}",
+            *(f"{value:.4g}" for value in p.costs(prices).values()), p.status,
         )  # fmt: skip
     console = wide_console()
     console.print(table)

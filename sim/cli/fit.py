@@ -56,6 +56,7 @@ def command(
     phase with units and standard errors.
     """
     from sim.explore.closed_form.export import to_json, to_latex, to_python
+    from sim.explore.closed_form.fit import check_samples
     from sim.explore.closed_form.judge import judge
     from sim.explore.grid import load_grid
     from sim.explore.table import read_table
@@ -66,6 +67,7 @@ def command(
         check_extra("--search", "search", "pyoperon")
     if more is not None:
         check_extra("--more", "explore", "sklearn")
+    check_samples(samples)  # before minutes of simulating
     grids = {path: load_grid(path) for path in (file, more) if path is not None}
     keep_inputs([case.fields for grid in grids.values() for case in grid.cases])
     pool = Pool() if jobs is None else Pool(jobs=jobs)

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from sim.cli.help import Helped
+from sim.cli.help import Helped, complete_gpu
 
 
 @click.command("gpus", cls=Helped)
+@click.argument("name", required=False, metavar="[GPU]", shell_complete=complete_gpu)
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
-def command(as_json: bool) -> None:
-    """List the GPU catalog, with what its predictions rest on."""
+def command(name: str | None, as_json: bool) -> None:
+    """List the GPU catalog, with what its predictions rest on; or show one GPU: an id, its beginning, or a .toml."""
     from rich.table import Table
 
     from hardware.catalog import list_gpus, load_gpu
@@ -21,6 +22,9 @@ def command(as_json: bool) -> None:
     from hardware.profile import profile_for
     from sim.cli.console import wide_console
 
+    if name is not None:
+        _one(name, as_json)
+        return
     rows: list[dict[str, Any]] = []
     for gpu in map(load_gpu, list_gpus()):
         levels: list[str] = list(gpu.confidence.values())
@@ -44,11 +48,11 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps({"gpus": rows}, allow_nan=False))
         return
     table = Table()
-    for name in ("GPU", "SMs", "max MHz", "bf16 TFLOP/s", "memory GB", "HBM TB/s", "link GB/s", "TDP W"):
-        table.add_column(name, justify="left" if name == "GPU" else "right")
+    for column in ("GPU", "SMs", "max MHz", "bf16 TFLOP/s", "memory GB", "HBM TB/s", "link GB/s", "TDP W"):
+        table.add_column(column, justify="left" if column == "GPU" else "right")
     table.caption = "MIG slices (h100-sxm-80gb:3g.40gb): their names are in wattline gpus --json"
-    for name in ("figures", "prediction"):
-        table.add_column(name)
+    for column in ("figures", "prediction"):
+        table.add_column(column)
     for row in rows:
         flops = row["bf16_flops_per_s"]
         table.add_row(
@@ -63,4 +67,28 @@ def command(as_json: bool) -> None:
             str(row["datasheet_confidence"]),
             str(row["prediction"]),
         )
+    wide_console().print(table)
+
+
+def _one(name: str, as_json: bool) -> None:
+    """Every figure of one GPU with its source."""
+    from rich.table import Table
+
+    from hardware.catalog import load_gpu
+    from hardware.profile import profile_for
+    from sim.cli.console import wide_console
+
+    gpu = load_gpu(name)
+    columns = ("figure", "value", "confidence", "source")
+    if as_json:
+        figures = [dict(zip(columns, row, strict=True)) for row in gpu.sheet]
+        found = {"id": gpu.id, "name": gpu.name, "prediction": profile_for(gpu).status, "figures": figures}
+        click.echo(json.dumps(found, allow_nan=False))
+        return
+    title = f"{gpu.id}: {gpu.name}, {gpu.architecture}; predictions are {profile_for(gpu).status}"
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
+    for figure, value, confidence, source in gpu.sheet:
+        table.add_row(figure, value if isinstance(value, str) else f"{value:,g}", confidence, source)
     wide_console().print(table)

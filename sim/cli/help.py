@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from sim.cli.examples import EXAMPLES
+from sim.scenario.fields import Phase
 
 # Options by what they are about, under their parameter's name; others stand first, under the command's own heading.
 PANELS = {
@@ -68,7 +69,7 @@ OWN_PANELS = {
 # Names that other tools give to an option, and what it is called here (the first that the command has).
 OTHER_NAMES = {
     "tensor_parallel_size": ("tp",), "tensor_parallel": ("tp",), "tp_size": ("tp",), "num_gpus": ("gpus", "tp"),
-    "gpus": ("tp",), "n_gpus": ("gpus", "tp"), "world_size": ("tp",), "pipeline_parallel_size": ("pp",),
+    "gpus": ("tp", "cp"), "n_gpus": ("gpus", "tp"), "world_size": ("tp",), "pipeline_parallel_size": ("pp",),
     "data_parallel_size": ("dp", "replicas"), "dp": ("replicas",), "disaggregated": ("prefill_replicas",),
     "expert_parallel_size": ("ep",), "batch_size": ("batch",),
     "bs": ("batch",), "context": ("seq_len",), "context_len": ("seq_len",), "seqlen": ("seq_len",),
@@ -106,9 +107,17 @@ LACKING = {
     ("plan", "ep"): "a plan tries every way to cut the GPUs: give --gpus alone",
     ("plan", "batch"): "a plan finds the highest load: give its targets, --slo-ttft-s and --slo-tpot-s",
     ("models", "search"): "give a model to see it: wattline models llama3-8b",
-    ("gpus", "gpu"): "the list is of all of them; a scenario's is --gpu of simulate, plan and the others",
+    ("gpus", "gpu"): "give a GPU to see it: wattline gpus h100",
+    ("memory", "gpu_memory"): "it is the GPU's: give --gpu, an id ('wattline gpus' lists them) or a .toml file",
+    ("ui", "model"): "give the model alone: wattline ui llama3-8b",
     ("simulate", "out"): "files are --trace, --report and --kernels; --json goes to standard output",
 }
+
+
+# Columns below which a description stands under its option.
+NARROW = 60
+# How click's words end where digits were wanted.
+_NO_NUMBER = ("a valid integer.", "a valid integer range.")
 
 
 class Helped(click.Command):
@@ -126,7 +135,7 @@ class Helped(click.Command):
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):
-                    formatter.write_dl(records)
+                    formatter.write_dl(records, col_max=30 if formatter.width > NARROW else 4)
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
 
@@ -187,6 +196,10 @@ def _remedied(command: click.Command, ctx: click.Context, error: click.UsageErro
             for one in args:  # -tp: to click, a -t
                 if one[:2] == error.option_name and f"-{one.partition('=')[0]}" in flags.values():
                     return f"unknown option '{one}': write it with two dashes, -{one}"
+            if name in flags:  # --seq_len
+                return f"unknown option '{error.option_name}': it is {flags[name]} here"
+            if "phase" in flags and name in get_args(Phase):
+                return f"unknown option '{error.option_name}': it is --phase {name} here"
             wanted = OTHER_NAMES.get(name, ())
             for name in (other for other in wanted if other in flags):
                 unit = ", in seconds" if error.option_name.endswith("ms") and flags[name].endswith("-s") else ""
@@ -196,7 +209,9 @@ def _remedied(command: click.Command, ctx: click.Context, error: click.UsageErro
             return f"{error.format_message().rstrip('.')}: {_see(ctx)}"
         case click.BadOptionUsage() if "requires an argument" in error.message:
             return f"{error.message.rstrip('.')}: {_see(ctx)}"
-        case click.BadParameter() if error.message.endswith(("a valid integer.", "a valid integer range.")):
+        case click.BadParameter() if error.message.endswith(_NO_NUMBER) and "," in error.message:
+            return f"{error.format_message().rstrip('.')}: one number; for several, wattline sweep"
+        case click.BadParameter() if error.message.endswith(_NO_NUMBER):
             return f"{error.format_message().rstrip('.')}: give digits alone, such as 4096"
         case click.BadParameter() if error.message.endswith("is not a valid float."):
             return f"{error.format_message().rstrip('.')}: give a number alone, without a unit"
@@ -204,6 +219,8 @@ def _remedied(command: click.Command, ctx: click.Context, error: click.UsageErro
             return None
         case _ if "unexpected extra argument" in error.message:
             word = error.message.partition("(")[2].rstrip(").")
+            if "--json" in args and word.endswith(".json"):
+                return f"unexpected '{word}': --json prints on standard output: write it with > {word}"
             return f"unexpected '{word}': {_see(ctx)}"
         case _:
             return None

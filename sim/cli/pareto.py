@@ -31,16 +31,17 @@ def command(
     Objectives: latency, energy (per token), request-energy, throughput, efficiency (tokens/s/W), gpus, ttft, tpot,
     carbon, cost.
     """
-    from sim.explore.choice import Factors, eligible, fronts, objectives_of, varied
+    from sim.explore.choice import eligible, fronts, objectives_of, priced, varied
     from sim.explore.picture import write_page, write_plot
     from sim.explore.table import read_table
     from sim.output.files import check_extra, check_picture_ending
+    from sim.result.prices import Prices
 
     if plot is not None:
         check_picture_ending(plot)
     if html is not None:
         check_extra("--html", "explore", "plotly")
-    table = Factors(**factors).applied(read_table(file))
+    table = priced(read_table(file), Prices(**factors))
     wanted = objectives_of(objectives, table)
     table = eligible(table, where, wanted)
     on_front = fronts(table, wanted, by_of(by))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.choosing import price_options, prices_of
 from sim.cli.help import complete_model
 from sim.cli.options import given, no_cache, split_named, table_options
 from sim.cli.paths import INPUT, OUTPUT, PathCommand, keep_inputs
@@ -56,6 +57,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     help="serve the same under slo_clock, or with changes like power_cap_w=500,replicas=2; repeatable",
 )
 @click.option("--jobs", type=click.IntRange(1), help="processes of a plan or comparison [default: one a core]")
+@price_options
 @no_cache
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
 @click.option("--quiet", is_flag=True, help="no progress on stderr")
@@ -81,11 +83,13 @@ def command(
     from sim.cli.console import wide_console
     from sim.output.files import check_table_ending, write_table
     from sim.pages.page import check_report
+    from sim.result.prices import NO_PRICES
     from sim.serving import serve
     from sim.serving.report import print_summary
     from sim.serving.trace import write_served
     from traces.write.by_name import check_ending
 
+    prices = prices_of(fields)
     for path in (out, power):
         if path is not None:
             check_table_ending(path)
@@ -95,6 +99,8 @@ def command(
         check_ending(timeline)
     if kernels is not None and timeline is None:
         raise click.UsageError("--kernels shows kernels in a trace: give --timeline FILE too")
+    if (plan or compare) and prices != NO_PRICES:
+        raise click.UsageError("prices are of one server: leave --plan and --compare out, or ask 'wattline plan'")
     if (plan or compare) and (kill or router_down or timeline or out or power or report):
         raise click.UsageError("--plan and --compare make tables only: leave files, --kill and --router-down out")
     file, fields = split_named(file, fields)
@@ -129,9 +135,11 @@ def command(
 
         write_served_report(run, report)
     if as_json:
-        click.echo(json.dumps(run.summary | {"scenario": spec.model_dump(mode="json")}, allow_nan=False))
+        click.echo(
+            json.dumps(run.summary | run.costs(prices) | {"scenario": spec.model_dump(mode="json")}, allow_nan=False)
+        )
         return
-    print_summary(run, wide_console())
+    print_summary(run, wide_console(), prices)
     if timeline is not None:
         click.echo(f"\ntrace: {timeline}  (open it at ui.perfetto.dev: 'Open trace file')")
     if report is not None:

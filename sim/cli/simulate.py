@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from sim.cli.choosing import price_options, prices_of
 from sim.cli.help import complete_model
 from sim.cli.options import named_scenario, scenario_options
 from sim.cli.outputs import HOW_TO_OPEN, Outputs, output_options
@@ -19,6 +20,7 @@ from sim.cli.paths import INPUT, PathCommand, keep_inputs
 @click.command("simulate", cls=PathCommand)
 @click.argument("file", required=False, type=INPUT, metavar="[FILE|MODEL]", shell_complete=complete_model)
 @scenario_options
+@price_options
 @output_options
 @click.option("--uncertainty", is_flag=True, help="90 % intervals of latency and energy (some 30 more runs)")
 @click.option("--json", "as_json", is_flag=True, help="print exactly one JSON document on stdout")
@@ -32,6 +34,7 @@ def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: boo
     from sim.run.runner import simulate
 
     outputs.check()
+    prices = prices_of(fields)
     scenario = named_scenario(file, fields)
     keep_inputs(scenario.model_dump(), *outputs.replaced())
     stderr = Console(file=sys.stderr)
@@ -50,9 +53,9 @@ def command(file: Path | None, outputs: Outputs, uncertainty: bool, as_json: boo
     written = outputs.write(run)
     if as_json:
         extra = {"trace": written.get("trace"), "files": written} | ({"uncertainty": asdict(found)} if found else {})
-        click.echo(json.dumps(summary(run) | extra, allow_nan=False))
+        click.echo(json.dumps(summary(run, prices) | extra, allow_nan=False))
         return
-    print_summary(run, wide_console())
+    print_summary(run, wide_console(), prices)
     if found is not None:
         click.echo(f"\n{found}")
     for name, path in written.items():

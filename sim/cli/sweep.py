@@ -75,7 +75,7 @@ def command(
         click.echo(one_line(f"the first that failed: {done.first_error}"), err=True)
     click.echo(
         f"{done.rows:,} rows in {out}, {done.failed:,} failed (column error), {done.resumed:,} from an earlier run, "
-        f"{done.excluded:,} points left out by conditions; {done.wall_s:.1f} s, {done.scenarios_per_s:.0f} scenarios/s"
+        f"{done.excluded:,} points left out by conditions; {done.wall_s:.1f} s, {done.scenarios_per_s:.3g} scenarios/s"
     )
 
 

@@ -117,14 +117,22 @@ def compare_trace(
     Of several ranks the first is taken unless ``rank`` names one. Raises :class:`CompareError` where the scenario is
     more than one step.
     """
+    return compare_capture(read_trace(list(paths), window), scenario, rank=rank, rules=rules)
+
+
+def compare_capture(
+    capture: Capture, scenario: Scenario, *, rank: int | None = None, rules: Path | None = None
+) -> Comparison:
+    """As :func:`compare_trace` does, of a trace that has been read."""
     if scenario.phase == "generate":
         raise CompareError("phase = 'generate': a trace is compared with one step: give phase prefill or decode")
-    capture = read_trace(list(paths), window)
     classes = classify(capture, load_rules(rules) if rules is not None else ())
     if rank is None:
         rank = capture.ranks[0]
     elif rank not in capture.ranks:
-        raise CompareError(f"rank = {rank}: the trace has {', '.join(map(str, capture.ranks))}")
+        raise CompareError(
+            f"rank = {rank}: the trace's ranks are {', '.join(map(str, capture.ranks))}: give one of them"
+        )
     run = simulate(scenario)
     return lay_beside(run, capture, classes, rank)
 

@@ -15,11 +15,10 @@ from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore.conditions import Condition
 from sim.explore.pareto import front
+from sim.result.prices import Prices
 from sim.scenario.field_table import FieldTable
 from sim.scenario.spec import Scenario
 
-J_PER_KWH = 3.6e6
-S_PER_HOUR = 3600.0
 # Rows that do the same work may be compared; batch and layout are what one chooses between.
 SAME_WORK = ("model", "phase", "seq_len", "output_len", "layers")
 
@@ -57,36 +56,25 @@ OBJECTIVES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
-    """A user's own factors; there are no defaults, because they differ by place and contract."""
+def priced(table: pd.DataFrame, prices: Prices) -> pd.DataFrame:
+    """``table`` with carbon and cost per million tokens, as far as ``prices`` say.
 
-    carbon_g_per_kwh: float | None = None
-    price_per_kwh: float | None = None
-    price_per_gpu_hour: float | None = None
-
-    def applied(self, table: pd.DataFrame) -> pd.DataFrame:
-        """``table`` with carbon and cost per million tokens, as far as the factors say.
-
-        >>> rows = pd.DataFrame({"energy_j_per_token": [3.6], "tokens_per_s": [1e6 / 3600], "world": [2]})
-        >>> Factors(carbon_g_per_kwh=400).applied(rows)["carbon_g_per_million_tokens"].item()
-        400.0
-        >>> round(Factors(price_per_kwh=0.1, price_per_gpu_hour=2.0).applied(rows)["cost_per_million_tokens"].item(), 9)
-        4.1
-        """
-        table = table.copy()
-        for name in ("energy_j_per_token", "tokens_per_s", "world"):
-            if name not in table:
-                raise SimError(f"the table has no column {name}: none of its rows ran")
-        kwh = table["energy_j_per_token"] * 1e6 / J_PER_KWH
-        if self.carbon_g_per_kwh is not None:
-            table["carbon_g_per_million_tokens"] = kwh * self.carbon_g_per_kwh
-        if self.price_per_kwh is not None or self.price_per_gpu_hour is not None:
-            gpu_hours = table["world"] * 1e6 / table["tokens_per_s"] / S_PER_HOUR
-            table["cost_per_million_tokens"] = kwh * (self.price_per_kwh or 0.0) + gpu_hours * (
-                self.price_per_gpu_hour or 0.0
-            )
-        return table
+    >>> rows = pd.DataFrame({"energy_j_per_token": [3.6], "tokens_per_s": [1e6 / 3600], "world": [2]})
+    >>> priced(rows, Prices(carbon_g_per_kwh=400))["carbon_g_per_million_tokens"].item()
+    400.0
+    >>> round(priced(rows, Prices(price_per_kwh=0.1, price_per_gpu_hour=2.0))["cost_per_million_tokens"].item(), 9)
+    4.1
+    """
+    for name in ("energy_j_per_token", "tokens_per_s", "world"):
+        if name not in table:
+            raise SimError(f"the table has no column {name}: none of its rows ran")
+    table = table.copy()
+    energy_j, gpu_s = table["energy_j_per_token"] * 1e6, table["world"] * 1e6 / table["tokens_per_s"]
+    found = {"carbon_g": prices.carbon_g(energy_j), "cost": prices.cost(energy_j, gpu_s)}
+    for name, column in found.items():
+        if column is not None:
+            table[f"{name}_per_million_tokens"] = column
+    return table
 
 
 def objectives_of(names: str, table: pd.DataFrame) -> list[Objective]:

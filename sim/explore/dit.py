@@ -12,6 +12,8 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from sim.errors import SimError
+from sim.result.prices import Prices
+from sim.result.rates import rates, utilisation
 from sim.run.runner import simulate
 from sim.scenario.spec import Scenario
 from sim.scenario.video import video_summary
@@ -36,12 +38,21 @@ class VideoPoint:
     latency_s: float
     energy_j: float
     speedup: float
+    power_w_per_gpu: float
+    energy_wh_per_request: float
+    mfu: float | None
+    mfu_at_clock: float | None
+    mbu: float | None
     memory_bytes_per_gpu: float
     reuse_cache_bytes: int
     status: str
     status_reasons: tuple[str, ...]
     kernels: int
     events_kernels: int  # that SimPy ran; the others are derived
+
+    def costs(self, prices: Prices) -> dict[str, float]:
+        """What it costs and emits, as far as ``prices`` say."""
+        return prices.of(energy_j=self.energy_j, gpu_s=self.latency_s * self.gpus, counts={})
 
 
 def video_points(
@@ -60,7 +71,7 @@ def video_points(
             scenario = Scenario.of(**fields, **mode, phase="denoise", cp=cp, guidance=guidance, reuse=reuse)
             run = simulate(scenario)
             plain_s = plain_s or run.latency_s
-            about = video_summary(scenario)
+            about, used = video_summary(scenario), utilisation(run)
             about.pop("latent_tokens")
             yield VideoPoint(
                 gpus=run.gpus,
@@ -71,6 +82,11 @@ def video_points(
                 latency_s=run.latency_s,
                 energy_j=run.energy_j,
                 speedup=plain_s / run.latency_s,
+                power_w_per_gpu=sum(run.power_w_per_gpu) / run.gpus,
+                energy_wh_per_request=rates(run)["energy_wh_per_request"],
+                mfu=used["mfu"],
+                mfu_at_clock=used["mfu_at_clock"],
+                mbu=used["mbu"],
                 status=run.standing.status,
                 status_reasons=run.standing.reasons,
                 kernels=run.outcome.kernels,

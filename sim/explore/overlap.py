@@ -151,6 +151,8 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
     found: dict[Scenario, None] = {}
     for values in product(*axes.values()):
         fields = usual | dict(zip(axes, values, strict=True))
+        if str(fields.get("tp", 1)) == str(fields.get("ep", 1)) == "1":
+            raise ScenarioError("an overlap study needs TP or EP of at least 2: one GPU has nothing to communicate")
         match fields.get("overlap"):
             case "tile_signal" if fields.get("overlap_chunks") == 1:
                 continue
@@ -274,7 +276,7 @@ def advice(points: Sequence[OverlapPoint], default: OverlapPoint | None = None) 
             f"({overlapped.label}, against {blocks(sequential.scenario)})"
         )
         if default is not None and default is not sequential:
-            text += f", {saves(overlapped, default)} over the default ({blocks(default.scenario)} in sequence)"
+            text += f", and {saves(overlapped, default)} over the default ({blocks(default.scenario)} in sequence)"
     return text + "."
 
 

@@ -171,7 +171,7 @@ def _plot(points: Sequence[OverlapPoint], kind: str, *, width_in: float = 8.5) -
     axis.set_xlabel("latency per token (us)")
     axis.set_ylabel("energy per token (mJ, all GPUs)")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=max(1, int(width_in / 2)))  # never over a point
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=130)
     plt.close(figure)

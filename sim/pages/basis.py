@@ -26,11 +26,10 @@ def details(machine: Machine, scenario: FieldTable) -> list[Section]:
         [name, "-" if value is None else str(value), "given" if name in given else "default"]
         for name, value in scenario.model_dump(mode="json").items()
     ]
-    sheet = []
-    for name, source in gpu.sources.items():
-        value = gpu.tensor_flops_per_s.get(name, getattr(gpu, name, None))
-        shown = f"{value:,g}" if isinstance(value, int | float) else str(value)
-        sheet.append([name, shown, gpu.confidence[name], source])
+    sheet = [
+        [name, value if isinstance(value, str) else f"{value:,g}", confidence, source]
+        for name, value, confidence, source in gpu.sheet
+    ]
     digests = [[name, digest[:16]] for name, digest in files.items()]
     head = ["figure", "value (SI)", "confidence", "source"]
     return [

@@ -13,8 +13,8 @@ from sim.output.files import write_atomically
 from sim.pages import basis, figures
 from sim.pages.page import Page, Section, TextTable, html
 from sim.pages.sums import KernelSum, binned, kernel_sums, split_of
-from sim.result.rates import generation
-from sim.result.report import duration, extent, headline, simulated, status_text
+from sim.result.rates import generation, held_bytes, rates, utilisation
+from sim.result.report import count, duration, extent, headline, share, simulated, status_text
 from sim.result.timeline import Timeline
 from sim.result.trace import release
 
@@ -77,11 +77,15 @@ def run_page(run: Timeline, name: str = "run.html") -> Page:
 
 
 def _tiles(run: Timeline) -> list[tuple[str, str, str]]:
+    seen, used, held = rates(run), utilisation(run), held_bytes(run)
     tokens = f"{run.energy_j / run.tokens:.4g} J a token"
     alone_s = run.exposed_communication_s
     tiles = [
         ("latency", duration(run.latency_s), simulated(run)),
         ("energy, all GPUs", f"{run.energy_j:.4g} J", tokens),
+        ("tokens a second", count(seen["tokens_per_s"]), f"{count(seen['tokens_per_s_per_gpu'])} a GPU"),
+        ("memory a GPU", f"{held / 1e9:.1f} GB", f"of {run.machine.gpu.memory_bytes / 1e9:.0f}"),
+        ("MFU, MBU", f"{share(used['mfu'])}, {share(used['mbu'])}", "of the datasheet's rates"),
         ("mean power a GPU", extent(run.power_w_per_gpu, 1.0, "W"), f"TDP {run.machine.gpu.tdp_w:g} W"),
         (
             "mean SM clock",

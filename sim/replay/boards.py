@@ -32,6 +32,7 @@ UNLIKE = (
     (r"\bMIG\b", "a slice of a GPU, whose SMs and bandwidth are not known", None),
     (r"^H800\b", "the PCIe board: the catalog has the SXM one", "h100-pcie-80gb"),
     (r"^H20\b", "with more and quicker HBM than the H20 of the catalog", "h20-sxm-96gb"),
+    (r"^H200 NVL\b", "the PCIe board: the catalog has the SXM one", "h200-sxm-141gb"),
     (r"^A800\b", "an A100 with slower NVLink (400 GB/s): its kernels are those of the A100, its collectives not",
      "a100-sxm-80gb"),
     (r"^GH200\b", "an H100 under the power limit of its module, which its CPU shares", "h100-sxm-80gb"),

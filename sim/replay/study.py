@@ -125,6 +125,8 @@ def replay_capture(
         run.correct(head_ns_of(capture, recorded))
     times = replay(dag, load)
     unchanged = run.outcome(load, times, None if run.correction is not None else target, run.base)
+    # Before anything changes: chunks give the run other rows.
+    ruled = run.outcome(by_rules, replay(dag, by_rules), None, None).ranks if any(taken.values()) else None
     simulated, chunked = unchanged, 0
     if not changes.none:
         # Parts of what was whole begin as kernels usually do, other kernels as they did.
@@ -160,7 +162,7 @@ def replay_capture(
         unsure=unsure,
         span_range_us=span_range_us,
         taken=taken,
-        by_rules=run.outcome(by_rules, replay(dag, by_rules), None, None).ranks if any(taken.values()) else None,
+        by_rules=ruled,
     )
 
 

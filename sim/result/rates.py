@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import workloads
 from sim.result.exposure import S_PER_PS
+from sim.result.prices import Prices
 from sim.scenario.layout import layout_of
-from sim.scenario.memory import MemoryUse, memory_use
+from sim.scenario.memory import MemoryUse, memory_need, memory_use
 from sim.scenario.precision import precision_of
 from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.scenario.speculation import acceptances
+from sim.scenario.video import video_summary
 
 if TYPE_CHECKING:
     from sim.result.run import Run
@@ -68,6 +70,15 @@ def rates(run: Run) -> dict[str, float]:
     return found
 
 
+def costs(run: Run, prices: Prices) -> dict[str, float]:
+    """What the run costs and emits, whole, a million tokens and a request, as far as ``prices`` say."""
+    found = rates(run)
+    counts = {"million_tokens": run.tokens / 1e6}
+    if "energy_j_per_request" in found:
+        counts["request"] = run.energy_j / found["energy_j_per_request"]
+    return prices.of(energy_j=run.energy_j, gpu_s=run.latency_s * run.gpus, counts=counts)
+
+
 def utilisation(run: Run) -> dict[str, float | None]:
     """FLOPs and HBM bytes of all GPUs, and their share of what the GPUs could do in the time of the run.
 
@@ -93,6 +104,13 @@ def utilisation(run: Run) -> dict[str, float | None]:
 def memory(run: Run) -> MemoryUse | None:
     """What the fullest GPU holds; None of a denoising run, whose summary says it itself."""
     return memory_use(resolve_scenario(run.scenario)) if run.scenario.phase != "denoise" else None
+
+
+def held_bytes(run: Run) -> float:
+    """What the fullest GPU holds: :func:`memory` without the largest batch, which takes a search."""
+    if run.scenario.phase == "denoise":
+        return float(video_summary(run.scenario)["memory_bytes_per_gpu"])
+    return memory_need(resolve_scenario(run.scenario)).bytes
 
 
 def multiplied_type(scenario: Scenario) -> str:

@@ -12,7 +12,8 @@ from rich.text import Text
 import workloads
 from sim.build.program import routing_of
 from sim.output.console import PlainConsole, visible
-from sim.result.rates import memory, multiplied_type, rates, times, utilisation
+from sim.result.prices import NO_PRICES, Prices
+from sim.result.rates import costs, memory, multiplied_type, rates, times, utilisation
 from sim.result.run import Run
 from sim.scenario.layout import layout_of
 from sim.scenario.memory import MemoryUse
@@ -24,8 +25,8 @@ from sim.scenario.video import model_of, video_summary
 from workloads.families.dit_video import guidance_of
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """Headline figures in SI units, energy by kernel class and phase, and what they rest on."""
+def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
+    """Headline figures in SI units, energy by kernel class and phase, and what they rest on; cost where priced."""
     result: dict[str, Any] = {
         "scenario": run.scenario.model_dump(),
         "model": model_of(run.scenario).id,
@@ -64,6 +65,7 @@ def summary(run: Run) -> dict[str, Any]:
     if balance is not None:
         result["expert_balance"] = balance
     result |= times(run) | rates(run) | {"mfu_type": multiplied_type(run.scenario)} | utilisation(run)
+    result |= costs(run, prices)
     if (used := memory(run)) is not None:
         result["memory_bytes_per_gpu"] = used.as_json()
     if run.scenario.speculation is not None:
@@ -129,8 +131,8 @@ def title(run: Run) -> tuple[str, str]:
     return model if model == run.scenario.model else f"{model} ({run.scenario.model})", headline(run)
 
 
-def figures(run: Run) -> list[tuple[str, str]]:
-    """Headline figures, each with its name and units."""
+def figures(run: Run, prices: Prices = NO_PRICES) -> list[tuple[str, str]]:
+    """Headline figures, each with its name and units; what they cost where priced."""
     scenario, data = run.scenario, summary(run)
     rows = [("latency", duration(run.latency_s))]
     if scenario.phase == "generate":
@@ -151,8 +153,10 @@ def figures(run: Run) -> list[tuple[str, str]]:
         rows += [("time per output token", duration(data["tpot_s"]))] if scenario.phase == "decode" else []
     rows += [
         ("energy, all GPUs", f"{run.energy_j:.4g} J  ({data['energy_j_per_token']:.4g} J per token)"),
+        *prices.rows(costs(run, prices)),
         ("tokens per second", _per_second(data)),
         ("MFU, MBU", _used(data)),
+        *_intensity(data),
     ]
     if "steps" in data:
         steps = f"{data['steps']}, {data['computed_steps']} computed" if scenario.reuse else f"{data['steps']}"
@@ -166,8 +170,8 @@ def figures(run: Run) -> list[tuple[str, str]]:
         ("exposed communication", _exposed(run)),
     ]
     if scenario.pp > 1:
-        share = f"{duration(run.bubble_s)} a GPU  ({run.bubble_s / run.latency_s:.1%} of the run)"
-        rows.append(("pipeline bubbles", share))
+        part = f"{run.bubble_s / run.latency_s:.1%} of the run"
+        rows.append(("pipeline bubbles", f"{duration(run.bubble_s)} a GPU  ({part})"))
     if "expert_balance" in data:
         rows.append(("busiest rank's expert rows", _balance(data["expert_balance"])))
     rows += [
@@ -196,12 +200,12 @@ def energy_rows(run: Run) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def print_summary(run: Run, console: Console) -> None:
+def print_summary(run: Run, console: Console, prices: Prices = NO_PRICES) -> None:
     """Headline table and energy by kernel class, with units."""
     name, what = title(run)
     console.print(Text.assemble((visible(name), "bold"), visible(f" {what}")))
     head = Table(show_header=False, box=None, padding=(0, 2))
-    for row in figures(run):
+    for row in figures(run, prices):
         head.add_row(*row)
     console.print(head)
     table = Table(title=ENERGY_TITLE, title_justify="left")
@@ -214,12 +218,18 @@ def print_summary(run: Run, console: Console) -> None:
 
 def _per_second(data: dict[str, Any]) -> str:
     whole, gpu, user = (data[f"tokens_per_s{each}"] for each in ("", "_per_gpu", "_per_user"))
-    return f"{_count(whole)}  ({_count(gpu)} per GPU, {_count(user)} per user)"
+    return f"{count(whole)}  ({count(gpu)} per GPU, {count(user)} per user)"
 
 
-def _count(number: float) -> str:
-    """
-    >>> _count(40467.65), _count(67.2242)
+def share(value: float | None) -> str:
+    """A share of one in percent; a dash for what is not known."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def count(number: float) -> str:
+    """A number in the digits that matter.
+
+    >>> count(40467.65), count(67.2242)
     ('40,468', '67.22')
     """
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
@@ -231,6 +241,12 @@ def _used(data: dict[str, Any]) -> str:
     if data["mfu"] is None:
         return mbu
     return f"{data['mfu']:.1%} of {data['mfu_type']} FLOP/s ({data['mfu_at_clock']:.1%} at this clock), {mbu}"
+
+
+def _intensity(data: dict[str, Any]) -> list[tuple[str, str]]:
+    if data["flops_per_hbm_byte"] is None:
+        return []
+    return [("arithmetic intensity", f"{data['flops_per_hbm_byte']:.3g} FLOP per byte of HBM traffic")]
 
 
 def _held(used: MemoryUse) -> str:

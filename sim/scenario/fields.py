@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+Phase = Literal["prefill", "decode", "generate", "denoise", "train"]
+
 
 class ScenarioFields(TypedDict, total=False):
     """Every field of :class:`~sim.scenario.spec.Scenario`, none required: a scenario may be given and changed."""
@@ -16,7 +18,7 @@ class ScenarioFields(TypedDict, total=False):
     network: str | None
     placement: Literal["packed", "spread"]
     ecmp_seed: int
-    phase: Literal["prefill", "decode", "generate", "denoise", "train"]
+    phase: Phase
     batch: int
     seq_len: int
     output_len: int | None

@@ -52,7 +52,7 @@ class MemoryUse:
 def memory_use(resolved: Resolved) -> MemoryUse:
     """What a scenario needs of its GPU's memory; raises as running it would, but not where it does not fit."""
     gpu = load_gpu(resolved.scenario.gpu)
-    return MemoryUse(need=_need(resolved), gpu_bytes=gpu.memory_bytes, largest_batch=largest_batch(resolved, gpu))
+    return MemoryUse(need=memory_need(resolved), gpu_bytes=gpu.memory_bytes, largest_batch=largest_batch(resolved, gpu))
 
 
 def largest_batch(resolved: Resolved, gpu: GpuSpec) -> int:
@@ -62,7 +62,7 @@ def largest_batch(resolved: Resolved, gpu: GpuSpec) -> int:
 
     def fits(units: int) -> bool:
         larger = scenario.model_copy(update={"batch": units * unit})
-        return _need(resolved.of(larger)).bytes <= gpu.memory_bytes
+        return memory_need(resolved.of(larger)).bytes <= gpu.memory_bytes
 
     most = MOST_SEQUENCES // unit
     return unit * bisect_left(range(1, most + 1), True, key=lambda units: not fits(units))
@@ -74,7 +74,7 @@ def check_memory(resolved: Resolved, gpu: GpuSpec) -> None:
         check_video_memory(resolved.scenario, resolved.model, gpu)
         return
     check_layout(resolved)
-    need = _need(resolved)
+    need = memory_need(resolved)
     if need.bytes > gpu.memory_bytes:
         raise MemoryShortError(
             f"{resolved.model.id} does not fit on {gpu.id}: {need}, it has {gpu.memory_bytes / 1e9:.0f} GB: "
@@ -89,7 +89,7 @@ def _remedy(resolved: Resolved, gpu: GpuSpec) -> str:
         ways.append(f"batch {batch} fits here")
     if gpu.card is not None:  # slices work alone, whatever their number
         slices = (mig_slice(gpu.card, name) for name in mig_profiles()[gpu.card.id])
-        ways += [f"{one.id} holds it" for one in slices if one.memory_bytes >= _need(resolved).bytes][:1]
+        ways += [f"{one.id} holds it" for one in slices if one.memory_bytes >= memory_need(resolved).bytes][:1]
     elif smallest := smallest_layout(resolved, gpu):
         ways.append(f"the smallest layout that fits is {smallest}")
     context = "cp" if resolved.scenario.phase == "train" else "pp"
@@ -120,7 +120,7 @@ def smallest_layout(resolved: Resolved, gpu: GpuSpec) -> str | None:
                 check_layout(candidate)
             except (ScenarioError, workloads.WorkloadError):
                 continue
-            if _need(candidate).bytes <= gpu.memory_bytes:
+            if memory_need(candidate).bytes <= gpu.memory_bytes:
                 return ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1) or "one GPU"
     return None
 
@@ -139,7 +139,8 @@ def check_layout(resolved: Resolved) -> None:
     )
 
 
-def _need(resolved: Resolved) -> workloads.MemoryNeed:
+def memory_need(resolved: Resolved) -> workloads.MemoryNeed:
+    """What the fullest rank holds."""
     return _training(resolved) if resolved.scenario.phase == "train" else _serving(resolved)
 
 

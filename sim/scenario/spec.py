@@ -17,6 +17,7 @@ from sim.scenario.field_table import (
     RunType,
     WeightType,
 )
+from sim.scenario.fields import Phase
 from sim.scenario.operators import check_operators, operators
 from sim.scenario.partition import check_names, pairs
 from sim.scenario.speculation import (
@@ -61,7 +62,7 @@ class Scenario(FieldTable):
         "packed", description="consecutive nodes under one leaf switch, or under different ones"
     )
     ecmp_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the hash that routes streams (ecmp)")
-    phase: Literal["prefill", "decode", "generate", "denoise", "train"] = Field(
+    phase: Phase = Field(
         "prefill", description="a prompt, one step of decoding, both, denoising steps (video, images), a training step"
     )
     batch: Positive = Field(1, description="sequences")

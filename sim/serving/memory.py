@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import workloads
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
-from sim.scenario.memory import with_draft
+from sim.scenario.memory import MOST_GPUS, with_draft
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.spec import ServeSpec
@@ -41,7 +42,20 @@ def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
             degrees = f"tp = {group.tp}" + (f", pp = {group.pp}" if group.pp > 1 else "")
             raise ScenarioError(
                 f"{spec.model} does not fit on {target.gpu.id} with {degrees}: {need}, of which "
-                f"{usable / 1e9:.1f} GB may be used: raise tp, pp or memory_share"
+                f"{usable / 1e9:.1f} GB may be used: {_remedy(spec, usable)}"
             )
         fewest = min(fewest, blocks)
     return int(fewest)
+
+
+def _remedy(spec: ServeSpec, usable_bytes: float) -> str:
+    """The replica of fewest GPUs whose fullest stage fits: more tensor (or expert) ranks up to 8, then more stages."""
+    for gpus in (2**power for power in range(MOST_GPUS.bit_length())):
+        for degree in (width for width in (8, 4, 2, 1) if width <= gpus):
+            wide = {"ep": degree} | ({"tp": degree} if spec.tp > 1 else {}) if spec.ep > 1 else {"tp": degree}
+            degrees = wide | ({"pp": gpus // degree} if gpus > degree else {})
+            with suppress(ScenarioError, workloads.WorkloadError):
+                larger = ServeSpec.of(**spec.model_dump(exclude_unset=True) | degrees)
+                if memory_of(larger, larger.group(), context=spec.block_tokens).bytes <= usable_bytes:
+                    return f"the smallest replica that fits is {', '.join(f'{k} {v}' for k, v in degrees.items())}"
+    return "raise memory_share, or lower max_num_batched_tokens"

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.output.console import visible
+from sim.result.prices import NO_PRICES, Prices
 from sim.scenario.precision import precision_of
 from sim.serving.result import ServeResult
 
@@ -25,7 +26,7 @@ LATENCIES = (
 )
 
 
-def print_summary(run: ServeResult, console: Console) -> None:
+def print_summary(run: ServeResult, console: Console, prices: Prices = NO_PRICES) -> None:
     """Headline figures, latency percentiles and where the joules go, with units."""
     spec, data = run.spec, run.summary
     roles = spec.roles
@@ -41,20 +42,25 @@ def print_summary(run: ServeResult, console: Console) -> None:
         head.add_row("left out", f"{data['requests_left_out']:,} requests of the file that got no output token")
     head.add_row(
         "throughput",
-        f"{data['requests_per_s']:.4g} requests, {data['output_tokens_per_s']:,.0f} output tokens a second",
+        f"{data['requests_per_s']:.4g} requests, {data['output_tokens_per_s']:,.0f} output tokens a second"
+        f"{_each(data)}",
     )
     if data["slo_share"] is not None:
         head.add_row("within the SLO", f"{data['slo_share']:.1%}  ({data['goodput_per_s']:.4g} requests a second)")
     head.add_row(
         "energy, all GPUs",
-        f"{data['energy_j']:,.4g} J  ({data['energy_j_per_request']:.4g} J a request, "
+        f"{data['energy_j']:,.4g} J  ({data['energy_j_per_request']:.4g} J or "
+        f"{data['energy_wh_per_request']:.3g} Wh a request, "
         f"{data['energy_j_per_output_token']:.4g} J an output token)",
     )
+    for row in prices.rows(run.costs(prices)):
+        head.add_row(*row)
     head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
     if data["fleet_power_w_most"] is not None:
         most = f"{data['fleet_power_w_most']:,.0f} W over {spec.fleet_look_s:g} s at most"
         head.add_row("fleet", f"{most}, of {spec.fleet_power_w:,.0f} W ({spec.fleet_policy})")
     head.add_row("KV cache of a replica", f"{data['kv_blocks'] * spec.block_tokens:,} tokens")
+    head.add_row("memory", _held(data["memory_bytes_per_gpu"]))
     if data["tokens_per_step"] is not None:
         drafted = f"(of {spec.draft_tokens} drafted by {spec.draft_model or spec.speculation}, and one)"
         head.add_row("tokens a step", f"{data['tokens_per_step']:.3g} a sequence  {drafted}")
@@ -98,6 +104,21 @@ def print_summary(run: ServeResult, console: Console) -> None:
             PART_WORDS.get(name, name), f"{energy_j:,.4g}", f"{share:.1%}", f"{energy_j / data['requests']:.4g}"
         )
     console.print(parts)
+
+
+def _each(data: Mapping[str, Any]) -> str:
+    """Tokens a second of a GPU, and as a user sees them."""
+    seen = data["output_tokens_per_s_per_user"]
+    user = "" if seen is None else f", {seen:.4g} per user"
+    return f"  ({data['output_tokens_per_s_per_gpu']:,.0f} per GPU{user})"
+
+
+def _held(held: Mapping[str, float]) -> str:
+    parts = " + ".join(
+        f"{name} {held[key] / 1e9:.1f}"
+        for name, key in (("weights", "weights"), ("activations", "activations"), ("KV cache", "kv_cache"))
+    )
+    return f"{parts} of {held['gpu'] / 1e9:.0f} GB a GPU; at most {held['kv_cache_most'] / 1e9:.3g} GB of cache used"
 
 
 def print_servers(rows: Sequence[Mapping[str, Any]], console: Console, *, title: str) -> None:

@@ -11,6 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import workloads
+from sim.result.prices import S_PER_HOUR, Prices
+from sim.result.rates import J_PER_WH
 from sim.result.served import Load, standing_served
 from sim.result.status import Standing
 from sim.scenario.layout import layout_of
@@ -102,6 +104,11 @@ class ServeResult:
         span_s = self.end_s - float(table["arrival_s"].min())
         output = int(table["output_tokens"].sum())
         good = self._good(table)
+        tpot = percentiles(table["tpot_s"].dropna())
+        blocks, most_blocks = (
+            spec.kv_blocks or kv_blocks(spec, spec.group(), self.machine),
+            max(stretch.blocks for stretch in log.stretches),
+        )
         group = spec.group()
         precision = precision_of(group)
         return {
@@ -116,12 +123,14 @@ class ServeResult:
             "requests_left_out": log.unanswered,
             "duration_s": span_s,
             "ttft_s": percentiles(table["ttft_s"]),
-            "tpot_s": percentiles(table["tpot_s"].dropna()),
+            "tpot_s": tpot,
             "itl_s": weighted_percentiles(*log.each_gap()),
             "e2e_s": percentiles(table["e2e_s"]),
             "queue_s": percentiles(table["queue_s"]),
             "requests_per_s": len(table) / span_s,
             "output_tokens_per_s": output / span_s,
+            "output_tokens_per_s_per_gpu": output / span_s / spec.gpus,
+            "output_tokens_per_s_per_user": None if tpot is None else 1.0 / tpot["mean"],
             "input_tokens_per_s": float(table["input_tokens"].sum()) / span_s,
             "goodput_per_s": None if good is None else good / span_s,
             "slo_share": None if good is None else good / len(table),
@@ -129,6 +138,8 @@ class ServeResult:
             "energy_j_by_part": self.energy_j_by_part,
             "energy_j_per_output_token": self.energy_j / output,
             "energy_j_per_request": self.energy_j / len(table),
+            "energy_wh_per_output_token": self.energy_j / output / J_PER_WH,
+            "energy_wh_per_request": self.energy_j / len(table) / J_PER_WH,
             "power_w_per_gpu": self.energy_j / self.end_s / spec.gpus,
             "fleet_power_w_most": max((all_w for _, all_w, _ in log.fleet_looks), default=None),
             "gpu_hours": self._gpu_hours(),
@@ -138,12 +149,25 @@ class ServeResult:
             "hit_share": hits / float(table["input_tokens"].sum()),
             "hit_tokens_by_tier": {"hbm": hits - sum(log.fetched.values())} | dict(log.fetched),
             "preemptions": int(table["preemptions"].sum()),
-            "kv_blocks": spec.kv_blocks or kv_blocks(spec, group, self.machine),
+            "kv_blocks": blocks,
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             **self._pipeline(),
-            "most_blocks": max(stretch.blocks for stretch in log.stretches),
+            "memory_bytes_per_gpu": self._memory(blocks, most_blocks),
+            "most_blocks": most_blocks,
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
         }
+
+    def costs(self, prices: Prices) -> dict[str, float]:
+        """What it costs and emits, whole, a million output tokens and a request, as far as ``prices`` say."""
+        counts = {"million_output_tokens": self.requests["output_tokens"].sum() / 1e6, "request": len(self.requests)}
+        return prices.of(energy_j=self.energy_j, gpu_s=self._gpu_hours() * S_PER_HOUR, counts=counts)
+
+    def _memory(self, blocks: int, most_blocks: int) -> dict[str, float]:
+        """Bytes of the fullest GPU: what it holds, its cache in full and at most in use."""
+        need = memory_of(self.spec, self.spec.group(), context=self.spec.block_tokens)
+        gpu = self.machine.gpu.memory_bytes
+        held = {"weights": need.weight_bytes, "activations": need.activation_bytes, "kv_cache": need.kv_bytes * blocks}
+        return held | {"kv_cache_most": need.kv_bytes * most_blocks, "room": gpu - sum(held.values()), "gpu": gpu}
 
     def _tokens_per_step(self, table: pd.DataFrame) -> float | None:
         """Mean tokens that a sequence yields in a step that checks drafted ones; None without speculation."""

@@ -160,6 +160,8 @@ class ServeSpec(ServerFields):
             self._check_sides(dict(self.sm_partition))
         if self.min_replicas > self.replicas:
             raise ValueError(f"min_replicas = {self.min_replicas} is more than replicas = {self.replicas}")
+        if self.concurrency is not None and "rate_per_s" in self.model_fields_set:
+            raise ValueError(f"concurrency = {self.concurrency} contradicts rate_per_s: give one of them")
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self

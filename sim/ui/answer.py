@@ -11,7 +11,7 @@ from typing import Any
 
 from sim.errors import MemoryShortError
 from sim.explore.choice import command_of
-from sim.result.report import duration, extent, summary
+from sim.result.report import count, duration, extent, share, summary
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.scenario.spec import Scenario
@@ -82,7 +82,7 @@ def _tiles(run: Timeline, data: dict[str, Any]) -> list[tuple[str, str, str]]:
     tiles = [
         ("latency", duration(run.latency_s), what),
         ("energy, all GPUs", f"{run.energy_j:.4g} J", f"{data['energy_j_per_token']:.4g} J a token"),
-        ("tokens a second", _count(data["tokens_per_s"]), f"{_count(data['tokens_per_s_per_gpu'])} a GPU"),
+        ("tokens a second", count(data["tokens_per_s"]), f"{count(data['tokens_per_s_per_gpu'])} a GPU"),
         (
             "memory a GPU",
             f"{(held['gpu'] - held['room']) / GB:.1f} GB",
@@ -94,21 +94,12 @@ def _tiles(run: Timeline, data: dict[str, Any]) -> list[tuple[str, str, str]]:
             extent(run.sm_clock_hz_per_gpu, 1e6, "MHz"),
             f"at most {run.machine.model.max_clock_hz / 1e6:g}",
         ),
-        ("MFU, MBU", f"{_share(data['mfu'])}, {_share(data['mbu'])}", "of the datasheet's rates"),
+        ("MFU, MBU", f"{share(data['mfu'])}, {share(data['mbu'])}", "of the datasheet's rates"),
     ]
     if run.gpus > 1:
         alone_s = run.exposed_communication_s
-        share = f"{alone_s / run.latency_s:.1%} of the run"
-        tiles.append(("exposed communication", duration(alone_s), share))
+        tiles.append(("exposed communication", duration(alone_s), f"{alone_s / run.latency_s:.1%} of the run"))
     return tiles
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def _count(number: float) -> str:
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
 def beside(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[str, str]]:

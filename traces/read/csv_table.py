@@ -17,6 +17,8 @@ from traces.read.events import Reading
 from traces.read.rows import FileRows, Rows, block_of
 from traces.read.values import TIME_LIMIT_NS, product, whole
 
+NSYS = "nsys stats"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolColumns:
@@ -52,7 +54,7 @@ TABLES = (
         grid=("grd",), block=("wgr",),
     ),
     ToolColumns(
-        tool="nsys stats", name="Name", start="Start (ns)", duration="Duration (ns)", device="Device",
+        tool=NSYS, name="Name", start="Start (ns)", duration="Duration (ns)", device="Device",
         stream=("Strm",), correlation="CorrId", grid=("GrdX", "GrdY", "GrdZ"), block=("BlkX", "BlkY", "BlkZ"),
         grid_in_threads=False,
     ),

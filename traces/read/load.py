@@ -30,7 +30,7 @@ from traces.overruns import clipped
 from traces.read.own import arrows_of, samples_of
 from traces.read.remedies import REMEDIES
 from traces.read.rows import FileRows, Rows, column_of, leave_out_far, packed
-from traces.read.tools import read_any
+from traces.read.tools import check_name, how_to_record, read_any
 from traces.read.values import TIME_LIMIT_NS
 from traces.records import Floats, Ints
 
@@ -61,7 +61,7 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     for part in parts:
         leave_out_far(part)
     if not any(len(block[0]) for part in parts for block in part.rows.work):
-        remedy = "nsys profile --trace=cuda" if files[0].suffix == ".sqlite" else "ProfilerActivity.CUDA"
+        remedy = how_to_record(files[0])
         raise TraceError(
             f"trace '{files[0]}': no GPU work in it (no event of category kernel, gpu_memcpy or gpu_memset): "
             f"profile with {remedy}"
@@ -139,6 +139,9 @@ def within(capture: Capture, window: Window) -> Capture:
     if window.categories is not None:
         mask &= np.isin(work.category, window.categories)
     if not mask.any():
+        if window.ranks is not None and not set(window.ranks) & set(capture.ranks):
+            asked, known = (", ".join(map(str, ranks)) for ranks in (window.ranks, capture.ranks))
+            raise TraceError(f"rank = {asked}: the trace has none of it: its ranks are {known}")
         last_ms = float(since_ms.max())
         raise TraceError(
             f"window {window.start_ms}..{window.end_ms} ms, ranks {window.ranks or 'all'}: no GPU work in it: "
@@ -152,12 +155,17 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in given:
         if path.is_dir():
-            found = [file for file in path.iterdir() if file.name.endswith(SUFFIXES)]
+            inside = sorted(path.iterdir())
+            for file in (file for file in inside if file.name.endswith(".et")):
+                check_name(file)
+            found = [file for file in inside if file.name.endswith(SUFFIXES)]
             if not found:
                 raise TraceError(f"folder '{path}': no trace in it: its files must end in {', '.join(SUFFIXES)}")
             files += sorted(found, key=_natural)
         else:
             files.append(path)
+    for path in files:
+        check_name(path)
     return files
 
 

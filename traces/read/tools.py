@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from traces.errors import TraceError
-from traces.read.csv_table import read_csv, table_of_head
+from traces.read.csv_table import NSYS, read_csv, table_of_head
 from traces.read.events import Reading
 from traces.read.kineto import read_file
 from traces.read.nsight import is_sqlite, read_nsight
@@ -24,8 +24,11 @@ ENDINGS = (
     ((".nsys-rep", ".qdrep", ".qdstrm"), "a report of Nsight Systems: nsys export --type sqlite {name}"),
     ((".ncu-rep",), "a report of Nsight Compute, which runs kernels one by one: take the timeline with nsys profile"),
     ((".xplane.pb",), "an XPlane of XLA: give the .trace.json.gz that jax.profiler.start_trace writes beside it"),
+    ((".et",), "a Chakra execution trace: nodes, no timeline: give the profiler's trace that it was made of"),
     ((".otf2",), "an OTF2 archive: rocprofv3 --output-format json"),
 )
+# Tables, of which only those of some tools are timelines.
+TABLES = (".csv", ".csv.gz", ".parquet")
 HEADS = (
     (
         re.compile(rb'^\s*\{\s*"(?:Type|type)"\s*:|^\s*\{"data":\["\[Unknown\]"'),
@@ -34,6 +37,10 @@ HEADS = (
     (
         re.compile(rb'^\s*\{[^\[{]*"schema"\s*:\s*"[^"]*"[^\[{]*"nodes"\s*:|"schema"\s*:\s*"[\d.]+-chakra'),
         "an execution trace of PyTorch: operators without times on the GPU: export_chrome_trace of the same steps",
+    ),
+    (
+        re.compile(rb"Total Time \(ns\)|TotalDurationNs"),
+        "sums by kernel, no timeline: nsys stats --report cuda_gpu_trace --format csv, or rocprofv3 --kernel-trace",
     ),
     (
         re.compile(
@@ -57,10 +64,26 @@ def is_chrome(path: Path) -> bool:
     return _reader(path) is read_file
 
 
-def _reader(path: Path) -> Callable[[Path], FileRows]:
+def check_name(path: Path) -> None:
+    """Refuse a file whose name says that it is no timeline."""
     for endings, remedy in ENDINGS:
         if path.name.endswith(endings):
             raise TraceError(f"trace '{path}': {remedy.format(name=path.name)}")
+
+
+def how_to_record(path: Path) -> str:
+    """What makes the tool that wrote ``path`` record the work of GPUs."""
+    match _reader(path):
+        case reader if reader is read_nsight or (isinstance(reader, partial) and reader.keywords["table"].tool == NSYS):
+            return "nsys profile --trace=cuda"
+        case reader if reader is read_rocprof or isinstance(reader, partial):
+            return "rocprofv3 --kernel-trace"
+        case _:
+            return "ProfilerActivity.CUDA"
+
+
+def _reader(path: Path) -> Callable[[Path], FileRows]:
+    check_name(path)
     if is_sqlite(path):
         return read_nsight
     with open_trace(path, Reading(path=path)) as stream:
@@ -73,4 +96,9 @@ def _reader(path: Path) -> Callable[[Path], FileRows]:
     if head[:1] == PACKET and head.lstrip()[:1] not in (b"{", b"["):
         return read_perfetto
     table = table_of_head(head)
+    if table is None and path.name.endswith(TABLES):
+        raise TraceError(
+            f"trace '{path}': a table, but not one of kernels with their times (of rocprof or nsys stats): rows of a "
+            "sweep are for wattline pareto and best, records for wattline validate"
+        )
     return read_file if table is None else partial(read_csv, table=table)

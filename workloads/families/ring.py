@@ -198,9 +198,9 @@ def check_parts(layout: RingLayout, *, ranks: int, seq_len: int) -> None:
     """Refuse a sequence that the ring's ranks cannot share evenly."""
     parts = 2 * ranks if layout == "zigzag" else ranks
     if ranks < 2 or seq_len % parts:
-        raise WorkloadError(
-            f"ranks = {ranks}: a ring has at least 2, and its {parts} parts divide the {seq_len} tokens"
-        )
+        fitting = [str(n) for n in (2, 4, 8, 16) if seq_len % (n * parts // ranks) == 0]
+        why = f"{seq_len} tokens are not {parts} equal parts" if ranks > 1 else "a ring has at least 2"
+        raise WorkloadError(f"ranks = {ranks}: {why}: use {', '.join(fitting) or 'other lengths'}")
 
 
 def _attention(ring: Ring, work: Round, after: tuple[int, ...]) -> Kernel:

@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import torch
     except ImportError:
-        print("partitions: measuring needs PyTorch: install wattline[measure]", file=sys.stderr)
+        print("partitions: measuring needs PyTorch: pip install 'wattline[measure]'", file=sys.stderr)
         return 2
     if arguments.world == 1 or arguments.dry_run:
         work(0, rows, options)

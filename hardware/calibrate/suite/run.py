@@ -34,7 +34,7 @@ def visible_gpus() -> int:
     try:
         import torch
     except ImportError:
-        raise HardwareError("measuring needs PyTorch: install wattline[measure]") from None
+        raise HardwareError("measuring needs PyTorch: pip install 'wattline[measure]'") from None
     return int(torch.cuda.device_count())
 
 

@@ -30,13 +30,18 @@ class Fitted:
         return latency_s, energy_j
 
 
+def check_samples(count: int) -> None:
+    """Refuse fewer samples than the form has coefficients."""
+    if count < len(NAMES):
+        raise SimError(f"samples = {count}: the closed form has {len(NAMES)} coefficients a phase: give more")
+
+
 def fit(sizes: Sequence[PassSizes], latency_s: Floats, energy_j: Floats) -> Fitted:
     """The coefficients that predict samples best, as ratios. Needs at least as many samples as coefficients.
 
     Raises :class:`SimError` when there are too few samples.
     """
-    if len(sizes) < len(NAMES):
-        raise SimError(f"samples = {len(sizes)}: the closed form has {len(NAMES)} coefficients a phase: give more")
+    check_samples(len(sizes))
     work = columns(sizes)
     scale = np.array([parameter.start for parameter in PARAMETERS])
     top = np.array([parameter.top for parameter in PARAMETERS]) / scale

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from sim.errors import SimError
+from sim.result.prices import Prices
 from sim.scenario.field_table import Degree, FieldTable, GpuName, ModelName, Positive
 from sim.serving.request_files import read_traffic
 from sim.serving.spec import ServeSpec
@@ -20,7 +21,6 @@ Role = Literal["serve", "prefill", "decode"]
 Mode = Literal["aggregated", "disaggregated"]
 PowerCap = Annotated[float, Field(gt=0, le=10_000)]
 PlanDtype = Literal["bf16", "fp16", "fp8_e4m3"]
-HOURS_S = 3600.0
 
 
 def _listed(value: object) -> object:
@@ -108,6 +108,15 @@ class Question(FieldTable):
                 raise ValueError(f"{name} is empty: give one or more")
         return self
 
+    @property
+    def prices(self) -> Prices:
+        """What GPUs and electricity cost, and what the grid emits."""
+        return Prices(
+            price_per_gpu_hour=self.price_per_gpu_hour,
+            price_per_kwh=self.price_per_kwh,
+            carbon_g_per_kwh=self.carbon_g_per_kwh,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
@@ -163,18 +172,12 @@ class Deployment:
     @property
     def cost_per_million_tokens(self) -> float | None:
         """GPU hours and energy of a million output tokens, in the unit of the prices; None without prices."""
-        asked = self.question
-        if asked.price_per_gpu_hour is None and asked.price_per_kwh is None:
-            return None
-        hours = 1e6 / self.tokens_per_s_per_gpu / HOURS_S
-        kwh = 1e6 * self.energy_j_per_token / 3.6e6
-        return hours * (asked.price_per_gpu_hour or 0.0) + kwh * (asked.price_per_kwh or 0.0)
+        return self.question.prices.cost(1e6 * self.energy_j_per_token, 1e6 / self.tokens_per_s_per_gpu)
 
     @property
     def carbon_g_per_million_tokens(self) -> float | None:
         """Grams of CO2e of the energy of a million output tokens; None without a factor."""
-        factor = self.question.carbon_g_per_kwh
-        return None if factor is None else factor * 1e6 * self.energy_j_per_token / 3.6e6
+        return self.question.prices.carbon_g(1e6 * self.energy_j_per_token)
 
     @property
     def rank(self) -> tuple[int, float]:

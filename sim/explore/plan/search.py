@@ -41,6 +41,7 @@ class _Found:
     deployments: list[Deployment] = field(default_factory=list)
     reason: str = "no load keeps the targets"
     half: Half | None = None
+    alone_s: tuple[float, float] | None = None  # TTFT and TPOT of a lone request, where no load keeps the targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +74,14 @@ def plan(
     found: list[Deployment] = []
     why: list[str] = []
     halves: list[tuple[_Way, Half]] = []
+    alone: list[tuple[float, float]] = []
     for (way,), results in zip(tasks, _mapped(tasks, pool), strict=True):
         for one in results:
             found += one.deployments
             if one.half is not None:
                 halves.append((way, one.half))
+            if one.alone_s is not None:
+                alone.append(one.alone_s)
             if not one.deployments:
                 why.append(one.reason)
                 say(f"{_named(way.fields)}: {one.reason}")
@@ -86,7 +90,7 @@ def plan(
             found += pair.run().deployments
     where = f"{question.model} on {question.gpus} x {question.gpu}"
     if not found:
-        raise SimError(f"no deployment of {where}: {why[0]}")
+        raise SimError(f"no deployment of {where}: {_least(question, alone) if alone else why[0]}")
     if (load := question.rate_per_s) is not None:
         most = max(found, key=lambda candidate: candidate.load_per_s)
         found = [candidate for candidate in found if candidate.load_per_s >= load]
@@ -96,6 +100,22 @@ def plan(
                 f"is the most ({most.label}): give more gpus"
             )
     return sorted(found, key=lambda candidate: (candidate.rank, candidate.label))
+
+
+def _least(question: Question, alone: Sequence[tuple[float, float]]) -> str:
+    """Which targets a lone request misses however GPUs are cut, and what it takes.
+
+    >>> asked = Question.of(model="llama3-8b", slo_ttft_s=0.001)
+    >>> _least(asked, [(0.03, 0.006), (0.02, 0.008)])
+    'no load keeps the targets: a request alone takes a TTFT of 20 ms at least: give more slo_ttft_s, or another gpu'
+    """
+    targets = {"TTFT": question.slo_ttft_s, "TPOT": question.slo_tpot_s}
+    asked = {name: slo_s for name, slo_s in targets.items() if slo_s is not None}
+    least_s = dict(zip(targets, map(min, zip(*alone, strict=True)), strict=True))
+    missed = [name for name, slo_s in asked.items() if least_s[name] > slo_s] or list(asked)
+    takes = " and ".join(f"a {name} of {1e3 * least_s[name]:.3g} ms" for name in missed)
+    fields = " and ".join(f"slo_{name.lower()}_s" for name in missed)
+    return f"no load keeps the targets: a request alone takes {takes} at least: give more {fields}, or another gpu"
 
 
 def _counts(question: Question) -> list[int]:
@@ -219,7 +239,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> _Found:
     ]
     for one in (site.prices, site.prompts):
         one.table.save()
-    return _Found(deployments=found, half=half)
+    return _Found(deployments=found, half=half, alone_s=None if found else site.alone_s)
 
 
 def _check_positions(question: Question) -> None:

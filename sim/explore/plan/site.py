@@ -134,6 +134,12 @@ class Site:
             binds=most[2],
         )
 
+    @property
+    def alone_s(self) -> tuple[float, float]:
+        """TTFT and TPOT of one request that no other disturbs."""
+        first = self._prompts(1e-9)
+        return math.inf if first is None else first.ttft_s, self._decode(1).tpot_s
+
     def apart(self, half: Half) -> dict[str, Any] | None:
         """Some replicas for prompts, the others to decode: the numbers that carry the highest load."""
         asked, sizes = self.question, (self.prompts.world, self.prices.world)
