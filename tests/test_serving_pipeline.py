@@ -151,7 +151,7 @@ def test_a_stage_takes_its_next_batch_no_sooner_than_its_host() -> None:
         steps = run.stretches[(run.stretches["steps"] > 0) & (run.stretches["decoding"] > 0)]
         second = np.diff(steps[steps["stage"] == 1]["start_s"].to_numpy())
         assert second.min() > least
-    assert alone.requests["tpot_s"].median() < 1.4 * stage_s < 1.85 * stage_s < together.requests["tpot_s"].median()
+    assert alone.requests["tpot_s"].median() < 1.5 * stage_s < 1.85 * stage_s < together.requests["tpot_s"].median()
 
 
 def test_the_host_s_pace_is_what_two_batches_took() -> None:
@@ -210,7 +210,7 @@ def test_memory_is_that_of_the_fullest_stage() -> None:
     room = machine_of(group).gpu.memory_bytes * 0.9
     by_stage = [int((room - n.weight_bytes - n.activation_bytes) / n.kv_bytes) for n in (first, middle, last)]
     assert kv_blocks(spec, group, machine_of(group)) == min(by_stage) == by_stage[2]
-    with pytest.raises(ScenarioError, match=r"does not fit on h100-sxm-80gb with tp = 1.*raise tp, pp or memory_share"):
+    with pytest.raises(ScenarioError, match=r"does not fit on h100-sxm-80gb with tp = 1.*the smallest replica that fits is tp 2"):
         serve(model="llama3-70b", requests=1)
     assert serve(model="llama3-70b", pp=4, requests=2, output_tokens=2).spec.gpus == 4
 
