@@ -210,9 +210,13 @@ def sides_of(
 def host_of(spec: ServeSpec) -> HostTime:
     """The host that ``spec`` names, on its stack."""
     known = host_time(spec.host, spec.host_ms * 1e-3, engine_of(workloads.load_stack(spec.own_stack).engine))
-    if spec.captured_tokens is None or known.pace is None:
+    pace = known.pace
+    if pace is None:
         return known
-    return replace(known, pace=replace(known.pace, captured_tokens=spec.captured_tokens))
+    if spec.captured_tokens is not None:
+        pace = replace(pace, captured_tokens=spec.captured_tokens)
+    # A step whose drafts it launches is planned once the one before is over (a warning of vLLM 0.24 says so).
+    return replace(known, pace=pace, plans_ahead=known.plans_ahead and spec.speculation not in pace.uncaptured_drafts)
 
 
 def _rungs(spec: ServeSpec, target: Machine, *, prefill: bool) -> tuple[StepPrices, ...]:

@@ -49,7 +49,7 @@ class PipelineReplica(Replica):
     _turn: int = 0
     _pending: deque[bool] = field(default_factory=deque)  # turns that are not over, in order: whether each has a batch
     _over_s: deque[float] = field(init=False)  # when the turns before were over, the last one last
-    _inbox: deque[tuple[float, Sequence]] = field(default_factory=deque)  # type: ignore[assignment]
+    _came: deque[tuple[float, Sequence]] = field(default_factory=deque)  # since the last turn was scheduled, and when
     _woken_s: float = 0.0  # when the first request came after a time without any
 
     def __post_init__(self) -> None:
@@ -90,9 +90,9 @@ class PipelineReplica(Replica):
         """A sequence comes to this replica."""
         self.outstanding_tokens += sequence.request.input_tokens + sequence.request.output_tokens
         self.served[sequence.request.number].replica = self.number
-        if not self._busy and not self._inbox:
+        if not self._busy and not self._came:
             self._woken_s = self.env.now
-        self._inbox.append((self.env.now, sequence))
+        self._came.append((self.env.now, sequence))
         self.wake()
 
     def run(self) -> Generator[simpy.Event, Any, None]:
@@ -104,7 +104,7 @@ class PipelineReplica(Replica):
                 if not slot.free or len(self._pending) >= self._scheduled_ahead:
                     break
                 self._open_inbox(self._scheduled_s())
-                if not self._busy and not self._inbox:
+                if not self._busy and not self._came:
                     break
                 step = self._plan(slot)
                 self._turn += 1
@@ -127,8 +127,8 @@ class PipelineReplica(Replica):
 
     def _open_inbox(self, until_s: float = math.inf) -> None:
         """What has come ``until_s`` is seen by the next plan."""
-        while self._inbox and self._inbox[0][0] <= until_s:
-            self.scheduler.add(self._inbox.popleft()[1])
+        while self._came and self._came[0][0] <= until_s:
+            self.scheduler.add(self._came.popleft()[1])
 
     def _skip(self) -> None:
         """Turns without a batch are over with the turn before them."""
