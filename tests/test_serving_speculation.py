@@ -10,6 +10,7 @@ import pytest
 
 from sim import simulate
 from sim.errors import ScenarioError
+from sim.result.status import GRAPHED_DRAFTS
 from sim.serving import serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.drafted import Acceptance, DraftedScheduler
@@ -89,6 +90,8 @@ def test_a_draft_model_of_vllm_is_launched_kernel_by_kernel_and_eagle_is_not() -
     assert tpot_s == pytest.approx(host_s, rel=0.02)
     step = simulate(model="llama3-8b", phase="decode", batch=1, seq_len=1010, stack="vllm", **drafts)
     assert step.latency_s == pytest.approx(tpot_s, rel=0.05)
+    text = simulate(model="llama3-8b", phase="generate", batch=1, seq_len=1010, output_len=4, stack="vllm", **drafts)
+    assert text.standing.notes == (GRAPHED_DRAFTS,) and not step.standing.notes
     assert (
         serve(**load, **(drafts | {"draft_model": None, "speculation": "eagle"})).requests["tpot_s"][0] < 0.4 * host_s
     )

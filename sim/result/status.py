@@ -23,6 +23,7 @@ from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
 from sim.scenario.spec import Scenario
 from workloads.diffusion import load_dit, parse_video
+from workloads.engine import load_engine
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
 # weaker one is the status.
@@ -140,6 +141,10 @@ DECODER_GPU = "h200-sxm-141gb"
 CARRIED_DECODER = "the VAE's decoder is extrapolated from an H200's kernels: no decode was measured on this GPU"
 
 
+# Stack `vllm`: three passes of 16 layers take its host 31 ms, ten times what they take the GPU.
+GRAPHED_DRAFTS = "a draft model's passes are taken for graphs here: vLLM launches them, as --phase decode and serve do"
+
+
 # Kernels of gradients at the laws of forward ones; LLM-foundry's public steps take longer (tests/test_training.py).
 TRAINING = (
     "no kernel of gradients was measured: they run as today's forward kernels do, steps of 2023 took 1.3 to 2.3 "
@@ -192,6 +197,9 @@ def standing(
     run = workloads.DType(scenario.dtype)
     if run.bits < 32 and scenario.phase != "denoise" and workloads.load_model(scenario.model).precision == "fp32":
         notes.append(f"the file's weights are fp32, run in {run.value}: --dtype fp32 runs them as they are")
+    engine = workloads.load_stack(scenario.stack).engine
+    if scenario.phase == "generate" and engine and scenario.speculation in load_engine(engine).host.uncaptured_drafts:
+        notes.append(GRAPHED_DRAFTS)
     if scenario.video is not None:
         if load_dit(scenario.model).decoder is None:
             notes.append(COARSE_DECODER)
