@@ -90,7 +90,7 @@ def test_measuring_needs_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[s
         pytest.skip("torch is installed here")
     out = tmp_path / "measured.jsonl"
     message = refused(["measure", "--model", "llama3-8b", "--layers", "1", "--out", str(out)], capsys)
-    assert message == "wattline: measuring needs PyTorch: install wattline[measure]"
+    assert message == "wattline: measuring needs PyTorch: pip install 'wattline[measure]'"
     assert not out.exists()
 
 

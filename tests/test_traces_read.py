@@ -220,8 +220,10 @@ def test_windows_cut_by_time_rank_and_category(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", events)
     middle = read_trace(path, Window(start_ms=1.5, end_ms=4, categories=(int(Category.KERNEL),)))
     assert [middle.names[name] for name in middle.work.name] == ["b"]
-    with pytest.raises(TraceError, match=r"no GPU work in it: the trace covers 0..8.000 ms and ranks 0"):
+    with pytest.raises(TraceError, match=r"rank = 4: the trace has none of it: its ranks are 0"):
         read_trace(path, Window(ranks=(4,)))
+    with pytest.raises(TraceError, match=r"no GPU work in it: the trace covers 0..8.000 ms and ranks 0"):
+        read_trace(path, Window(start_ms=20.0))
 
 
 def test_our_own_trace_reads_back_with_its_energy_and_classes(

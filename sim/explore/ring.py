@@ -30,7 +30,7 @@ class RingPoint:
     events_kernels: int  # that SimPy ran; the others are derived
 
 
-class Outcome(NamedTuple):
+class RingOutcome(NamedTuple):
     """What one layout came to: seconds, joules of all GPUs, watts of each, its status, and how it was worked out."""
 
     latency_s: float
@@ -45,7 +45,7 @@ def ring_points(gpu: str, attention: RingAttention, *, world: int, seq_lens: Seq
     """Attention alone, every layout at every length."""
     target = machine(gpu, world)
 
-    def outcome(layout: RingLayout, seq_len: int) -> Outcome:
+    def outcome(layout: RingLayout, seq_len: int) -> RingOutcome:
         program = build_ring(layout, attention, ranks=world, seq_len=seq_len)
         records, core = run_program(target, program, in_graph=True, gap_s=target.profile.launch.eager_gap_s)
         found = seen(records, core)
@@ -53,7 +53,7 @@ def ring_points(gpu: str, attention: RingAttention, *, world: int, seq_lens: Seq
         asked = ring_kind(target.gpu.id, layout, attention, world=world, seq_len=seq_len)
         kernels = core.graph.kernels
         standing = standing_of_kind(asked, target)
-        return Outcome(found.latency_s, found.energy_j, tuple(found.power_w), standing, kernels, kernels)
+        return RingOutcome(found.latency_s, found.energy_j, tuple(found.power_w), standing, kernels, kernels)
 
     return _points(seq_lens, outcome)
 
@@ -69,7 +69,7 @@ def model_points(
 ) -> Iterator[RingPoint]:
     """A prefill or training step of ``model`` with one sequence over the ring, every layout at every length."""
 
-    def outcome(layout: RingLayout, seq_len: int) -> Outcome:
+    def outcome(layout: RingLayout, seq_len: int) -> RingOutcome:
         mode = "ring" if layout == "contiguous" else layout
         run = simulate(
             model=model,
@@ -81,7 +81,7 @@ def model_points(
             ignore_memory=ignore_memory,
             optimizer="none" if phase == "train" else "adamw",  # the same for every layout
         )
-        return Outcome(
+        return RingOutcome(
             run.latency_s, run.energy_j, tuple(run.power_w_per_gpu), run.standing, run.outcome.kernels,
             run.outcome.events_kernels,
         )  # fmt: skip
@@ -89,7 +89,7 @@ def model_points(
     return _points(seq_lens, outcome)
 
 
-def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], Outcome]) -> Iterator[RingPoint]:
+def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], RingOutcome]) -> Iterator[RingPoint]:
     for seq_len in seq_lens:
         contiguous_s = 0.0
         for layout in LAYOUTS:

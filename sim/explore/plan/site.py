@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.explore.plan.question import Question
-from sim.explore.plan.stages import Prices
+from sim.explore.plan.stages import StagedPrices
 from sim.explore.plan.steady import (
     MOST_LOAD,
     ReplicaLoad,
@@ -46,8 +46,8 @@ class Site:
 
     question: Question
     base: dict[str, Any]
-    prices: Prices
-    prompts: Prices
+    prices: StagedPrices
+    prompts: StagedPrices
     fitting: int
     cap_w: float
 
@@ -74,7 +74,7 @@ class Site:
             **more,
         }
 
-    def _load(self, step_tokens: int, prices: Prices) -> ReplicaLoad:
+    def _load(self, step_tokens: int, prices: StagedPrices) -> ReplicaLoad:
         return ReplicaLoad(
             input_len=self.question.input_len,
             output_len=self.question.output_len,

@@ -14,7 +14,7 @@ from sim.serving.spec import ServeSpec
 from sim.serving.stages import Handoffs, handoffs, stage_prices
 
 
-class Prices(Protocol):
+class StagedPrices(Protocol):
     """Steps on one replica."""
 
     @property
@@ -76,7 +76,7 @@ class PipelinePrices:
         return Cost(time_s=time_s, energy_j=through.energy_j, cycles=through.cycles)
 
 
-def prices_of(spec: ServeSpec, group: Scenario) -> Prices:
+def prices_of(spec: ServeSpec, group: Scenario) -> StagedPrices:
     """Those of a replica of ``spec``."""
     first, *others = stages = stage_prices(spec, group)
     if not others:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sim.explore.plan.queue import BulkQueue, Floats, bulk_queue
-from sim.explore.plan.stages import Prices
+from sim.explore.plan.stages import StagedPrices
 from sim.serving.cost import Batch, Chunk, Cost
 from sim.serving.price import TARGET_STEP, TARGET_STEPS
 
@@ -82,7 +82,7 @@ class ReplicaLoad:
         return [sum(chance * max(own, time_s) for time_s, chance in chances) for own in times_s]
 
 
-def decoding_and_prompts(prices: Prices, load: ReplicaLoad, sequences: int) -> SteadyReplica | None:
+def decoding_and_prompts(prices: StagedPrices, load: ReplicaLoad, sequences: int) -> SteadyReplica | None:
     """A replica that prefills and decodes, ``sequences`` of the latter at once; None where prompts cannot keep up.
 
     Each sequence asks for one prompt in ``output_len`` - 1 steps. Whole prompts share a step as far as it has room;
@@ -135,7 +135,7 @@ def _tpot_within_s(load: ReplicaLoad, sequences: int, step_s: float, prompt_s: f
     return step_s + more * prompt_s / (load.output_len - 1) / (1.0 - share)
 
 
-def _in_pieces(prices: Prices, load: ReplicaLoad, sequences: int, a_step: float) -> SteadyReplica | None:
+def _in_pieces(prices: StagedPrices, load: ReplicaLoad, sequences: int, a_step: float) -> SteadyReplica | None:
     """Prompts longer than a step: they queue for its room one after another (M/D/1)."""
     pieces = _pieces(load.input_len, load.step_tokens - sequences)
     if pieces is None or a_step * len(pieces) >= MOST_LOAD:
@@ -161,7 +161,7 @@ def _in_pieces(prices: Prices, load: ReplicaLoad, sequences: int, a_step: float)
     )
 
 
-def prompts_alone(prices: Prices, load: ReplicaLoad, load_per_s: float) -> SteadyReplica | None:
+def prompts_alone(prices: StagedPrices, load: ReplicaLoad, load_per_s: float) -> SteadyReplica | None:
     """A replica for prompts alone under ``load_per_s``; None where they come faster than it computes them."""
     idle_w = prices.machine.model.idle_w(prices.machine.model.max_clock_hz)
     most = min(load.step_tokens // load.input_len, MOST_PROMPTS)
@@ -212,7 +212,7 @@ def _at_nodes(queue: BulkQueue, most: int) -> list[float]:
     return [float(count[0]), float(count[1:] @ (1.0 - up)), float(count[1:] @ up)]
 
 
-def decoding_alone(prices: Prices, load: ReplicaLoad, sequences: int) -> SteadyReplica:
+def decoding_alone(prices: StagedPrices, load: ReplicaLoad, sequences: int) -> SteadyReplica:
     """A replica that gets sequences with their first token, ``sequences`` of them at once."""
     batch = _batch(load, sequences, prompts=0)
     (cost,) = capped(prices, [(1.0, batch)], load)
@@ -246,7 +246,7 @@ def waiting_s(service_s: float, busy: float) -> float:
     return max(0.0, math.log(busy / beyond)) * service_s / (2.0 * (1.0 - busy)) if busy > beyond else 0.0
 
 
-def capped(prices: Prices, steps: Sequence[tuple[float, Batch]], load: ReplicaLoad) -> list[Cost]:
+def capped(prices: StagedPrices, steps: Sequence[tuple[float, Batch]], load: ReplicaLoad) -> list[Cost]:
     """Costs of the steps at the power target where their mean power, by the share each has of the steps, is the cap.
 
     That is what the slow limiter holds the mean at. Where no target is low enough, the lowest.
@@ -277,7 +277,7 @@ def capped(prices: Prices, steps: Sequence[tuple[float, Batch]], load: ReplicaLo
 
 
 def _power(
-    prices: Prices,
+    prices: StagedPrices,
     steps: Sequence[tuple[float, Batch]],
     costs: Sequence[Cost],
     load: ReplicaLoad,
