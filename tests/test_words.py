@@ -15,6 +15,7 @@ from sim.result.report import summary
 from sim.scenario.memory import memory_use
 from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
+from sim.serving import serve
 
 DECODE = {"model": "llama3-8b", "phase": "decode", "batch": 16, "seq_len": 2048}
 
@@ -138,6 +139,32 @@ def test_a_served_run_says_the_same_words(capsys: pytest.CaptureFixture[str]) ->
     parts = held["weights"] + held["activations"] + held["kv_cache"]
     assert parts + held["room"] == held["gpu"] == 80e9
     assert 0 < held["kv_cache_most"] < held["kv_cache"] <= 0.9 * 80e9
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2}, {"tp": 2}])
+def test_a_served_run_uses_what_its_steps_use(layout: dict[str, int]) -> None:
+    """A lone request is a prefill and its steps of decoding; in stages the joins between them are left out."""
+    run = serve(model="llama3-8b", requests=1, input_tokens=1000, output_tokens=9, **layout)
+    tp = {"tp": layout.get("tp", 1)}
+    steps = [simulate(model="llama3-8b", phase="prefill", batch=1, seq_len=1000, stack="vllm", **tp)]
+    steps += [
+        simulate(model="llama3-8b", phase="decode", batch=1, seq_len=1001 + i, stack="vllm", **tp) for i in range(8)
+    ]
+    found = run.utilisation
+    for name in ("flops", "hbm_bytes"):
+        whole = sum(float(utilisation(step)[name] or 0.0) for step in steps)
+        assert found[name] == pytest.approx(whole, rel=2e-3), name
+    gpu, on_s = run.machine.gpu, run.summary["gpu_hours"] * 3600
+    assert found["mfu"] == pytest.approx(found["flops"] / on_s / gpu.tensor_flops_per_s["bf16"])  # type: ignore[operator]
+    assert found["mbu"] == pytest.approx(found["hbm_bytes"] / on_s / gpu.hbm_bytes_per_s)  # type: ignore[operator]
+    assert 0 < found["mfu"] < found["mbu"] < 1  # type: ignore[operator]
+
+
+def test_drafts_are_work_too() -> None:
+    load = {"model": "llama3-8b", "requests": 40, "rate_per_s": 20.0, "input_tokens": 500, "output_tokens": 40}
+    plain, drafted = serve(**load), serve(**load, speculation="eagle", acceptance=0.7)
+    assert plain.utilisation["flops"] < drafted.utilisation["flops"] < 1.6 * plain.utilisation["flops"]  # type: ignore[operator]
+    assert drafted.utilisation["hbm_bytes"] < plain.utilisation["hbm_bytes"]  # type: ignore[operator]  # fewer steps
 
 
 def test_a_row_of_a_sweep_says_the_words_of_its_run() -> None:

@@ -136,7 +136,10 @@ def command(
         write_served_report(run, report)
     if as_json:
         click.echo(
-            json.dumps(run.summary | run.costs(prices) | {"scenario": spec.model_dump(mode="json")}, allow_nan=False)
+            json.dumps(
+                run.summary | run.utilisation | run.costs(prices) | {"scenario": spec.model_dump(mode="json")},
+                allow_nan=False,
+            )
         )
         return
     print_summary(run, wide_console(), prices)

@@ -28,7 +28,7 @@ LATENCIES = (
 
 def print_summary(run: ServeResult, console: Console, prices: Prices = NO_PRICES) -> None:
     """Headline figures, latency percentiles and where the joules go, with units."""
-    spec, data = run.spec, run.summary
+    spec, data = run.spec, run.summary | run.utilisation
     roles = spec.roles
     if spec.sm_partition is not None:
         sms = dict(spec.sm_partition)
@@ -55,6 +55,11 @@ def print_summary(run: ServeResult, console: Console, prices: Prices = NO_PRICES
     )
     for row in prices.rows(run.costs(prices)):
         head.add_row(*row)
+    used = " and ".join(
+        f"{'-' if data[name] is None else format(data[name], '.1%')} of the {what}"
+        for name, what in (("mfu", "FLOP/s"), ("mbu", "HBM bandwidth"))
+    )
+    head.add_row("MFU, MBU", f"{used} of the GPUs that are on")
     head.add_row("mean power per GPU", f"{data['power_w_per_gpu']:.0f} W")
     if data["fleet_power_w_most"] is not None:
         most = f"{data['fleet_power_w_most']:,.0f} W over {spec.fleet_look_s:g} s at most"

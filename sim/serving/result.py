@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import workloads
 from sim.result.prices import S_PER_HOUR, Prices
-from sim.result.rates import J_PER_WH
+from sim.result.rates import J_PER_WH, multiplied_type
 from sim.result.served import Load, standing_served
 from sim.result.status import Standing
 from sim.scenario.layout import layout_of
@@ -21,6 +21,8 @@ from sim.scenario.precision import precision_of
 from sim.serving.memory import kv_blocks, memory_of, stage_needs
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
+from sim.serving.stages import stage_prices
+from sim.serving.utilisation import served_work
 
 PERCENTILES = (50, 90, 99)
 # Columns of requests that are fields of their records.
@@ -161,6 +163,24 @@ class ServeResult:
         """What it costs and emits, whole, a million output tokens and a request, as far as ``prices`` say."""
         counts = {"million_output_tokens": self.requests["output_tokens"].sum() / 1e6, "request": len(self.requests)}
         return prices.of(energy_j=self.energy_j, gpu_s=self._gpu_hours() * S_PER_HOUR, counts=counts)
+
+    @cached_property
+    def utilisation(self) -> dict[str, float | None]:
+        """FLOPs and HBM bytes of all GPUs, and their share of what the GPUs that were on could have done.
+
+        As of a single run: ``mfu`` of the datasheet's dense rate for the type that products multiply in, ``mbu`` of its
+        bandwidth. Contexts of decoding sequences are taken at their mean.
+        """
+        group, gpu = self.spec.group(), self.machine.gpu
+        per_step = self._tokens_per_step(self.requests)
+        work = served_work(stage_prices(self.spec, group), self.stretches, self.requests, 1.0 / (per_step or 1.0))
+        gpu_s, peak = self._gpu_hours() * S_PER_HOUR, gpu.tensor_flops_per_s.get(multiplied_type(group))
+        return {
+            "flops": work.flops,
+            "hbm_bytes": work.hbm_bytes,
+            "mfu": work.flops / (gpu_s * peak) if peak and gpu_s else None,
+            "mbu": work.hbm_bytes / (gpu_s * gpu.hbm_bytes_per_s) if gpu_s else None,
+        }
 
     def _memory(self, blocks: int, most_blocks: int) -> dict[str, float]:
         """Bytes of the fullest GPU: what it holds, its cache in full and at most in use."""
