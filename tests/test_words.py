@@ -9,6 +9,7 @@ import pytest
 from sim import simulate
 from sim.cli import main
 from sim.errors import MemoryShortError
+from sim.explore.overlap import study, table
 from sim.explore.row import figures
 from sim.result.rates import memory, rates, times, utilisation
 from sim.result.report import summary
@@ -165,6 +166,17 @@ def test_drafts_are_work_too() -> None:
     plain, drafted = serve(**load), serve(**load, speculation="eagle", acceptance=0.7)
     assert plain.utilisation["flops"] < drafted.utilisation["flops"] < 1.6 * plain.utilisation["flops"]  # type: ignore[operator]
     assert drafted.utilisation["hbm_bytes"] < plain.utilisation["hbm_bytes"]  # type: ignore[operator]  # fewer steps
+
+
+def test_rows_of_schedules_say_the_words_too() -> None:
+    scenario = Scenario.of(model="llama3-8b", tp=2, batch=1, seq_len=2048, layers=2)
+    points, _ = study([scenario])
+    row = table(points).iloc[0]
+    run = simulate(scenario)
+    for name in ("mfu", "mbu", "flops_per_hbm_byte"):
+        assert row[name] == pytest.approx(utilisation(run)[name]), name
+    assert row["tokens_per_s_per_gpu"] == pytest.approx(rates(run)["tokens_per_s_per_gpu"])
+    assert row["memory_need_bytes_per_gpu"] + row["memory_room_bytes_per_gpu"] == 80e9
 
 
 def test_a_row_of_a_sweep_says_the_words_of_its_run() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import workloads
 from sim.errors import ScenarioError
 from sim.explore.operators import REFUSALS, in_sequence, own_settings, words
 from sim.explore.pareto import front
+from sim.result.rates import row_of
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.scenario.field_table import read_mapping
@@ -49,6 +50,7 @@ class OverlapPoint:
     trace: Path | None = None
     status: str = "unchecked"
     status_reasons: tuple[str, ...] = ()
+    used: Mapping[str, float | None] = field(default_factory=dict)  # rates, MFU, MBU and memory of the run
 
     @property
     def latency_s_per_token(self) -> float:
@@ -127,9 +129,9 @@ def read_grid(path: Path) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
     for name, table in (("base", base), ("grid", grid)):
         if not isinstance(table, dict):
             raise ScenarioError(f"{path}: {name} = {table!r}: give a [{name}] table")
-    for field, values in grid.items():
+    for axis, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise ScenarioError(f"{path}: grid.{field} = {values!r}: give a list of values")
+            raise ScenarioError(f"{path}: grid.{axis} = {values!r}: give a list of values")
     return base, grid
 
 
@@ -244,6 +246,7 @@ def point_of(run: Timeline, *, on_front: bool, trace: Path | None) -> OverlapPoi
         trace=trace,
         status=run.standing.status,
         status_reasons=run.standing.reasons,
+        used=row_of(run),
     )
 
 
@@ -335,6 +338,7 @@ def table(points: Sequence[OverlapPoint]) -> pd.DataFrame:
                 "energy_j": point.energy_j,
                 "energy_j_per_token": point.energy_j_per_token,
                 "exposed_communication_s": point.exposed_communication_s,
+                **point.used,
                 "pareto": point.on_front,
                 "events_kernels": point.events_kernels,
                 "trace": str(point.trace) if point.trace else None,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.errors import ScenarioError
-from sim.result.rates import J_PER_WH, generation, held_bytes, rates, times, utilisation
+from sim.result.rates import J_PER_WH, generation, row_of, times
 from sim.result.timeline import Timeline
 from sim.scenario.spec import Scenario
 
@@ -93,7 +93,6 @@ def figures(run: Timeline) -> dict[str, Any]:
         "denoise": run.tokens // scenario.batch,
     }[scenario.phase]  # fmt: skip
     requests = run.tokens / per_request
-    seen, used, need_bytes = rates(run), utilisation(run), held_bytes(run)
     found: dict[str, Any] = {
         "status": run.standing.status,
         "status_reasons": "; ".join(run.standing.reasons) or None,
@@ -103,15 +102,9 @@ def figures(run: Timeline) -> dict[str, Any]:
         "requests": requests,
         "energy_j_per_token": run.energy_j / run.tokens,
         "energy_j_per_request": run.energy_j / requests,
-        "tokens_per_s": run.tokens / run.latency_s,
-        "tokens_per_s_per_gpu": seen["tokens_per_s_per_gpu"],
-        "tokens_per_s_per_user": seen["tokens_per_s_per_user"],
         "tokens_per_s_per_w": run.tokens / run.energy_j,
-        "energy_wh_per_token": seen["energy_wh_per_token"],
         "energy_wh_per_request": run.energy_j / requests / J_PER_WH,
-        **{name: used[name] for name in ("mfu", "mfu_at_clock", "mbu", "flops_per_hbm_byte")},
-        "memory_need_bytes_per_gpu": need_bytes,
-        "memory_room_bytes_per_gpu": run.machine.gpu.memory_bytes - need_bytes,
+        **row_of(run),
         "power_w_per_gpu": sum(run.power_w_per_gpu) / len(run.power_w_per_gpu),
         "sm_clock_hz": sum(run.sm_clock_hz_per_gpu) / len(run.sm_clock_hz_per_gpu),
         "exposed_communication_s": run.exposed_communication_s,

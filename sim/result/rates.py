@@ -101,6 +101,18 @@ def utilisation(run: Run) -> dict[str, float | None]:
     }
 
 
+def row_of(run: Run) -> dict[str, float | None]:
+    """What a row of a table says of a run: its rates, what it used of the GPUs, and bytes of the fullest one."""
+    seen, used, need_bytes = rates(run), utilisation(run), held_bytes(run)
+    names = ("tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user", "energy_wh_per_token")
+    return {
+        **{name: seen[name] for name in names},
+        **{name: used[name] for name in ("mfu", "mfu_at_clock", "mbu", "flops_per_hbm_byte")},
+        "memory_need_bytes_per_gpu": need_bytes,
+        "memory_room_bytes_per_gpu": run.machine.gpu.memory_bytes - need_bytes,
+    }
+
+
 def memory(run: Run) -> MemoryUse | None:
     """What the fullest GPU holds; None of a denoising run, whose summary says it itself."""
     return memory_use(resolve_scenario(run.scenario)) if run.scenario.phase != "denoise" else None
