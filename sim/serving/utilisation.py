@@ -22,15 +22,15 @@ TOGETHER = 64  # sequences that decode together: fewer would find their caches i
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class KernelSums:
     """FLOPs and HBM bytes of all ranks."""
 
     flops: float = 0.0
     hbm_bytes: float = 0.0
 
-    def plus(self, other: Moved, times: float = 1.0) -> Moved:
+    def plus(self, other: KernelSums, times: float = 1.0) -> KernelSums:
         """With so many ``times`` the ``other``."""
-        return Moved(self.flops + times * other.flops, self.hbm_bytes + times * other.hbm_bytes)
+        return KernelSums(self.flops + times * other.flops, self.hbm_bytes + times * other.hbm_bytes)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -38,30 +38,30 @@ class StepWork:
     """What parts of steps that ``prices`` price compute and read; each is worked out once."""
 
     prices: StepPrices
-    _known: dict[tuple[str, int, int], Moved] = field(default_factory=dict)
+    _known: dict[tuple[str, int, int], KernelSums] = field(default_factory=dict)
 
-    def part(self, part: Literal["shared", "head", "decode", "chunk"], rows: int, context: int = 0) -> Moved:
+    def part(self, part: Literal["shared", "head", "decode", "chunk"], rows: int, context: int = 0) -> KernelSums:
         """Of one part over ``rows``: rows of products, sequences that decode, or tokens of a prompt."""
         key = (part, rows, context)
         if key not in self._known:
             self._known[key] = self._of(self.prices.programs.part(part, rows, context))
         return self._known[key]
 
-    def _of(self, program: Program) -> Moved:
+    def _of(self, program: Program) -> KernelSums:
         classify = classifier(self.prices.machine, eager=False)
-        whole = Moved()
+        whole = KernelSums()
         for rank in program.ranks:
             for phase in rank.phases:
                 for segment in phase.segments:
                     for priced in map(classify, segment.kernels):
                         described: Mapping[str, Any] = priced.describe
-                        one = Moved(float(described.get("flops", 0.0)), priced.terms.hbm_bytes)
+                        one = KernelSums(float(described.get("flops", 0.0)), priced.terms.hbm_bytes)
                         whole = whole.plus(one, segment.repeat)
         return whole
 
-    def rows(self, part: Literal["shared", "head"], rows: pd.Series[int], steps: pd.Series[int]) -> Moved:
+    def rows(self, part: Literal["shared", "head"], rows: pd.Series[int], steps: pd.Series[int]) -> KernelSums:
         """Products, norms and exchanges, or the head, of so many ``steps`` of so many ``rows`` each."""
-        whole = Moved()
+        whole = KernelSums()
         for size, count in steps.groupby(rows).sum().items():
             if not (number := int(str(size))):
                 continue
@@ -72,18 +72,18 @@ class StepWork:
                 whole = whole.plus(self.part(part, high), count * share)
         return whole
 
-    def decoding(self, sequences: float, cached: float) -> Moved:
+    def decoding(self, sequences: float, cached: float) -> KernelSums:
         """Attention of ``sequences`` steps of one sequence that see ``cached`` tokens in all: linear in both."""
         if not sequences:
-            return Moved()
+            return KernelSums()
         mean = max(1, round(cached / sequences))
-        return Moved().plus(self.part("decode", TOGETHER, mean), sequences / TOGETHER)
+        return KernelSums().plus(self.part("decode", TOGETHER, mean), sequences / TOGETHER)
 
-    def prompts(self, tokens: Sequence[int]) -> Moved:
+    def prompts(self, tokens: Sequence[int]) -> KernelSums:
         """Attention of prompts of so many ``tokens``: a token's is linear in them, between powers of two as well."""
         sizes = np.array(tokens, dtype=float)
         if not sizes.size:
-            return Moved()
+            return KernelSums()
         top = int(2 ** np.ceil(np.log2(max(sizes.max(), 2.0))))
         grid = [2**power for power in range(top.bit_length())]
         each = [self.part("chunk", size) for size in grid]
@@ -92,12 +92,12 @@ class StepWork:
             of_token = np.array(values) / np.array(grid)
             return float((np.interp(sizes, grid, of_token) * sizes).sum())
 
-        return Moved(summed([one.flops for one in each]), summed([one.hbm_bytes for one in each]))
+        return KernelSums(summed([one.flops for one in each]), summed([one.hbm_bytes for one in each]))
 
 
 def served_work(
     prices: Sequence[StepPrices], stretches: pd.DataFrame, requests: pd.DataFrame, steps_a_token: float
-) -> Moved:
+) -> KernelSums:
     """All FLOPs and HBM bytes of a run whose stages are priced by ``prices``.
 
     ``stretches`` and ``requests`` are the tables of the run; ``steps_a_token`` is below 1 where drafted tokens pass.
@@ -107,7 +107,7 @@ def served_work(
     steps = later.sum() * steps_a_token
     context = requests["input_tokens"].to_numpy(dtype=float) + later / 2
     seen = float((later * context).sum()) * steps_a_token
-    whole = Moved()
+    whole = KernelSums()
     for number, own in enumerate(prices):
         table = stretches[stretches["steps"] > 0]
         if len(prices) > 1:
