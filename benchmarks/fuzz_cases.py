@@ -45,7 +45,7 @@ def _set(value: Any, rng: random.Random) -> None:
         return
 
 
-def _mutated(value: Any, rng: random.Random) -> Any:
+def mutated(value: Any, rng: random.Random) -> Any:
     value = json.loads(json.dumps(value))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         _set(value, rng)
@@ -64,11 +64,11 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _table(table: dict[str, Any]) -> str:
+def toml_text(table: dict[str, Any]) -> str:
     return "\n".join(f"{json.dumps(str(key))} = {_toml(value)}" for key, value in table.items())
 
 
-def _bytes(text: str, rng: random.Random, *, packed: bool = False) -> bytes:
+def in_bytes(text: str, rng: random.Random, *, packed: bool = False) -> bytes:
     """Text with a few edits, as bytes, now and then compressed, damaged and cut."""
     data = mutate_text(text, rng) if rng.random() < 0.4 else text.encode("utf-8", "surrogatepass")
     if packed and rng.random() < 0.3:
@@ -136,14 +136,14 @@ def requests_case(rng: random.Random) -> Case:
         for i in range(8)
     ]
     rows = [row for row in rows if row.keys() == rows[0].keys()] if rng.random() < 0.95 else rows
-    rows = [_mutated(row, rng) if rng.random() < 0.3 else row for row in rows]
+    rows = [mutated(row, rng) if rng.random() < 0.3 else row for row in rows]
     if rng.random() < 0.5:
         text = "\n".join(json.dumps(row) for row in rows)
     else:
         quoted = [[json.dumps(v) if isinstance(v, list | dict) else str(v) for v in row.values()] for row in rows]
         text = "\n".join([",".join(rows[0]), *(",".join(row) for row in quoted)])
     flags = ["serve", "--model", "llama3-8b", "--layers", "2"] if False else ["serve", "--model", "llama3-8b"]
-    return _bytes(text, rng, packed=True), rng.choice([".csv", ".jsonl", ".jsonl.gz"]), [*flags, "--trace", "@"]
+    return in_bytes(text, rng, packed=True), rng.choice([".csv", ".jsonl", ".jsonl.gz"]), [*flags, "--trace", "@"]
 
 
 def records_case(rng: random.Random) -> Case:
@@ -185,9 +185,9 @@ def records_case(rng: random.Random) -> Case:
         },
         {"kind": "grouped_gemm", "experts": 8, "rows": 64, "distinct": 8, "tiles128": 8, "n": 512, "k": 512},
     ]
-    chosen = [_mutated(gpu | row | seen, rng) for row in rng.sample(rows, rng.randrange(1, 4))]
+    chosen = [mutated(gpu | row | seen, rng) for row in rng.sample(rows, rng.randrange(1, 4))]
     command = ["validate", "@", "--quiet", *(["--json"] if rng.random() < 0.3 else [])]
-    return _bytes("\n".join(json.dumps(row) for row in chosen), rng, packed=rng.random() < 0.1), ".jsonl", command
+    return in_bytes("\n".join(json.dumps(row) for row in chosen), rng, packed=rng.random() < 0.1), ".jsonl", command
 
 
 def _scenario(rng: random.Random) -> dict[str, Any]:
@@ -209,10 +209,10 @@ def _scenario(rng: random.Random) -> dict[str, Any]:
 
 def scenario_case(rng: random.Random) -> Case:
     """Scenarios, TOML or JSON."""
-    table = _mutated(_scenario(rng), rng)
+    table = mutated(_scenario(rng), rng)
     json_file = rng.random() < 0.5
     return (
-        _bytes(json.dumps(table) if json_file else _table(table), rng),
+        in_bytes(json.dumps(table) if json_file else toml_text(table), rng),
         (".json" if json_file else ".toml"),
         ["simulate", "@"],
     )
@@ -237,11 +237,11 @@ def _grid(rng: random.Random) -> dict[str, Any]:
 
 def grid_case(rng: random.Random) -> Case:
     """Grids of a sweep."""
-    table = _mutated(_grid(rng), rng)
+    table = mutated(_grid(rng), rng)
     json_file = rng.random() < 0.5
     ending = ".json" if json_file else ".toml"
     return (
-        _bytes(json.dumps(table) if json_file else _table(table), rng),
+        in_bytes(json.dumps(table) if json_file else toml_text(table), rng),
         ending,
         ["sweep", "@", "--jobs", "1", "--quiet"],
     )
@@ -252,8 +252,8 @@ def journal_case(rng: random.Random) -> Case:
     lines = [
         rng.choice(["{}", "5", "null", "[]", '{"scenario_id": 5}', '{"scenario_id": "x", "error": null}', "{", "\x00"])
     ]
-    lines += [json.dumps(_mutated({"scenario_id": "abc", "error": None, "model": "m", "latency_s": 1.0}, rng))]
-    return _bytes("\n".join(lines), rng), ".journal", ["sweep"]
+    lines += [json.dumps(mutated({"scenario_id": "abc", "error": None, "model": "m", "latency_s": 1.0}, rng))]
+    return in_bytes("\n".join(lines), rng), ".journal", ["sweep"]
 
 
 def model_case(rng: random.Random) -> Case:
@@ -267,9 +267,9 @@ def model_case(rng: random.Random) -> Case:
     more: list[dict[str, Any]] = [
         {}, {"experts": 8, "top_k": 2}, {"block": block}, {"latent": {"kv_rank": 64, "nope_dim": 64, "rope_dim": 32}},
     ]  # fmt: skip
-    table = _mutated(sizes | rng.choice(more), rng)
+    table = mutated(sizes | rng.choice(more), rng)
     flags = ["simulate", "--layers", "1", "--seq-len", "64", "--regime", "cold", "--model", "@"]
-    return _bytes(_table(table), rng), ".toml", flags
+    return in_bytes(toml_text(table), rng), ".toml", flags
 
 
 def gpu_case(rng: random.Random) -> Case:
@@ -278,7 +278,7 @@ def gpu_case(rng: random.Random) -> Case:
 
     table = tomllib.loads((files("hardware") / "data" / "gpus" / "h100-sxm-80gb.toml").read_text(encoding="utf-8"))
     flags = ["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "64", "--regime", "cold", "--gpu", "@"]
-    return _bytes(_table(_mutated(table, rng)), rng), ".toml", flags
+    return in_bytes(toml_text(mutated(table, rng)), rng), ".toml", flags
 
 
 KINDS: dict[str, Callable[[random.Random], Case]] = {

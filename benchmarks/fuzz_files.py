@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from benchmarks.fuzz_cases import VALUES, Case, _bytes, _mutated, _table
+from benchmarks.fuzz_cases import VALUES, Case, in_bytes, mutated, toml_text
 from sim.explore.row import RESULTS, full
 
 SMALL = ["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "64", "--regime", "cold"]
@@ -37,29 +37,29 @@ def _csv(rows: list[list[Any]], rng: random.Random) -> bytes:
             row.append(_cell(rng.choice(VALUES[:25])))
         elif row:
             row[rng.randrange(len(row))] = _cell(rng.choice(VALUES))
-    return _bytes("\n".join(",".join(map(str, row)) for row in rows) + "\n", rng)
+    return in_bytes("\n".join(",".join(map(str, row)) for row in rows) + "\n", rng)
 
 
 def node_case(rng: random.Random) -> Case:
     """Nodes as TOML."""
     name = rng.choice(["hgx-8", "pcie-8", "mesh-4", "nvl72"])
-    table = _mutated(tomllib.loads(_shipped("hardware", "data", "nodes", f"{name}.toml")), rng)
-    return _bytes(_table(table), rng), ".toml", [*SMALL, "--tp", rng.choice(["2", "8"]), "--dp", "2", "--batch", "2",
-                                                 "--node", "@"]  # fmt: skip
+    table = mutated(tomllib.loads(_shipped("hardware", "data", "nodes", f"{name}.toml")), rng)
+    command = [*SMALL, "--tp", rng.choice(["2", "8"]), "--dp", "2", "--batch", "2", "--node", "@"]
+    return in_bytes(toml_text(table), rng), ".toml", command
 
 
 def network_case(rng: random.Random) -> Case:
     """Switches between nodes as TOML."""
     name = rng.choice(["ib-ndr-rail", "ib-ndr-fat-tree", "slingshot-dragonfly", "roce-400g-1to7"])
-    table = _mutated(tomllib.loads(_shipped("hardware", "data", "networks", f"{name}.toml")), rng)
-    return _bytes(_table(table), rng), ".toml", [*SMALL, "--tp", "16", "--network", "@"]
+    table = mutated(tomllib.loads(_shipped("hardware", "data", "networks", f"{name}.toml")), rng)
+    return in_bytes(toml_text(table), rng), ".toml", [*SMALL, "--tp", "16", "--network", "@"]
 
 
 def profile_case(rng: random.Random) -> Case:
     """Profiles as ``wattline calibrate`` writes them."""
     table = json.loads(_shipped("hardware", "data", "profiles", "a100-pcie-40gb.json"))
-    whole = _mutated(table, rng) if rng.random() < 0.7 else {**table, **_mutated({"gemm": table["gemm"]}, rng)}
-    return _bytes(json.dumps(whole), rng), ".json", [*SMALL, "--gpu", "a100-pcie-40gb", "--profile", "@"]
+    whole = mutated(table, rng) if rng.random() < 0.7 else {**table, **mutated({"gemm": table["gemm"]}, rng)}
+    return in_bytes(json.dumps(whole), rng), ".json", [*SMALL, "--gpu", "a100-pcie-40gb", "--profile", "@"]
 
 
 def table_case(rng: random.Random) -> Case:
@@ -84,15 +84,15 @@ def routing_case(rng: random.Random) -> Case:
     command = ["simulate", "--model", "qwen3-30b-a3b", "--layers", "1", "--seq-len", "64", "--regime", "cold"]
     command += ["--routing", "@"]
     if rng.random() < 0.5:
-        return _bytes(json.dumps(_mutated([float(i % 7) for i in range(128)], rng)), rng), ".json", command
+        return in_bytes(json.dumps(mutated([float(i % 7) for i in range(128)], rng)), rng), ".json", command
     rows: list[list[Any]] = [["expert", "rows"], *([i, 10 + i % 5] for i in range(128))]
     return _csv(rows, rng), ".csv", command
 
 
 def rules_case(rng: random.Random) -> Case:
     """Classes of kernels of one's own, beside a trace that stands in the file's own folder."""
-    table = _mutated({"rule": [{"match": "gemm|nvjet", "class": "gemm"}, {"match": "rms.*norm", "class": "norm"}]}, rng)
-    return _bytes(_table(table), rng), ".toml", ["inspect", "TRACE", "--rules", "@"]
+    table = mutated({"rule": [{"match": "gemm|nvjet", "class": "gemm"}, {"match": "rms.*norm", "class": "norm"}]}, rng)
+    return in_bytes(toml_text(table), rng), ".toml", ["inspect", "TRACE", "--rules", "@"]
 
 
 def serve_case(rng: random.Random) -> Case:
@@ -103,21 +103,21 @@ def serve_case(rng: random.Random) -> Case:
         {"autoscale": "requests", "replicas": 3}, {"slo_tpot_s": 0.02, "clock_policy": "slo"},
         {"sm_partition": [["prefill", 64], ["decode", 68]]},
     ]  # fmt: skip
-    table = _mutated(
+    table = mutated(
         {"model": "llama3-8b", "requests": 3, "rate_per_s": 5.0, "input_tokens": 64, "output_tokens": 3, "seed": 1}
         | rng.choice(more), rng,
     )  # fmt: skip
     json_file = rng.random() < 0.5
-    text = json.dumps(table) if json_file else _table(table)
-    return _bytes(text, rng), ".json" if json_file else ".toml", ["serve", "@", "--quiet"]
+    text = json.dumps(table) if json_file else toml_text(table)
+    return in_bytes(text, rng), ".json" if json_file else ".toml", ["serve", "@", "--quiet"]
 
 
 def dit_case(rng: random.Random) -> Case:
     """Diffusion transformers as TOML."""
     name = rng.choice(["wan2.1-1.3b", "flux.1-dev", "hunyuan-video"])
-    table = _mutated(tomllib.loads(_shipped("workloads", "data", "dit", f"{name}.toml")), rng)
+    table = mutated(tomllib.loads(_shipped("workloads", "data", "dit", f"{name}.toml")), rng)
     command = ["dit", "--model", "@", "--cp", "1", "--steps", "1", "--video", "64x64x5", "--ignore-memory"]
-    return _bytes(_table(table), rng), ".toml", command
+    return in_bytes(toml_text(table), rng), ".toml", command
 
 
 def metric_case(rng: random.Random) -> Case:
@@ -143,9 +143,9 @@ def config_case(rng: random.Random) -> Case:
          "num_experts_per_tok": 2},
         {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     ]  # fmt: skip
-    text = json.dumps(_mutated(table | rng.choice(more), rng))
+    text = json.dumps(mutated(table | rng.choice(more), rng))
     return (
-        _bytes(text, rng),
+        in_bytes(text, rng),
         ".json",
         ["simulate", "--layers", "1", "--seq-len", "64", "--regime", "cold", "--model", "@"],
     )

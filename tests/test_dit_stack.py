@@ -10,7 +10,7 @@ import pytest
 from hardware.calibrate.engine_rows import PASS_BYTES
 from sim import simulate
 from sim.errors import ScenarioError
-from sim.result.status import CARRIED_DECODER
+from sim.result.notes import CARRIED_DECODER
 from sim.scenario.spec import Scenario
 from sim.validation.validate import validate
 from workloads.diffusion import load_dit, parse_video, video_tokens

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import random
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sim import simulate
 from sim.errors import ScenarioError
-from sim.result.status import GRAPHED_DRAFTS
+from sim.result.notes import GRAPHED_DRAFTS
 from sim.serving import serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.drafted import Acceptance, DraftedScheduler
@@ -95,6 +99,23 @@ def test_a_draft_model_of_vllm_is_launched_kernel_by_kernel_and_eagle_is_not() -
     assert (
         serve(**load, **(drafts | {"draft_model": None, "speculation": "eagle"})).requests["tpot_s"][0] < 0.4 * host_s
     )
+
+
+def test_traces_show_what_is_a_graph() -> None:
+    """Three drafts and a check: with EAGLE four graphs a step, with a draft model one, the check's."""
+    folder = Path(__file__).parents[1] / "records" / "h200-sxm-141gb" / "vllm" / "traces"
+    found = {}
+    for name in ("1055-eagle", "1030-draft-llama3.2-1b"):
+        with gzip.open(folder / f"llama3-8b-decode-32x{name}.rank0.json.gz") as stream:
+            events = json.load(stream)["traceEvents"]
+        calls = Counter(event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver"))
+        steps = sum(e.get("cat") == "user_annotation" and e["name"].startswith("execute") for e in events)
+        launched = sum(
+            count for call, count in calls.items() if call.startswith(("cuLaunchKernel", "cudaLaunchKernel"))
+        )
+        found[name] = round(calls["cudaGraphLaunch"] / steps), launched / steps
+    assert found["1055-eagle"][0] == 4 and found["1055-eagle"][1] < 50
+    assert found["1030-draft-llama3.2-1b"][0] <= 2 and 600 < found["1030-draft-llama3.2-1b"][1] < 800
 
 
 def test_tokens_a_step_are_the_closed_form_s_mean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -159,6 +160,20 @@ def test_a_served_run_uses_what_its_steps_use(layout: dict[str, int]) -> None:
     assert found["mfu"] == pytest.approx(found["flops"] / on_s / gpu.tensor_flops_per_s["bf16"])  # type: ignore[operator]
     assert found["mbu"] == pytest.approx(found["hbm_bytes"] / on_s / gpu.hbm_bytes_per_s)  # type: ignore[operator]
     assert 0 < found["mfu"] < found["mbu"] < 1  # type: ignore[operator]
+
+
+def test_beginnings_that_a_cache_holds_are_no_work(tmp_path: Path) -> None:
+    """Two prompts of three blocks that begin with the same two: the second computes its last block alone."""
+    path = tmp_path / "requests.jsonl"
+    rows = [
+        {"timestamp": 4000 * i, "input_length": 1536, "output_length": 2, "hash_ids": [1, 2, 3 + i]} for i in (0, 1)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cached, anew = (serve(model="llama3-8b", trace=path, prefix_caching=on).utilisation for on in (True, False))
+    steps = [simulate(model="llama3-8b", phase="prefill", batch=1, seq_len=n, stack="vllm") for n in (1536, 1024)]
+    whole, begin = (float(utilisation(step)["flops"] or 0.0) for step in steps)
+    assert float(anew["flops"] or 0.0) - float(cached["flops"] or 0.0) == pytest.approx(begin, rel=2e-3)
+    assert whole < float(cached["flops"] or 0.0) < 1.5 * whole
 
 
 def test_drafts_are_work_too() -> None:

@@ -18,19 +18,15 @@ import workloads
 from hardware.catalog import list_gpus, load_gpu
 from hardware.cluster import default_node, load_node
 from hardware.engine_laws import shipped_engines
+from sim.result.notes import notes_of
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
 from sim.scenario.spec import Scenario
-from workloads.diffusion import load_dit, parse_video
-from workloads.engine import load_engine
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
 # weaker one is the status.
 STATUSES = ("calibrated", "forecast", "extrapolated", "unchecked", "uncalibrated")
-
-# A mean further above its cap is said.
-CAP_SLACK = 1.002
 
 # Fields that a kind or its sizes hold, or that change no number. Any other field that is not its default asks for
 # something that no row ran, whoever adds it.
@@ -130,32 +126,6 @@ def _checked(entry: Mapping[str, Any]) -> Checked:
     )
 
 
-# Decoders whose modules are not known: convolutions alone, fused with their norms. On an H200 those of FLUX.1, Wan2.1
-# and HunyuanVideo were 14 ms where the modules take 86, 0.57 s of 2.80, and 0.65 of 5.83.
-COARSE_DECODER = "the VAE's decoder is a lower bound, a fifth of what modules take at most: the model names none"
-# `AutoencoderKL` of batches: what its upsampling leaves has channels innermost, its group norms have more blocks.
-SEVERAL_IMAGES = "images decoded together take a fifth to a third longer where measured (two, four of FLUX.1's)"
-# The GPU whose kernels the laws rest on (records/h200-sxm-141gb/diffusers), where eight decodes are off by
-# 2 % at most in time, by 13 % in energy.
-DECODER_GPU = "h200-sxm-141gb"
-CARRIED_DECODER = "the VAE's decoder is extrapolated from an H200's kernels: no decode was measured on this GPU"
-
-
-# Stack `vllm`: three passes of 16 layers take its host 31 ms, ten times what they take the GPU.
-GRAPHED_DRAFTS = "a draft model's passes are taken for graphs here: vLLM launches them, as --phase decode and serve do"
-
-
-# Kernels of gradients at the laws of forward ones; LLM-foundry's public steps take longer (tests/test_training.py).
-TRAINING = (
-    "no kernel of gradients was measured: they run as today's forward kernels do, steps of 2023 took 1.3 to 2.3 "
-    "times as long"
-)
-FRAMEWORK = (
-    "no kernel of gradients was measured: products run as today's, attention as FlashAttention 2 without a mask; "
-    "LLM-foundry's public steps took 1.0 to 1.34 times as long"
-)
-
-
 def standing(
     scenario: Scenario, target: Machine, *, kernels_outside: Sequence[str] = (), drawn_w: float | None = None
 ) -> Standing:
@@ -188,31 +158,12 @@ def standing(
         extrapolated.append(f"outside the measured range: {', '.join(kernels_outside[:4])}{more}")
     if scenario.uncapped and drawn_w is not None and drawn_w > target.profile.limits.fast_limit_w:
         extrapolated.append(f"draws {drawn_w:.0f} W, more than a {target.gpu.id} was ever seen to draw")
-    notes = []
-    held_w = target.limits.cap_w
-    if scenario.regime == "steady" and drawn_w is not None and drawn_w > CAP_SLACK * held_w:
-        notes.append(f"power_cap_w = {held_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W")
-    if scenario.phase == "train":
-        notes.append(TRAINING if workloads.load_stack(scenario.stack).framework is None else FRAMEWORK)
-    run = workloads.DType(scenario.dtype)
-    if run.bits < 32 and scenario.phase != "denoise" and workloads.load_model(scenario.model).precision == "fp32":
-        notes.append(f"the file's weights are fp32, run in {run.value}: --dtype fp32 runs them as they are")
-    engine = workloads.load_stack(scenario.stack).engine
-    if scenario.phase == "generate" and engine and scenario.speculation in load_engine(engine).host.uncaptured_drafts:
-        notes.append(GRAPHED_DRAFTS)
-    if scenario.video is not None:
-        if load_dit(scenario.model).decoder is None:
-            notes.append(COARSE_DECODER)
-        elif target.gpu.id != DECODER_GPU:
-            notes.append(CARRIED_DECODER)
-        if scenario.batch > 1 and parse_video(scenario.video).frames == 1:
-            notes.append(SEVERAL_IMAGES)
     return Standing(
         card=card_status(scenario, target, measured=known is not None),
         unchecked=tuple(unchecked),
         extrapolated=tuple(extrapolated),
         expected_error=_expected(target, asked, known, unchecked=bool(unchecked), extrapolated=bool(extrapolated)),
-        notes=tuple(notes),
+        notes=tuple(notes_of(scenario, target, drawn_w)),
     )
 
 

@@ -33,7 +33,7 @@ MEASURED_DRAFTS = {"eagle": 3}
 # measured ones varied, and what changes no number. Any other that is not its default asks for what no server did.
 MEASURED = frozenset(
     {
-        "model", "layers", "gpu", "tp", "ep", "ep_mode", "pp", "dtype", "weight_dtype", "kv_dtype", "stack", "launch",
+        "model", "gpu", "tp", "ep", "ep_mode", "pp", "dtype", "weight_dtype", "kv_dtype", "stack", "launch",
         "power_cap_w", "sm_clock_mhz", "chip_temperature_c", "captured_tokens", "trace", "trace_block_tokens",
         "rate_per_s", "requests", "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale",
         "seed", "prefix_caching", "slo_ttft_s", "slo_tpot_s",

@@ -1,7 +1,8 @@
 """MFU and MBU of a served run: what its tokens asked of the GPUs, over what these could have done in the time.
 
 FLOPs and HBM bytes are those of the kernels that steps are made of, at the rows that each stretch of steps had and the
-contexts that each request had. What a draft model or layer does is counted, what a preempted prompt computes again not.
+contexts that each request had. What a draft model or layer does is counted; of what a preempted prompt computes again
+products are, its attention is not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class KernelSums:
     hbm_bytes: float = 0.0
 
     def plus(self, other: KernelSums, times: float = 1.0) -> KernelSums:
-        """With so many ``times`` the ``other``."""
+        """The sum with so many ``times`` the ``other``."""
         return KernelSums(self.flops + times * other.flops, self.hbm_bytes + times * other.hbm_bytes)
 
 
@@ -102,7 +103,7 @@ def served_work(
 
     ``stretches`` and ``requests`` are the tables of the run; ``steps_a_token`` is below 1 where drafted tokens pass.
     """
-    computed = (requests["input_tokens"] - requests["hit_tokens"]).clip(lower=1).tolist()
+    read, known = requests["input_tokens"].tolist(), requests["hit_tokens"].tolist()
     later = (requests["output_tokens"] - 1).to_numpy(dtype=float)
     steps = later.sum() * steps_a_token
     context = requests["input_tokens"].to_numpy(dtype=float) + later / 2
@@ -117,7 +118,11 @@ def served_work(
             work = StepWork(prices=priced)
             rows, passed = table["decoding"] * each + table["prompt_tokens"] // times, table["steps"] * times
             whole = whole.plus(work.rows("shared", rows, passed))
-            whole = whole.plus(work.decoding(steps * times, seen * times)).plus(work.prompts(computed))
+            whole = (
+                whole.plus(work.decoding(steps * times, seen * times))
+                .plus(work.prompts(read))
+                .plus(work.prompts(known), -1.0)
+            )
             if priced.programs.scores:
                 ending = (table["prompt_tokens"] > 0).astype(int)  # of a prompt, one row at most
                 whole = whole.plus(work.rows("head", table["decoding"] * each + ending, passed))
