@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fuzz_cases import _mutated, _table
+from benchmarks.fuzz_cases import mutated, toml_text
 from hardware.catalog import parse_gpu
 from hardware.cluster import parse_node
 from hardware.errors import HardwareError
@@ -136,11 +136,11 @@ def test_mutated_families_are_read_or_refused() -> None:
         configured: Any = json.loads((folder / "config.json").read_text())
         table: Any = tomllib.loads((folder / "family.toml").read_text())
         if rng.random() < 0.75:
-            table = _mutated(table, rng)
+            table = mutated(table, rng)
         else:
-            configured = _mutated(configured, rng)
+            configured = mutated(configured, rng)
         try:
-            made = parse_family(_table(table), where="family.toml")
+            made = parse_family(toml_text(table), where="family.toml")
             read += params(parse_config(json.dumps(configured), where="config.json", family=made)) > 0
         except WorkloadError as error:
             assert "family.toml" in str(error) or "config.json" in str(error)
