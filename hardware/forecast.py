@@ -193,6 +193,8 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             step_power_w=base.collective.step_power_w * power,
             waiting_power_w=base.collective.waiting_power_w * power,
             links_power_w=base.collective.links_power_w * links,
+            slower_link=base.collective.slower_link * slower_link,
+            slower_clock=base.collective.slower_clock * base_gpu.max_clock_hz / gpu.max_clock_hz,
         ),
         peak_hbm_bytes_per_s=base.peak_hbm_bytes_per_s * hbm,
         engines={name: engine(laws) for name, laws in base.engines.items()},

@@ -13,8 +13,9 @@ import pytest
 from hardware.calibrate.fit import read_fit_records
 from hardware.catalog import list_gpus, load_gpu, parse_gpu
 from hardware.errors import HardwareError
-from hardware.laws.collective_time import bus_bytes, ring_steps
+from hardware.laws.collective_time import bus_bytes
 from hardware.laws.correction import Correction
+from hardware.laws.nccl import ring_steps
 from hardware.laws.price import (
     collective_terms,
     decode_terms,

@@ -18,6 +18,7 @@ from hardware.laws.collective_time import (
     moving_s,
     seconds_within,
 )
+from hardware.laws.nccl import RINGS, protocol
 from hardware.laws.routes import (
     DIRECT_CTAS,
     IN_SWITCH_CTAS,
@@ -148,6 +149,7 @@ def collective_base_terms(
     moved, hbm_bytes = bus_bytes(op, world, buffer_bytes), 0.0
     _, loop_w, measured = loop_of(c, op, world, buffer_bytes, blocks)
     moved_s = beyond_bytes = 0.0
+    taken = algorithm
 
     def inside(name: str, ranks: int, size: float) -> float:
         return seconds_within(c, name, ranks, size, blocks, in_graph)
@@ -161,13 +163,16 @@ def collective_base_terms(
         clusters = False  # only NCCL's kernels were seen to start in clusters
     elif span is not None and not one_node:
         way = between_nodes(op, algorithm, span, buffer_bytes, inside)
-        floor_s, beyond_bytes, measured = way.time_s, way.beyond_bytes, False
+        floor_s, beyond_bytes, measured, taken = way.time_s, way.beyond_bytes, False, way.name
     elif algorithm == "tree":
         chain = Span(nodes=1, per_node=world, nic_bytes_per_s=math.inf, nic_latency_s=0.0)
         floor_s, measured = tree_s(chain, buffer_bytes, inside), False
     else:
         floor_s = inside(op, world, buffer_bytes)
         moved_s = moving_s(c, op, world, buffer_bytes, blocks, in_graph)
+        taken = "ring" if op == "broadcast" else "pairs"
+        if op in RINGS:
+            taken = f"ring {protocol(op, world, buffer_bytes, c.slower_link)}"
         if op == "all_reduce" and algorithm in ("library", "nvls"):
             added_s = in_switch_s(world, buffer_bytes, in_switch_bytes_per_s) if in_switch_bytes_per_s else math.inf
             if algorithm == "nvls" and not in_switch_bytes_per_s:
@@ -177,7 +182,7 @@ def collective_base_terms(
                 )
             if algorithm == "nvls" or (ctas is None and added_s < floor_s):
                 blocks = IN_SWITCH_CTAS if ctas is None else ctas
-                floor_s, moved_s, measured = added_s, 0.0, False
+                floor_s, moved_s, measured, taken = added_s, 0.0, False, "nvls"
                 moved = in_switch_bytes(world, buffer_bytes)
                 hbm_bytes = 2.0 * buffer_bytes  # read once for the switch, and the sum written
     if in_graph:
@@ -209,6 +214,7 @@ def collective_base_terms(
         beside_slowdown=sharing.beside_slowdown,
         moving_cycles=moved_s * gpu.max_clock_hz,
         extrapolated=not measured,
+        way=taken,
     )
 
 
@@ -229,4 +235,5 @@ def _copy_engine_terms(
         beside_slowdown=1.0,  # fitted on loads that blocks wait for; a copy engine has many in flight
         hbm_weight_per_sm=sharing.hbm_weight_per_sm * DEFAULT_CTAS * sharing.sms_per_cta / LEAST_SMS,
         extrapolated=True,
+        way="copy engine",
     )

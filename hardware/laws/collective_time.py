@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from hardware.laws.nccl import RINGS, Slower, pairs_seconds, ring_seconds, ring_steps
+
 # Blocks that NCCL takes by itself on these machines: rings 24 (profiler traces), exchanges between pairs 32 (collective
 # rows: an all-to-all takes the same time with 32 blocks as with none asked for, 504 and 506 us at 256 MiB; in the one
 # trace of a pipeline, on two H200s, a transfer of 32 MiB took 17).
@@ -20,6 +22,8 @@ FEW_CTAS = 2
 RING_BASE_S, RING_STEP_S = 6.6e-6, 0.6e-6
 # A bare loop's host overhead is hidden behind longer transfers: full up to the first, gone at the second (bytes).
 HIDE_FROM, HIDE_TO = 8 * 2**20, 32 * 2**20
+# What has a law for any world.
+_CARRIED = (*RINGS, "all_to_all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class CollectiveCoefficients:
 
     Inside a step a collective draws ``step_power_w`` above idle while it runs, plus energies per bus byte; a rank that
     waits draws ``waiting_power_w``. Links that exchange anything draw ``links_power_w`` a GPU all the time.
+    ``slower_link`` and ``slower_clock``: how many times slower than an H100's links and SM clock are.
     """
 
     tables: tuple[CollectiveTable, ...]
@@ -45,16 +50,13 @@ class CollectiveCoefficients:
     call_energy_j: float
     waiting_power_w: float
     links_power_w: float = 0.0
+    slower_link: float = 1.0
+    slower_clock: float = 1.0
 
 
 def default_ctas(op: str) -> int:
     """Blocks of ``op`` where nobody asks for a number."""
     return DEFAULT_PAIR_CTAS if op in ("all_to_all", "sendrecv_ring", "send") else DEFAULT_CTAS
-
-
-def ring_steps(op: str, world: int) -> int:
-    """Steps of the ring: 2 (n - 1) for all-reduce, n - 1 for its halves and all-to-all, 1 for send/recv."""
-    return {"all_reduce": 2 * (world - 1), "sendrecv_ring": 1, "send": 1}.get(op, world - 1)
 
 
 def bus_bytes(op: str, world: int, buffer_bytes: float) -> float:
@@ -78,12 +80,21 @@ def seconds_within(
 ) -> float:
     """Seconds within a node: as in a bare loop, or less what a graph hides of a launch."""
     loop_s, _, _ = loop_of(c, op, world, buffer_bytes, ctas)
-    if not in_graph:
-        return loop_s
+    return max(loop_s - _launch_s(c, op, world, buffer_bytes), 0.3 * loop_s) if in_graph else loop_s
+
+
+def _launch_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float) -> float:
+    """Seconds of a bare loop that its launches take, of longer transfers none: what its smallest size takes too long.
+
+    A world without a table is launched like the nearest one with it.
+    """
+    if _table(c, op, world) is None and op in _CARRIED:
+        nearest = _nearest(c, op, world)
+        op, world = nearest.op, nearest.world
     smallest_s, _, _ = loop_of(c, op, world, 8192, default_ctas(op))
     launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(op, world))
     hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
-    return max(loop_s - launch_s * (1.0 - hidden), 0.3 * loop_s)
+    return launch_s * (1.0 - hidden)
 
 
 def moving_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int, in_graph: bool) -> float:
@@ -105,23 +116,33 @@ def moving_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float
 def loop_of(
     c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int
 ) -> tuple[float, float, bool]:
-    """Loop seconds and watts above idle: table at this world, or the nearest one carried over by ring steps.
+    """Loop seconds and watts above idle: the table of this world, or what follows for it from others.
 
-    Another world size keeps the bytes on the link and adds the latency of its steps (NCCL's ring model).
+    The library's rings and all-to-alls take what :mod:`hardware.laws.nccl` says of their protocol, with other numbers
+    of blocks as many times that as the nearest table does; the rest keeps the bytes on the link and adds the latency of
+    its steps.
     """
     table = _table(c, op, world)
     if table is not None:
         return _at(c, table, buffer_bytes, ctas)
     if op == "send":
         return loop_of(c, "sendrecv_ring", world, buffer_bytes, ctas)  # links carry both ways at once
-    known = [t for t in c.tables if t.op == op]
-    if not known:
-        known = [t for t in c.tables if t.op == "all_gather"]
-    nearest = min(known, key=lambda t: abs(math.log(t.world / world)))
+    nearest = _nearest(c, op, world)
     same_bus = buffer_bytes * bus_bytes(op, world, 1.0) / bus_bytes(nearest.op, nearest.world, 1.0)
     time_s, power_w, _ = _at(c, nearest, same_bus, ctas)
-    steps = ring_steps(op, world) - ring_steps(nearest.op, nearest.world)
-    return max(time_s + RING_STEP_S * steps, 0.5 * time_s), power_w, False
+    if op not in _CARRIED:
+        steps = ring_steps(op, world) - ring_steps(nearest.op, nearest.world)
+        return max(time_s + RING_STEP_S * steps, 0.5 * time_s), power_w, False
+    slower = Slower(link=c.slower_link, clock=c.slower_clock)
+    own_s = ring_seconds(op, world, buffer_bytes, slower) if op in RINGS else pairs_seconds(world, buffer_bytes, slower)
+    free_s, _, _ = _at(c, nearest, same_bus, default_ctas(op))
+    return own_s * time_s / free_s + _launch_s(c, op, world, buffer_bytes), power_w, False
+
+
+def _nearest(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable:
+    """The table of the nearest world; an operation without any takes those of all-gathers."""
+    known = [t for t in c.tables if t.op == op] or [t for t in c.tables if t.op == "all_gather"]
+    return min(known, key=lambda t: abs(math.log(t.world / world)))
 
 
 def _at(c: CollectiveCoefficients, table: CollectiveTable, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:

@@ -183,4 +183,5 @@ def exchange_terms(
         hbm_weight_per_sm=profile.sharing.hbm_weight_per_sm,
         beside_slowdown=profile.sharing.beside_slowdown,
         extrapolated=True,
+        way=exchange.kernels,
     )

@@ -38,6 +38,8 @@ IN_SWITCH_CTAS = 16
 IN_SWITCH_FROM = 8
 # A tree reaches this share of a ring's bus bandwidth (NCCL 2.28 tuning.cc).
 TREE_SHARE = 0.92
+# A hop of a tree between nodes over one of a ring, which sends one way only: 5.0 and 2.7 us (LL; NCCL 2.27 tuning.cc).
+TREE_HOP = 5.0 / 2.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def tree_s(span: Span, buffer_bytes: float, inside: Inside) -> float:
     within = max(2, span.per_node)
     on_link_s = inside("all_reduce", within, carried * within / (within - 1)) if span.per_node > 1 else 0.0
     on_nic_s = 2.0 * carried / span.per_node / span.nic_bytes_per_s if span.nodes > 1 else 0.0
-    return max(on_link_s, on_nic_s) + 2.0 * math.ceil(math.log2(span.nodes)) * span.nic_latency_s
+    return max(on_link_s, on_nic_s) + 2.0 * math.ceil(math.log2(span.nodes)) * TREE_HOP * span.nic_latency_s
 
 
 def hierarchical_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
@@ -140,6 +142,7 @@ def hierarchical_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> 
 class Way:
     """What a collective over several nodes takes, and the bytes that a rank sends beyond its node meanwhile."""
 
+    name: str
     time_s: float
     beyond_bytes: float
 
@@ -151,28 +154,35 @@ def between_nodes(op: str, algorithm: str, span: Span, buffer_bytes: float, insi
     match op:
         case "send" | "sendrecv_ring":
             moved_s = max(inside(op, 2, buffer_bytes), buffer_bytes / span.nic_bytes_per_s)
-            return Way(time_s=moved_s + span.nic_latency_s, beyond_bytes=buffer_bytes)
+            return Way(name="pairs", time_s=moved_s + span.nic_latency_s, beyond_bytes=buffer_bytes)
         case "broadcast":
             moved_s = max(inside(op, span.world, buffer_bytes), part / span.nic_bytes_per_s)
-            return Way(time_s=moved_s + (span.nodes - 1) * span.nic_latency_s, beyond_bytes=part)
+            return Way(name="ring", time_s=moved_s + (span.nodes - 1) * span.nic_latency_s, beyond_bytes=part)
         case "all_to_all":
             crossing = (span.world - span.per_node) / span.world * buffer_bytes
             messages = span.world - span.per_node
             moved_s = max(inside(op, span.world, buffer_bytes), crossing / span.nic_bytes_per_s)
             pairwise_s = moved_s + messages * span.nic_latency_s
-            return Way(time_s=min(pairwise_s, hierarchical_s(op, span, buffer_bytes, inside)), beyond_bytes=crossing)
-    ring = Way(time_s=ring_s(op, span, buffer_bytes, inside), beyond_bytes=laps * (span.world - 1) / span.world * part)
+            sorted_s = hierarchical_s(op, span, buffer_bytes, inside)
+            name = "pairs" if pairwise_s <= sorted_s else "hierarchical"
+            return Way(name=name, time_s=min(pairwise_s, sorted_s), beyond_bytes=crossing)
+    ring = Way(
+        name="ring",
+        time_s=ring_s(op, span, buffer_bytes, inside),
+        beyond_bytes=laps * (span.world - 1) / span.world * part,
+    )
     if algorithm == "ring":
         return ring
     ways = [
         ring,
         Way(
+            name="hierarchical",
             time_s=hierarchical_s(op, span, buffer_bytes, inside),
             beyond_bytes=laps * (span.nodes - 1) / span.nodes * part,
         ),
     ]
     if op == "all_reduce":
-        tree = Way(time_s=tree_s(span, buffer_bytes, inside), beyond_bytes=2.0 * part)
+        tree = Way(name="tree", time_s=tree_s(span, buffer_bytes, inside), beyond_bytes=2.0 * part)
         if algorithm == "tree":
             return tree
         ways.append(tree)

@@ -37,6 +37,7 @@ class KernelTerms:
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
     ``load_wait``: round trip of loads in an idle memory over the arithmetic that hides it, at the maximum clock.
+    ``way``: how a collective goes, in the library's words (for people, no time follows from it).
     ``few_sms_saving``: share of ``core_energy_j`` that is saved on a vanishing part of the SMs, the others empty.
     """
 
@@ -72,6 +73,7 @@ class KernelTerms:
     few_sms_saving: float = 0.0
     shrink: Shrink = "persistent"
     extrapolated: bool = False
+    way: str = ""
 
 
 def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:

@@ -250,7 +250,8 @@ def _show(
         click.echo(json.dumps(report.as_json() | rests_on.as_json(), allow_nan=False))
         return
     console = wide_console()
-    console.print(f"{report.gpu}: {report.blocks} blocks, {report.waves:.4g} waves; {rests_on.words()}")
+    shape = f"{report.blocks} blocks, {report.waves:.4g} waves{report.way and f', {report.way}'}"
+    console.print(f"{report.gpu}: {shape}; {rests_on.words()}")
     table = Table()
     for name in ("", "SM MHz", "latency us", "power W", "energy mJ", "tensor %", "HBM %", "SMs %", "beyond"):
         table.add_column(name, justify="right" if name else "left")

@@ -52,7 +52,8 @@ class KernelPoint:
 class KernelReport:
     """The kernel's shape on the GPU, its settled point, and a sweep of the clock.
 
-    ``best`` takes the least energy among the clocks that the power limit lets the GPU run at.
+    ``best`` takes the least energy among the clocks that the power limit lets the GPU run at. ``way``: how a collective
+    goes, by algorithm and protocol.
     """
 
     gpu: str
@@ -60,6 +61,7 @@ class KernelReport:
     waves: float
     hbm_bytes: float
     extrapolated: bool
+    way: str
     settled: KernelPoint
     sweep: tuple[KernelPoint, ...]
     best: KernelPoint
@@ -94,6 +96,7 @@ def kernel_report(target: Machine, work: Work, *, step_mhz: float = 90.0) -> Ker
         waves=waves(terms, sms),
         hbm_bytes=terms.hbm_bytes,
         extrapolated=terms.extrapolated or (isinstance(work, GemmWork) and work.m > MOST_ROWS),
+        way=terms.way,
         settled=at_rest,
         sweep=tuple(points),
         best=min((at_rest, *reached), key=lambda point: point.energy_j),

@@ -166,6 +166,8 @@ def _kernel_kinds(run: Run, cls: Any, stream: Any) -> tuple[list[SpanKind], Any]
         }
         if terms.link_bytes:
             args["link_bytes"] = terms.link_bytes
+        if terms.way:
+            args["way"] = terms.way
         if terms.extrapolated:
             args["extrapolated"] = True
         communication = kernel.family == "communication"
