@@ -53,6 +53,24 @@ def test_eight_gpus_within_a_tenth(op: str, microseconds: dict[int, float]) -> N
         assert seconds(op, size * MIB) * 1e6 == pytest.approx(seen, rel=0.10), size
 
 
+@pytest.mark.parametrize(
+    ("world", "op", "milliseconds"),
+    [(2, "all_reduce", 3.359), (4, "all_reduce", 19.70), (4, "all_gather", 10.62), (4, "all_to_all", 10.91),
+     (8, "reduce_scatter", 36.31), (8, "all_gather", 49.54)],
+)  # fmt: skip
+def test_cards_without_nvlink_meet_over_the_host(world: int, op: str, milliseconds: float) -> None:
+    """64 MiB on L40S (same table): a tenth of what one card's PCIe carries. The rate was taken from all-reduces."""
+    assert seconds(op, 64 * MIB, world=world, gpu="l40s") * 1e3 == pytest.approx(milliseconds, rel=0.22)
+
+
+def test_engines_read_no_peers_over_pcie_but_a_pair() -> None:
+    for world, way in ((2, "one_shot"), (4, "ring LL")):
+        sizes = CollectiveSizes(
+            op="all_reduce", world=world, buffer_bytes=65536, ctas=None, in_graph=True, algorithm="auto"
+        )
+        assert collective_terms(profile_for(load_gpu("l40s")), load_gpu("l40s"), sizes).way == way
+
+
 @pytest.mark.parametrize(("op", "size", "seen"), [("all_reduce", 2, 38.6), ("all_reduce", 4, 50.4)])
 def test_sizes_about_the_change_of_protocol_are_met_less_well(op: str, size: int, seen: float) -> None:
     assert seconds(op, size * MIB) * 1e6 == pytest.approx(seen, rel=0.12)

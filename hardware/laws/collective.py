@@ -30,6 +30,7 @@ from hardware.laws.routes import (
     direct_s,
     in_switch_bytes,
     in_switch_s,
+    pcie_bus_bytes_per_s,
     tree_s,
 )
 from hardware.laws.sizes import CollectiveSizes
@@ -144,15 +145,21 @@ def collective_base_terms(
         return _copy_engine_terms(c, sharing, sizes, gpu)
     blocks = default_ctas(op) if ctas is None else ctas
     one_node = span is None or span.nodes == 1
+    over_pcie = not gpu.link_bytes_per_s
     if algorithm == "auto":
-        algorithm = direct_choice(world, buffer_bytes) if one_node else "library"
+        # Serving engines read peers over PCIe where there is one (vLLM's custom_all_reduce.py).
+        reads_peers = one_node and (world == 2 or not over_pcie)
+        algorithm = direct_choice(world, buffer_bytes) if reads_peers else "library"
     moved, hbm_bytes = bus_bytes(op, world, buffer_bytes), 0.0
     _, loop_w, measured = loop_of(c, op, world, buffer_bytes, blocks)
     moved_s = beyond_bytes = 0.0
     taken = algorithm
 
     def inside(name: str, ranks: int, size: float) -> float:
-        return seconds_within(c, name, ranks, size, blocks, in_graph)
+        own_s = seconds_within(c, name, ranks, size, blocks, in_graph)
+        if not over_pcie:
+            return own_s
+        return max(own_s, bus_bytes(name, ranks, size) / pcie_bus_bytes_per_s(ranks, gpu.pcie_bytes_per_s))
 
     if algorithm in ("one_shot", "two_shot"):
         if not one_node:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from hardware.errors import HardwareError
 
 Inside = Callable[[str, int, float], float]
@@ -36,6 +38,11 @@ IN_SWITCH_SHARE = {"hopper": 0.658, "blackwell": 0.54}
 IN_SWITCH_CTAS = 16
 # NCCL's tables of two and four GPUs show no gain of it over the ring.
 IN_SWITCH_FROM = 8
+# Bus bandwidth of NCCL's rings and exchanges over PCIe without NVLink, as shares of the cards' own PCIe rate: 20.1, 5.1
+# and 1.45 GB/s on two, four and eight L40S (PCIe 4.0 x16; all-reduces from 64 MiB on, aiconfigurator-core 0.12.0, nccl
+# table, 2.27.3; all-gathers, reduce-scatters and all-to-alls there within 20 %). Four and eight meet over the host's
+# sockets and memory; servers with a PCIe switch and peer access do better.
+PCIE_SHARES = {2: 0.638, 4: 0.162, 8: 0.046}
 # A tree reaches this share of a ring's bus bandwidth (NCCL 2.28 tuning.cc).
 TREE_SHARE = 0.92
 # A hop of a tree between nodes over one of a ring, which sends one way only: 5.0 and 2.7 us (LL; NCCL 2.27 tuning.cc).
@@ -67,6 +74,17 @@ def direct_choice(world: int, buffer_bytes: float) -> str:
     if buffer_bytes >= DIRECT_BELOW or not below:
         return "library"
     return "one_shot" if buffer_bytes < below or world == 2 else "two_shot"
+
+
+def pcie_bus_bytes_per_s(world: int, pcie_bytes_per_s: float) -> float:
+    """Bus bandwidth of ``world`` cards of one node that meet over PCIe alone; more than eight are taken for eight.
+
+    >>> [round(pcie_bus_bytes_per_s(world, 31.5e9) / 1e9, 1) for world in (2, 4, 8)]
+    [20.1, 5.1, 1.4]
+    """
+    worlds, shares = list(PCIE_SHARES), list(PCIE_SHARES.values())
+    share = math.exp(float(np.interp(math.log(world), np.log(worlds), np.log(shares))))
+    return share * pcie_bytes_per_s
 
 
 def direct_bytes(algorithm: str, world: int, buffer_bytes: float) -> float:
