@@ -75,8 +75,8 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     per_sm = hbm * base_gpu.sms / gpu.sms if gpu.card is None else 1.0
     # Cycles of a tile that tensor cores set. Slower ones: the law of grouped products has its own floor.
     tile_cycles = base_gpu.tensor_flops_per_cycle_per_sm("bf16") / gpu.tensor_flops_per_cycle_per_sm("bf16")
-    link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
-    slower_link = base_gpu.link_bytes_per_s / link
+    # Over PCIe collectives keep the latencies of the tables (:func:`hardware.laws.collective.collective_base_terms`).
+    slower_link = base_gpu.link_bytes_per_s / gpu.link_bytes_per_s if gpu.link_bytes_per_s else 1.0
     links = gpu.link_bytes_per_s / base_gpu.link_bytes_per_s  # none where ranks meet over PCIe
 
     def product(c: ProductLaw) -> ProductLaw:
@@ -139,7 +139,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
                 name: learnt for name, learnt in laws.corrections.items()
                 if same and (hbm == 1.0 or not name.startswith("decode"))
             },
-            all_reduce=tuple(replace(row, seconds=row.seconds * slower_link) for row in laws.all_reduce),
+            all_reduce=tuple(replace(row, seconds=row.seconds * slower_link) for row in laws.all_reduce if links),
         )  # fmt: skip
 
     none = base.decode_corrections.none()

@@ -39,6 +39,8 @@ from hardware.scheduling import scheduling
 
 # What the engine takes for SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
+# A transfer of so little is all latency.
+SMALL_BYTES = 8192
 # A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
 # 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl).
 BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
@@ -156,10 +158,11 @@ def collective_base_terms(
     taken = algorithm
 
     def inside(name: str, ranks: int, size: float) -> float:
-        own_s = seconds_within(c, name, ranks, size, blocks, in_graph)
         if not over_pcie:
-            return own_s
-        return max(own_s, bus_bytes(name, ranks, size) / pcie_bus_bytes_per_s(ranks, gpu.pcie_bytes_per_s))
+            return seconds_within(c, name, ranks, size, blocks, in_graph)
+        latency_s = seconds_within(c, name, ranks, min(size, SMALL_BYTES), blocks, in_graph)
+        sent = size if name == "send" else bus_bytes(name, ranks, size)
+        return latency_s + sent / pcie_bus_bytes_per_s(ranks, gpu.pcie_bytes_per_s)
 
     if algorithm in ("one_shot", "two_shot"):
         if not one_node:
