@@ -1,8 +1,8 @@
 """Paces of NCCL's rings and exchanges: ``python -m hardware.calibrate.fit_nccl FILE``.
 
 ``FILE`` is the nccl table of aiconfigurator-core 0.12.0 (PyPI wheel, Apache-2.0; parquet or CSV with its columns).
-Fitted on two and four H100s with 16-bit floats, NCCL 2.27.3 and 2.29.2; the rows of eight, which no fit sees, are
-printed beside what the fit says of them.
+Fitted on two and four H100s with 16-bit floats, NCCL 2.27.3 and 2.29.2, and for other architectures one figure, by
+which their latencies are longer, likewise; the rows of eight, which no fit sees, are printed beside what the fit says.
 """
 
 from __future__ import annotations
@@ -15,11 +15,26 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize_scalar
 
-from hardware.laws.nccl import LL128_SHARE, RINGS, TUNED_S, PairPace, Protocol, RingPace, pairs_seconds, ring_seconds
+from hardware.laws.nccl import (
+    LL128_SHARE,
+    RINGS,
+    TUNED_S,
+    PairPace,
+    Protocol,
+    RingPace,
+    Slower,
+    pairs_seconds,
+    ring_seconds,
+)
 
 FITTED_WORLDS = (2, 4)
+# GPU of the table, versions of the library, and how many times slower than an H100's its links are.
+OTHERS = {
+    "ampere": ("a100_sxm", ("2.27.3",), 1.5),
+    "blackwell": ("b200_sxm", ("2.27.3", "2.28.9", "2.29.2"), 0.5),
+}
 _NAMES = {"alltoall": "all_to_all"}
 # Where the search begins: rings at the tuner's latencies and 250 GB/s, exchanges at 300 GB/s. Microseconds, ps a byte.
 _RING_START = {"LL": (8.0, 7.0), "Simple": (4.0, 3.0)}
@@ -112,11 +127,30 @@ def fit_pairs(rows: Sequence[Seen]) -> tuple[PairPace, ...]:
     return pair_paces(least_squares(errors, _PAIR_START, loss="soft_l1", f_scale=0.05, bounds=(0.0, np.inf)).x.tolist())
 
 
+def fit_steps(rows: Sequence[Seen], slower_link: float) -> float:
+    """By which factor latencies are longer than an H100's: least mean of relative errors, each at most a half."""
+    seen = [row for row in rows if row.world in FITTED_WORLDS]
+
+    def off(factor: float) -> float:
+        slower = Slower(link=slower_link, steps=factor)
+        return sum(min(abs(seconds_of(row, slower) / row.seconds - 1.0), 0.5) for row in seen)
+
+    return float(minimize_scalar(off, bounds=(0.7, 3.0), method="bounded").x)
+
+
+def seconds_of(row: Seen, slower: Slower) -> float:
+    """What the shipped law says of a row."""
+    if row.op in RINGS:
+        return ring_seconds(row.op, row.world, row.buffer_bytes, slower)
+    return pairs_seconds(row.world, row.buffer_bytes, slower)
+
+
 def main() -> None:
     """Command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
-    rows = read_table(parser.parse_args().table)
+    table = parser.parse_args().table
+    rows = read_table(table)
     paces, exchanges = fit_rings(rows), fit_pairs(rows)
     for name, pace in paces.items():
         print(name, f"{pace.base_s * 1e6:.2f} us, {pace.step_s * 1e6:.2f} us a step; ps a byte, ends and middle:")
@@ -135,6 +169,8 @@ def main() -> None:
                     )
                     found.append(f"{row.buffer_bytes / 2**20:.3g}:{100 * (seconds / row.seconds - 1):+.0f}")
             print(op, world, "fitted" if world in FITTED_WORLDS else "not fitted", "MiB:%", *found)
+    for architecture, (gpu, versions, slower_link) in OTHERS.items():
+        print(architecture, f"{fit_steps(read_table(table, gpu, versions), slower_link):.2f} times an H100's latencies")
 
 
 if __name__ == "__main__":

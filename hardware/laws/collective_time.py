@@ -41,7 +41,8 @@ class CollectiveCoefficients:
 
     Inside a step a collective draws ``step_power_w`` above idle while it runs, plus energies per bus byte; a rank that
     waits draws ``waiting_power_w``. Links that exchange anything draw ``links_power_w`` a GPU all the time.
-    ``slower_link`` and ``slower_clock``: how many times slower than an H100's links and SM clock are.
+    ``slower_link`` and ``slower_steps``: how many times slower than an H100's the links and the steps of a ring are
+    (:mod:`hardware.laws.nccl`). Where one is not 1 the tables are another GPU's.
     """
 
     tables: tuple[CollectiveTable, ...]
@@ -51,7 +52,7 @@ class CollectiveCoefficients:
     waiting_power_w: float
     links_power_w: float = 0.0
     slower_link: float = 1.0
-    slower_clock: float = 1.0
+    slower_steps: float = 1.0
 
 
 def default_ctas(op: str) -> int:
@@ -88,11 +89,9 @@ def _launch_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: floa
 
     A world without a table is launched like the nearest one with it.
     """
-    if _table(c, op, world) is None and op in _CARRIED:
-        nearest = _nearest(c, op, world)
-        op, world = nearest.op, nearest.world
-    smallest_s, _, _ = loop_of(c, op, world, 8192, default_ctas(op))
-    launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(op, world))
+    table = _table(c, op, world) or _nearest(c, op, world)
+    smallest_s, _, _ = _at(c, table, 8192, default_ctas(op))
+    launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(table.op, table.world))
     hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
     return launch_s * (1.0 - hidden)
 
@@ -123,25 +122,28 @@ def loop_of(
     its steps.
     """
     table = _table(c, op, world)
-    if table is not None:
+    carried = op in _CARRIED and (table is None or (c.slower_link, c.slower_steps) != (1.0, 1.0))
+    if table is not None and not carried:
         return _at(c, table, buffer_bytes, ctas)
-    if op == "send":
-        return loop_of(c, "sendrecv_ring", world, buffer_bytes, ctas)  # links carry both ways at once
     nearest = _nearest(c, op, world)
     same_bus = buffer_bytes * bus_bytes(op, world, 1.0) / bus_bytes(nearest.op, nearest.world, 1.0)
     time_s, power_w, _ = _at(c, nearest, same_bus, ctas)
-    if op not in _CARRIED:
+    if not carried:
         steps = ring_steps(op, world) - ring_steps(nearest.op, nearest.world)
         return max(time_s + RING_STEP_S * steps, 0.5 * time_s), power_w, False
-    slower = Slower(link=c.slower_link, clock=c.slower_clock)
+    slower = Slower(link=c.slower_link, steps=c.slower_steps)
     own_s = ring_seconds(op, world, buffer_bytes, slower) if op in RINGS else pairs_seconds(world, buffer_bytes, slower)
     free_s, _, _ = _at(c, nearest, same_bus, default_ctas(op))
     return own_s * time_s / free_s + _launch_s(c, op, world, buffer_bytes), power_w, False
 
 
 def _nearest(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable:
-    """The table of the nearest world; an operation without any takes those of all-gathers."""
-    known = [t for t in c.tables if t.op == op] or [t for t in c.tables if t.op == "all_gather"]
+    """The table of the nearest world; a send's is that of rings of sends, whose links carry both ways at once.
+
+    An operation without any takes those of all-gathers.
+    """
+    name = "sendrecv_ring" if op == "send" else op
+    known = [t for t in c.tables if t.op == name] or [t for t in c.tables if t.op == "all_gather"]
     return min(known, key=lambda t: abs(math.log(t.world / world)))
 
 
