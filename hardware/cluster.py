@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from hardware.catalog import figure, load_gpu, refuse_unknown, text_of, whole
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.routes import Span
+from hardware.laws.routes import Span, pcie_bus_bytes_per_s
 from hardware.network import (
     DEFAULT_NETWORK,
     Fabric,
@@ -164,10 +164,15 @@ class Cluster:
         return [f"gpu{a}", nic_name(out), *route(self.fabric, out, into), nic_name(into), f"gpu{b}"]
 
     def bottleneck_bytes_per_s(self, ranks: Sequence[int]) -> float:
-        """The slowest link that a ring over ``ranks`` crosses, per direction; a shared NIC is divided."""
+        """The slowest link that a ring over ``ranks`` crosses, per direction; a shared NIC is divided.
+
+        Cards on PCIe meet over their host (:data:`hardware.laws.routes.PCIE_SHARES`).
+        """
         node = self.node
         inside = self.gpu.link_bytes_per_s if node.interconnect != "pcie" else 0.0
-        inside = inside or self.gpu.pcie_bytes_per_s
+        if not inside:
+            here = max(Counter(self.node_of(rank) for rank in ranks).values())
+            inside = pcie_bus_bytes_per_s(max(here, 2), self.gpu.pcie_bytes_per_s)
         if node.interconnect == "nvlink-mesh":
             inside /= max(node.gpus_per_node - 1, 1)
         if self.same_node(ranks):

@@ -62,8 +62,12 @@ def test_the_slowest_link_bounds_a_ring() -> None:
     assert cluster.bottleneck_bytes_per_s(range(8)) == 450e9
     assert cluster.bottleneck_bytes_per_s(range(16)) == 50e9
     shared = cluster_for(load_gpu("l40s-48gb"), load_node("pcie-8"), 16)
-    assert shared.bottleneck_bytes_per_s(range(8)) == 31.5e9
-    assert shared.bottleneck_bytes_per_s(range(16)) == 12.5e9 * 2 / 8
+    # Not the 31.5 GB/s of one card's PCIe: eight meet over their host (public tables of eight L40S).
+    assert shared.bottleneck_bytes_per_s(range(8)) == pytest.approx(1.45e9, rel=0.01)
+    assert shared.bottleneck_bytes_per_s(range(2)) == pytest.approx(20.1e9, rel=0.01)
+    assert shared.bottleneck_bytes_per_s(range(16)) == shared.bottleneck_bytes_per_s(range(8))
+    apart = cluster_for(load_gpu("l40s-48gb"), load_node("pcie-8"), 16).bottleneck_bytes_per_s((0, 8))
+    assert apart == 12.5e9 * 2 / 8
 
 
 def test_a_mesh_splits_its_links_over_the_peers() -> None:
