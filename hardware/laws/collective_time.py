@@ -125,6 +125,8 @@ def loop_of(
     carried = op in _CARRIED and (table is None or (c.slower_link, c.slower_steps) != (1.0, 1.0))
     if table is not None and not carried:
         return _at(c, table, buffer_bytes, ctas)
+    if op == "send":
+        return loop_of(c, "sendrecv_ring", world, buffer_bytes, ctas)  # links carry both ways at once
     nearest = _nearest(c, op, world)
     same_bus = buffer_bytes * bus_bytes(op, world, 1.0) / bus_bytes(nearest.op, nearest.world, 1.0)
     time_s, power_w, _ = _at(c, nearest, same_bus, ctas)
