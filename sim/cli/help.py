@@ -27,6 +27,9 @@ PANELS = {
     ),
     "Experts": ("expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank"),
     "Speculation": ("speculation", "draft_model", "draft_tokens", "acceptance"),
+    "Adapters (LoRA)": (
+        "lora_adapters", "max_loras", "max_lora_rank", "lora_targets", "lora_popularity", "lora_share",
+    ),
     "Training (phase train)": ("optimizer", "sharding", "accumulate"),
     "Video (phase denoise)": ("video", "steps", "guidance", "reuse"),
     "Traffic": (

@@ -30,6 +30,7 @@ def image_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segmen
             f"seq_len = {shape.context} has no room for images = {options.images} of {vision.tokens} tokens each: "
             f"give at least {options.images * vision.tokens}"
         )
+    options = replace(options, adapters=None)  # the language model's
     count, patches = shape.batch * options.images, vision.patches
     precision = shape.precision.of_images
     images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
