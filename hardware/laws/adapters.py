@@ -57,12 +57,12 @@ def adapter_base_terms(c: RoutedCoefficients, sizes: AdapterSizes, gpu: GpuSpec)
     return KernelTerms(
         floor_s=c.floor_s,
         blocks=blocks,
-        cycles_per_block=c.tile_cycles_per_k * depth * (tall / 128.0) * (wide / 128.0) * tiles / blocks,
+        cycles_per_block=c.tile_cycles_per_k * depth / splits * (tall / 128.0) * (wide / 128.0),
         tail_cycles=c.tile_cycles,
         quantised=False,
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=c.hbm_bytes_per_s,
-        hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm,
+        hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * tiles * splits / blocks,  # rounded, they would go up and down
         l2_bytes=2.0 * tiles * (tall + wide) * depth,
         l2_bytes_per_cycle=c.l2_bytes_per_s / gpu.max_clock_hz,
         sharpness=c.sharpness,

@@ -103,6 +103,7 @@ def replicas_of(
         preemption="recompute" if prefill else spec.preemption,
         prefill_only=prefill,
         checked_tokens=prices[0].each,
+        max_loras=group.lora_adapters,
         batch_seqs=math.ceil(spec.max_num_seqs / spec.pp) if spec.pp_batches == "even" else math.inf,
     )
     rungs = _rungs(spec, target, prefill=prefill)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal, NamedTuple, cast
 
-# What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt.
-Part = Literal["shared", "head", "decode", "chunk"]
+# What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt, and
+# low-rank adapters.
+Part = Literal["shared", "head", "decode", "chunk", "adapters"]
 
 
 class Cost(NamedTuple):
@@ -57,7 +58,8 @@ class Batch(NamedTuple):
     """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, ``longest`` of them in one (0: all
     are alike), and pieces of prompts.
 
-    ``ending`` of the pieces are their prompt's last, whose head yields a first token.
+    ``ending`` of the pieces are their prompt's last, whose head yields a first token. ``adapted`` of all tokens ask for
+    ``adapters`` low-rank adapters.
     """
 
     decoding: int = 0
@@ -65,6 +67,8 @@ class Batch(NamedTuple):
     longest: int = 0
     chunks: tuple[Chunk, ...] = ()
     ending: int = 0
+    adapted: int = 0
+    adapters: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,8 +77,9 @@ class Batch(NamedTuple):
 
     def later(self, steps: int) -> Batch:
         """The same sequences, each ``steps`` tokens on."""
-        decoding, cached, longest, chunks, ending = self
-        return Batch(decoding, cached + steps * decoding, longest + steps if longest else 0, chunks, ending)
+        decoding, cached, longest, chunks, ending, adapted, adapters = self
+        longest = longest + steps if longest else 0
+        return Batch(decoding, cached + steps * decoding, longest, chunks, ending, adapted, adapters)
 
 
 class StepCost(NamedTuple):

@@ -26,6 +26,7 @@ class Limits:
     prefill_only: bool = False
     checked_tokens: int = 1  # of a running sequence in a step: those that were drafted, and one more
     batch_seqs: float = math.inf
+    max_loras: int = 0  # adapters that sequences with a seat may ask for; 0: there are none
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -60,6 +61,7 @@ class PlannedStep(NamedTuple):
     batch: Batch
     pieces: tuple[tuple[Sequence, int], ...]
     swapped_tokens: int
+    adapters: frozenset[int] = frozenset()  # that it asks for
 
     @property
     def sequences(self) -> int:

@@ -9,7 +9,7 @@ import workloads
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
-from sim.scenario.memory import MOST_GPUS, with_draft
+from sim.scenario.memory import MOST_GPUS, slots, with_draft
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.spec import ServeSpec
@@ -27,7 +27,11 @@ def stage_needs(spec: ServeSpec, group: Scenario, *, context: int) -> list[Memor
     held = workloads.MemoryLoad(
         batch=1, context=context, new_tokens=spec.max_num_batched_tokens, layers=model.layers, lm_head=True
     )
-    needs = workloads.stage_needs(model, layout_of(group), held, precision_of(group, model))
+    layout = layout_of(group)
+    needs = workloads.stage_needs(model, layout, held, precision_of(group, model))
+    if group.lora_adapters:
+        mine = [layout.stage_layers(model.layers, stage) for stage in range(layout.pp)]
+        needs = [need.plus(slots(group, model, own)) for need, own in zip(needs, mine, strict=True)]
     return [with_draft(need, group, model, held) for need in needs]
 
 

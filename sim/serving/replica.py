@@ -9,6 +9,7 @@ from typing import Any
 import simpy
 
 from hardware.clock import ClockLimits
+from sim.serving.adapters import AdapterSlots
 from sim.serving.buckets import context_ends
 from sim.serving.clock import CATCH_UP_STEPS, SloClock
 from sim.serving.cost import Batch, Cost, StepCost
@@ -50,6 +51,7 @@ class Replica:
     swap_s_per_token: float = 0.0
     clock: SloClock | None = None
     caps: PhaseCaps | None = None
+    adapters: AdapterSlots | None = None
     handover: Callable[[Sequence], None] | None = None
     done: Callable[[], None] = lambda: None
     outstanding_tokens: int = 0
@@ -114,6 +116,8 @@ class Replica:
     def power_on(self) -> None:
         """From nothing to idle; it does not serve yet."""
         self.powered, self._since_s = True, self.env.now
+        if self.adapters is not None:
+            self.adapters.held.clear()
         self.governor = ReplicaGovernor(machine=self.governor.machine, gpus=self.governor.gpus)
 
     def run(self) -> Generator[simpy.Event, Any, None]:
@@ -135,6 +139,11 @@ class Replica:
                 if not came:
                     yield from self._sleep()
                 continue
+            if self.adapters is not None and (missing := self.adapters.missing(step.adapters)):
+                yield from self.adapters.bring(missing, step.adapters)
+                self.idle_until_now()
+                if not self.alive:
+                    break
             if self.caps is not None:
                 self.governor.limit(self.caps.prefill if step.pieces else self.caps.decode)
             if self.clock is not None:

@@ -89,13 +89,14 @@ FORMATS = (
 def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | None = None) -> Traffic:
     """Requests of a file in order of arrival, the first at 0 s: CSV or JSON lines, gzip or not, by content.
 
-    The columns are those of one of ``FORMATS``; ``priority`` may stand beside them, and in JSON lines ``hash_ids``,
-    each for ``block_tokens`` of the prompt (None: the format's). A request that got no output token is left out and
-    counted, whatever the format: it failed, and how much work it was is not recorded. Raises :class:`ScenarioError`
-    with line and column.
+    The columns are those of one of ``FORMATS``; ``priority`` and ``adapter`` (a name; empty: none) may stand beside
+    them, and in JSON lines ``hash_ids``, each for ``block_tokens`` of the prompt (None: the format's). A request that
+    got no output token is left out and counted, whatever the format: it failed, and how much work it was is not
+    recorded. Raises :class:`ScenarioError` with line and column.
     """
     times: list[float] = []
-    inputs, outputs, priorities = array("q"), array("q"), array("q")
+    inputs, outputs, priorities, asked = array("q"), array("q"), array("q"), array("q")
+    adapters: dict[str, int] = {}
     prefixes: dict[int, array[int]] = {}
     unanswered = hashes = 0
     for where, row, kind in _rows(path):
@@ -117,6 +118,8 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
         inputs.append(tokens)
         outputs.append(wanted)
         priorities.append(priority)
+        name = _adapter(row, where)
+        asked.append(adapters.setdefault(name, len(adapters)) if name else -1)
         if len(inputs) > REQUESTS_LIMIT or hashes > HASHES_LIMIT:
             raise ScenarioError(
                 f"{path}: more than {REQUESTS_LIMIT:,} requests or {HASHES_LIMIT:,} hashes: give a part of the file"
@@ -129,10 +132,11 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
         Request(
             number=number, arrival_s=(times[i] - first) * kind.tick_s, input_tokens=inputs[i], output_tokens=outputs[i],
             prefix=tuple(prefixes.get(i, ())), block_tokens=block_tokens or kind.block_tokens, priority=priorities[i],
+            adapter=asked[i],
         )
         for number, i in enumerate(order)
     ]  # fmt: skip
-    return Traffic(requests=requests, unanswered=unanswered)
+    return Traffic(requests=requests, unanswered=unanswered, adapters=tuple(adapters))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any], Format]]:
@@ -257,6 +261,16 @@ def _prefix(row: Mapping[str, Any], where: str, *, most: int) -> array[int] | No
             "for (--trace-block-tokens)"
         )
     return array("q", hashes)
+
+
+def _adapter(row: Mapping[str, Any], where: str) -> str:
+    """The adapter that a request asks for; empty: none."""
+    name = row.get("adapter")
+    if name is None or isinstance(name, str):
+        return (name or "").strip()
+    if type(name) is int:
+        return str(name)
+    raise ScenarioError(f"{where}: adapter = {shown(name)}: give an adapter's name, or nothing")
 
 
 def _number(value: Any) -> float | None:

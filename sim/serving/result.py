@@ -18,6 +18,7 @@ from sim.result.status import Standing
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
+from sim.serving.adapters import own_size
 from sim.serving.memory import kv_blocks, memory_of, stage_needs
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
@@ -58,6 +59,8 @@ class ServeResult:
         after = table["output_tokens"] - 1
         table["tpot_s"] = ((table["done_s"] - table["first_token_s"]) / after).where(after > 0)
         table["e2e_s"] = table["done_s"] - table["arrival_s"]
+        if self.spec.lora_adapters:
+            table["adapter"] = [one.adapter for one in asked]
         for name in COUNTS:
             table[name] = [getattr(one, name) for one in served]
         return table
@@ -154,6 +157,7 @@ class ServeResult:
             "kv_blocks": blocks,
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             **self._pipeline(),
+            **self._adapters(),
             "memory_bytes_per_gpu": self._memory(blocks, most_blocks),
             "most_blocks": most_blocks,
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
@@ -194,6 +198,23 @@ class ServeResult:
         if self.spec.speculation is None or not (steps := int(self.log.each_gap()[1].sum())):
             return None
         return float(table["output_tokens"].sum() - len(table)) / steps
+
+    def _adapters(self) -> dict[str, Any]:
+        """Of servers with adapters: their slots, and what came into them."""
+        slots, asked = self.log.adapter_slots, [one.request.adapter for one in self.log.served]
+        if not slots:
+            return {}
+        return {
+            "adapters": {
+                "slots_per_replica": slots[0].slots,
+                "asked_for": len(set(asked) - {-1}),
+                "requests_with_one": sum(adapter >= 0 for adapter in asked),
+                "bytes_per_gpu": self.spec.group().lora_adapters * own_size(self.spec.group()).rank_bytes,
+                "loads": sum(one.loads for one in slots),
+                "load_bytes": sum(one.loads * one.own_bytes for one in slots),
+                "load_s": sum(one.load_s for one in slots),
+            }
+        }
 
     def _pipeline(self) -> dict[str, Any]:
         """Of replicas in stages: memory of a GPU of each, and how its time and joules were spent."""

@@ -107,7 +107,14 @@ class Scheduler:
                 self.memory.publish(sequence, sequence.computed + sequence.under_way + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
+        seated = (
+            {s.request.adapter for s in (*self.running.values(), *self.prefilling)} if self.limits.max_loras else None
+        )
+        passed = []  # over by others whose adapters have a slot
         while self._waiting and budget > 0 and self._seats(len(pieces)) > 0:
+            if seated is not None and not self._has_slot(self._waiting[0][1], seated):
+                passed.append(heapq.heappop(self._waiting))
+                continue
             admitted = self._admit(budget)
             if admitted is None:
                 break
@@ -116,6 +123,10 @@ class Scheduler:
                 self.memory.publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
             budget -= max(tokens, 1)
+            if seated is not None:
+                seated.add(sequence.request.adapter)
+        for entry in passed:
+            heapq.heappush(self._waiting, entry)
         if not pieces and not self.running and self.prefilling and not any(peer.running for peer in self.peers):
             idle = [sequence for sequence in self.prefilling if not sequence.under_way]
             if len(idle) == len(self.prefilling):  # prompts that hold each other's blocks
@@ -130,7 +141,18 @@ class Scheduler:
             for sequence, tokens in pieces:
                 sequence.under_way += tokens
         batch = Batch(len(self.running), self.cached_tokens, self._longest(), chunks, ending)
-        return PlannedStep(batch, tuple(pieces), swapped)
+        if not self.limits.max_loras:
+            return PlannedStep(batch, tuple(pieces), swapped)
+        asked = [s.request.adapter for s in self.running.values() if s.request.adapter >= 0]
+        own = [(s.request.adapter, tokens) for s, tokens in pieces if s.request.adapter >= 0]
+        adapters = frozenset((*asked, *(adapter for adapter, _ in own)))
+        adapted = self.limits.checked_tokens * len(asked) + sum(tokens for _, tokens in own)
+        return PlannedStep(batch._replace(adapted=adapted, adapters=len(adapters)), tuple(pieces), swapped, adapters)
+
+    def _has_slot(self, sequence: Sequence, seated: set[int]) -> bool:
+        """Whether the adapter of a sequence that waits is among those ``seated`` (-1: none), or may join them."""
+        adapter = sequence.request.adapter
+        return adapter < 0 or adapter in seated or len(seated - {-1}) < self.limits.max_loras
 
     def steady_steps(self) -> int:
         """How many steps like the planned one can follow with nobody coming, going or short of memory."""

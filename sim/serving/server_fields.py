@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hardware.sampling import Sampling
+from sim.scenario.adapters import LORA_RANK, LORA_TARGETS, LoraRank, LoraTargets
 from sim.scenario.field_table import (
     CacheType,
     Degree,
@@ -24,7 +25,7 @@ from sim.scenario.speculation import ACCEPTANCE, DRAFT_MODEL, DRAFT_TOKENS, DRAF
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
-from sim.serving.requests import Law
+from sim.serving.requests import Law, checked_popularity
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
 
@@ -121,6 +122,20 @@ class ServerFields(FieldTable):
     draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
     draft_tokens: DraftTokens = Field(3, description=DRAFT_TOKENS)
     acceptance: Acceptance | None = Field(None, description=ACCEPTANCE)
+    lora_adapters: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        0, description="low-rank adapters (LoRA) in the host's memory, which requests ask for"
+    )
+    max_loras: Annotated[int, Field(gt=0, le=4096)] = Field(
+        1, description="adapters that a step may ask for, and slots in GPU memory"
+    )
+    max_lora_rank: LoraRank = Field(16, description=LORA_RANK)
+    lora_targets: LoraTargets | None = Field(None, description=LORA_TARGETS)
+    lora_popularity: Annotated[str, AfterValidator(checked_popularity)] = Field(
+        "uniform", description="how requests choose adapters: uniform, or zipf:S"
+    )
+    lora_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="share of requests that ask for an adapter, others for the model alone"
+    )
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field(
         "stack",

@@ -11,7 +11,9 @@ from typing import Any
 from pydantic import model_validator
 
 import workloads
+from inputs.texts import truncated
 from sim.errors import ScenarioError
+from sim.scenario.adapters import LORA_FIELDS, check_unused
 from sim.scenario.layout import layout_of
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
@@ -21,7 +23,7 @@ from sim.scenario.speculation import (
     check_speculation,
 )
 from sim.serving.request_files import read_traffic
-from sim.serving.requests import Traffic, arrivals, lengths, made, scaled
+from sim.serving.requests import Request, Traffic, apart, arrivals, lengths, made, scaled, with_adapters
 from sim.serving.server_fields import ServerFields
 
 DEFAULT_STACK = "vllm"
@@ -42,6 +44,11 @@ MEASURED = frozenset(
 
 
 TIER_FIELDS = ("kv_host_gb", "kv_disk_gb", "kv_remote_gb")
+# Of traffic that chooses adapters, and of a server that has some.
+LORA_TRAFFIC = ("lora_popularity", "lora_share")
+LORA_SERVER = (*LORA_FIELDS[1:], "max_loras", *LORA_TRAFFIC)
+# The seed of the draw of adapters is the server's and so much more, as those of lengths are.
+ADAPTER_DRAWS = 5
 
 
 class ServeSpec(ServerFields):
@@ -124,7 +131,10 @@ class ServeSpec(ServerFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
-        check_speculation(self, {name: field.default for name, field in type(self).model_fields.items()})
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        check_speculation(self, defaults)
+        if not self.lora_adapters:
+            check_unused(self, defaults, LORA_SERVER)
         each = 1 if self.speculation is None else self.draft_tokens + 1
         if self.max_num_seqs * each >= self.max_num_batched_tokens:
             raise ValueError(
@@ -139,7 +149,7 @@ class ServeSpec(ServerFields):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.pp_batches != "natural" and self.pp == 1:
             raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
-        beside = ("speculation", "fleet_power_w", *TIER_FIELDS)
+        beside = ("speculation", "fleet_power_w", "lora_adapters", *TIER_FIELDS)
         if self.pp > 1 and (named := [name for name in beside if getattr(self, name)]):
             raise ValueError(f"pp = {self.pp} is not known beside {named[0]}: leave one of them out")
         if self.clock_policy == "slo" and self.pp > 1:
@@ -189,6 +199,7 @@ class ServeSpec(ServerFields):
             "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
             "launch": self.launch if self.launch != "graph" else None,
             "speculation": self.speculation,
+            "lora_adapters": self.lora_adapters,
             **{name: getattr(self, name) for name in TIER_FIELDS},
             "pp": self.pp if self.pp > 1 else None,
         }
@@ -215,13 +226,23 @@ class ServeSpec(ServerFields):
             name: getattr(self, name)
             for name in (
                 "model", "layers", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype",
-                "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *SPECULATION_FIELDS,
+                "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *LORA_FIELDS[1:], *SPECULATION_FIELDS,
             )
         }  # fmt: skip
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
             shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
+        slots = self.max_loras if self.lora_adapters else 0
         return Scenario.of(
-            phase="decode", stack=stack, tp=tp, ep=ep, pp=self.pp, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
+            phase="decode",
+            batch=max(1, slots),
+            lora_adapters=slots,
+            stack=stack,
+            tp=tp,
+            ep=ep,
+            pp=self.pp,
+            power_cap_w=cap_w,
+            sm_clock_mhz=clock_mhz,
+            **shared,
         )
 
     @property
@@ -246,7 +267,8 @@ class ServeSpec(ServerFields):
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
         if self.trace is not None:
             found = read_traffic(self.trace, limit=self.requests, block_tokens=self.trace_block_tokens)
-            return replace(found, requests=scaled(found.requests, time=self.time_scale, length=self.length_scale))
+            timed = scaled(found.requests, time=self.time_scale, length=self.length_scale)
+            return replace(found, requests=self._adapted(timed, found.adapters))
         count = self.requests or 1000
         if self.concurrency is not None:
             times = [0.0] * count
@@ -257,4 +279,25 @@ class ServeSpec(ServerFields):
         inputs = lengths(self.input_tokens, count=count, spread=self.length_spread, seed=self.seed + 1)
         outputs = lengths(self.output_tokens, count=count, spread=self.length_spread, seed=self.seed + 2)
         drawn = made(times, inputs, outputs)
-        return Traffic(requests=scaled(drawn, time=self.time_scale, length=self.length_scale))
+        return Traffic(requests=self._adapted(scaled(drawn, time=self.time_scale, length=self.length_scale)))
+
+    def _adapted(self, requests: list[Request], named: tuple[str, ...] = ()) -> list[Request]:
+        """``requests`` with the adapters that they ask for: those ``named`` in their file, else drawn ones."""
+        if len(named) > self.lora_adapters:
+            raise ScenarioError(
+                f"lora_adapters = {self.lora_adapters}: the requests of {self.trace} ask for {len(named)} "
+                f"({truncated(', '.join(named), 40)}): give lora_adapters = {len(named)}"
+            )
+        if not self.lora_adapters:
+            return requests
+        if not named:
+            return with_adapters(
+                requests, count=self.lora_adapters, law=self.lora_popularity, share=self.lora_share,
+                seed=self.seed + ADAPTER_DRAWS,
+            )  # fmt: skip
+        for name in LORA_TRAFFIC:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ScenarioError(
+                    f"{name} = {value} contradicts the column adapter of {self.trace}: give one of them"
+                )
+        return apart(requests)

@@ -41,16 +41,19 @@ def stage_prices(spec: ServeSpec, group: Scenario) -> list[StepPrices]:
 def _whole_prices(spec: ServeSpec, group: Scenario) -> StepPrices:
     shared: dict[str, Any] = {"machine": machine_of(group), "attention": spec.attention}
     draft = None
+    bare = {"lora_adapters": 0}  # adapters are the model's alone
     match group.speculation:
         case "draft_model":
             model, layout = workloads.load_model(group.model), layout_of(group)
             workloads.check_draft(model, layout, workloads.load_model(str(group.draft_model)))
-            plain = dict.fromkeys(SPECULATION_FIELDS[:2]) | {"acceptance": None, "draft_tokens": 3}
+            plain = dict.fromkeys(SPECULATION_FIELDS[:2]) | {"acceptance": None, "draft_tokens": 3} | bare
             # the draft's own checkpoint: what is asked of the model's types is not asked of it
             own = plain | {"model": group.draft_model, "dtype": "bf16", "weight_dtype": None, "kv_dtype": None}
             draft = StepPrices(scenario=group.model_copy(update=own), sampling="greedy", **shared)
         case "eagle" | "mtp":
-            draft = StepPrices(scenario=group.model_copy(update={"layers": 1}), sampling="greedy", layer=True, **shared)
+            draft = StepPrices(
+                scenario=group.model_copy(update={"layers": 1} | bare), sampling="greedy", layer=True, **shared
+            )
     return StepPrices(scenario=group, sampling=spec.sampling, draft=draft, **shared)
 
 

@@ -10,6 +10,7 @@ from typing import assert_never
 import workloads
 from sim.build.program import routing_of
 from sim.errors import ScenarioError
+from sim.scenario.adapters import adapters_in
 from sim.scenario.layout import layout_of
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
@@ -51,14 +52,15 @@ class StepPrograms:
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
-        return self._ragged(groups, batch.decoding * self.each + batch.ending, None)
+        adapted = (batch.adapted, batch.adapters)
+        return self._ragged(groups, batch.decoding * self.each + batch.ending, None, adapted=adapted)
 
     def layers_of(self, groups: Sequence[Group]) -> Program:
         """The layers of a step that computes ``groups``, less its head."""
         return self._ragged(groups, 0, None)
 
     def part(self, part: Part, rows: int, context: int) -> Program:
-        """One part of a step, over so many ``rows``."""
+        """One part of a step, over so many ``rows``; of adapters ``context`` is how many there are."""
         match part:
             case "shared":
                 return self._ragged([], 0, rows)
@@ -69,6 +71,8 @@ class StepPrograms:
                 return self._ragged([Group(phase="decode", sequences=rows, new_tokens=self.each, context=seen)], 0, 0)
             case "chunk":
                 return self._ragged([chunk_group(rows, rows + context)], 0, 0)
+            case "adapters":
+                return self._ragged([], 0, 0, adapted=(rows, context))
         assert_never(part)
 
     @cached_property
@@ -80,6 +84,12 @@ class StepPrograms:
         # attention, which a step with prompts has once, whatever it attends to
         kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1
         return layers, kernels, workloads.load_model(self.scenario.model).experts > 0
+
+    @cached_property
+    def adapter_launches(self) -> int:
+        """Kernels of adapters that the host launches for a layer."""
+        segments = self.part("adapters", MANY_TOKENS, 1).ranks[0].phases[0].segments
+        return sum(len(segment.kernels) * segment.repeat for segment in segments) // self.launches[0]
 
     @cached_property
     def attention_heads(self) -> tuple[int, int, int]:
@@ -95,8 +105,10 @@ class StepPrograms:
         layers = sum(segment.repeat for segment in segments)
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
-    def _ragged(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
-        scenario = self.scenario
+    def _ragged(
+        self, groups: Sequence[Group], scored: int, tokens: int | None, adapted: tuple[int, int] = (0, 0)
+    ) -> Program:
+        scenario, (rows, distinct) = self.scenario, adapted
         model = workloads.load_model(scenario.model)
         options = workloads.Options(
             layers=scenario.layers,
@@ -106,6 +118,7 @@ class StepPrograms:
             stack=scenario.stack,
             routing=routing_of(scenario),
             all_reduce=workloads.AllReduce(scenario.all_reduce),
+            adapters=adapters_in(scenario, distinct=distinct, rows=rows),
         )
         program = workloads.build_ragged(
             model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options,

@@ -15,7 +15,7 @@ from sim.scenario.machine import Machine
 from sim.serving.memory import memory_of
 from sim.serving.requests import Request
 from sim.serving.spec import ServeSpec
-from sim.serving.tiers import TIERS, CacheTiers, Tier, TierName
+from sim.serving.tiers import TIERS, CacheTiers, Tier, TierName, host_ports
 
 
 def tiers_of(spec: ServeSpec, machine: Machine, traffic: Sequence[Request], env: simpy.Environment) -> list[CacheTiers]:
@@ -40,7 +40,7 @@ def tiers_of(spec: ServeSpec, machine: Machine, traffic: Sequence[Request], env:
     network, store = Network(env, ()), OrderedDict[int, None]()
     found = []
     for number in replicas:
-        into_gpu, into_host = _host_ports(machine, number, group.world)
+        into_gpu, into_host = host_ports(machine, number, group.world)
         tiers: list[Tier] = []
         for name, pieces in room.items():
             into, out = _ports(spec, machine, name, number, group.world)
@@ -71,14 +71,6 @@ def _check_node(spec: ServeSpec, machine: Machine, replicas: int) -> None:
             raise ScenarioError(
                 f"kv_{name}_gb = {gb:g} for each of {here} replicas is more than a node's {has / 1e9:g} GB"
             )
-
-
-def _host_ports(machine: Machine, number: int, gpus: int) -> tuple[Port, Port]:
-    rate = gpus * machine.gpu.pcie_bytes_per_s
-    return (
-        Port(name=f"host to replica {number}", tier="host", bytes_per_s=rate),
-        Port(name=f"replica {number} to host", tier="host", bytes_per_s=rate),
-    )
 
 
 def _ports(
