@@ -34,7 +34,8 @@ PANELS = {
     "Video (phase denoise)": ("video", "steps", "guidance", "reuse"),
     "Traffic": (
         "trace", "trace_block_tokens", "arrivals", "rate_per_s", "burstiness", "concurrency", "requests",
-        "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale", "seed",
+        "input_tokens", "output_tokens", "image_width", "image_height", "length_spread", "time_scale", "length_scale",
+        "seed",
     ),
     "Engine": (
         "max_num_seqs", "max_num_batched_tokens", "block_tokens", "memory_share", "kv_blocks", "prefix_caching",

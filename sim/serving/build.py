@@ -20,6 +20,7 @@ from sim.serving.beside import PHASES, BesidePrices
 from sim.serving.clock import SloClock, clocks_mhz
 from sim.serving.drafted import Acceptance, DraftedScheduler
 from sim.serving.host import HostTime, host_time
+from sim.serving.images import room_for
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.launched import LaunchedAhead
@@ -112,6 +113,7 @@ def replicas_of(
     for place in range(spec.prefill_replicas if prefill else spec.replicas):
         number = place if prefill else spec.prefill_replicas + place
         scheduler = _scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.block_tokens))
+        scheduler.images = room_for(traffic, spec.max_num_batched_tokens)
         stages = [
             ReplicaStage(
                 number=stage,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal, NamedTuple, cast
 
-# What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt, and
-# low-rank adapters.
-Part = Literal["shared", "head", "decode", "chunk", "adapters"]
+# What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt,
+# low-rank adapters, and images.
+Part = Literal["shared", "head", "decode", "chunk", "adapters", "images"]
 
 
 class Cost(NamedTuple):
@@ -48,10 +48,13 @@ NOTHING = Cost(time_s=0.0, energy_j=0.0)
 
 
 class Chunk(NamedTuple):
-    """A piece of a prompt: ``tokens`` new ones that see ``context`` in all."""
+    """A piece of a prompt: ``tokens`` new ones that see ``context`` in all. ``images`` of ``patches`` each are encoded
+    for it."""
 
     tokens: int
     context: int
+    images: int = 0
+    patches: int = 0
 
 
 class Batch(NamedTuple):
@@ -69,6 +72,15 @@ class Batch(NamedTuple):
     ending: int = 0
     adapted: int = 0
     adapters: int = 0
+
+    @property
+    def images(self) -> dict[int, int]:
+        """Images that it encodes, by their patches."""
+        found: dict[int, int] = {}
+        for chunk in self.chunks:
+            if chunk.images:
+                found[chunk.patches] = found.get(chunk.patches, 0) + chunk.images
+        return found
 
     @property
     def prompt_tokens(self) -> int:

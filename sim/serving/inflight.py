@@ -41,6 +41,8 @@ class Sequence:
     blocks: int = 0  # private ones
     pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
     hit_tokens: int = 0
+    encoded: int = 0  # of its images, the first so many,
+    images_read: int = 0  # of which so many have been read whole
     looked_up: bool = False  # whether tiers outside the GPUs' memory were asked for its beginning
     joined: int = -1  # the step since which it yields a token each; -1: it does not
     preemptions: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 
 import workloads
 from sim.errors import ScenarioError
@@ -32,6 +33,9 @@ def stage_needs(spec: ServeSpec, group: Scenario, *, context: int) -> list[Memor
     if group.lora_adapters:
         mine = [layout.stage_layers(model.layers, stage) for stage in range(layout.pp)]
         needs = [need.plus(slots(group, model, own)) for need, own in zip(needs, mine, strict=True)]
+    if model.vision is not None:  # images that were encoded and not yet read
+        kept = workloads.DType.BF16.bytes * model.d_model * float(spec.max_num_batched_tokens)
+        needs[0] = replace(needs[0], activation_bytes=needs[0].activation_bytes + kept)
     return [with_draft(need, group, model, held) for need in needs]
 
 

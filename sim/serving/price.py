@@ -174,7 +174,7 @@ class StepPrices:
         cost = StepCost(
             shared=self._rows("shared", batch.decoding * self.each + batch.prompt_tokens, target)
             + self._adapted(batch, target),
-            prompts=tuple([self._chunk(chunk, target) for chunk in batch.chunks]),
+            prompts=self._prompts(batch, target),
             decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
             head=self._head(batch, target),
         )
@@ -191,6 +191,27 @@ class StepPrices:
         alone = batch._replace(chunks=(), ending=0)
         first = batch._replace(ending=0) if batch.chunks else alone
         return [first, *[alone] * (self.each - 2)] if batch.decoding else [first]
+
+    def _prompts(self, batch: Batch, target: int) -> tuple[Cost, ...]:
+        """The attention of each piece of a prompt, and its share of the images that are encoded in the step."""
+        own = [self._chunk(chunk, target) for chunk in batch.chunks]
+        images = batch.images if self.programs.sees else {}
+        for patches, count in images.items():
+            cost = self._encoded(count, patches, target)
+            for place, chunk in enumerate(batch.chunks):
+                if chunk.images and chunk.patches == patches:
+                    own[place] += NOTHING.toward(cost, chunk.images / count)
+        return tuple(own)
+
+    def _encoded(self, count: int, patches: int, target: int) -> Cost:
+        """Images through the encoder."""
+        low, high = context_ends(patches)
+        cost = self._part("images", count, low, target)
+        return (
+            cost
+            if patches <= low
+            else cost.toward(self._part("images", count, high, target), (patches - low) / (high - low))
+        )
 
     def _adapted(self, batch: Batch, target: int) -> Cost:
         """The low-rank adapters of a step; what drafts has none."""
@@ -240,6 +261,8 @@ class StepPrices:
         for draft in reversed(self._drafts(batch)):
             assert self.draft is not None
             step = joined(self.draft.programs.step(draft), step)
+        for patches, count in batch.images.items() if self.programs.sees else ():
+            step = joined(self.programs.images(count, patches), step)
         return self._plan(step)
 
     def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
@@ -299,6 +322,8 @@ class StepPrices:
                 kernels += self.programs.adapter_launches
             tokens = batch.decoding * self.each + batch.prompt_tokens
             launched_s += pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
+        if images := batch.images if self.programs.sees else {}:  # the encoder is no graph
+            launched_s += pace.uncaptured_s(layers=len(images), kernels=self.programs.image_launches, experts=False)
         if self.draft is not None and self.scenario.speculation in pace.uncaptured_drafts:
             layers, kernels, experts = self.draft.programs.launches
             each_s = pace.uncaptured_s(layers=layers, kernels=kernels, experts=experts)

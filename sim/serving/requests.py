@@ -33,6 +33,10 @@ class Request:
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
     priority: int = 0
     adapter: int = -1  # the low-rank adapter that it asks for; -1: none
+    images: int = 0  # before its text,
+    image_size: tuple[int, int] | None = None  # each of so many pixels across and down (None: as the model's usual one)
+    image_tokens: int = 0  # and so many of its tokens,
+    image_patches: int = 0  # made of so many by the encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,9 @@ class ServeResult:
         table["e2e_s"] = table["done_s"] - table["arrival_s"]
         if self.spec.lora_adapters:
             table["adapter"] = [one.adapter for one in asked]
+        if any(one.images for one in asked):
+            table["images"] = [one.images for one in asked]
+            table["image_tokens"] = [one.images * one.image_tokens for one in asked]
         for name in COUNTS:
             table[name] = [getattr(one, name) for one in served]
         return table
@@ -158,6 +161,7 @@ class ServeResult:
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             **self._pipeline(),
             **self._adapters(),
+            **self._images(table),
             "memory_bytes_per_gpu": self._memory(blocks, most_blocks),
             "most_blocks": most_blocks,
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
@@ -198,6 +202,12 @@ class ServeResult:
         if self.spec.speculation is None or not (steps := int(self.log.each_gap()[1].sum())):
             return None
         return float(table["output_tokens"].sum() - len(table)) / steps
+
+    def _images(self, table: pd.DataFrame) -> dict[str, Any]:
+        """Of requests with images: how many, and the tokens that they are."""
+        if "images" not in table:
+            return {}
+        return {"images": {"count": int(table["images"].sum()), "tokens": int(table["image_tokens"].sum())}}
 
     def _adapters(self) -> dict[str, Any]:
         """Of servers with adapters: their slots, and what came into them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -197,14 +197,7 @@ class _Server:
     def _next(self) -> None:
         """A closed loop sends its next request now."""
         request = self._queue.pop()
-        late = Request(
-            number=request.number,
-            arrival_s=self.env.now,
-            input_tokens=request.input_tokens,
-            output_tokens=request.output_tokens,
-            priority=request.priority,
-            adapter=request.adapter,
-        )
+        late = replace(request, arrival_s=self.env.now)
         self.served[request.number].request = late
         self._receive(InFlight(request=late, target=late.input_tokens))
 

@@ -159,6 +159,15 @@ class ServerFields(FieldTable):
     requests: Positive | None = Field(None, description="how many [default: 1000, or all of the trace]")
     input_tokens: Positive = Field(1024, description="mean tokens of a prompt")
     output_tokens: Positive = Field(256, description="mean tokens to generate")
+    images: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="images of a request, encoded before its prompt and read in front of input_tokens of text"
+    )
+    image_width: Annotated[int, Field(gt=0, le=65_536)] | None = Field(
+        None, description="pixels across an image [default: the model's usual one]"
+    )
+    image_height: Annotated[int, Field(gt=0, le=65_536)] | None = Field(
+        None, description="pixels down an image [default: the model's usual one]"
+    )
     length_spread: Annotated[float, Field(ge=0, le=10)] = Field(
         0.0, description="coefficient of variation of both lengths (lognormal)"
     )

@@ -22,6 +22,7 @@ from sim.scenario.speculation import (
     acceptances,
     check_speculation,
 )
+from sim.serving.images import with_image_tokens
 from sim.serving.request_files import read_traffic
 from sim.serving.requests import Request, Traffic, apart, arrivals, lengths, made, scaled, with_adapters
 from sim.serving.server_fields import ServerFields
@@ -141,6 +142,7 @@ class ServeSpec(ServerFields):
                 f"max_num_batched_tokens = {self.max_num_batched_tokens}: must exceed max_num_seqs = "
                 f"{self.max_num_seqs}, {'a token' if each == 1 else f'{each} tokens'} for each and room for prompts"
             )
+        self._check_images()
         if self.clock_policy == "slo" and self.speculation is not None:
             raise ValueError(
                 f"clock_policy = slo is not known beside speculation = '{self.speculation}': leave one out"
@@ -175,6 +177,16 @@ class ServeSpec(ServerFields):
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self
+
+    def _check_images(self) -> None:
+        if self.images and self.trace is not None:
+            raise ValueError(f"images = {self.images} contradicts trace: give the file a column images")
+        sides = (self.image_width, self.image_height)
+        if any(sides) and not self.images:
+            name = "image_width" if self.image_width else "image_height"
+            raise ValueError(f"{name} = {getattr(self, name)}: is of images: say how many a request has")
+        if any(sides) and not all(sides):
+            raise ValueError("image_width and image_height go together: give both, in pixels")
 
     def _check_fleet(self) -> None:
         if self.fleet_power_w is None:
@@ -268,7 +280,7 @@ class ServeSpec(ServerFields):
         if self.trace is not None:
             found = read_traffic(self.trace, limit=self.requests, block_tokens=self.trace_block_tokens)
             timed = scaled(found.requests, time=self.time_scale, length=self.length_scale)
-            return replace(found, requests=self._adapted(timed, found.adapters))
+            return replace(found, requests=self._seen(self._adapted(timed, found.adapters)))
         count = self.requests or 1000
         if self.concurrency is not None:
             times = [0.0] * count
@@ -279,7 +291,17 @@ class ServeSpec(ServerFields):
         inputs = lengths(self.input_tokens, count=count, spread=self.length_spread, seed=self.seed + 1)
         outputs = lengths(self.output_tokens, count=count, spread=self.length_spread, seed=self.seed + 2)
         drawn = made(times, inputs, outputs)
-        return Traffic(requests=self._adapted(scaled(drawn, time=self.time_scale, length=self.length_scale)))
+        plain = self._adapted(scaled(drawn, time=self.time_scale, length=self.length_scale))
+        size = None if self.image_width is None or self.image_height is None else (self.image_width, self.image_height)
+        seen = [replace(one, images=self.images, image_size=size) for one in plain] if self.images else plain
+        return Traffic(requests=self._seen(seen))
+
+    def _seen(self, requests: list[Request]) -> list[Request]:
+        """``requests`` with the tokens of their images."""
+        beside = next((name for name, there in (("pp", self.pp > 1), ("sm_partition", self.sm_partition)) if there), "")
+        if beside and any(one.images for one in requests):
+            raise ScenarioError(f"images: not known beside {beside}: leave one of them out")
+        return with_image_tokens(requests, self.model)
 
     def _adapted(self, requests: list[Request], named: tuple[str, ...] = ()) -> list[Request]:
         """``requests`` with the adapters that they ask for: those ``named`` in their file, else drawn ones."""
