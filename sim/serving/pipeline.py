@@ -151,6 +151,17 @@ class PipelineReplica(Replica):
         self.wake()
         return lost
 
+    @property
+    def governors(self) -> list[ReplicaGovernor]:
+        """The limiters of each stage's GPUs."""
+        return [stage.governor for stage in self.stages]
+
+    def show(self) -> None:
+        """Somebody wants to know what it draws: pauses of stages that no batch has are billed until now."""
+        for stage in self.stages:
+            if not stage.turn.count:
+                self._rest(stage, self.env.now, spinning_since_s=self.env.now)
+
     def idle_until_now(self) -> None:
         """Bill the pauses since each stage's last work."""
         for stage in self.stages:

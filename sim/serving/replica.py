@@ -62,6 +62,7 @@ class Replica:
     _share_j: float = 0.0  # what a sequence has burnt that has been decoding since the start
     _arrived: simpy.Event = field(init=False)
     _planning: bool = False
+    _asleep: bool = False
     _retiring: bool = False  # goes off once it has finished what it has
     _ahead: LaunchedAhead = field(init=False)
     _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
@@ -103,6 +104,18 @@ class Replica:
         """Something happened that the running stretch should look at."""
         if not self._arrived.triggered:
             self._arrived.succeed()
+
+    @property
+    def governors(self) -> list[ReplicaGovernor]:
+        """The limiters of its GPUs."""
+        return [self.governor]
+
+    def show(self) -> None:
+        """Somebody wants to know what it draws: a pause is billed until now, a row of steps ends with that at hand."""
+        if self._asleep:
+            self.idle_until_now()
+        else:
+            self.wake()
 
     def retire(self) -> None:
         """Take no more requests, and go off once those that are here are done."""
@@ -159,7 +172,9 @@ class Replica:
     def _sleep(self) -> Generator[simpy.Event, Any, None]:
         """Until something comes."""
         self._arrived = self.env.event()
+        self._asleep = True
         yield self._arrived
+        self._asleep = False
         self.idle_until_now()
         self._ahead.ran_s = self.env.now  # nothing was launched ahead of what comes now
 
