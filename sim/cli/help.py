@@ -51,7 +51,7 @@ PANELS = {
     ),
     "Power, clocks, chips": (
         "power_cap_w", "prefill_power_cap_w", "fleet_power_w", "fleet_policy", "fleet_look_s", "uncapped",
-        "sm_clock_mhz", "clock_policy", "clock_hold_s",
+        "sm_clock_mhz", "prefill_sm_clock_mhz", "clock_policy", "clock_hold_s",
         "chip_temperature_c", "chip_power_factor", "regime",
     ),
     "How it is simulated": ("detail", "ignore_memory", "uncertainty", "jobs", "backend", "address", "fresh"),

@@ -17,7 +17,7 @@ from sim.scenario.machine import Machine, machine_of
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
 from sim.serving.beside import PHASES, BesidePrices
-from sim.serving.clock import SloClock, clocks_mhz
+from sim.serving.clock import PhaseClock, SloClock, clocks_mhz
 from sim.serving.drafted import Acceptance, DraftedScheduler
 from sim.serving.host import HostTime, host_time
 from sim.serving.images import room_for
@@ -133,7 +133,7 @@ def replicas_of(
             "log": log,
             "served": served,
             "host": host_of(spec),
-            "clock": _clock(spec, rungs),
+            "clock": _phase_clock(spec, prices[0]) or _clock(spec, rungs),
             "caps": _caps(spec, target),
             "swap_s_per_token": kv_bytes / target.gpu.pcie_bytes_per_s,
         }
@@ -231,6 +231,13 @@ def _rungs(spec: ServeSpec, target: Machine, *, prefill: bool) -> tuple[StepPric
         StepPrices(scenario=group, machine=machine_of(group), sampling=spec.sampling, attention=spec.attention)
         for group in groups
     )
+
+
+def _phase_clock(spec: ServeSpec, decode: StepPrices) -> PhaseClock | None:
+    if not spec.phase_clocks:
+        return None
+    (prefill,) = stage_prices(spec, spec.group(sm_clock_mhz=spec.prefill_sm_clock_mhz))
+    return PhaseClock(prefill=prefill, decode=decode)
 
 
 def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:

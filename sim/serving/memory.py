@@ -25,13 +25,14 @@ def memory_of(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
 def stage_needs(spec: ServeSpec, group: Scenario, *, context: int) -> list[MemoryNeed]:
     """Bytes of a rank of each stage."""
     model = workloads.load_model(spec.model)
+    layers = group.layers or model.layers
     held = workloads.MemoryLoad(
-        batch=1, context=context, new_tokens=spec.max_num_batched_tokens, layers=model.layers, lm_head=True
+        batch=1, context=context, new_tokens=spec.max_num_batched_tokens, layers=layers, lm_head=True
     )
     layout = layout_of(group)
     needs = workloads.stage_needs(model, layout, held, precision_of(group, model))
     if group.lora_adapters:
-        mine = [layout.stage_layers(model.layers, stage) for stage in range(layout.pp)]
+        mine = [layout.stage_layers(layers, stage) for stage in range(layout.pp)]
         needs = [need.plus(slots(group, model, own)) for need, own in zip(needs, mine, strict=True)]
     if model.vision is not None:  # images that were encoded and not yet read
         kept = workloads.DType.BF16.bytes * model.d_model * float(spec.max_num_batched_tokens)

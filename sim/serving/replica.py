@@ -11,7 +11,7 @@ import simpy
 from hardware.clock import ClockLimits
 from sim.serving.adapters import AdapterSlots
 from sim.serving.buckets import context_ends
-from sim.serving.clock import CATCH_UP_STEPS, SloClock
+from sim.serving.clock import CATCH_UP_STEPS, PhaseClock, SloClock
 from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.even_steps import EvenSteps
 from sim.serving.host import HostTime
@@ -49,7 +49,7 @@ class Replica:
     served: dict[int, Served]
     host: HostTime
     swap_s_per_token: float = 0.0
-    clock: SloClock | None = None
+    clock: SloClock | PhaseClock | None = None
     caps: PhaseCaps | None = None
     adapters: AdapterSlots | None = None
     handover: Callable[[Sequence], None] | None = None

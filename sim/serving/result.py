@@ -236,11 +236,12 @@ class ServeResult:
         moves = ~works & ((table["decoding"] > 0) | (table["prompt_tokens"] > 0))
         on_s = float(seconds.sum())
         needs = stage_needs(spec, group, context=1)
+        layers = spec.layers or workloads.load_model(spec.model).layers
         return {
             "pipeline": {
                 "stages": [
                     {
-                        "layers": len(layout_of(group).stage_layers(workloads.load_model(spec.model).layers, stage)),
+                        "layers": len(layout_of(group).stage_layers(layers, stage)),
                         "weight_bytes_per_gpu": needs[stage].weight_bytes,
                         "kv_bytes_per_token_per_gpu": needs[stage].kv_bytes,
                         "busy_share": float(seconds[works & here].sum() / seconds[here].sum()),

@@ -103,6 +103,10 @@ class ServerFields(FieldTable):
         1.0, description="time between two looks at who draws what (fleet_power_w)"
     )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
+    prefill_sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None,
+        description="locked SM clock while a step holds prompts; of prefill replicas, if any [default: sm_clock_mhz]",
+    )
     chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
         None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
     )

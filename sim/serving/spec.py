@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import model_validator
 
 import workloads
-from inputs.texts import truncated
 from sim.errors import ScenarioError
 from sim.scenario.adapters import LORA_FIELDS, check_unused
 from sim.scenario.layout import layout_of
@@ -22,10 +21,9 @@ from sim.scenario.speculation import (
     acceptances,
     check_speculation,
 )
-from sim.serving.images import with_image_tokens
-from sim.serving.request_files import read_traffic
-from sim.serving.requests import Request, Traffic, apart, arrivals, lengths, made, scaled, with_adapters
+from sim.serving.requests import Traffic
 from sim.serving.server_fields import ServerFields
+from sim.serving.traffic import LORA_TRAFFIC, traffic_of
 
 DEFAULT_STACK = "vllm"
 
@@ -45,11 +43,8 @@ MEASURED = frozenset(
 
 
 TIER_FIELDS = ("kv_host_gb", "kv_disk_gb", "kv_remote_gb")
-# Of traffic that chooses adapters, and of a server that has some.
-LORA_TRAFFIC = ("lora_popularity", "lora_share")
+# Of a server that has adapters, and of requests that choose them.
 LORA_SERVER = (*LORA_FIELDS[1:], "max_loras", *LORA_TRAFFIC)
-# The seed of the draw of adapters is the server's and so much more, as those of lengths are.
-ADAPTER_DRAWS = 5
 
 
 class ServeSpec(ServerFields):
@@ -130,6 +125,11 @@ class ServeSpec(ServerFields):
         """True when the power cap of a replica changes with what it does."""
         return self.prefill_power_cap_w is not None and not self.prefill_replicas
 
+    @property
+    def phase_clocks(self) -> bool:
+        """True when the clock of a replica changes with what it does."""
+        return self.prefill_sm_clock_mhz is not None and not self.prefill_replicas
+
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
@@ -158,6 +158,21 @@ class ServeSpec(ServerFields):
             raise ValueError(f"pp = {self.pp} is not known beside clock_policy = slo: leave one of them out")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
+        if self.prefill_sm_clock_mhz is not None and self.clock_policy == "slo":
+            raise ValueError(
+                f"prefill_sm_clock_mhz = {self.prefill_sm_clock_mhz:g} contradicts clock_policy = slo: give one of them"
+            )
+        if self.phase_clocks:
+            for name, there in (
+                ("pp", self.pp > 1),
+                ("fleet_power_w", self.fleet_power_w),
+                ("sm_partition", self.sm_partition),
+            ):
+                if there:
+                    raise ValueError(
+                        f"prefill_sm_clock_mhz = {self.prefill_sm_clock_mhz:g} is not known beside {name} without "
+                        "prefill_replicas: leave one of them out"
+                    )
         if self.kv_remote_gb_per_s is not None and self.kv_remote_gb is None:
             raise ValueError(f"kv_remote_gb_per_s = {self.kv_remote_gb_per_s:g}: is of a store: give kv_remote_gb")
         if not self.prefix_caching and (named := [name for name in TIER_FIELDS if getattr(self, name)]):
@@ -229,7 +244,8 @@ class ServeSpec(ServerFields):
             cap_w = prefill_w
         elif self.phase_caps and cap_w is not None and prefill_w is not None:
             cap_w = max(cap_w, prefill_w)
-        clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
+        own_mhz = (self.prefill_sm_clock_mhz if prefill else None) or self.sm_clock_mhz
+        clock_mhz = own_mhz if sm_clock_mhz is None else sm_clock_mhz
         return self._group(self.own_stack, cap_w, clock_mhz, prefill=prefill)
 
     def _group(self, stack: str, cap_w: float | None, clock_mhz: float | None, *, prefill: bool = False) -> Scenario:
@@ -268,7 +284,7 @@ class ServeSpec(ServerFields):
         try:
             yield
         except (ScenarioError, workloads.WorkloadError) as error:
-            for name in ("tp", "ep", "power_cap_w"):
+            for name in ("tp", "ep", "power_cap_w", "sm_clock_mhz"):
                 mine = getattr(self, f"prefill_{name}")
                 said = (f"{name} = {mine:g}", f"scenario: {name} = {mine:g}") if mine is not None else ()
                 if mine != getattr(self, name) and str(error).startswith(said):
@@ -277,49 +293,4 @@ class ServeSpec(ServerFields):
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
-        if self.trace is not None:
-            found = read_traffic(self.trace, limit=self.requests, block_tokens=self.trace_block_tokens)
-            timed = scaled(found.requests, time=self.time_scale, length=self.length_scale)
-            return replace(found, requests=self._seen(self._adapted(timed, found.adapters)))
-        count = self.requests or 1000
-        if self.concurrency is not None:
-            times = [0.0] * count
-        else:
-            times = arrivals(
-                self.arrivals, rate_per_s=self.rate_per_s, count=count, burstiness=self.burstiness, seed=self.seed
-            )
-        inputs = lengths(self.input_tokens, count=count, spread=self.length_spread, seed=self.seed + 1)
-        outputs = lengths(self.output_tokens, count=count, spread=self.length_spread, seed=self.seed + 2)
-        drawn = made(times, inputs, outputs)
-        plain = self._adapted(scaled(drawn, time=self.time_scale, length=self.length_scale))
-        size = None if self.image_width is None or self.image_height is None else (self.image_width, self.image_height)
-        seen = [replace(one, images=self.images, image_size=size) for one in plain] if self.images else plain
-        return Traffic(requests=self._seen(seen))
-
-    def _seen(self, requests: list[Request]) -> list[Request]:
-        """``requests`` with the tokens of their images."""
-        beside = next((name for name, there in (("pp", self.pp > 1), ("sm_partition", self.sm_partition)) if there), "")
-        if beside and any(one.images for one in requests):
-            raise ScenarioError(f"images: not known beside {beside}: leave one of them out")
-        return with_image_tokens(requests, self.model)
-
-    def _adapted(self, requests: list[Request], named: tuple[str, ...] = ()) -> list[Request]:
-        """``requests`` with the adapters that they ask for: those ``named`` in their file, else drawn ones."""
-        if len(named) > self.lora_adapters:
-            raise ScenarioError(
-                f"lora_adapters = {self.lora_adapters}: the requests of {self.trace} ask for {len(named)} "
-                f"({truncated(', '.join(named), 40)}): give lora_adapters = {len(named)}"
-            )
-        if not self.lora_adapters:
-            return requests
-        if not named:
-            return with_adapters(
-                requests, count=self.lora_adapters, law=self.lora_popularity, share=self.lora_share,
-                seed=self.seed + ADAPTER_DRAWS,
-            )  # fmt: skip
-        for name in LORA_TRAFFIC:
-            if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                raise ScenarioError(
-                    f"{name} = {value} contradicts the column adapter of {self.trace}: give one of them"
-                )
-        return apart(requests)
+        return traffic_of(self)
