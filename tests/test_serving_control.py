@@ -143,7 +143,7 @@ def test_wrong_bounds_of_autoscaling_are_refused() -> None:
 
 
 def test_clocks_by_phase_slow_their_own_steps() -> None:
-    """Alone on a server: a prompt takes what it takes at its clock, tokens what they take at theirs; limiters remember."""
+    """Alone on a server: a prompt takes what it takes at its clock, tokens theirs; limiters remember."""
     load = {"model": "llama3-8b", "requests": 3, "concurrency": 1, "input_tokens": 3000, "output_tokens": 40}
     high, low, prompts, tokens = (
         serve(**load, **more)

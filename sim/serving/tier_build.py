@@ -12,7 +12,7 @@ from hardware.network import Port
 from sim.engine.resources.network import Network
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine
-from sim.serving.memory import memory_of
+from sim.serving.memory import stage_needs
 from sim.serving.requests import Request
 from sim.serving.spec import ServeSpec
 from sim.serving.tiers import TIERS, CacheTiers, Tier, TierName, host_ports
@@ -28,7 +28,8 @@ def tiers_of(spec: ServeSpec, machine: Machine, traffic: Sequence[Request], env:
         raise ScenarioError(f"kv_{next(iter(asked))}_gb: these requests have no hash_ids: nothing begins like another")
     prefill = spec.prefill_replicas > 0
     group = spec.group(prefill=prefill)
-    piece_bytes = memory_of(spec, group, context=piece_tokens).kv_bytes * group.world
+    stages = stage_needs(spec, group, context=piece_tokens)
+    piece_bytes = sum(need.kv_bytes for need in stages) * (group.world // group.pp)
     room = {name: int(gb * 1e9 / piece_bytes) for name, gb in asked.items()}
     for name, pieces in room.items():
         if not pieces:
