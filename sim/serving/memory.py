@@ -37,7 +37,8 @@ def stage_needs(spec: ServeSpec, group: Scenario, *, context: int) -> list[Memor
     if model.vision is not None:  # images that were encoded and not yet read
         kept = workloads.DType.BF16.bytes * model.d_model * float(spec.max_num_batched_tokens)
         needs[0] = replace(needs[0], activation_bytes=needs[0].activation_bytes + kept)
-    return [with_draft(need, group, model, held) for need in needs]
+    needs[-1] = with_draft(needs[-1], group.model_copy(update={"pp": 1}), model, held)  # drafts are made at the end
+    return needs
 
 
 def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:

@@ -151,9 +151,12 @@ class ServeSpec(ServerFields):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.pp_batches != "natural" and self.pp == 1:
             raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
-        beside = ("speculation", "lora_adapters")
-        if self.pp > 1 and (named := [name for name in beside if getattr(self, name)]):
-            raise ValueError(f"pp = {self.pp} is not known beside {named[0]}: leave one of them out")
+        if self.pp > 1 and self.lora_adapters:
+            raise ValueError(f"pp = {self.pp} is not known beside lora_adapters: leave one of them out")
+        if self.pp > 1 and self.speculation not in (None, "eagle"):
+            raise ValueError(
+                f"speculation = '{self.speculation}' is not known beside pp = {self.pp}: vLLM drafts there with eagle"
+            )
         if self.clock_policy == "slo" and self.pp > 1:
             raise ValueError(f"pp = {self.pp} is not known beside clock_policy = slo: leave one of them out")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:

@@ -35,7 +35,15 @@ def stage_prices(spec: ServeSpec, group: Scenario) -> list[StepPrices]:
     if group.pp == 1:
         return [_whole_prices(spec, group)]
     shared: dict[str, Any] = {"machine": stage_machine(group), "sampling": spec.sampling, "attention": spec.attention}
-    return [StepPrices(scenario=group, stage=stage, **shared) for stage in range(group.pp)]
+    draft = None
+    if group.speculation is not None:  # EAGLE's layer is on the last stage, which has the head
+        alone = group.model_copy(update={"layers": 1, "pp": 1, "lora_adapters": 0})
+        draft = StepPrices(scenario=alone, layer=True, **shared | {"sampling": "greedy"})
+    last = group.pp - 1
+    return [
+        StepPrices(scenario=group, stage=stage, draft=draft if stage == last else None, **shared)
+        for stage in range(group.pp)
+    ]
 
 
 def _whole_prices(spec: ServeSpec, group: Scenario) -> StepPrices:
