@@ -140,3 +140,54 @@ def test_wrong_bounds_of_autoscaling_are_refused() -> None:
         serve(autoscale="kv", min_replicas=3, replicas=2, **LOAD)
     with pytest.raises(ScenarioError, match="prefill_replicas = 1: autoscale knows replicas of one kind only"):
         serve(autoscale="kv", prefill_replicas=1, **LOAD)
+
+
+def test_clocks_by_phase_slow_their_own_steps() -> None:
+    """Alone on a server: a prompt takes what it takes at its clock, tokens theirs; limiters remember."""
+    load = {"model": "llama3-8b", "requests": 3, "concurrency": 1, "input_tokens": 3000, "output_tokens": 40}
+    high, low, prompts, tokens = (
+        serve(**load, **more)
+        for more in (
+            {},
+            {"sm_clock_mhz": 1200.0},
+            {"prefill_sm_clock_mhz": 1200.0},
+            {"sm_clock_mhz": 1200.0, "prefill_sm_clock_mhz": 1980.0},
+        )
+    )
+    mean = {
+        name: [run.requests[name].mean() for run in (high, low, prompts, tokens)]
+        for name in ("ttft_s", "tpot_s", "prefill_j", "decode_j")
+    }
+    for name, other in (("ttft_s", "tpot_s"), ("prefill_j", "decode_j")):
+        assert mean[name][2] == pytest.approx(mean[name][1], rel=5e-3) != pytest.approx(mean[name][0], rel=0.05)
+        assert mean[other][2] == pytest.approx(mean[other][0], rel=5e-3)
+        assert mean[name][3] == pytest.approx(mean[name][0], rel=5e-3)
+        assert mean[other][3] == pytest.approx(mean[other][1], rel=5e-3)
+    apart = serve(**load, prefill_replicas=1, prefill_sm_clock_mhz=1200.0).requests
+    assert apart["ttft_s"].mean() == pytest.approx(mean["ttft_s"][1], rel=0.01)
+    assert apart["decode_j"].mean() == pytest.approx(mean["decode_j"][0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prefill_sm_clock_mhz": 5000.0}, "prefill_sm_clock_mhz = 5000 is outside what h100-sxm-80gb runs"),
+        ({"prefill_sm_clock_mhz": 900.0, "pp": 2}, "prefill_sm_clock_mhz = 900 is not known beside pp without"),
+        ({"prefill_sm_clock_mhz": 900.0, "fleet_power_w": 900.0}, "is not known beside fleet_power_w without"),
+        (
+            {"prefill_sm_clock_mhz": 900.0, "clock_policy": "slo", "slo_tpot_s": 0.05},
+            "prefill_sm_clock_mhz = 900 contradicts clock_policy = slo",
+        ),
+    ],
+)
+def test_clocks_by_phase_refuse_what_they_do_not_know(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        serve(model="llama3-8b", requests=1, **fields)
+
+
+def test_a_server_of_some_layers_holds_those_alone() -> None:
+    whole, some = (serve(model="llama3-8b", requests=2, output_tokens=4, layers=n).summary for n in (None, 8))
+    assert some["kv_bytes_per_token_per_gpu"] == whole["kv_bytes_per_token_per_gpu"] / 4
+    ends = 2 * 2 * 128256 * 4096  # embedding and head, 16 bit
+    held = [data["memory_bytes_per_gpu"]["weights"] - ends for data in (whole, some)]
+    assert held[1] == pytest.approx(held[0] / 4, rel=1e-6) and some["kv_blocks"] > 4 * whole["kv_blocks"]

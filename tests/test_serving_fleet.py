@@ -58,6 +58,36 @@ def test_watts_that_decoding_leaves_make_prompts_quicker() -> None:
     assert shift.requests["tpot_s"].mean() < 1.05 * even.requests["tpot_s"].mean()
 
 
+def test_looks_see_pauses_as_they_pass() -> None:
+    """Replicas that mostly idle: each look has its own seconds, and all of them together what was burnt until then."""
+    run = serve(model="llama3-8b", replicas=2, rate_per_s=0.2, requests=8, output_tokens=60, fleet_power_w=1000.0)
+    looks, idle_w = run.log.fleet_looks, 2 * run.machine.model.idle_w(run.machine.model.max_clock_hz)
+    assert min(watts for _, watts, _ in looks) == pytest.approx(idle_w, rel=0.01)  # but for the step at hand
+    assert max(watts for _, watts, _ in looks) < 1000.0
+    assert sum(watts for _, watts, _ in looks) == pytest.approx(run.energy_j, rel=0.03)
+
+
+def test_stages_of_a_pipeline_have_caps_of_their_own() -> None:
+    load = {"model": "llama3-8b", "pp": 2, "rate_per_s": 6.0, "requests": 60, "input_tokens": 2000, "output_tokens": 60}
+    free, wide, even, shift = (
+        serve(**load, **more)
+        for more in (
+            {},
+            {"fleet_power_w": 1400.0},
+            {"fleet_power_w": 700.0, "fleet_policy": "even"},
+            {"fleet_power_w": 700.0},
+        )
+    )
+    assert wide.requests["ttft_s"].mean() == pytest.approx(free.requests["ttft_s"].mean(), rel=1e-6)
+    assert {caps for _, _, caps in even.log.fleet_looks} == {(350.0, 350.0)}
+    for run in (even, shift):
+        for _, watts, caps in run.log.fleet_looks:
+            assert sum(caps) <= 700.0 * (1 + 1e-9) and watts < 1.05 * 700.0
+        assert run.requests["e2e_s"].mean() > free.requests["e2e_s"].mean()
+        assert run.stretches["energy_j"].sum() == pytest.approx(run.energy_j, rel=1e-9)
+    assert free.energy_j / free.end_s > 700.0
+
+
 def test_a_smaller_budget_draws_less_and_takes_longer() -> None:
     runs = [served(fleet_power_w=watts) for watts in (2800.0, 2000.0, 1400.0)]
     power = [run.summary["fleet_power_w_most"] for run in runs]

@@ -276,11 +276,55 @@ def test_the_trace_has_a_process_a_stage() -> None:
     assert trace.metadata["wattline"]["worlds"] == [1, 1]
 
 
+EAGLE: dict[str, Any] = {"speculation": "eagle", "acceptance": (0.8, 0.8, 0.7)}
+
+
+def test_stages_that_check_drafts_are_one_gpu_s_step_together() -> None:
+    """EAGLE's layer is the last stage's, in time and in memory (vLLM pull request 50514)."""
+    one, two = (ServeSpec.of(model="llama3-8b", pp=pp, **EAGLE) for pp in (1, 2))
+    (whole,), stages = (stage_prices(spec, spec.group()) for spec in (one, two))
+    for batch in (
+        Batch(decoding=8, cached=8 * 900),
+        Batch(decoding=3, cached=3000, chunks=(Chunk(300, 300),), ending=1),
+    ):
+        found = [own.whole(batch) for own in stages]
+        assert sum(cost.time_s for cost in found) == pytest.approx(whole.whole(batch).time_s, rel=0.01)
+        awake_j = sum(cost.energy_j for cost in found) - whole.whole(batch).energy_j  # links: 29 W a GPU
+        assert 0.0 < awake_j < 30.0 * sum(cost.time_s for cost in found)
+        assert found[1].time_s > found[0].time_s
+    held = serve(model="llama3-8b", pp=2, requests=2, output_tokens=4, **EAGLE).summary["pipeline"]["stages"]
+    layer = 2 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
+    assert held[1]["weight_bytes_per_gpu"] - held[0]["weight_bytes_per_gpu"] == pytest.approx(layer, rel=1e-3)
+    assert held[1]["kv_bytes_per_token_per_gpu"] == held[0]["kv_bytes_per_token_per_gpu"] * 17 / 16
+
+
+def test_stages_that_check_drafts_yield_what_passes() -> None:
+    load = {"model": "llama3-8b", "pp": 2, "concurrency": 4, "requests": 24, "input_tokens": 200, "output_tokens": 200}
+    run, plain = serve(**load, **EAGLE), serve(**load)
+    assert run.summary["tokens_per_step"] == pytest.approx(1 + 0.8 + 0.8**2 + 0.8**2 * 0.7, rel=0.05)
+    assert run.requests["tpot_s"].mean() < plain.requests["tpot_s"].mean()
+    assert run.stretches["energy_j"].sum() == pytest.approx(run.energy_j, rel=1e-9)
+    shares = run.requests["prefill_j"].sum() + run.requests["decode_j"].sum()
+    assert shares + run.energy_j_by_part["idle"] == pytest.approx(run.energy_j, rel=1e-9)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_stages_that_check_drafts_lose_nothing_where_memory_runs_out(preemption: str) -> None:
+    load = {"requests": 40, "rate_per_s": 50.0, "input_tokens": 100, "output_tokens": 120, "length_spread": 0.5}
+    run = serve(
+        model="llama3-8b", pp=2, **load, kv_blocks=60, preemption=preemption, kills=[(1.0, 0)], replicas=2, **EAGLE
+    )
+    assert run.summary["preemptions"] > 0 and run.requests["moves"].sum() > 0
+    assert bool(run.requests["done_s"].notna().all())
+    assert run.summary["most_blocks"] <= 60
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"clock_policy": "slo", "slo_tpot_s": 0.1}, "pp = 2 is not known beside clock_policy = slo"),
         ({"sm_partition": "prefill=64,decode=68"}, "pp = 2 is not known beside sm_partition"),
+        ({"speculation": "ngram", "acceptance": 0.5}, "speculation = 'ngram' is not known beside pp = 2"),
         ({"pp": 1, "pp_batches": "even"}, "pp_batches = even: is of batches in a pipeline: give pp of at least 2"),
         ({"pp": 40}, "pp = 40: 32 layers fill at most 32 stages"),
     ],

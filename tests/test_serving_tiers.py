@@ -183,6 +183,30 @@ def test_prompts_of_replicas_of_their_own_have_the_tiers(tmp_path: Path) -> None
     assert run.requests["fetched_tokens"].tolist() == [0, 0, 20 * PIECE]
 
 
+def test_stages_of_a_pipeline_bring_their_layers_back_over_their_own_links(tmp_path: Path) -> None:
+    """Hits are those of one stage's server; bytes too, over the links of all GPUs."""
+    path = stream(tmp_path, AGAIN, output=3)
+    run = served(path, pp=2, kv_blocks=31 * PIECE // 16, kv_host_gb=100.0)
+    last = run.requests.iloc[2]
+    assert run.requests["fetched_tokens"].tolist() == [0, 0, 20 * PIECE]
+    assert last["hit_tokens"] == 20 * PIECE
+    assert last["fetch_s"] == pytest.approx(20 * PIECE_GB * 1e9 / (2 * LINK), rel=1e-9)
+    rows = conversations(3, 60, gap_s=5.0)
+    runs = [served(stream(tmp_path, rows), pp=pp, kv_blocks=17 * PIECE // 16, kv_host_gb=3.0) for pp in (1, 2)]
+    assert runs[0].requests["hit_tokens"].tolist() == runs[1].requests["hit_tokens"].tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pipelines_lose_nothing_while_caches_come_and_replicas_go(tmp_path: Path, seed: int) -> None:
+    path = stream(tmp_path, conversations(seed, 60, gap_s=0.02), output=20)
+    run = served(path, pp=2, kills=[(0.5, 1)], replicas=2, kv_blocks=40 * PIECE // 16, kv_host_gb=60 * PIECE_GB)
+    table = run.requests
+    assert bool(table["done_s"].notna().all()) and run.summary["hit_tokens_by_tier"]["host"] > 0
+    assert (table["first_token_s"] >= table["received_s"] + table["fetch_s"] - 1e-9).all()
+    assert run.summary["most_blocks"] <= 40 * PIECE // 16
+    assert run.stretches["energy_j"].sum() == pytest.approx(run.energy_j, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -3,6 +3,7 @@
 
 from workloads.catalog import list_models, load_model
 from workloads.errors import WorkloadError
+from workloads.families.images import build_images
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.pipeline import stage_bytes
 from workloads.families.ragged import Group, build_ragged
@@ -48,6 +49,7 @@ __all__ = [
     "Zipf",
     "beyond",
     "build_generate",
+    "build_images",
     "build_program",
     "build_ragged",
     "build_speculative",

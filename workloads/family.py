@@ -22,6 +22,7 @@ from workloads.family_file import (
     family_files,
 )
 from workloads.fields import name_of, positive
+from workloads.image_grid import ImageGrid
 from workloads.layer_passes.lower import lower
 from workloads.layer_passes.shard import shard
 from workloads.mixers import Latent, StateSpaceSizes
@@ -298,12 +299,14 @@ def _vision(part: Mapping[str, Any], model: ModelSpec, values: _Values, where: s
         lookup = replace(mine, given=given | {key: both(key) for key in names(str(value)) if _in(both, key, mine)})
         return lookup.size(name, value, least=0)
 
+    grid = {name: of(name, value) for name, value in part.get("grid", {}).items()}
     return Vision(
         model=encoder,
         patches=of("patches", part["patches"]),
         tokens=of("tokens", part["tokens"]),
         projector=tuple((of("projector", one), of("projector", other)) for one, other in part["projector"]),
         extra_parameters=of("extra_parameters", part.get("extra_parameters", 0)),
+        grid=ImageGrid(**grid) if grid.get("patch") else None,
     )
 
 
@@ -317,7 +320,7 @@ def _known_tower(kind: Any) -> FamilyFile | None:
 def _own_tower(part: Mapping[str, Any], kind: Any, where: str) -> FamilyFile:
     """The image encoder whose layers stand in the family itself; the image encoder's table has keys of its own."""
     name = kind if isinstance(kind, str) else "images"
-    table = {key: value for key, value in part.items() if key not in ("key", "tower", "types", *OF_VISION[:3])}
+    table = {key: value for key, value in part.items() if key not in ("key", "tower", "types", *OF_VISION[:4])}
     whole = {"model_types": [name], "source": "image tower"} | table
     read = set().union(*(names(one) for one in expressions_of({**whole, "vision": part}, where)))
     known = read | set(part.get("defaults", ())) | set(part.get("ignored", ())) | common_keys()

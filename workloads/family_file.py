@@ -28,7 +28,7 @@ SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of
 WORKED_OUT = ("shared", "gated", "q_latent", "one_matrix", "eager")  # what else of a node may be an expression
 _EXPRESSIONS = ("when", CACHE, *WORKED_OUT, *SIZED)
 _OF_STACK = ("tied_embeddings", "extra_parameters", "causal", "positions", "kind", "front")
-OF_VISION = ("patches", "tokens", "projector", "extra_parameters")
+OF_VISION = ("patches", "tokens", "projector", "grid", "extra_parameters")
 _NESTED = ("sizes", "axes", "latent", "state_space")
 _OUTER = frozenset({"i", "language_width", "model_width"})  # names that are no keys of a configuration
 

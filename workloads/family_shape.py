@@ -68,7 +68,8 @@ ENCODER = STACK | {"front": FieldShape(_rows(3), "a list of [depth, width, rows 
 LANGUAGE = {"key": TEXT, "model_type": TEXT, "types": TABLE, "defaults": TABLE}
 VISION = STACK | {
     "key": TEXT, "tower": TEXT, "types": TABLE, "defaults": TABLE, "terms": EXPRESSIONS, "ignored": TEXTS,
-    "patches": EXPRESSION, "tokens": EXPRESSION, "projector": FieldShape(_rows(2), "a list of [depth, width]"),
+    "patches": EXPRESSION, "tokens": EXPRESSION, "grid": EXPRESSIONS,
+    "projector": FieldShape(_rows(2), "a list of [depth, width]"),
 }  # fmt: skip
 
 

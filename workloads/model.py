@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from workloads.errors import WorkloadError
+from workloads.image_grid import ImageGrid
 from workloads.kernel_names import Elementwise
 from workloads.mixers import Latent, StateSpaceSizes
 from workloads.ops import Attention, Block, Experts, Pointwise, axes_of
@@ -157,7 +158,8 @@ class ModelSpec:
 class Vision:
     """An image encoder: its layers over ``patches`` tokens an image, ``tokens`` of which the language model reads.
 
-    ``projector``: widths in and out of the products between the two, GELU before the last one.
+    ``projector``: widths in and out of the products between the two, GELU before the last one. ``grid`` says how many
+    patches and tokens an image of another size has, where it has others.
     """
 
     model: ModelSpec
@@ -165,6 +167,12 @@ class Vision:
     tokens: int
     projector: tuple[tuple[int, int], ...]
     extra_parameters: int = 0
+    grid: ImageGrid | None = None
+
+    def of_image(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Patches and tokens of an image of ``size`` (width, height) pixels; None, or without a ``grid``: the usual
+        ones."""
+        return (self.patches, self.tokens) if self.grid is None or size is None else self.grid.sized(*size)
 
 
 def kept_of(context: int, window: int) -> int:

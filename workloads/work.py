@@ -167,6 +167,37 @@ class RoutedGemmWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterGemmWork:
+    """One half of low-rank adapters (LoRA) on a product: ``rows`` tokens, sorted by which of ``distinct`` adapters each
+    asks for, from the product's input of ``width`` down to ``slices`` of ``rank``, or from these up to an output of
+    ``width``, to which it is added (``up``). 16-bit, what lies between in 32.
+    """
+
+    rows: int
+    distinct: int
+    slices: int
+    rank: int
+    width: int
+    up: bool
+    dtype: DType = DType.BF16
+
+    @property
+    def weights(self) -> int:
+        """Elements of the adapters that are read."""
+        return self.distinct * self.rank * self.width * (1 if self.up else self.slices)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all rows."""
+        return 2.0 * self.rows * self.weights / self.distinct
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes that a row reads and writes: its output on the way up is read too."""
+        return 4.0 * self.slices * self.rank + self.dtype.bytes * self.width * (2 if self.up else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionWork:
     """A convolution with a bias: ``pixels`` of the result, each of ``taps`` pixels of the ``read`` ones (padding too).
 
@@ -220,4 +251,7 @@ class CollectiveWork:
     exchange: ExchangeSizes | None = None
 
 
-Work = GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | RoutedGemmWork | ConvolutionWork | CollectiveWork
+Work = (
+    GemmWork | AttentionWork | ElementwiseWork | GroupedGemmWork | RoutedGemmWork | AdapterGemmWork | ConvolutionWork
+    | CollectiveWork
+)  # fmt: skip

@@ -11,6 +11,7 @@ from typing import assert_never
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from hardware.laws.adapters import adapter_base_terms
 from hardware.laws.exchange import RoutedExchange, in_background
 from hardware.laws.gemm import wave_part
 from hardware.laws.gradient import attention_gradient
@@ -33,6 +34,7 @@ from hardware.profile import Profile
 from hardware.scheduling import scheduling
 from sim.build.engine_cost import engine_terms, own_all_reduce, without_engine
 from sim.build.kernel_sizes import (
+    adapter_sizes,
     collective_sizes,
     decode_sizes,
     gemm_sizes,
@@ -45,6 +47,7 @@ from sim.scenario.machine import Machine
 from workloads.program import Kernel
 from workloads.storage import Storage
 from workloads.work import (
+    AdapterGemmWork,
     AttentionWork,
     CollectiveWork,
     ConvolutionWork,
@@ -60,6 +63,8 @@ from workloads.work import (
 # Where ranks differ in who wins, the collective holds its SMs on some and waits for the last round of the product on
 # others (a product of 4 rounds then takes 6).
 COLLECTIVE_WINS = scheduling().collective_wins
+# The engine whose kernels run adapters, whatever the stack.
+ADAPTERS = "vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +170,9 @@ class Pricer:
             )
         spread = self.profile.spread
         lag = 1.0
-        if isinstance(work, GemmWork | GroupedGemmWork | RoutedGemmWork | ConvolutionWork | AttentionWork):
+        if isinstance(
+            work, GemmWork | GroupedGemmWork | RoutedGemmWork | AdapterGemmWork | ConvolutionWork | AttentionWork
+        ):
             lag += expected_maximum(self.chips) * spread.throttled_time
         power = 1.0 if isinstance(work, CollectiveWork) else self._mean_power(work)
         return replace(
@@ -233,6 +240,8 @@ class Pricer:
                 )
             case GroupedGemmWork():
                 return grouped_gemm_terms(profile, gpu, grouped_sizes(work), _stored_experts(work))
+            case AdapterGemmWork():
+                return adapter_base_terms(profile.engines[ADAPTERS].routed["bf16"], adapter_sizes(work), gpu)
             case RoutedGemmWork() | ConvolutionWork():
                 raise AssertionError("an engine's product has its law or becomes one of the libraries'")
             case CollectiveWork(exchange=ExchangeSizes() as exchanged):
@@ -317,7 +326,7 @@ def _shown(value: object) -> object:
 def family(work: Work) -> str:
     """The kernel class under which reports add up ``work``."""
     match work:
-        case GemmWork() | GroupedGemmWork() | RoutedGemmWork() | ConvolutionWork():
+        case GemmWork() | GroupedGemmWork() | RoutedGemmWork() | AdapterGemmWork() | ConvolutionWork():
             return "gemm"
         case AttentionWork():
             return "attention"

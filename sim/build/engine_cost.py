@@ -25,6 +25,7 @@ from hardware.profile import Profile
 from sim.build.kernel_sizes import convolution_sizes, decode_sizes, element, prefill_sizes
 from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
 from workloads.work import (
+    AdapterGemmWork,
     AttentionWork,
     CollectiveWork,
     ConvolutionWork,
@@ -116,7 +117,7 @@ def without_engine(work: Work) -> Work:
             return replace(work, op=Elementwise(stand_in(work.op.value)), engine=None)
         case CollectiveWork():
             return work  # priced as the library's first
-        case GroupedGemmWork():
+        case GroupedGemmWork() | AdapterGemmWork():
             return work
         case _:
             return replace(work, engine=None)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from hardware.cluster import Cluster
+from hardware.laws.adapters import AdapterSizes
 from hardware.laws.collective import even_buffer
 from hardware.laws.decoder import ConvolutionSizes
 from hardware.laws.routes import pattern_of
 from hardware.laws.sizes import CollectiveSizes, DecodeSizes, GemmSizes, GroupedSizes, LatentSizes, PrefillSizes
-from workloads.work import AttentionWork, CollectiveWork, ConvolutionWork, DType, GemmWork, GroupedGemmWork
+from workloads.work import (
+    AdapterGemmWork,
+    AttentionWork,
+    CollectiveWork,
+    ConvolutionWork,
+    DType,
+    GemmWork,
+    GroupedGemmWork,
+)
 
 
 def gemm_sizes(work: GemmWork) -> GemmSizes:
@@ -83,6 +92,19 @@ def grouped_sizes(work: GroupedGemmWork) -> GroupedSizes:
         rows_beyond128=work.rows_beyond128,
         n=work.n,
         k=work.k,
+    )
+
+
+def adapter_sizes(work: AdapterGemmWork) -> AdapterSizes:
+    """One half of low-rank adapters."""
+    return AdapterSizes(
+        rows=work.rows,
+        distinct=work.distinct,
+        slices=work.slices,
+        rank=work.rank,
+        width=work.width,
+        up=work.up,
+        row_bytes=work.row_bytes,
     )
 
 

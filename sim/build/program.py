@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import workloads
+from sim.scenario.adapters import adapters_in
 from sim.scenario.operators import setting
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
@@ -45,6 +46,7 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
         optimizer=scenario.optimizer,
         sharding=scenario.sharding,
         accumulate=scenario.accumulate,
+        adapters=adapters_in(scenario),
         sms_per_cta=sms_per_cta,
     )
     lengths = {"batch": scenario.batch, "seq_len": scenario.seq_len}

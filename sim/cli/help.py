@@ -27,11 +27,15 @@ PANELS = {
     ),
     "Experts": ("expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank"),
     "Speculation": ("speculation", "draft_model", "draft_tokens", "acceptance"),
+    "Adapters (LoRA)": (
+        "lora_adapters", "max_loras", "max_lora_rank", "lora_targets", "lora_popularity", "lora_share",
+    ),
     "Training (phase train)": ("optimizer", "sharding", "accumulate"),
     "Video (phase denoise)": ("video", "steps", "guidance", "reuse"),
     "Traffic": (
         "trace", "trace_block_tokens", "arrivals", "rate_per_s", "burstiness", "concurrency", "requests",
-        "input_tokens", "output_tokens", "length_spread", "time_scale", "length_scale", "seed",
+        "input_tokens", "output_tokens", "image_width", "image_height", "length_spread", "time_scale", "length_scale",
+        "seed",
     ),
     "Engine": (
         "max_num_seqs", "max_num_batched_tokens", "block_tokens", "memory_share", "kv_blocks", "prefix_caching",
@@ -47,7 +51,7 @@ PANELS = {
     ),
     "Power, clocks, chips": (
         "power_cap_w", "prefill_power_cap_w", "fleet_power_w", "fleet_policy", "fleet_look_s", "uncapped",
-        "sm_clock_mhz", "clock_policy", "clock_hold_s",
+        "sm_clock_mhz", "prefill_sm_clock_mhz", "clock_policy", "clock_hold_s",
         "chip_temperature_c", "chip_power_factor", "regime",
     ),
     "How it is simulated": ("detail", "ignore_memory", "uncertainty", "jobs", "backend", "address", "fresh"),

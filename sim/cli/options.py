@@ -92,6 +92,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[Decorated], Decorated]:
         "dtypes",
         "power_caps_w",
         "acceptance",
+        "lora_targets",
     ):  # lists with commas, read by the field
         return click.option(flag, name, default=None, help=text)
     if name in ("dtype", "kv_dtype"):

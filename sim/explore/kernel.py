@@ -14,6 +14,7 @@ from sim.errors import ScenarioError
 from sim.scenario.machine import Machine
 from workloads.kernel_names import Elementwise
 from workloads.work import (
+    AdapterGemmWork,
     AttentionWork,
     CollectiveWork,
     ConvolutionWork,
@@ -164,6 +165,8 @@ def held_bytes(work: Work) -> float:
             if work.weights is not None:  # stored in fewer bits
                 inputs = work.count * work.m * work.k * work.dtype.bytes
             return inputs + work.count * work.m * work.n * work.out_dtype.bytes
+        case AdapterGemmWork():
+            return 2.0 * work.weights + work.rows * work.row_bytes
         case GroupedGemmWork() | RoutedGemmWork():
             return 2.0 * (work.experts * work.n * work.k + work.rows * (work.n + work.k))
         case AttentionWork():
@@ -185,6 +188,8 @@ def _tensor_flops(work: Work) -> tuple[float, str]:
             return 2.0 * work.m * work.n * work.k * work.count, work.dtype.value
         case ConvolutionWork():
             return 2.0 * work.pixels * work.channels_out * work.taps * work.channels_in, work.dtype.value
+        case AdapterGemmWork():
+            return work.flops, work.dtype.value
         case GroupedGemmWork() | RoutedGemmWork():
             return 2.0 * work.rows * work.n * work.k, work.dtype.value
         case AttentionWork():

@@ -39,9 +39,13 @@ def _known_model(name: str) -> str:
 
 def rates(given: Any) -> Any:
     """A rate for all positions, or the rates of each, as numbers or comma-separated."""
-    if isinstance(given, str):
-        return tuple(part.strip() for part in given.split(","))
+    given = comma_separated(given)
     return (given,) if isinstance(given, int | float) else given
+
+
+def comma_separated(given: Any) -> Any:
+    """Names as a tuple, whether comma-separated or not."""
+    return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
 
 
 def _canonical(name: Any) -> Any:

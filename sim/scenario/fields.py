@@ -64,6 +64,9 @@ class ScenarioFields(TypedDict, total=False):
     draft_model: str | None
     draft_tokens: int
     acceptance: Sequence[float] | None
+    lora_adapters: int
+    max_lora_rank: int
+    lora_targets: tuple[str, ...] | str | None
     optimizer: Literal["adamw", "none"]
     sharding: Literal["ddp", "zero1", "zero2", "zero3"]
     accumulate: int

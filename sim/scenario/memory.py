@@ -10,12 +10,14 @@ from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.mig import mig_profiles, mig_slice
 from sim.errors import MemoryShortError, ScenarioError
+from sim.scenario.adapters import adapters_in
 from sim.scenario.layout import layout_of
 from sim.scenario.precision import precision_of
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
 from sim.scenario.video import check_video_memory
 from workloads.diffusion import DitSpec
+from workloads.families.adapters import adapter_size
 
 # Batches beyond this are not looked for.
 MOST_SEQUENCES = 1 << 20
@@ -156,7 +158,17 @@ def _serving(resolved: Resolved) -> workloads.MemoryNeed:
         source_len=scenario.source_len,
     )
     need = workloads.memory_need(model, resolved.layout, held, resolved.precision)
+    if scenario.lora_adapters:
+        stages = [resolved.layout.stage_layers(held.layers, stage) for stage in range(resolved.layout.pp)]
+        need = need.plus(max((slots(scenario, model, mine) for mine in stages), key=lambda one: one.bytes))
     return with_draft(need, scenario, model, held)
+
+
+def slots(scenario: Scenario, model: workloads.ModelSpec, layers: range) -> workloads.MemoryNeed:
+    """What a rank holds for the scenario's adapters of its ``layers``."""
+    adapters = adapters_in(scenario)
+    one_bytes = 0.0 if adapters is None else adapter_size(model, layout_of(scenario), layers, adapters).rank_bytes
+    return workloads.MemoryNeed(weight_bytes=scenario.lora_adapters * one_bytes, kv_bytes=0.0, activation_bytes=0.0)
 
 
 def with_draft(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from sim.scenario.adapters import LORA_FIELDS, LORA_RANK, LORA_TARGETS, LoraRank, LoraTargets, check_adapters
 from sim.scenario.field_table import (
     CacheType,
     Degree,
@@ -172,6 +173,11 @@ class Scenario(FieldTable):
     draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
     draft_tokens: DraftTokens = Field(3, description=DRAFT_TOKENS)
     acceptance: Acceptance | None = Field(None, description=ACCEPTANCE)
+    lora_adapters: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="low-rank adapters (LoRA) that the sequences of a step ask for, all alike often"
+    )
+    max_lora_rank: LoraRank = Field(16, description=LORA_RANK)
+    lora_targets: LoraTargets | None = Field(None, description=LORA_TARGETS)
     optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
     sharding: Literal["ddp", "zero1", "zero2", "zero3"] = Field(
         "ddp", description="what replicas share out: nothing, or optimiser state, gradients, weights (phase train only)"
@@ -225,7 +231,11 @@ class Scenario(FieldTable):
         for name in () if self.phase == "train" else TRAINING_FIELDS:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
-        check_speculation(self, {name: field.default for name, field in type(self).model_fields.items()})
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        check_speculation(self, defaults)
+        check_adapters(self, defaults, batch=self.batch)
+        if self.lora_adapters and self.phase == "train":
+            raise ValueError(f"lora_adapters = {self.lora_adapters} is for phases that serve, not 'train'")
         if self.speculation is not None and self.phase not in ("decode", "generate"):
             raise ValueError(f"speculation = '{self.speculation}' is for decode and generate, not '{self.phase}'")
         if self.phase == "generate" and self.output_len is None:
@@ -274,7 +284,7 @@ NOT_OF_VIDEO = (
     "dispatch_dtype",
     "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
-    "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *TRAINING_FIELDS,
+    "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *LORA_FIELDS, *TRAINING_FIELDS,
 )  # fmt: skip
 
 

@@ -17,9 +17,10 @@ from sim.scenario.machine import Machine, machine_of
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
 from sim.serving.beside import PHASES, BesidePrices
-from sim.serving.clock import SloClock, clocks_mhz
+from sim.serving.clock import PhaseClock, SloClock, clocks_mhz
 from sim.serving.drafted import Acceptance, DraftedScheduler
 from sim.serving.host import HostTime, host_time
+from sim.serving.images import room_for
 from sim.serving.inflight import Limits
 from sim.serving.kv import BlockPool
 from sim.serving.launched import LaunchedAhead
@@ -103,6 +104,7 @@ def replicas_of(
         preemption="recompute" if prefill else spec.preemption,
         prefill_only=prefill,
         checked_tokens=prices[0].each,
+        max_loras=group.lora_adapters,
         batch_seqs=math.ceil(spec.max_num_seqs / spec.pp) if spec.pp_batches == "even" else math.inf,
     )
     rungs = _rungs(spec, target, prefill=prefill)
@@ -111,6 +113,7 @@ def replicas_of(
     for place in range(spec.prefill_replicas if prefill else spec.replicas):
         number = place if prefill else spec.prefill_replicas + place
         scheduler = _scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.block_tokens))
+        scheduler.images = room_for(traffic, spec.max_num_batched_tokens)
         stages = [
             ReplicaStage(
                 number=stage,
@@ -130,7 +133,7 @@ def replicas_of(
             "log": log,
             "served": served,
             "host": host_of(spec),
-            "clock": _clock(spec, rungs),
+            "clock": _phase_clock(spec, prices[0]) or _clock(spec, rungs),
             "caps": _caps(spec, target),
             "swap_s_per_token": kv_bytes / target.gpu.pcie_bytes_per_s,
         }
@@ -228,6 +231,13 @@ def _rungs(spec: ServeSpec, target: Machine, *, prefill: bool) -> tuple[StepPric
         StepPrices(scenario=group, machine=machine_of(group), sampling=spec.sampling, attention=spec.attention)
         for group in groups
     )
+
+
+def _phase_clock(spec: ServeSpec, decode: StepPrices) -> PhaseClock | None:
+    if not spec.phase_clocks:
+        return None
+    (prefill,) = stage_prices(spec, spec.group(sm_clock_mhz=spec.prefill_sm_clock_mhz))
+    return PhaseClock(prefill=prefill, decode=decode)
 
 
 def _clock(spec: ServeSpec, rungs: tuple[StepPrices, ...]) -> SloClock | None:

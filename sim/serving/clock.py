@@ -101,6 +101,29 @@ class SloClock:
         return math.inf
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseClock:
+    """One clock while a step holds prompts, another while none does; its prices at either."""
+
+    prefill: StepPrices
+    decode: StepPrices
+
+    @property
+    def rungs(self) -> tuple[StepPrices, ...]:
+        """Prices at both clocks."""
+        return (self.prefill, self.decode)
+
+    def joined(self, sequence: Sequence, first_token_s: float, step: int) -> None:
+        """Nobody's pace counts."""
+
+    def choose(self, step: PlannedStep, scheduler: Scheduler, target_w: float, now_s: float) -> StepPrices:  # noqa: ARG002
+        """Prices at the clock that ``step`` runs at."""
+        return self.prefill if step.pieces else self.decode
+
+    def ran(self, steps: int) -> None:
+        """Nor do steps."""
+
+
 def _lowest(seconds: list[float], budget_s: float) -> int:
     """The first rung that takes no longer than ``budget_s``, or the last one.
 

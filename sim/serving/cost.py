@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal, NamedTuple, cast
 
-# What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt.
-Part = Literal["shared", "head", "decode", "chunk"]
+# What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt,
+# low-rank adapters, and images.
+Part = Literal["shared", "head", "decode", "chunk", "adapters", "images"]
 
 
 class Cost(NamedTuple):
@@ -47,17 +48,21 @@ NOTHING = Cost(time_s=0.0, energy_j=0.0)
 
 
 class Chunk(NamedTuple):
-    """A piece of a prompt: ``tokens`` new ones that see ``context`` in all."""
+    """A piece of a prompt: ``tokens`` new ones that see ``context`` in all. ``images`` of ``patches`` each are encoded
+    for it."""
 
     tokens: int
     context: int
+    images: int = 0
+    patches: int = 0
 
 
 class Batch(NamedTuple):
     """What one step computes: ``decoding`` sequences over ``cached`` tokens in sum, ``longest`` of them in one (0: all
     are alike), and pieces of prompts.
 
-    ``ending`` of the pieces are their prompt's last, whose head yields a first token.
+    ``ending`` of the pieces are their prompt's last, whose head yields a first token. ``adapted`` of all tokens ask for
+    ``adapters`` low-rank adapters.
     """
 
     decoding: int = 0
@@ -65,6 +70,17 @@ class Batch(NamedTuple):
     longest: int = 0
     chunks: tuple[Chunk, ...] = ()
     ending: int = 0
+    adapted: int = 0
+    adapters: int = 0
+
+    @property
+    def images(self) -> dict[int, int]:
+        """Images that it encodes, by their patches."""
+        found: dict[int, int] = {}
+        for chunk in self.chunks:
+            if chunk.images:
+                found[chunk.patches] = found.get(chunk.patches, 0) + chunk.images
+        return found
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,8 +89,9 @@ class Batch(NamedTuple):
 
     def later(self, steps: int) -> Batch:
         """The same sequences, each ``steps`` tokens on."""
-        decoding, cached, longest, chunks, ending = self
-        return Batch(decoding, cached + steps * decoding, longest + steps if longest else 0, chunks, ending)
+        decoding, cached, longest, chunks, ending, adapted, adapters = self
+        longest = longest + steps if longest else 0
+        return Batch(decoding, cached + steps * decoding, longest, chunks, ending, adapted, adapters)
 
 
 class StepCost(NamedTuple):

@@ -44,6 +44,13 @@ class DraftedScheduler(Scheduler):
 
     acceptance: Acceptance
 
+    def beside(self) -> Scheduler:
+        """One more batch in flight."""
+        return DraftedScheduler(
+            limits=self.limits, pool=self.pool, prefilling=self.prefilling, _waiting=self._waiting,
+            acceptance=self.acceptance,
+        )  # fmt: skip
+
     def steady_steps(self) -> int:
         """No two steps are alike."""
         return 1
@@ -77,7 +84,8 @@ class DraftedScheduler(Scheduler):
                 if self.pool.take(need):
                     sequence.blocks += need
                     break
-                self._evict(max([*self.running.values(), *self.prefilling], key=lambda s: s.order))
+                idle = [other for other in self.prefilling if not other.under_way]
+                self._evict(max([*self.running.values(), *idle], key=lambda s: s.order))
 
     def _start(self, sequence: Sequence, *, grown: bool = False) -> None:  # noqa: ARG002 - blocks are counted as taken
         sequence.joined = self.step

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import simpy
 
 from sim.errors import ScenarioError
-from sim.serving.power import Seen
+from sim.serving.power import ReplicaGovernor, Seen
 from sim.serving.replica import Replica
 
 FleetPolicy = Literal["shift", "even"]
@@ -48,8 +48,8 @@ def divided(budget_w: float, gpus: Sequence[int], wanted_w: Sequence[float], mos
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class FleetBudget:
-    """Sets the caps of ``replicas``, ``even`` ones once or anew every ``look_s``. ``looks`` are what it saw: the mean
-    watts of all GPUs and the caps that it set then.
+    """Sets the caps of ``replicas`` (of one in stages those of each), ``even`` ones once or anew every ``look_s``.
+    ``looks`` are what it saw: the mean watts of all GPUs and the caps that it set then.
     """
 
     env: simpy.Environment
@@ -71,12 +71,14 @@ class FleetBudget:
                 f"{self.least_w:g} each"
             )
         self._ask()
-        self._set([min(self.most_w, self.budget_w / gpus)] * len(self.replicas))
+        self._set([min(self.most_w, self.budget_w / gpus)] * len(self._gpus))
 
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Look, and look again."""
         while True:
             yield self.env.timeout(self.look_s)
+            for replica in self.replicas:
+                replica.show()
             drawn_j = sum(count * seen.drawn_j for count, seen in zip(self._gpus, self._seen, strict=True))
             self.looks.append((self.env.now, drawn_j / self.look_s, tuple(self._caps_w)))
             if self.policy == "shift":
@@ -91,20 +93,26 @@ class FleetBudget:
 
     @property
     def _gpus(self) -> list[int]:
-        return [replica.governor.gpus for replica in self.replicas]
+        return [governor.gpus for _, governor in self._governed]
+
+    @property
+    def _governed(self) -> list[tuple[Replica, ReplicaGovernor]]:
+        """GPUs under one cap, and whose they are: a replica's, of one in stages those of each."""
+        return [(replica, governor) for replica in self.replicas for governor in replica.governors]
 
     def _ask(self) -> None:
-        self._seen = [Seen() for _ in self.replicas]
-        for replica, seen in zip(self.replicas, self._seen, strict=True):
-            replica.governor.seen = seen
+        self._seen = [Seen() for _ in self._governed]
+        for (_, governor), seen in zip(self._governed, self._seen, strict=True):
+            governor.seen = seen
 
     def _wanted_w(self, seen: Seen) -> float:
         held = seen.held_s > HELD_SHARE * self.look_s
         return self.most_w if held else min(self.most_w, max(self.least_w, ROOM * seen.peak_w))
 
     def _set(self, caps_w: list[float]) -> None:
-        for replica, cap_w, before_w in zip(self.replicas, caps_w, self._caps_w or [0.0] * len(caps_w), strict=True):
+        before = self._caps_w or [0.0] * len(caps_w)
+        for (replica, governor), cap_w, before_w in zip(self._governed, caps_w, before, strict=True):
             if cap_w != before_w:
-                replica.governor.limit(replica.governor.machine.limits.under(cap_w))
+                governor.limit(governor.machine.limits.under(cap_w))
                 replica.wake()  # what was found steady may not be any more
         self._caps_w = caps_w

@@ -26,6 +26,7 @@ class Limits:
     prefill_only: bool = False
     checked_tokens: int = 1  # of a running sequence in a step: those that were drafted, and one more
     batch_seqs: float = math.inf
+    max_loras: int = 0  # adapters that sequences with a seat may ask for; 0: there are none
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,6 +41,8 @@ class Sequence:
     blocks: int = 0  # private ones
     pieces: list[int] = field(default_factory=list)  # hashed ones that it uses, from the start of its prompt
     hit_tokens: int = 0
+    encoded: int = 0  # of its images, the first so many,
+    images_read: int = 0  # of which so many have been read whole
     looked_up: bool = False  # whether tiers outside the GPUs' memory were asked for its beginning
     joined: int = -1  # the step since which it yields a token each; -1: it does not
     preemptions: int = 0
@@ -60,6 +63,7 @@ class PlannedStep(NamedTuple):
     batch: Batch
     pieces: tuple[tuple[Sequence, int], ...]
     swapped_tokens: int
+    adapters: frozenset[int] = frozenset()  # that it asks for
 
     @property
     def sequences(self) -> int:

@@ -69,6 +69,7 @@ class PipelineReplica(Replica):
             self.served[sequence.request.number].decode_j += slot.share_j - sequence.decode_share_j
 
         slot.scheduler.joined, slot.scheduler.left = joined, left
+        slot.scheduler.fetch = self._send_for
 
     def power_on(self) -> None:
         """From nothing to idle; it does not serve yet."""
@@ -115,7 +116,7 @@ class PipelineReplica(Replica):
                 else:
                     skipped, slot.free = 0, False
                     self.env.process(self._pass(slot, step))
-            if self._retiring and not self.scheduler.busy:
+            if self._retiring and not self.scheduler.busy and not self.scheduler.loading:
                 self.idle_until_now()
                 self.powered = self._retiring = False
             self._arrived = self.env.event()
@@ -151,6 +152,17 @@ class PipelineReplica(Replica):
         self.wake()
         return lost
 
+    @property
+    def governors(self) -> list[ReplicaGovernor]:
+        """The limiters of each stage's GPUs."""
+        return [stage.governor for stage in self.stages]
+
+    def show(self) -> None:
+        """Somebody wants to know what it draws: pauses of stages that no batch has are billed until now."""
+        for stage in self.stages:
+            if not stage.turn.count:
+                self._rest(stage, self.env.now, spinning_since_s=self.env.now)
+
     def idle_until_now(self) -> None:
         """Bill the pauses since each stage's last work."""
         for stage in self.stages:
@@ -159,7 +171,7 @@ class PipelineReplica(Replica):
     def _pass(self, slot: BatchSlot, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
         """``step`` through all stages."""
         planned_s, spent, parts = self.env.now, [], []
-        tokens = step.batch.decoding + step.batch.prompt_tokens
+        tokens = step.batch.decoding * self.prices.each + step.batch.prompt_tokens
         before: tuple[ReplicaStage, simpy.resources.resource.Request] | None = None
         for stage in self.stages:
             turn = stage.turn.request()
@@ -287,5 +299,6 @@ def batch_slots(first: Scheduler, count: int) -> list[BatchSlot]:
     """As many batches in flight, the first of them planned by ``first``."""
     schedulers = [first, *(first.beside() for _ in range(count - 1))]
     for one in schedulers:
+        one.memory, one.loading = first.memory, first.loading  # what one batch computed the others may use
         one.peers = tuple(other for other in schedulers if other is not one)
     return [BatchSlot(scheduler=one) for one in schedulers]

@@ -88,7 +88,9 @@ class StepPrices:
     @cached_property
     def table(self) -> PartTable:
         """What its parts cost, shared by all prices of such GPUs."""
-        same = self.scenario.model_copy(update={"acceptance": None})  # what passes changes no price
+        # neither what passes changes a price nor how many adapters there could be
+        few = min(1, self.scenario.lora_adapters)
+        same = self.scenario.model_copy(update={"acceptance": None, "lora_adapters": few})
         return table_of(same, self.machine, self.partitions)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
@@ -155,6 +157,8 @@ class StepPrices:
             even = self._rows("shared", decoding * self.each, target) + self._head(batch, target)
             self._even[decoding, target] = even
         cost = even + self._decoding(batch, target)
+        if batch.adapters:
+            cost += self._adapted(batch, target)
         if self.draft is not None:
             cost += NOTHING.toward(self.draft._drafting(batch, target), self.each - 1)
         return cost
@@ -168,8 +172,9 @@ class StepPrices:
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
         cost = StepCost(
-            shared=self._rows("shared", batch.decoding * self.each + batch.prompt_tokens, target),
-            prompts=tuple([self._chunk(chunk, target) for chunk in batch.chunks]),
+            shared=self._rows("shared", batch.decoding * self.each + batch.prompt_tokens, target)
+            + self._adapted(batch, target),
+            prompts=self._prompts(batch, target),
             decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
             head=self._head(batch, target),
         )
@@ -186,6 +191,33 @@ class StepPrices:
         alone = batch._replace(chunks=(), ending=0)
         first = batch._replace(ending=0) if batch.chunks else alone
         return [first, *[alone] * (self.each - 2)] if batch.decoding else [first]
+
+    def _prompts(self, batch: Batch, target: int) -> tuple[Cost, ...]:
+        """The attention of each piece of a prompt, and its share of the images that are encoded in the step."""
+        own = [self._chunk(chunk, target) for chunk in batch.chunks]
+        images = batch.images if self.programs.sees else {}
+        for patches, count in images.items():
+            cost = self._encoded(count, patches, target)
+            for place, chunk in enumerate(batch.chunks):
+                if chunk.images and chunk.patches == patches:
+                    own[place] += NOTHING.toward(cost, chunk.images / count)
+        return tuple(own)
+
+    def _encoded(self, count: int, patches: int, target: int) -> Cost:
+        """Images through the encoder."""
+        low, high = context_ends(patches)
+        cost = self._part("images", count, low, target)
+        return (
+            cost
+            if patches <= low
+            else cost.toward(self._part("images", count, high, target), (patches - low) / (high - low))
+        )
+
+    def _adapted(self, batch: Batch, target: int) -> Cost:
+        """The low-rank adapters of a step; what drafts has none."""
+        if not batch.adapters or not self.scenario.lora_adapters:
+            return NOTHING
+        return self._rows("adapters", batch.adapted, target, batch.adapters)
 
     def _head(self, batch: Batch, target: int) -> Cost:
         scored = batch.decoding * self.each + batch.ending if self.programs.scores else 0
@@ -229,6 +261,8 @@ class StepPrices:
         for draft in reversed(self._drafts(batch)):
             assert self.draft is not None
             step = joined(self.draft.programs.step(draft), step)
+        for patches, count in batch.images.items() if self.programs.sees else ():
+            step = joined(self.programs.images(count, patches), step)
         return self._plan(step)
 
     def exact(self, batch: Batch, target_w: float = math.inf) -> Cost:
@@ -284,8 +318,12 @@ class StepPrices:
         launched_s = 0.0
         if batch.chunks:
             layers, kernels, experts = self.programs.launches
+            if batch.adapters:
+                kernels += self.programs.adapter_launches
             tokens = batch.decoding * self.each + batch.prompt_tokens
             launched_s += pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
+        if images := batch.images if self.programs.sees else {}:  # the encoder is no graph
+            launched_s += pace.uncaptured_s(layers=len(images), kernels=self.programs.image_launches, experts=False)
         if self.draft is not None and self.scenario.speculation in pace.uncaptured_drafts:
             layers, kernels, experts = self.draft.programs.launches
             each_s = pace.uncaptured_s(layers=layers, kernels=kernels, experts=experts)

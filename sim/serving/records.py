@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.serving.adapters import AdapterSlots
 from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
 from sim.serving.requests import Request
@@ -94,6 +95,7 @@ class Log:
     idle_j: float = 0.0
     fleet_looks: list[tuple[float, float, tuple[float, ...]]] = field(default_factory=list)  # s, W of all, W of caps
     starts: int = 0  # of replicas, while serving
+    adapter_slots: list[AdapterSlots] = field(default_factory=list)  # of each replica, where there are adapters
     fetched: Counter[str] = field(default_factory=Counter)  # tokens that came back from each tier
     unanswered: int = 0  # requests of the file that got no output token, and are left out
 

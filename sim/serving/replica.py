@@ -9,8 +9,9 @@ from typing import Any
 import simpy
 
 from hardware.clock import ClockLimits
+from sim.serving.adapters import AdapterSlots
 from sim.serving.buckets import context_ends
-from sim.serving.clock import CATCH_UP_STEPS, SloClock
+from sim.serving.clock import CATCH_UP_STEPS, PhaseClock, SloClock
 from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.even_steps import EvenSteps
 from sim.serving.host import HostTime
@@ -48,8 +49,9 @@ class Replica:
     served: dict[int, Served]
     host: HostTime
     swap_s_per_token: float = 0.0
-    clock: SloClock | None = None
+    clock: SloClock | PhaseClock | None = None
     caps: PhaseCaps | None = None
+    adapters: AdapterSlots | None = None
     handover: Callable[[Sequence], None] | None = None
     done: Callable[[], None] = lambda: None
     outstanding_tokens: int = 0
@@ -60,6 +62,7 @@ class Replica:
     _share_j: float = 0.0  # what a sequence has burnt that has been decoding since the start
     _arrived: simpy.Event = field(init=False)
     _planning: bool = False
+    _asleep: bool = False
     _retiring: bool = False  # goes off once it has finished what it has
     _ahead: LaunchedAhead = field(init=False)
     _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
@@ -102,6 +105,18 @@ class Replica:
         if not self._arrived.triggered:
             self._arrived.succeed()
 
+    @property
+    def governors(self) -> list[ReplicaGovernor]:
+        """The limiters of its GPUs."""
+        return [self.governor]
+
+    def show(self) -> None:
+        """Somebody wants to know what it draws: a pause is billed until now, a row of steps ends with that at hand."""
+        if self._asleep:
+            self.idle_until_now()
+        else:
+            self.wake()
+
     def retire(self) -> None:
         """Take no more requests, and go off once those that are here are done."""
         self.serving, self._retiring = False, True
@@ -114,6 +129,8 @@ class Replica:
     def power_on(self) -> None:
         """From nothing to idle; it does not serve yet."""
         self.powered, self._since_s = True, self.env.now
+        if self.adapters is not None:
+            self.adapters.held.clear()
         self.governor = ReplicaGovernor(machine=self.governor.machine, gpus=self.governor.gpus)
 
     def run(self) -> Generator[simpy.Event, Any, None]:
@@ -135,6 +152,11 @@ class Replica:
                 if not came:
                     yield from self._sleep()
                 continue
+            if self.adapters is not None and (missing := self.adapters.missing(step.adapters)):
+                yield from self.adapters.bring(missing, step.adapters)
+                self.idle_until_now()
+                if not self.alive:
+                    break
             if self.caps is not None:
                 self.governor.limit(self.caps.prefill if step.pieces else self.caps.decode)
             if self.clock is not None:
@@ -150,7 +172,9 @@ class Replica:
     def _sleep(self) -> Generator[simpy.Event, Any, None]:
         """Until something comes."""
         self._arrived = self.env.event()
+        self._asleep = True
         yield self._arrived
+        self._asleep = False
         self.idle_until_now()
         self._ahead.ran_s = self.env.now  # nothing was launched ahead of what comes now
 

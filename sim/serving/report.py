@@ -69,6 +69,15 @@ def print_summary(run: ServeResult, console: Console, prices: Prices = NO_PRICES
     if data["tokens_per_step"] is not None:
         drafted = f"(of {spec.draft_tokens} drafted by {spec.draft_model or spec.speculation}, and one)"
         head.add_row("tokens a step", f"{data['tokens_per_step']:.3g} a sequence  {drafted}")
+    if adapters := data.get("adapters"):
+        head.add_row(
+            "adapters",
+            f"{adapters['asked_for']} of {spec.lora_adapters} asked for, {adapters['slots_per_replica']} slots "
+            f"({adapters['bytes_per_gpu'] / 1e9:.3g} GB a GPU); {adapters['loads']:,} loads, for which steps waited "
+            f"{adapters['load_s']:.3g} s",
+        )
+    if images := data.get("images"):
+        head.add_row("images", f"{images['count']:,}, {images['tokens'] / images['count']:,.4g} tokens each on average")
     if spec.autoscale is not None:
         head.add_row("GPU hours", f"{data['gpu_hours']:.4g}  ({data['replica_starts']} starts of replicas)")
     if pipeline := data.get("pipeline"):

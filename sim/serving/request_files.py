@@ -89,13 +89,16 @@ FORMATS = (
 def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | None = None) -> Traffic:
     """Requests of a file in order of arrival, the first at 0 s: CSV or JSON lines, gzip or not, by content.
 
-    The columns are those of one of ``FORMATS``; ``priority`` may stand beside them, and in JSON lines ``hash_ids``,
-    each for ``block_tokens`` of the prompt (None: the format's). A request that got no output token is left out and
-    counted, whatever the format: it failed, and how much work it was is not recorded. Raises :class:`ScenarioError`
-    with line and column.
+    The columns are those of one of ``FORMATS``; ``priority``, ``adapter`` (a name; empty: none), ``images``, and
+    ``image_width`` and ``image_height`` (pixels of each) may stand beside them, and in JSON lines ``hash_ids``, each
+    for ``block_tokens`` of the prompt (None: the format's). A request that got no output token is left out and counted,
+    whatever the format: it failed, and how much work it was is not recorded. Raises :class:`ScenarioError` with line
+    and column.
     """
     times: list[float] = []
-    inputs, outputs, priorities = array("q"), array("q"), array("q")
+    inputs, outputs, priorities, asked = array("q"), array("q"), array("q"), array("q")
+    adapters: dict[str, int] = {}
+    pictures: list[tuple[int, tuple[int, int] | None]] = []
     prefixes: dict[int, array[int]] = {}
     unanswered = hashes = 0
     for where, row, kind in _rows(path):
@@ -117,6 +120,9 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
         inputs.append(tokens)
         outputs.append(wanted)
         priorities.append(priority)
+        name = _adapter(row, where)
+        pictures.append(_images(row, where))
+        asked.append(adapters.setdefault(name, len(adapters)) if name else -1)
         if len(inputs) > REQUESTS_LIMIT or hashes > HASHES_LIMIT:
             raise ScenarioError(
                 f"{path}: more than {REQUESTS_LIMIT:,} requests or {HASHES_LIMIT:,} hashes: give a part of the file"
@@ -129,10 +135,11 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
         Request(
             number=number, arrival_s=(times[i] - first) * kind.tick_s, input_tokens=inputs[i], output_tokens=outputs[i],
             prefix=tuple(prefixes.get(i, ())), block_tokens=block_tokens or kind.block_tokens, priority=priorities[i],
+            adapter=asked[i], images=pictures[i][0], image_size=pictures[i][1],
         )
         for number, i in enumerate(order)
     ]  # fmt: skip
-    return Traffic(requests=requests, unanswered=unanswered)
+    return Traffic(requests=requests, unanswered=unanswered, adapters=tuple(adapters))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any], Format]]:
@@ -257,6 +264,34 @@ def _prefix(row: Mapping[str, Any], where: str, *, most: int) -> array[int] | No
             "for (--trace-block-tokens)"
         )
     return array("q", hashes)
+
+
+def _images(row: Mapping[str, Any], where: str) -> tuple[int, tuple[int, int] | None]:
+    """How many images a request has, and the pixels of each, if they are said."""
+    if row.get("images") in (None, ""):
+        return 0, None
+    count = _count(row, "images", where, least=0, most=4096)
+    if not count or ("image_width" not in row and "image_height" not in row):
+        return count, None
+    width, height = (_count(row, name, where, least=1, most=65_536) for name in ("image_width", "image_height"))
+    return count, (width, height)
+
+
+def _count(row: Mapping[str, Any], name: str, where: str, *, least: int, most: int) -> int:
+    number = _number(row.get(name))
+    if number is None or number != int(number) or not least <= number <= most:
+        raise ScenarioError(f"{where}: {name} = {_shown(row.get(name))}: give a whole number from {least} to {most:,}")
+    return int(number)
+
+
+def _adapter(row: Mapping[str, Any], where: str) -> str:
+    """The adapter that a request asks for; empty: none."""
+    name = row.get("adapter")
+    if name is None or isinstance(name, str):
+        return (name or "").strip()
+    if type(name) is int:
+        return str(name)
+    raise ScenarioError(f"{where}: adapter = {shown(name)}: give an adapter's name, or nothing")
 
 
 def _number(value: Any) -> float | None:

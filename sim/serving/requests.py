@@ -32,6 +32,11 @@ class Request:
     prefix: tuple[int, ...] = ()
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
     priority: int = 0
+    adapter: int = -1  # the low-rank adapter that it asks for; -1: none
+    images: int = 0  # before its text,
+    image_size: tuple[int, int] | None = None  # each of so many pixels across and down (None: as the model's usual one)
+    image_tokens: int = 0  # and so many of its tokens,
+    image_patches: int = 0  # made of so many by the encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class Traffic:
 
     requests: list[Request]
     unanswered: int = 0
+    adapters: tuple[str, ...] = ()  # names of those that a file's requests ask for, by number
 
 
 def arrivals(law: Law, *, rate_per_s: float, count: int, burstiness: float = 4.0, seed: int = 0) -> list[float]:
@@ -70,6 +76,50 @@ def lengths(mean: int, *, count: int, spread: float, seed: int) -> list[int]:
     sigma2 = np.log1p(spread**2)
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma2 / 2, np.sqrt(sigma2), count)
     return [max(1, round(float(value))) for value in drawn]
+
+
+def checked_popularity(law: str) -> str:
+    """A law by which requests choose adapters, as it is."""
+    _exponent(law)
+    return law
+
+
+def _exponent(law: str) -> float:
+    """Of Zipf's law; 0: all alike."""
+    name, _, exponent = law.partition(":")
+    try:
+        found = {"uniform": 0.0 if not exponent else -1.0, "zipf": float(exponent or "nan")}[name]
+    except (KeyError, ValueError):
+        found = -1.0
+    if not 0 <= found <= 10:
+        raise ValueError("give uniform, or zipf:S with an exponent from 0 to 10")
+    return found
+
+
+def with_adapters(requests: Sequence[Request], *, count: int, law: str, share: float, seed: int) -> list[Request]:
+    """``share`` of the requests ask for one of ``count`` adapters, the k-th as often as 1 / k**S in ``zipf:S``.
+
+    >>> asked = with_adapters(made([0.0] * 4, [9] * 4, [9] * 4), count=2, law="uniform", share=1.0, seed=0)
+    >>> [request.adapter for request in asked]
+    [1, 0, 0, 0]
+    """
+    rng = np.random.default_rng(seed)
+    weights = np.arange(1, count + 1) ** -_exponent(law)
+    chosen = rng.choice(count, size=len(requests), p=weights / weights.sum()).tolist()
+    asks = (rng.random(len(requests)) < share).tolist()
+    return apart(
+        replace(one, adapter=adapter if ask else -1) for one, adapter, ask in zip(requests, chosen, asks, strict=True)
+    )
+
+
+def apart(requests: Iterable[Request]) -> list[Request]:
+    """Prompts that begin alike have another cache under another adapter: their hashes are made different."""
+    found = list(requests)
+    ways = 2 + max((one.adapter for one in found), default=-1)
+    return [
+        replace(one, prefix=tuple([ways * piece + one.adapter + 1 for piece in one.prefix])) if one.prefix else one
+        for one in found
+    ]
 
 
 def scaled(requests: Iterable[Request], *, time: float = 1.0, length: float = 1.0) -> list[Request]:

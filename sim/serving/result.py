@@ -18,6 +18,7 @@ from sim.result.status import Standing
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
+from sim.serving.adapters import own_size
 from sim.serving.memory import kv_blocks, memory_of, stage_needs
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
@@ -58,6 +59,11 @@ class ServeResult:
         after = table["output_tokens"] - 1
         table["tpot_s"] = ((table["done_s"] - table["first_token_s"]) / after).where(after > 0)
         table["e2e_s"] = table["done_s"] - table["arrival_s"]
+        if self.spec.lora_adapters:
+            table["adapter"] = [one.adapter for one in asked]
+        if any(one.images for one in asked):
+            table["images"] = [one.images for one in asked]
+            table["image_tokens"] = [one.images * one.image_tokens for one in asked]
         for name in COUNTS:
             table[name] = [getattr(one, name) for one in served]
         return table
@@ -154,6 +160,8 @@ class ServeResult:
             "kv_blocks": blocks,
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             **self._pipeline(),
+            **self._adapters(),
+            **self._images(table),
             "memory_bytes_per_gpu": self._memory(blocks, most_blocks),
             "most_blocks": most_blocks,
             "most_waiting": max(stretch.waiting for stretch in log.stretches),
@@ -195,6 +203,29 @@ class ServeResult:
             return None
         return float(table["output_tokens"].sum() - len(table)) / steps
 
+    def _images(self, table: pd.DataFrame) -> dict[str, Any]:
+        """Of requests with images: how many, and the tokens that they are."""
+        if "images" not in table:
+            return {}
+        return {"images": {"count": int(table["images"].sum()), "tokens": int(table["image_tokens"].sum())}}
+
+    def _adapters(self) -> dict[str, Any]:
+        """Of servers with adapters: their slots, and what came into them."""
+        slots, asked = self.log.adapter_slots, [one.request.adapter for one in self.log.served]
+        if not slots:
+            return {}
+        return {
+            "adapters": {
+                "slots_per_replica": slots[0].slots,
+                "asked_for": len(set(asked) - {-1}),
+                "requests_with_one": sum(adapter >= 0 for adapter in asked),
+                "bytes_per_gpu": self.spec.group().lora_adapters * own_size(self.spec.group()).rank_bytes,
+                "loads": sum(one.loads for one in slots),
+                "load_bytes": sum(one.loads * one.own_bytes for one in slots),
+                "load_s": sum(one.load_s for one in slots),
+            }
+        }
+
     def _pipeline(self) -> dict[str, Any]:
         """Of replicas in stages: memory of a GPU of each, and how its time and joules were spent."""
         spec, group = self.spec, self.spec.group()
@@ -205,11 +236,12 @@ class ServeResult:
         moves = ~works & ((table["decoding"] > 0) | (table["prompt_tokens"] > 0))
         on_s = float(seconds.sum())
         needs = stage_needs(spec, group, context=1)
+        layers = spec.layers or workloads.load_model(spec.model).layers
         return {
             "pipeline": {
                 "stages": [
                     {
-                        "layers": len(layout_of(group).stage_layers(workloads.load_model(spec.model).layers, stage)),
+                        "layers": len(layout_of(group).stage_layers(layers, stage)),
                         "weight_bytes_per_gpu": needs[stage].weight_bytes,
                         "kv_bytes_per_token_per_gpu": needs[stage].kv_bytes,
                         "busy_share": float(seconds[works & here].sum() / seconds[here].sum()),

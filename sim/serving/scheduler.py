@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sim.serving.cost import Batch, Chunk
+from sim.serving.images import ImageRoom
 from sim.serving.inflight import Limits, PlannedStep, Sequence
 from sim.serving.kv import BlockPool
 from sim.serving.sequence_memory import SequenceMemory
@@ -43,6 +44,7 @@ class Scheduler:
     _grow: list[int] = field(default_factory=list)  # running sequences that need a block, by step modulo block size
     _swapped_tokens: int = 0
     peers: tuple[Scheduler, ...] = ()
+    images: ImageRoom | None = None
 
     def __post_init__(self) -> None:
         self._grow = [0] * self.pool.block_tokens
@@ -98,6 +100,8 @@ class Scheduler:
     def plan(self) -> PlannedStep:
         """The next step; blocks are taken, sequences preempted and admitted for it."""
         self._make_room()
+        if self.images is not None:
+            self.images.begin()
         budget = self.limits.max_num_batched_tokens - self.limits.checked_tokens * len(self.running)
         pieces: list[tuple[Sequence, int]] = []
         for sequence in self.prefilling:
@@ -107,7 +111,14 @@ class Scheduler:
                 self.memory.publish(sequence, sequence.computed + sequence.under_way + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
+        seated = (
+            {s.request.adapter for s in (*self.running.values(), *self.prefilling)} if self.limits.max_loras else None
+        )
+        passed = []  # over by others whose adapters have a slot
         while self._waiting and budget > 0 and self._seats(len(pieces)) > 0:
+            if seated is not None and not self._has_slot(self._waiting[0][1], seated):
+                passed.append(heapq.heappop(self._waiting))
+                continue
             admitted = self._admit(budget)
             if admitted is None:
                 break
@@ -116,6 +127,10 @@ class Scheduler:
                 self.memory.publish(sequence, sequence.computed + tokens)
                 pieces.append((sequence, tokens))
             budget -= max(tokens, 1)
+            if seated is not None:
+                seated.add(sequence.request.adapter)
+        for entry in passed:
+            heapq.heappush(self._waiting, entry)
         if not pieces and not self.running and self.prefilling and not any(peer.running for peer in self.peers):
             idle = [sequence for sequence in self.prefilling if not sequence.under_way]
             if len(idle) == len(self.prefilling):  # prompts that hold each other's blocks
@@ -125,12 +140,31 @@ class Scheduler:
         chunks: tuple[Chunk, ...] = ()
         ending = 0
         if pieces:
-            chunks = tuple([Chunk(tokens, s.computed + s.under_way + tokens) for s, tokens in pieces])
+            chunks = tuple([self._chunk(s, tokens) for s, tokens in pieces])
             ending = sum([s.computed + s.under_way + tokens == s.target for s, tokens in pieces])
             for sequence, tokens in pieces:
                 sequence.under_way += tokens
         batch = Batch(len(self.running), self.cached_tokens, self._longest(), chunks, ending)
-        return PlannedStep(batch, tuple(pieces), swapped)
+        if not self.limits.max_loras:
+            return PlannedStep(batch, tuple(pieces), swapped)
+        asked = [s.request.adapter for s in self.running.values() if s.request.adapter >= 0]
+        own = [(s.request.adapter, tokens) for s, tokens in pieces if s.request.adapter >= 0]
+        adapters = frozenset((*asked, *(adapter for adapter, _ in own)))
+        adapted = self.limits.checked_tokens * len(asked) + sum(tokens for _, tokens in own)
+        return PlannedStep(batch._replace(adapted=adapted, adapters=len(adapters)), tuple(pieces), swapped, adapters)
+
+    def _has_slot(self, sequence: Sequence, seated: set[int]) -> bool:
+        """Whether the adapter of a sequence that waits is among those ``seated`` (-1: none), or may join them."""
+        adapter = sequence.request.adapter
+        return adapter < 0 or adapter in seated or len(seated - {-1}) < self.limits.max_loras
+
+    def _chunk(self, sequence: Sequence, tokens: int) -> Chunk:
+        """The next ``tokens`` of a prompt."""
+        context = sequence.computed + sequence.under_way + tokens
+        if self.images is None or not sequence.request.images:
+            return Chunk(tokens, context)
+        request = sequence.request
+        return Chunk(tokens, context, self.images.fresh[request.number], request.image_patches)
 
     def steady_steps(self) -> int:
         """How many steps like the planned one can follow with nobody coming, going or short of memory."""
@@ -149,6 +183,8 @@ class Scheduler:
         for sequence, tokens in plan.pieces:
             sequence.computed += tokens
             sequence.under_way -= tokens
+            if self.images is not None:
+                self.images.read(sequence)
             if sequence.computed < sequence.target:
                 continue
             self.prefilling.remove(sequence)
@@ -209,12 +245,16 @@ class Scheduler:
         """Tokens of a prompt for this step, their blocks taken; 0 where there is no room."""
         reached = sequence.computed + sequence.under_way
         tokens = min(sequence.target - reached, budget)
+        if self.images is not None:
+            tokens = self.images.cut(sequence, reached, tokens)
         if tokens <= 0:
             return 0
         need = self.memory.missing(sequence, reached + tokens)
         if not self.pool.take(need):
             return 0
         sequence.blocks += need
+        if self.images is not None:
+            self.images.take(sequence, reached + tokens)
         return tokens
 
     def _admit(self, budget: int) -> tuple[Sequence, int] | None:
@@ -297,6 +337,8 @@ class Scheduler:
         else:
             self.prefilling.remove(sequence)
         self.memory.free(sequence)
+        if self.images is not None:
+            self.images.forget(sequence)
         sequence.under_way = 0
         self.preempted += 1
         sequence.preemptions += 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import simpy
 
+from sim.engine.resources.network import Network
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
+from sim.serving.adapters import adapter_slots
 from sim.serving.build import host_of, replicas_of, sides_of
 from sim.serving.fleet import FleetBudget
 from sim.serving.inflight import Sequence as InFlight
@@ -160,6 +162,17 @@ class _Server:
         tiers = tiers_of(spec, self.machine, self.traffic, self.env)
         for replica, own in zip(self.front, tiers, strict=bool(tiers)):
             replica.scheduler.memory.tiers = own
+        self._add_slots()
+
+    def _add_slots(self) -> None:
+        """Each replica has slots for adapters, and tiers of its cache on the same host link."""
+        spec = self.spec
+        for replica in (*self.front, *self.back) if spec.lora_adapters else ():
+            tiers = replica.scheduler.memory.tiers
+            network = Network(self.env, ()) if tiers is None else tiers.network
+            group = spec.group(prefill=replica.number < spec.prefill_replicas)
+            replica.adapters = adapter_slots(group, self.machine, replica.number, spec.lora_adapters, network, self.env)
+            self.log.adapter_slots.append(replica.adapters)
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:
@@ -184,13 +197,7 @@ class _Server:
     def _next(self) -> None:
         """A closed loop sends its next request now."""
         request = self._queue.pop()
-        late = Request(
-            number=request.number,
-            arrival_s=self.env.now,
-            input_tokens=request.input_tokens,
-            output_tokens=request.output_tokens,
-            priority=request.priority,
-        )
+        late = replace(request, arrival_s=self.env.now)
         self.served[request.number].request = late
         self._receive(InFlight(request=late, target=late.input_tokens))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hardware.sampling import Sampling
+from sim.scenario.adapters import LORA_RANK, LORA_TARGETS, LoraRank, LoraTargets
 from sim.scenario.field_table import (
     CacheType,
     Degree,
@@ -24,7 +25,7 @@ from sim.scenario.speculation import ACCEPTANCE, DRAFT_MODEL, DRAFT_TOKENS, DRAF
 from sim.serving.host import Host
 from sim.serving.inflight import Preemption
 from sim.serving.price import Schedule
-from sim.serving.requests import Law
+from sim.serving.requests import Law, checked_popularity
 from sim.serving.router import Policy
 from sim.serving.scale import Measure
 
@@ -102,6 +103,10 @@ class ServerFields(FieldTable):
         1.0, description="time between two looks at who draws what (fleet_power_w)"
     )
     sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(None, description="locked SM clock")
+    prefill_sm_clock_mhz: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        None,
+        description="locked SM clock while a step holds prompts; of prefill replicas, if any [default: sm_clock_mhz]",
+    )
     chip_temperature_c: Annotated[float, Field(ge=0, le=110)] | None = Field(
         None, description="temperature of the chips: warmer ones leak more [default: the profile's, of a loaded GPU]"
     )
@@ -121,6 +126,20 @@ class ServerFields(FieldTable):
     draft_model: ModelName | None = Field(None, description=DRAFT_MODEL)
     draft_tokens: DraftTokens = Field(3, description=DRAFT_TOKENS)
     acceptance: Acceptance | None = Field(None, description=ACCEPTANCE)
+    lora_adapters: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        0, description="low-rank adapters (LoRA) in the host's memory, which requests ask for"
+    )
+    max_loras: Annotated[int, Field(gt=0, le=4096)] = Field(
+        1, description="adapters that a step may ask for, and slots in GPU memory"
+    )
+    max_lora_rank: LoraRank = Field(16, description=LORA_RANK)
+    lora_targets: LoraTargets | None = Field(None, description=LORA_TARGETS)
+    lora_popularity: Annotated[str, AfterValidator(checked_popularity)] = Field(
+        "uniform", description="how requests choose adapters: uniform, or zipf:S"
+    )
+    lora_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="share of requests that ask for an adapter, others for the model alone"
+    )
     launch: Literal["graph", "eager"] = Field("graph", description="eager: the host issues every kernel of every step")
     host: Host = Field(
         "stack",
@@ -144,6 +163,15 @@ class ServerFields(FieldTable):
     requests: Positive | None = Field(None, description="how many [default: 1000, or all of the trace]")
     input_tokens: Positive = Field(1024, description="mean tokens of a prompt")
     output_tokens: Positive = Field(256, description="mean tokens to generate")
+    images: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0, description="images of a request, encoded before its prompt and read in front of input_tokens of text"
+    )
+    image_width: Annotated[int, Field(gt=0, le=65_536)] | None = Field(
+        None, description="pixels across an image [default: the model's usual one]"
+    )
+    image_height: Annotated[int, Field(gt=0, le=65_536)] | None = Field(
+        None, description="pixels down an image [default: the model's usual one]"
+    )
     length_spread: Annotated[float, Field(ge=0, le=10)] = Field(
         0.0, description="coefficient of variation of both lengths (lognormal)"
     )

@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 import workloads
 from sim.errors import ScenarioError
+from sim.scenario.adapters import LORA_FIELDS, check_unused
 from sim.scenario.layout import layout_of
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
@@ -20,9 +21,9 @@ from sim.scenario.speculation import (
     acceptances,
     check_speculation,
 )
-from sim.serving.request_files import read_traffic
-from sim.serving.requests import Traffic, arrivals, lengths, made, scaled
+from sim.serving.requests import Traffic
 from sim.serving.server_fields import ServerFields
+from sim.serving.traffic import LORA_TRAFFIC, traffic_of
 
 DEFAULT_STACK = "vllm"
 
@@ -42,6 +43,8 @@ MEASURED = frozenset(
 
 
 TIER_FIELDS = ("kv_host_gb", "kv_disk_gb", "kv_remote_gb")
+# Of a server that has adapters, and of requests that choose them.
+LORA_SERVER = (*LORA_FIELDS[1:], "max_loras", *LORA_TRAFFIC)
 
 
 class ServeSpec(ServerFields):
@@ -122,15 +125,24 @@ class ServeSpec(ServerFields):
         """True when the power cap of a replica changes with what it does."""
         return self.prefill_power_cap_w is not None and not self.prefill_replicas
 
+    @property
+    def phase_clocks(self) -> bool:
+        """True when the clock of a replica changes with what it does."""
+        return self.prefill_sm_clock_mhz is not None and not self.prefill_replicas
+
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
-        check_speculation(self, {name: field.default for name, field in type(self).model_fields.items()})
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        check_speculation(self, defaults)
+        if not self.lora_adapters:
+            check_unused(self, defaults, LORA_SERVER)
         each = 1 if self.speculation is None else self.draft_tokens + 1
         if self.max_num_seqs * each >= self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens}: must exceed max_num_seqs = "
                 f"{self.max_num_seqs}, {'a token' if each == 1 else f'{each} tokens'} for each and room for prompts"
             )
+        self._check_images()
         if self.clock_policy == "slo" and self.speculation is not None:
             raise ValueError(
                 f"clock_policy = slo is not known beside speculation = '{self.speculation}': leave one out"
@@ -139,13 +151,31 @@ class ServeSpec(ServerFields):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.pp_batches != "natural" and self.pp == 1:
             raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
-        beside = ("speculation", "fleet_power_w", *TIER_FIELDS)
-        if self.pp > 1 and (named := [name for name in beside if getattr(self, name)]):
-            raise ValueError(f"pp = {self.pp} is not known beside {named[0]}: leave one of them out")
+        if self.pp > 1 and self.lora_adapters:
+            raise ValueError(f"pp = {self.pp} is not known beside lora_adapters: leave one of them out")
+        if self.pp > 1 and self.speculation not in (None, "eagle"):
+            raise ValueError(
+                f"speculation = '{self.speculation}' is not known beside pp = {self.pp}: vLLM drafts there with eagle"
+            )
         if self.clock_policy == "slo" and self.pp > 1:
             raise ValueError(f"pp = {self.pp} is not known beside clock_policy = slo: leave one of them out")
         if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
             raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
+        if self.prefill_sm_clock_mhz is not None and self.clock_policy == "slo":
+            raise ValueError(
+                f"prefill_sm_clock_mhz = {self.prefill_sm_clock_mhz:g} contradicts clock_policy = slo: give one of them"
+            )
+        if self.phase_clocks:
+            for name, there in (
+                ("pp", self.pp > 1),
+                ("fleet_power_w", self.fleet_power_w),
+                ("sm_partition", self.sm_partition),
+            ):
+                if there:
+                    raise ValueError(
+                        f"prefill_sm_clock_mhz = {self.prefill_sm_clock_mhz:g} is not known beside {name} without "
+                        "prefill_replicas: leave one of them out"
+                    )
         if self.kv_remote_gb_per_s is not None and self.kv_remote_gb is None:
             raise ValueError(f"kv_remote_gb_per_s = {self.kv_remote_gb_per_s:g}: is of a store: give kv_remote_gb")
         if not self.prefix_caching and (named := [name for name in TIER_FIELDS if getattr(self, name)]):
@@ -165,6 +195,16 @@ class ServeSpec(ServerFields):
         if self.trace is not None and self.concurrency is not None:
             raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
         return self
+
+    def _check_images(self) -> None:
+        if self.images and self.trace is not None:
+            raise ValueError(f"images = {self.images} contradicts trace: give the file a column images")
+        sides = (self.image_width, self.image_height)
+        if any(sides) and not self.images:
+            name = "image_width" if self.image_width else "image_height"
+            raise ValueError(f"{name} = {getattr(self, name)}: is of images: say how many a request has")
+        if any(sides) and not all(sides):
+            raise ValueError("image_width and image_height go together: give both, in pixels")
 
     def _check_fleet(self) -> None:
         if self.fleet_power_w is None:
@@ -189,6 +229,7 @@ class ServeSpec(ServerFields):
             "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
             "launch": self.launch if self.launch != "graph" else None,
             "speculation": self.speculation,
+            "lora_adapters": self.lora_adapters,
             **{name: getattr(self, name) for name in TIER_FIELDS},
             "pp": self.pp if self.pp > 1 else None,
         }
@@ -206,7 +247,8 @@ class ServeSpec(ServerFields):
             cap_w = prefill_w
         elif self.phase_caps and cap_w is not None and prefill_w is not None:
             cap_w = max(cap_w, prefill_w)
-        clock_mhz = self.sm_clock_mhz if sm_clock_mhz is None else sm_clock_mhz
+        own_mhz = (self.prefill_sm_clock_mhz if prefill else None) or self.sm_clock_mhz
+        clock_mhz = own_mhz if sm_clock_mhz is None else sm_clock_mhz
         return self._group(self.own_stack, cap_w, clock_mhz, prefill=prefill)
 
     def _group(self, stack: str, cap_w: float | None, clock_mhz: float | None, *, prefill: bool = False) -> Scenario:
@@ -215,13 +257,23 @@ class ServeSpec(ServerFields):
             name: getattr(self, name)
             for name in (
                 "model", "layers", "gpu", "profile", "node", "network", "placement", "ecmp_seed", "dtype",
-                "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *SPECULATION_FIELDS,
+                "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *LORA_FIELDS[1:], *SPECULATION_FIELDS,
             )
         }  # fmt: skip
         if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
             shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
+        slots = self.max_loras if self.lora_adapters else 0
         return Scenario.of(
-            phase="decode", stack=stack, tp=tp, ep=ep, pp=self.pp, power_cap_w=cap_w, sm_clock_mhz=clock_mhz, **shared
+            phase="decode",
+            batch=max(1, slots),
+            lora_adapters=slots,
+            stack=stack,
+            tp=tp,
+            ep=ep,
+            pp=self.pp,
+            power_cap_w=cap_w,
+            sm_clock_mhz=clock_mhz,
+            **shared,
         )
 
     @property
@@ -235,7 +287,7 @@ class ServeSpec(ServerFields):
         try:
             yield
         except (ScenarioError, workloads.WorkloadError) as error:
-            for name in ("tp", "ep", "power_cap_w"):
+            for name in ("tp", "ep", "power_cap_w", "sm_clock_mhz"):
                 mine = getattr(self, f"prefill_{name}")
                 said = (f"{name} = {mine:g}", f"scenario: {name} = {mine:g}") if mine is not None else ()
                 if mine != getattr(self, name) and str(error).startswith(said):
@@ -244,17 +296,4 @@ class ServeSpec(ServerFields):
 
     def traffic(self) -> Traffic:
         """The requests, in order of arrival; all at once in a closed loop, which spaces them by itself."""
-        if self.trace is not None:
-            found = read_traffic(self.trace, limit=self.requests, block_tokens=self.trace_block_tokens)
-            return replace(found, requests=scaled(found.requests, time=self.time_scale, length=self.length_scale))
-        count = self.requests or 1000
-        if self.concurrency is not None:
-            times = [0.0] * count
-        else:
-            times = arrivals(
-                self.arrivals, rate_per_s=self.rate_per_s, count=count, burstiness=self.burstiness, seed=self.seed
-            )
-        inputs = lengths(self.input_tokens, count=count, spread=self.length_spread, seed=self.seed + 1)
-        outputs = lengths(self.output_tokens, count=count, spread=self.length_spread, seed=self.seed + 2)
-        drawn = made(times, inputs, outputs)
-        return Traffic(requests=scaled(drawn, time=self.time_scale, length=self.length_scale))
+        return traffic_of(self)

@@ -35,22 +35,33 @@ def stage_prices(spec: ServeSpec, group: Scenario) -> list[StepPrices]:
     if group.pp == 1:
         return [_whole_prices(spec, group)]
     shared: dict[str, Any] = {"machine": stage_machine(group), "sampling": spec.sampling, "attention": spec.attention}
-    return [StepPrices(scenario=group, stage=stage, **shared) for stage in range(group.pp)]
+    draft = None
+    if group.speculation is not None:  # EAGLE's layer is on the last stage, which has the head
+        alone = group.model_copy(update={"layers": 1, "pp": 1, "lora_adapters": 0})
+        draft = StepPrices(scenario=alone, layer=True, **shared | {"sampling": "greedy"})
+    last = group.pp - 1
+    return [
+        StepPrices(scenario=group, stage=stage, draft=draft if stage == last else None, **shared)
+        for stage in range(group.pp)
+    ]
 
 
 def _whole_prices(spec: ServeSpec, group: Scenario) -> StepPrices:
     shared: dict[str, Any] = {"machine": machine_of(group), "attention": spec.attention}
     draft = None
+    bare = {"lora_adapters": 0}  # adapters are the model's alone
     match group.speculation:
         case "draft_model":
             model, layout = workloads.load_model(group.model), layout_of(group)
             workloads.check_draft(model, layout, workloads.load_model(str(group.draft_model)))
-            plain = dict.fromkeys(SPECULATION_FIELDS[:2]) | {"acceptance": None, "draft_tokens": 3}
+            plain = dict.fromkeys(SPECULATION_FIELDS[:2]) | {"acceptance": None, "draft_tokens": 3} | bare
             # the draft's own checkpoint: what is asked of the model's types is not asked of it
             own = plain | {"model": group.draft_model, "dtype": "bf16", "weight_dtype": None, "kv_dtype": None}
             draft = StepPrices(scenario=group.model_copy(update=own), sampling="greedy", **shared)
         case "eagle" | "mtp":
-            draft = StepPrices(scenario=group.model_copy(update={"layers": 1}), sampling="greedy", layer=True, **shared)
+            draft = StepPrices(
+                scenario=group.model_copy(update={"layers": 1} | bare), sampling="greedy", layer=True, **shared
+            )
     return StepPrices(scenario=group, sampling=spec.sampling, draft=draft, **shared)
 
 

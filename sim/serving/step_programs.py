@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import assert_never
 
 import workloads
 from sim.build.program import routing_of
 from sim.errors import ScenarioError
+from sim.scenario.adapters import adapters_in
 from sim.scenario.layout import layout_of
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
@@ -21,6 +22,8 @@ from workloads.work import AttentionWork
 
 # A step of so many tokens has all kernels of its layers (few choices of experts are not sorted).
 MANY_TOKENS = 1024
+# Patches of the least image: those of one token, in every family.
+MERGED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +54,34 @@ class StepPrograms:
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
-        return self._ragged(groups, batch.decoding * self.each + batch.ending, None)
+        adapted = (batch.adapted, batch.adapters)
+        return self._ragged(groups, batch.decoding * self.each + batch.ending, None, adapted=adapted)
+
+    @cached_property
+    def sees(self) -> bool:
+        """Whether images are encoded here: not for what drafts."""
+        return not self.layer and workloads.load_model(self.scenario.model).vision is not None
+
+    def images(self, count: int, patches: int) -> Program:
+        """So many images through the encoder."""
+        model = workloads.load_model(self.scenario.model)
+        options = replace(self._options(model), images=1)
+        layout = layout_of(self.scenario)
+        return workloads.build_images(model, layout, count=count, patches=max(patches, MERGED), options=options)
+
+    @cached_property
+    def image_launches(self) -> int:
+        """Kernels that the host launches for the images of a size."""
+        segments = self.images(1, MANY_TOKENS).ranks[0].phases[0].segments
+        return sum(len(segment.kernels) * segment.repeat for segment in segments)
 
     def layers_of(self, groups: Sequence[Group]) -> Program:
         """The layers of a step that computes ``groups``, less its head."""
         return self._ragged(groups, 0, None)
 
     def part(self, part: Part, rows: int, context: int) -> Program:
-        """One part of a step, over so many ``rows``."""
+        """One part of a step, over so many ``rows``; of adapters ``context`` is how many there are, of images
+        how many patches each has."""
         match part:
             case "shared":
                 return self._ragged([], 0, rows)
@@ -69,6 +92,10 @@ class StepPrograms:
                 return self._ragged([Group(phase="decode", sequences=rows, new_tokens=self.each, context=seen)], 0, 0)
             case "chunk":
                 return self._ragged([chunk_group(rows, rows + context)], 0, 0)
+            case "adapters":
+                return self._ragged([], 0, 0, adapted=(rows, context))
+            case "images":
+                return self.images(rows, context)
         assert_never(part)
 
     @cached_property
@@ -80,6 +107,12 @@ class StepPrograms:
         # attention, which a step with prompts has once, whatever it attends to
         kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1
         return layers, kernels, workloads.load_model(self.scenario.model).experts > 0
+
+    @cached_property
+    def adapter_launches(self) -> int:
+        """Kernels of adapters that the host launches for a layer."""
+        segments = self.part("adapters", MANY_TOKENS, 1).ranks[0].phases[0].segments
+        return sum(len(segment.kernels) * segment.repeat for segment in segments) // self.launches[0]
 
     @cached_property
     def attention_heads(self) -> tuple[int, int, int]:
@@ -95,18 +128,12 @@ class StepPrograms:
         layers = sum(segment.repeat for segment in segments)
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
-    def _ragged(self, groups: Sequence[Group], scored: int, tokens: int | None) -> Program:
-        scenario = self.scenario
+    def _ragged(
+        self, groups: Sequence[Group], scored: int, tokens: int | None, adapted: tuple[int, int] = (0, 0)
+    ) -> Program:
+        scenario, (rows, distinct) = self.scenario, adapted
         model = workloads.load_model(scenario.model)
-        options = workloads.Options(
-            layers=scenario.layers,
-            lm_head=scenario.lm_head,
-            dtype=workloads.DType(scenario.dtype),
-            precision=precision_of(scenario, model),
-            stack=scenario.stack,
-            routing=routing_of(scenario),
-            all_reduce=workloads.AllReduce(scenario.all_reduce),
-        )
+        options = replace(self._options(model), adapters=adapters_in(scenario, distinct=distinct, rows=rows))
         program = workloads.build_ragged(
             model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options,
             stage=self.stage,
@@ -115,6 +142,18 @@ class StepPrograms:
             return program
         count = sum(group.sequences * group.new_tokens for group in groups) if tokens is None else tokens
         return workloads.own_layer(program, model, count)
+
+    def _options(self, model: workloads.ModelSpec) -> workloads.Options:
+        scenario = self.scenario
+        return workloads.Options(
+            layers=scenario.layers,
+            lm_head=scenario.lm_head,
+            dtype=workloads.DType(scenario.dtype),
+            precision=precision_of(scenario, model),
+            stack=scenario.stack,
+            routing=routing_of(scenario),
+            all_reduce=workloads.AllReduce(scenario.all_reduce),
+        )
 
 
 def joined(first: Program, second: Program) -> Program:

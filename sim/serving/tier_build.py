@@ -12,10 +12,10 @@ from hardware.network import Port
 from sim.engine.resources.network import Network
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine
-from sim.serving.memory import memory_of
+from sim.serving.memory import stage_needs
 from sim.serving.requests import Request
 from sim.serving.spec import ServeSpec
-from sim.serving.tiers import TIERS, CacheTiers, Tier, TierName
+from sim.serving.tiers import TIERS, CacheTiers, Tier, TierName, host_ports
 
 
 def tiers_of(spec: ServeSpec, machine: Machine, traffic: Sequence[Request], env: simpy.Environment) -> list[CacheTiers]:
@@ -28,7 +28,8 @@ def tiers_of(spec: ServeSpec, machine: Machine, traffic: Sequence[Request], env:
         raise ScenarioError(f"kv_{next(iter(asked))}_gb: these requests have no hash_ids: nothing begins like another")
     prefill = spec.prefill_replicas > 0
     group = spec.group(prefill=prefill)
-    piece_bytes = memory_of(spec, group, context=piece_tokens).kv_bytes * group.world
+    stages = stage_needs(spec, group, context=piece_tokens)
+    piece_bytes = sum(need.kv_bytes for need in stages) * (group.world // group.pp)
     room = {name: int(gb * 1e9 / piece_bytes) for name, gb in asked.items()}
     for name, pieces in room.items():
         if not pieces:
@@ -40,7 +41,7 @@ def tiers_of(spec: ServeSpec, machine: Machine, traffic: Sequence[Request], env:
     network, store = Network(env, ()), OrderedDict[int, None]()
     found = []
     for number in replicas:
-        into_gpu, into_host = _host_ports(machine, number, group.world)
+        into_gpu, into_host = host_ports(machine, number, group.world)
         tiers: list[Tier] = []
         for name, pieces in room.items():
             into, out = _ports(spec, machine, name, number, group.world)
@@ -71,14 +72,6 @@ def _check_node(spec: ServeSpec, machine: Machine, replicas: int) -> None:
             raise ScenarioError(
                 f"kv_{name}_gb = {gb:g} for each of {here} replicas is more than a node's {has / 1e9:g} GB"
             )
-
-
-def _host_ports(machine: Machine, number: int, gpus: int) -> tuple[Port, Port]:
-    rate = gpus * machine.gpu.pcie_bytes_per_s
-    return (
-        Port(name=f"host to replica {number}", tier="host", bytes_per_s=rate),
-        Port(name=f"replica {number} to host", tier="host", bytes_per_s=rate),
-    )
 
 
 def _ports(

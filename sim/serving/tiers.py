@@ -17,6 +17,7 @@ import simpy
 
 from hardware.network import Port
 from sim.engine.resources.network import Network
+from sim.scenario.machine import Machine
 
 TierName = Literal["host", "disk", "remote"]
 TIERS: tuple[TierName, ...] = get_args(TierName)
@@ -119,3 +120,12 @@ class CacheTiers:
         out = self.tiers[place].put(piece)
         if out is not None and place + 1 < len(self.tiers) and out not in self.tiers[place + 1].held:
             self.env.process(self._write([out], place + 1))
+
+
+def host_ports(machine: Machine, number: int, gpus: int) -> tuple[Port, Port]:
+    """The links of a replica's GPUs to the host, towards them and away."""
+    rate = gpus * machine.gpu.pcie_bytes_per_s
+    return (
+        Port(name=f"host to replica {number}", tier="host", bytes_per_s=rate),
+        Port(name=f"replica {number} to host", tier="host", bytes_per_s=rate),
+    )

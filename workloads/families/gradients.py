@@ -11,6 +11,7 @@ from workloads.kernel_names import Elementwise, EngineOp
 from workloads.layer_passes.backward import transposed
 from workloads.program import Kernel
 from workloads.work import (
+    AdapterGemmWork,
     AttentionWork,
     CollectiveWork,
     ConvolutionWork,
@@ -56,7 +57,7 @@ def gradients(kernel: Kernel) -> Iterator[Kernel]:
             yield replace(
                 kernel, name=f"{kernel.name}_grad", work=replace(work, bytes_moved=moved), bytes_moved=float(moved)
             )
-        case RoutedGemmWork() | ConvolutionWork():
+        case RoutedGemmWork() | ConvolutionWork() | AdapterGemmWork():
             raise AssertionError("engines do not train")
         case _:
             assert_never(work)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, assert_never
 
+from workloads.families.adapters import adapter_kernels
 from workloads.families.context import attention_kernels, inside_heads, round_kernels
 from workloads.families.eager import eager_kernels
 from workloads.families.engine import engine_of, engine_part, own_where_small, pointwise_kernels, product_kernels
@@ -88,14 +89,14 @@ def node_kernels(
                 node, shape
             )
         case Gemm() if engine is not None and not node.ops[0].einsum.of_activations:
-            return product_kernels(node, shape, engine)
+            return [*product_kernels(node, shape, engine), *adapter_kernels(node, shape, options.adapters)]
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() if engine is not None:
             assert load is not None
             return engine_part(node, shape, load, engine)
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():
-            return _gemm_kernels(node, shape)
+            return [*_gemm_kernels(node, shape), *adapter_kernels(node, shape, options.adapters)]
         case Pointwise():
             return _pointwise_kernels(node, shape)
         case Attention():

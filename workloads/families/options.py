@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.errors import WorkloadError
+from workloads.families.adapters import Adapters, check_adapters
 from workloads.kernel_names import AllReduce
 from workloads.layer_passes.backward import Sharding
 from workloads.model import ModelSpec
@@ -43,6 +44,7 @@ class Options:
     sharding: Sharding = "ddp"
     accumulate: int = 1  # parts of a training batch whose gradients are added up
     images: int = 0  # encoded before a prefill, a sequence; their tokens are among its tokens
+    adapters: Adapters | None = None  # low-rank ones beside the model's products
 
 
 def precision_in(model: ModelSpec, options: Options) -> Precision:
@@ -82,6 +84,10 @@ def check_options(model: ModelSpec, layout: Layout, options: Options) -> None:
     _check_encoder(model, layout, options)
     if options.images:
         _check_images(model, layout, options)
+    if options.adapters is not None:
+        check_adapters(model, layout, options.adapters)
+        if options.overlap_chunks > 1 or options.overlap != "chunks" or options.overlap_ops:
+            raise WorkloadError("lora_adapters: known beside whole products: leave overlap out")
     if options.dtype is DType.FP32 and not load_stack(options.stack).eager:
         raise WorkloadError(f"dtype = 'fp32': stack '{options.stack}' has 16-bit kernels: use stack 'eager-torch'")
     if precision.narrow and load_stack(options.stack).eager:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
+from workloads.families.adapters import adapter_kernels
 from workloads.families.context import attention_kernels
 from workloads.families.engine import engine_of, paged_attention, written_keys
 from workloads.families.latent import latent_kernels
@@ -17,7 +18,7 @@ from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec
-from workloads.ops import Attention, LatentAttention
+from workloads.ops import Attention, Gemm, LatentAttention
 from workloads.parallel import Layout, check_layout
 from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -51,7 +52,8 @@ def build_ragged(
     """One step over ``groups``: products over all tokens at once, attention group by group, ``scored`` rows of the
     vocabulary head (sequences whose next token this step yields).
 
-    ``tokens`` replaces the groups' sum: with no groups it builds a step without its attention, 0 one without all else.
+    ``tokens`` replaces the groups' sum: with no groups it builds a step without its attention, 0 one without all else
+    but the ``rows`` of adapters that ``options`` may name.
     Of a pipeline it is what the ranks of one ``stage`` do: the embedding is on the first, the head on the last.
 
     >>> from workloads import load_model
@@ -125,6 +127,8 @@ def _rank(
                         kernels += _attention(node, stored, group, stack)
                 case _ if dense:
                     kernels += node_kernels(node, stored, "prefill", load, stack, options)
+                case Gemm():
+                    kernels += adapter_kernels(node, stored.over(node.group), options.adapters)
         if kernels:
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
     if options.lm_head and scored and stage == whole.layout.pp - 1:

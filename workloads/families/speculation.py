@@ -62,10 +62,12 @@ def build_speculative(
     match speculation.draft:
         case ModelSpec() as draft:
             check_draft(model, layout, draft)
-            own = replace(options, precision=None, layers=None)  # the draft's checkpoint, all of it
+            own = replace(options, precision=None, layers=None, adapters=None)  # the draft's checkpoint, all of it
             drafted = _decode(draft, layout, batch, seq_len, own)
         case "layer":
-            drafted = own_layer(_decode(model, layout, batch, seq_len, options), model, batch // layout.dp)
+            drafted = own_layer(
+                _decode(model, layout, batch, seq_len, replace(options, adapters=None)), model, batch // layout.dp
+            )
         case "text":
             drafted = Program(ranks=(RankProgram(phases=(Phase(name="draft", segments=()),)),) * len(checked.ranks))
     known: dict[tuple[int, int], RankProgram] = {}
@@ -98,10 +100,10 @@ def build_speculative_generate(
     programs = [_prompt(model, layout, batch, seq_len, options)]
     match speculation.draft:
         case ModelSpec() as draft:
-            own = replace(options, precision=None, layers=None, lm_head=False)
+            own = replace(options, precision=None, layers=None, lm_head=False, adapters=None)
             programs.append(_prompt(draft, layout, batch, seq_len, own))
         case "layer":
-            unscored = _prompt(model, layout, batch, seq_len, replace(options, lm_head=False))
+            unscored = _prompt(model, layout, batch, seq_len, replace(options, lm_head=False, adapters=None))
             programs.append(own_layer(unscored, model, batch // layout.dp * seq_len))
     steps = {
         context: build_speculative(
