@@ -115,7 +115,7 @@ class Pricer:
             # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
             late_s = facts.side_start_s - facts.collective_lead_graph_s
             terms = replace(terms, floor_s=terms.floor_s + late_s)
-        beside = self._launched(work, terms)
+        beside = self.launched(work, terms)
         fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > facts.own_tiles * self.gpu.sms
         flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
@@ -144,13 +144,13 @@ class Pricer:
         """``terms`` of a collective that waits for its rival's last round on some rank."""
         if not isinstance(work, CollectiveWork) or work.rival is None:
             return terms
-        rival = self._launched(work.rival, self.terms(work.rival))
+        rival = self.launched(work.rival, self.terms(work.rival))
         if rival.blocks <= self.profile.scheduling.own_tiles * self.gpu.sms:
             return terms  # no counter to clear: it wins on every rank
         waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
         return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
 
-    def _launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
+    def launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
         match work:
             case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None, weights=None):

@@ -252,15 +252,18 @@ def part_of(work: Work, chunks: int) -> Work:
     raise ReplayError(f"chunks = {chunks}: cannot cut a {type(work).__name__}")
 
 
-def split_load(load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequence[Unit]) -> ReplayRows:
+def split_load(
+    load: ReplayRows, parts: ChunkedRows, factor: Floats, units: Sequence[Unit], launched: Ints
+) -> ReplayRows:
     """``load`` of all parts; each takes ``factor`` times as long as the row that it is a part of.
 
-    A product's part has its share of the tiles, in the rounds that these need on a GPU that nobody else uses. If no
-    block of it fetches any, nothing clears a counter before it.
+    A product's part has the tiles that the library launches for as few rows (``launched``; 0: unknown, its share of
+    the whole's), in the rounds that these need on a GPU that nobody else uses. If no block of it fetches any, nothing
+    clears a counter before it.
     """
     origin, products = parts.origin, parts.is_part & ~load.is_collective[parts.origin]
     tiles, blocks = load.tiles[origin], load.blocks[origin]
-    tiles = np.where(products, -(-tiles // parts.chunks), tiles)
+    tiles = np.where(products, np.where(launched > 0, launched, -(-tiles // parts.chunks)), tiles)
     blocks = np.where(products, np.minimum(blocks, tiles), blocks)
     fetches = load.fetches[origin] & (~products | (tiles > load.own[origin] * blocks))
     whole = set(origin[load.fetches[origin] & ~fetches].tolist())

@@ -296,6 +296,15 @@ def slowdown(now: Priced, before: Priced, toward: Toward) -> Floats:
     return np.where(np.isfinite(unsure), unsure, known)
 
 
+def launched_of(jobs: Jobs, target: Machine) -> Ints:
+    """The tiles in which the library launches each product whose sizes are known, by its law; 0 of all other rows."""
+    pricer = pricer_of(target)
+    tiles = [
+        pricer.launched(work, pricer.terms(work)).blocks if isinstance(work, GemmWork) else 0 for work in jobs.works
+    ]
+    return np.where(jobs.sized, np.array([*tiles, 0], dtype=np.int64)[jobs.job], 0)
+
+
 def with_ctas(jobs: Jobs, ctas: int) -> Jobs:
     """The same jobs with ``ctas`` blocks for each collective."""
     works = tuple(replace(work, ctas=ctas) if isinstance(work, CollectiveWork) else work for work in jobs.works)

@@ -17,7 +17,7 @@ from sim.replay.changes import Changes, ReplayError, beside_products, changed
 from sim.replay.chunks import chains_of, split, split_jobs, split_load
 from sim.replay.energy import energy_j
 from sim.replay.own import STEP, PowerCorrection, RunConditions, idle_j_of
-from sim.replay.price import Jobs, Priced, Toward, priced, slowdown, unpriced, with_ctas
+from sim.replay.price import Jobs, Priced, Toward, launched_of, priced, slowdown, unpriced, with_ctas
 from sim.replay.run import HostWait, ReplayRows, Times, replay
 from sim.run.steady import held_clocks
 from sim.scenario.machine import Machine, Policy, machine
@@ -116,7 +116,7 @@ class ReplaySetup:
             replace(capture, work=replace(capture.work, stream=parts.stream)),
             replace(self.classes, index=self.classes.index[parts.origin]),
             parts.dag,
-            split_load(self.load, parts, factor, chains.units),
+            split_load(self.load, parts, factor, chains.units, launched_of(jobs, target)),
             [replace(wait, rows=tuple(parts.last[list(wait.rows)].tolist())) for wait in self.waits],
             target,
             jobs,

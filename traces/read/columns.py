@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from traces.read.schema import Event, Loose
 from traces.read.values import TIME_LIMIT_NS, product, whole
 from traces.records import Floats, Ints
 
+COUNTS_LIMIT = 1 << 16  # different grids that are kept
 JOULES_LIMIT = 1e12  # of one piece of work: far beyond any
 MISSING = np.iinfo(np.int64).min
 DOUBLE_HOLDS_NS_US = float(1 << 43)  # up to here a double of microseconds tells nanoseconds apart
@@ -99,10 +99,11 @@ def _exact_ns(text: bytes, reading: Reading) -> int:
 
 def int_column(values: Sequence[Any], parse: Callable[[Any], int] = whole) -> Ints:
     """A column of integers: at once where all are integers or none is there, else one by one."""
-    kinds = set(map(type, values))
-    if kinds == {type(None)}:
+    if values and type(first := values[0]) is int and values.count(first) == len(values):  # a device, a stream
+        return np.full(len(values), parse(first), dtype=np.int64)
+    if all_none(values):
         return np.full(len(values), NONE, dtype=np.int64)
-    if kinds == {int}:
+    if set(map(type, values)) == {int}:
         try:
             return np.array(values, dtype=np.int64)
         except OverflowError:
@@ -117,10 +118,27 @@ def stream_number(value: Any) -> int:
     return whole(value)
 
 
-@lru_cache(maxsize=1 << 16)
-def block_count(value: Any) -> int:
-    """Blocks of a grid, threads of a block."""
-    return product(*value) if type(value) is tuple else NONE
+class _Counts(dict[Any, int]):
+    """Blocks of a grid, threads of a block, each worked out once: asking a table is cheaper than calling a function."""
+
+    def __missing__(self, value: Any) -> int:
+        count = product(*value) if type(value) is tuple else NONE
+        if len(self) < COUNTS_LIMIT:
+            self[value] = count
+        return count
+
+
+_counts = _Counts()
+
+
+def count_column(values: Sequence[Any]) -> Ints:
+    """Blocks of grids, threads of blocks; ``NONE`` where it is none."""
+    return np.fromiter(map(_counts.__getitem__, values), dtype=np.int64, count=len(values))
+
+
+def all_none(values: Sequence[Any]) -> bool:
+    """Whether no value is there."""
+    return not values or (values[0] is None and values.count(None) == len(values))
 
 
 def joules_of(value: Any) -> float:

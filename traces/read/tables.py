@@ -11,7 +11,8 @@ import numpy as np
 from traces.capture import NONE, Category, CollectiveArgs, MatrixProduct
 from traces.read.columns import (
     MISSING,
-    block_count,
+    all_none,
+    count_column,
     int_column,
     joules_of,
     name_column,
@@ -25,6 +26,7 @@ from traces.read.own import COUNTERS
 from traces.read.rows import Rows, packed
 from traces.read.schema import NOTHING, Args, Event
 from traces.read.values import whole
+from traces.records import Ints
 
 WORK = {
     "kernel": Category.KERNEL, "gpu_memcpy": Category.MEMCPY, "memcpy": Category.MEMCPY,
@@ -59,13 +61,13 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
     if not events:
         return
     args = args_of(events)
-    if bare := [a for a in args if a.correlation is None].count(NOTHING):
+    correlation, grids = [a.correlation for a in args], [a.grid for a in args]
+    if None in correlation and (bare := [a for a in args if a.correlation is None].count(NOTHING)):
         reading.note("work-without-arguments", count=bare)
     many = len(events)
     # A comprehension a column: tuples of a row each would keep the garbage collector busy.
     family, operation = [a.family for a in args], [a.operation for a in args]
-    ours, nothing = _any(family), np.full(many, NONE)
-    grids = [None if a.grid is None else block_count(a.grid) for a in args]
+    ours, nothing = not all_none(family), np.full(many, NONE)
     joules = [a.energy_j for a in args]
     columns = [
         name_column([e.name or "unnamed" for e in events], rows),
@@ -74,13 +76,13 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
         int_column(_else([a.stream for a in args], (e.tid for e in events)), stream_number),
         start,
         dur,
-        int_column([a.correlation for a in args]),
+        int_column(correlation),
         np.array([_collective(a, rows) if a.operation is not None or a.family is not None else NONE for a in args])
-        if ours or _any(operation)
+        if ours or not all_none(operation)
         else nothing,
         int_column(_else([a.buffer_bytes for a in args], (a.moved_bytes for a in args))),
-        int_column(_else(grids, (a.blocks for a in args))),
-        np.array([block_count(a.block) for a in args], dtype=np.int64),
+        int_column([a.blocks for a in args]) if all_none(grids) else _blocks(grids, args),
+        count_column([a.block for a in args]),
         name_column(family, rows) if ours else nothing,
         int_column([a.external_id if a.family is None else _own_work(a, rows) for a in args])
         if ours
@@ -90,19 +92,22 @@ def take_work(events: list[Event], category: str, rows: Rows, reading: Reading) 
     if ghost.any():
         reading.note("kernel-without-time", count=int(ghost.sum()))
     keep = ~ghost
-    energy_j = np.array([joules_of(value) for value in joules]) if _any(joules) else np.full(many, np.nan)
+    energy_j = np.array([joules_of(value) for value in joules]) if not all_none(joules) else np.full(many, np.nan)
     rows.work.append(packed([column[keep] for column in columns]))
     rows.energy_j.append(energy_j[keep])
 
 
-def _any(values: list[Any]) -> bool:
-    """Whether any value is there."""
-    return set(map(type, values)) != {type(None)}
+def _blocks(grids: list[Any], args: list[Args]) -> Ints:
+    """Blocks of each grid, or those that stand in its place where there is none."""
+    blocks = count_column(grids)
+    for place in [number for number, grid in enumerate(grids) if grid is None] if None in grids else []:
+        blocks[place] = whole(args[place].blocks)
+    return blocks
 
 
 def _else(values: list[Any], others: Iterator[Any]) -> list[Any]:
     """``values``, and where there is none, those of ``others``."""
-    if type(None) not in set(map(type, values)):
+    if None not in values:
         return values
     return [other if value is None else value for value, other in zip(values, others, strict=True)]
 
