@@ -20,6 +20,7 @@ AXES = {
     "K": "key/value heads",
     "r": "query heads per key/value head",
     "h": "head size",
+    "j": "size of a value, where it is not a key's",
     "f": "feed-forward width",
     "e": "experts",
     "k": "experts per token",

@@ -89,7 +89,7 @@ def written_keys(node: Attention, shape: Shape, engine: ServingEngine) -> list[K
     """Keys and values of all tokens of a step on their way into the cache; an encoder keeps none."""
     if node.shared or not shape.model.causal:
         return []
-    written = 2 * shape.kv_heads * shape.model.head_dim
+    written = shape.kv_heads * shape.model.key_and_value
     return [pass_kernel("cache_write", engine, engine.cache, shape.tokens, written)]
 
 

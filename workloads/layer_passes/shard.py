@@ -231,9 +231,8 @@ class _Rules(Walk):
         if self.held.split - {split}:
             self._gather(self.held)
         self.made += over_context(node, self.split)
-        self.held = Held(
-            name=node.name, arrays=(_HEADS,), split=frozenset(() if split is None else split), of_heads=True
-        )
+        made = "bsHj" if "j" in node.values.einsum.output else _HEADS
+        self.held = Held(name=node.name, arrays=(made,), split=frozenset(() if split is None else split), of_heads=True)
 
     def _experts(self, node: ExpertRouter | ExpertRows | Grouped | ExpertAct | Combine | Join) -> None:
         """Rows go to where their experts are; of experts that others hold, or slices of them, sums are partial."""
