@@ -18,6 +18,7 @@ from workloads.errors import WorkloadError
 from workloads.precision import Precision
 from workloads.quantised_fields import CACHE, Table, cached_type
 from workloads.quantised_formats import READINGS
+from workloads.quantised_libraries import LIBRARIES
 from workloads.quantised_modules import Scheme
 
 _TABLE = tomllib.loads((files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8"))
@@ -102,18 +103,25 @@ def read_scheme(table: Any, where: str, *, format_unsaid: str | None = None) -> 
     name = method.lower() if isinstance(method, str) else None
     reading = _TABLE["read"].get(name)
     if reading is None:
-        known = _TABLE["formats"].get(name)
-        what = f"{known}{_details(table)}: not simulated yet" if known else f"unknown format {shown(method)}"
-        raise WorkloadError(f"{where}: {what}: {_REMEDY}")
+        raise _not_simulated(table, method, where)
     _refuse_sparse(table.get("sparsity_config"), f"{where}: sparsity_config")
     for key, value in table.items():
         if key != "sparsity_config" and value and any(word in key.lower() for word in _TABLE["other_work"]["words"]):
             raise WorkloadError(f"{where}: {shown(key)} = {shown(value)}: other work than is simulated: {_REMEDY}")
-    scheme = READINGS[reading](table, where).named(str(name), where)
+    read = (READINGS.get(reading) or LIBRARIES[reading])(table, where)
+    if read is None:
+        raise _not_simulated(table, method, where)
+    scheme = read.named(str(name), where)
     for key in CACHE:
         kv = cached_type(table.get(key), f"{where}: {key}")
         scheme = scheme if kv is None else scheme.with_cache(kv)
     return scheme
+
+
+def _not_simulated(table: Table, method: Any, where: str) -> WorkloadError:
+    known = _TABLE["formats"].get(method.lower()) if isinstance(method, str) else None
+    what = f"{known}{_details(table)}: not simulated yet" if known else f"unknown format {shown(method)}"
+    return WorkloadError(f"{where}: {what}: {_REMEDY}")
 
 
 _NOT_KNOWN = "a quantised format that is not known"
