@@ -171,6 +171,8 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         parts=tuple(blocks) if pattern else (),
         block=blocks[0][2],
     )  # fmt: skip
+    modules = tuple((part, tuple(names)) for part, names in table.get("modules", {}).items())
+    made = replace(made, modules=modules)
     if "draft_parameters" in table:
         last = values.within(last_layer=layer_params(made, made.layers - 1))
         drafts = last.size("draft_parameters", table["draft_parameters"], least=0, most=10**13)

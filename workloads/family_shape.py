@@ -64,6 +64,7 @@ SHAPES = STACK | {
     "like": TEXT, "source": TEXT, "checked": TEXT, "refused": TEXT, "model_types": TEXTS, "architectures": TEXTS,
     "ignored": TEXTS, "required": TEXTS, "absent": EXPRESSIONS, "defaults": EXPRESSIONS, "terms": EXPRESSIONS,
     "draft_parameters": EXPRESSION, "drafts_published": SWITCH,
+    "modules": LISTS,
     "only": LISTS, "nested": LISTS, "check": CHECKS, "language": TABLE, "vision": TABLE, "encoder": TABLE,
 }  # fmt: skip
 ENCODER = STACK | {"front": FieldShape(_rows(3), "a list of [depth, width, rows a token]")}

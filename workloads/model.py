@@ -35,7 +35,7 @@ class ModelSpec:
     ``front`` an encoder's products before its layers (depth, width, rows a token), and ``refused`` why it is sized but
     not run. Encoders of ``learned_positions`` always read ``max_positions`` tokens. ``draft_parameters`` are those of
     layers that predict further tokens, which only a step that drafts with them runs; ``drafts_published``: published
-    totals count them.
+    totals count them. ``modules`` are names of its modules in lists of quantised ones, where they are not the usual.
     """
 
     id: str
@@ -74,6 +74,7 @@ class ModelSpec:
     v_head_dim: int = 0
     draft_parameters: int = 0
     drafts_published: bool = False
+    modules: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def sizes(self) -> dict[str, int]:
         """Sizes by einsum axis (batch and lengths are not the model's)."""

@@ -19,7 +19,7 @@ from workloads.precision import Precision
 from workloads.quantised_fields import CACHE, Table, cached_type
 from workloads.quantised_formats import READINGS
 from workloads.quantised_libraries import LIBRARIES
-from workloads.quantised_modules import Scheme
+from workloads.quantised_modules import Modules, Scheme
 
 _TABLE = tomllib.loads((files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8"))
 QUANTISED: tuple[str, ...] = tuple(_TABLE["keys"]["config"])
@@ -74,7 +74,7 @@ def scheme_of(data: Table, *, where: str) -> Scheme | None:
     return scheme
 
 
-def quantised_beside(folder: Path, *, layers: int, tied: bool) -> Precision | None:
+def quantised_beside(folder: Path, *, layers: int, tied: bool, modules: Modules = ()) -> Precision | None:
     """What a file beside a ``config.json`` says of quantised weights (ModelOpt's, AutoGPTQ's, AutoAWQ's)."""
     for name, elsewhere in BESIDE.items():
         path = folder / name
@@ -87,7 +87,8 @@ def quantised_beside(folder: Path, *, layers: int, tied: bool) -> Precision | No
         key = elsewhere["key"]
         inside = data.get(key) if key and isinstance(data, dict) and key in data else data
         where = f"{path}: {key}" if key else str(path)
-        return read_scheme(inside, where, format_unsaid=elsewhere["format"]).over(layers, tied=tied)
+        scheme = read_scheme(inside, where, format_unsaid=elsewhere["format"])
+        return scheme.over(layers, tied=tied, modules=modules)
     return None
 
 
