@@ -24,6 +24,7 @@ AXES = {
     "f": "feed-forward width",
     "e": "experts",
     "k": "experts per token",
+    "l": "width of what routed experts read, where it is not the model's",
     "v": "vocabulary",
     "d": "feed-forward width of the dense layers before the experts",
     "u": "width of the shared expert",

@@ -23,7 +23,7 @@ from workloads.model import OF_LAYERS
 from workloads.node_tables import INDEXER
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
-MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups", "v_head_dim")
+MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups", "v_head_dim", "expert_width")
 CACHE = "cache"  # the number of the layer whose keys and values an attention reads; its own: it makes them
 SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
 WORKED_OUT = (

@@ -23,10 +23,11 @@ class ModelSpec:
     """A model as sizes and a block. ``d_ff`` is the width of one expert in a mixture of experts.
 
     ``shared_d_ff`` is the width of the shared experts together, ``dense_d_ff`` that of the feed-forwards of layers
-    without experts. With ``route_groups`` a token chooses its experts among those of its ``top_groups`` best groups.
-    With ``latent``, ``head_dim`` is the size of a value; else ``v_head_dim`` is (0: that of a key). All layers run
-    ``block``; where they differ, ``pattern`` has one letter a layer, and ``parts`` what each letter means: letter,
-    name, block. A block has sizes of its own where they are not the model's: :meth:`of` has both.
+    without experts, ``expert_width`` that of what routed experts read (0: the model's). With ``route_groups`` a token
+    chooses its experts among those of its ``top_groups`` best groups. With ``latent``, ``head_dim`` is the size of a
+    value; else ``v_head_dim`` is (0: that of a key). All layers run ``block``; where they differ, ``pattern`` has one
+    letter a layer, and ``parts`` what each letter means: letter, name, block. A block has sizes of its own where they
+    are not the model's: :meth:`of` has both.
 
     ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
     ``precision`` is that of the stored
@@ -72,6 +73,7 @@ class ModelSpec:
     front: tuple[tuple[int, int, int], ...] = ()
     refused: str = ""
     v_head_dim: int = 0
+    expert_width: int = 0
     draft_parameters: int = 0
     drafts_published: bool = False
     modules: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -89,7 +91,13 @@ class ModelSpec:
             "v": self.vocab,
         }
         if self.experts:
-            sizes |= {"e": self.experts, "k": self.top_k, "u": self.shared_d_ff, "d": self.dense_d_ff}
+            sizes |= {
+                "l": self.routed_width,
+                "e": self.experts,
+                "k": self.top_k,
+                "u": self.shared_d_ff,
+                "d": self.dense_d_ff,
+            }
         if self.latent:
             latent = self.latent
             sizes |= {"q": latent.q_rank, "c": latent.kv_rank, "n": latent.nope_dim, "p": latent.rope_dim}
@@ -160,6 +168,11 @@ class ModelSpec:
         (576, 2048)
         """
         return self.latent.cached_dim if self.latent else self.kv_heads * self.key_and_value
+
+    @property
+    def routed_width(self) -> int:
+        """Elements of a row that travels to an expert and back."""
+        return self.expert_width or self.d_model
 
     @property
     def key_and_value(self) -> int:

@@ -100,9 +100,10 @@ def _node(entry: dict[str, Any], where: str) -> Node:
                 raise WorkloadError(f"{where}: axis = {shown(axis)}: give one axis, for example 'f', or several: 'Hh'")
             return Pointwise(name=name, op=Elementwise(entry["op"]), axis=axis, beside=_source(entry, "beside", where))
         case "experts":
-            refuse_unknown(entry, ("node", "name", "shared", "gated", "source"), where)
+            refuse_unknown(entry, ("node", "name", "shared", "gated", "latent", "source"), where)
             shared, gated = _switch(entry, "shared", where), _switch(entry, "gated", where, default=True)
-            return replace(expert_feed(shared=shared, gated=gated), source=_source(entry, "source", where))
+            feed = expert_feed(shared=shared, gated=gated, latent=_switch(entry, "latent", where))
+            return replace(feed, source=_source(entry, "source", where))
         case "latent_attention":
             refuse_unknown(entry, ("node", "name", "q_latent", "top_keys", "source"), where)
             top_keys = entry.get("top_keys", 0) and positive(entry["top_keys"], "top_keys", where)

@@ -280,14 +280,15 @@ def plain_feed(
     )
 
 
-def expert_feed(*, shared: bool = False, gated: bool = True) -> Experts:
-    """Routed experts of width f, and beside them a shared one of width u."""
+def expert_feed(*, shared: bool = False, gated: bool = True, latent: bool = False) -> Experts:
+    """Routed experts of width f, and beside them a shared one of width u; ``latent``: they read and yield width l."""
     beside = gated_feed("u", "_shared") if gated else plain_feed("u", "_shared")
-    gate = (op("bskm,emf->bskf", label="gate"),) if gated else ()
+    wide = "l" if latent else "m"
+    gate = (op(f"bsk{wide},e{wide}f->bskf", label="gate"),) if gated else ()
     return Experts(
         router=op("bsm,em->bse", label="router"),
-        up=(*gate, op("bskm,emf->bskf", label="up")),
-        down=op("bskf,emf->bskm", label="down"),
+        up=(*gate, op(f"bsk{wide},e{wide}f->bskf", label="up")),
+        down=op(f"bskf,e{wide}f->bsk{wide}", label="down"),
         shared=beside if shared else (),
     )
 

@@ -261,7 +261,9 @@ class _Rules(Walk):
                 node = replace(node, partial=elsewhere and self.split.experts == "same_tokens")
                 partial = node.partial or self.held.partial
                 group: Group = "experts" if node.partial else "tensor"
-                self.held = Held(name="ff", split=frozenset(node.parallel or ""), partial=partial, group=group)
+                made = (self._last_op().einsum.output.replace("k", ""),)
+                split = frozenset(node.parallel or "")
+                self.held = Held(name="ff", arrays=made, split=split, partial=partial, group=group)
             case Join():
                 other = self.by_name.get(node.source)
                 if other is None or other not in self.waiting:
