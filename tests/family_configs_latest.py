@@ -218,7 +218,7 @@ LATEST: dict[str, tuple[Config, float, int]] = {
             num_nextn_predict_layers=1,
             use_sliding_window=False,
         ),
-        7.64,
+        7.83,
         147456,
     ),
     "ministral-3-8b": (

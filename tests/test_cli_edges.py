@@ -38,7 +38,7 @@ LAYER = ["simulate", "--model", "llama3-8b", "--layers", "1", "--seq-len", "128"
 TP2 = [*LAYER, "--tp", "2", "--sequence-parallel"]
 EXPERTS = ["simulate", "--model", "qwen3-30b-a3b", "--layers", "1"]
 KERNEL = ["kernel", "gemm", "--m", "8", "--n", "8", "--k", "8"]
-AXES = "b s z m H K r h f e k v d u q c n p i g t"
+AXES = "b s z m H K r h j f e k l v d u q c n p i g t"
 BAD = [
     (
         ["frobnicate"],

@@ -200,7 +200,7 @@ def test_layers_of_qwen_slide_from_the_first_that_the_file_names() -> None:
     some = read(QWEN2, use_sliding_window=True, max_window_layers=21, sliding_window=4096)
     whole, near = (some.layer_groups(range(28))[i] for i in (0, 1))
     assert (whole[2], near[2]) == (range(21), range(21, 28))
-    assert some.cached_tokens(range(28), 8192) == 21 * 8192 + 7 * 4096
+    assert sum(tokens for _, tokens in some.caching(range(28), 8192)) == 21 * 8192 + 7 * 4096
     found = {
         segment.first: next(one.work.kv_len for one in segment.kernels if isinstance(one.work, AttentionWork))
         for segment in build(some, "decode", seq_len=8192).ranks[0].phases[0].segments[:2]

@@ -91,7 +91,7 @@ def test_windows_of_the_page_limit_what_their_layers_read_and_keep(mine: Path) -
     }
     assert lengths == {"dense layer": 8192, "sliding layer": 1024, "full layer": 8192}
     # 2 dense, 8 full (every fourth) and 22 of a window
-    assert model.cached_tokens(range(32), 8192) == 10 * 8192 + 22 * 1024
+    assert sum(tokens for _, tokens in model.caching(range(32), 8192)) == 10 * 8192 + 22 * 1024
     split = kernels(model, "prefill", seq_len=2048, tp=4)["dense layer"]
     assert [one.name for one in split if isinstance(one.work, CollectiveWork)] == ["all_reduce_attn", "all_reduce_down"]
     shapes = {one.name: one.work.n for one in split if isinstance(one.work, GemmWork)}
@@ -169,7 +169,7 @@ def test_linear_attention_keeps_a_state_and_no_cache() -> None:
     model = read(PUBLISHED["qwen3-next-80b"][0])
     short, long = (kernels(model, "decode", seq_len=tokens)["linear layer"] for tokens in (1024, 65536))
     assert short == long
-    assert model.cached_tokens(range(48), 1000) == 12 * 1000
+    assert sum(tokens for _, tokens in model.caching(range(48), 1000)) == 12 * 1000
     delta = [one.name for one in kernels(model, "prefill", seq_len=1024)["linear layer"]]
     assert [name for name in delta if name.startswith("delta")] == [
         "delta_keys", "delta_inverse", "delta_apply", "delta_states",

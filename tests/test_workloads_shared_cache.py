@@ -100,7 +100,7 @@ def test_sources_are_of_the_same_kind_of_layer() -> None:
     windows = [block.attention.window for _, block, run in model.layer_groups(range(35)) for _ in run
                if block.attention]  # fmt: skip
     assert windows == [512, 512, 512, 512, 0] * 7
-    assert model.cached_tokens(range(35), 4096) == 16 * 512 + 4 * 4096
+    assert sum(tokens for _, tokens in model.caching(range(35), 4096)) == 16 * 512 + 4 * 4096
 
 
 def test_one_cache_serves_half_a_model() -> None:

@@ -137,7 +137,9 @@ def _load_file(path: Path) -> ModelSpec:
     else:
         model = _parse(str(path), text)
     if path.suffix == ".json" and model.quantised is None:
-        quantised = quantised_beside(path.parent, layers=model.layers, tied=model.tied_embeddings)
+        quantised = quantised_beside(
+            path.parent, layers=model.layers, tied=model.tied_embeddings, modules=model.modules
+        )
         return model if quantised is None else replace(model, quantised=quantised)
     return model
 

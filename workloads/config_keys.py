@@ -111,10 +111,17 @@ def _check_classes(data: Mapping[str, Any], kind: str, family: Family, where: st
             )
 
 
-def check_nested(part: Any, known: list[str], where: str) -> None:
-    """Refuse a key of a table inside the configuration that nobody has read."""
+def check_nested(part: Any, path: list[str], known: list[str], where: str) -> None:
+    """Refuse a key that nobody has read of a table inside the configuration, or of any in a list of tables."""
+    if isinstance(part, list):
+        for place, one in enumerate(part):
+            check_nested(one, path, known, f"{where}[{place}]")
+        return
     if part is not None and not isinstance(part, dict):
         raise WorkloadError(f"{where} = {shown(part)}: give a table")
+    if path:
+        check_nested((part or {}).get(path[0]), path[1:], known, f"{where}: {path[0]}")
+        return
     for key, value in (part or {}).items():
         if value is not None and key not in known and key not in common_keys():
             raise WorkloadError(

@@ -30,9 +30,9 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def _count(within: Any, one: Any) -> int:
-    """How often ``one`` stands in a text or list."""
-    return list(within).count(one)
+def _count(within: Any, one: Any, start: int = 0) -> int:
+    """How often ``one`` stands in a text or list, from place ``start`` on."""
+    return list(within)[start:].count(one)
 
 
 def _of_layer(value: Any, layer: int) -> Any:

@@ -29,6 +29,7 @@ from workloads.mixers import Latent, StateSpaceSizes
 from workloads.model import MOST_LAYERS, ModelSpec, Vision, check_sizes
 from workloads.node_tables import nodes_of
 from workloads.ops import Attention, Block
+from workloads.params import layer_params
 from workloads.positions import max_positions
 from workloads.quantization import scheme_of
 
@@ -106,8 +107,8 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
             f"{', '.join(family.model_types)}"
         )
     values = _Values(data=data, defaults=table.get("defaults", {}), terms=table.get("terms", {}), where=where)
-    for key, known in table.get("nested", {}).items():
-        check_nested(data.get(key), known, f"{where}: {key}")
+    for path, known in table.get("nested", {}).items():
+        check_nested(data, path.split("."), known, where)
     if "language" in table:
         model = _language(data, family, where, read)
         held = values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13)
@@ -171,6 +172,12 @@ def _spec(table: Mapping[str, Any], values: _Values, where: str, name: str, sour
         parts=tuple(blocks) if pattern else (),
         block=blocks[0][2],
     )  # fmt: skip
+    modules = tuple((part, tuple(names)) for part, names in table.get("modules", {}).items())
+    made = replace(made, modules=modules)
+    if "draft_parameters" in table:
+        last = values.within(last_layer=layer_params(made, made.layers - 1))
+        drafts = last.size("draft_parameters", table["draft_parameters"], least=0, most=10**13)
+        made = replace(made, draft_parameters=drafts, drafts_published=table.get("drafts_published", False))
     return check_sizes(made)
 
 
@@ -200,10 +207,11 @@ def _layers(table: Mapping[str, Any], values: _Values, count: int) -> tuple[list
             elif CACHE in node:
                 _check_cache(node, f"{where}: layer {i}: {node.get('name')}", pattern, blocks)
                 node[CACHE] = True
-        key = f"{kind} {made}"
+        own = tuple((name, here.size(name, one)) for name, one in table.get("layer_sizes", {}).items())
+        key = f"{kind} {made} {own}"
         if key not in letters:
             letters[key] = chr(ord("A") + len(letters))
-            block = Block(nodes=nodes_of(made, f"{where}: layer.{kind}" if len(kinds) > 1 else where))
+            block = Block(nodes=nodes_of(made, f"{where}: layer.{kind}" if len(kinds) > 1 else where), sizes=own)
             try:
                 shard(lower(block.nodes))  # refuses neighbours whose annotations do not fit
             except WorkloadError as error:

@@ -19,18 +19,27 @@ from workloads.expressions import names
 from workloads.family_shape import check_shapes, check_whole
 from workloads.fields import refuse_unknown
 from workloads.mixers import Latent, StateSpaceSizes
+from workloads.model import OF_LAYERS
 from workloads.node_tables import INDEXER
 
 SIZES = ("d_model", "layers", "q_heads", "kv_heads", "head_dim", "d_ff", "vocab")
-MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups")
+MORE = ("experts", "top_k", "shared_d_ff", "dense_d_ff", "route_groups", "top_groups", "v_head_dim", "expert_width")
 CACHE = "cache"  # the number of the layer whose keys and values an attention reads; its own: it makes them
 SIZED = ("window", *INDEXER, "chunks", "comm_ctas", "overlap_stage")  # sizes of nodes: numbers, or expressions
-WORKED_OUT = ("shared", "gated", "q_latent", "one_matrix", "eager")  # what else of a node may be an expression
+WORKED_OUT = (
+    "shared",
+    "gated",
+    "q_latent",
+    "one_matrix",
+    "eager",
+    "keys_are_values",
+    "tied",
+)  # what else of a node may be an expression
 _EXPRESSIONS = ("when", CACHE, *WORKED_OUT, *SIZED)
-_OF_STACK = ("tied_embeddings", "extra_parameters", "causal", "positions", "kind", "front")
+_OF_STACK = ("tied_embeddings", "extra_parameters", "causal", "positions", "kind", "front", "draft_parameters")
 OF_VISION = ("patches", "tokens", "projector", "grid", "extra_parameters")
-_NESTED = ("sizes", "axes", "latent", "state_space")
-_OUTER = frozenset({"i", "language_width", "model_width"})  # names that are no keys of a configuration
+_NESTED = ("sizes", "axes", "latent", "state_space", "layer_sizes")
+_OUTER = frozenset({"i", "last_layer", "language_width", "model_width"})  # names that are no keys of a configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,7 @@ def parse_family(text: str, *, where: str) -> FamilyFile:
     check_whole(table, where)
     for stack, name in ((table, where), (table.get("encoder", {}), f"{where}: encoder")):
         refuse_unknown(stack.get("sizes", {}), (*SIZES, *MORE), f"{name}: sizes")
+        refuse_unknown(stack.get("layer_sizes", {}), (*OF_LAYERS, *stack.get("axes", ())), f"{name}: layer_sizes")
         for part, sizes in (("state_space", StateSpaceSizes), ("latent", Latent)):
             if part in stack:
                 _check_sizes_of(stack[part], sizes, f"{name}: {part}")

@@ -42,6 +42,7 @@ TEXTS = FieldShape(lambda value: _list(value, _text), "a list of texts")
 EXPRESSION = FieldShape(
     lambda value: isinstance(value, str | int), "a number, true or false, or an expression in quotes"
 )
+SWITCH = FieldShape(lambda value: isinstance(value, bool), "true or false")
 EXPRESSIONS = FieldShape(lambda value: _table(value, _expression), "a table of numbers and expressions")
 LISTS = FieldShape(lambda value: _table(value, lambda one: isinstance(one, list)), "a table of lists")
 TABLE = FieldShape(lambda value: isinstance(value, dict), "a table")
@@ -55,13 +56,15 @@ CHECKS = FieldShape(
 )
 STACK = {
     "sizes": EXPRESSIONS, "axes": EXPRESSIONS, "latent": EXPRESSIONS, "state_space": EXPRESSIONS, "layer": NODES,
-    "per_layer": LISTS, "kind": EXPRESSION, "tied_embeddings": EXPRESSION, "causal": EXPRESSION,
-    "extra_parameters": EXPRESSION, "positions": EXPRESSION,
-    "learned_positions": FieldShape(lambda value: isinstance(value, bool), "true or false"),
+    "layer_sizes": EXPRESSIONS, "per_layer": LISTS, "kind": EXPRESSION, "tied_embeddings": EXPRESSION,
+    "causal": EXPRESSION, "extra_parameters": EXPRESSION, "positions": EXPRESSION,
+    "learned_positions": SWITCH,
 }  # fmt: skip
 SHAPES = STACK | {
     "like": TEXT, "source": TEXT, "checked": TEXT, "refused": TEXT, "model_types": TEXTS, "architectures": TEXTS,
     "ignored": TEXTS, "required": TEXTS, "absent": EXPRESSIONS, "defaults": EXPRESSIONS, "terms": EXPRESSIONS,
+    "draft_parameters": EXPRESSION, "drafts_published": SWITCH,
+    "modules": LISTS,
     "only": LISTS, "nested": LISTS, "check": CHECKS, "language": TABLE, "vision": TABLE, "encoder": TABLE,
 }  # fmt: skip
 ENCODER = STACK | {"front": FieldShape(_rows(3), "a list of [depth, width, rows a token]")}

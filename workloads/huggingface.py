@@ -63,7 +63,7 @@ def _stored(model: ModelSpec, scheme: Scheme | None) -> ModelSpec:
     """The model as a scheme stores it; one that holds for none of its products is refused."""
     if scheme is None:
         return model
-    precision = scheme.over(model.layers, tied=model.tied_embeddings)
-    if precision.kv is DType.BF16 and weight_bytes(model, precision) == weight_bytes(model, plain(DType.BF16)):
+    precision = scheme.over(model.layers, tied=model.tied_embeddings, modules=model.modules)
+    if scheme.of_products and weight_bytes(model, precision) == weight_bytes(model, plain(DType.BF16)):
         raise WorkloadError(f"{scheme.where}: {scheme.method} holds for none of this model's products: take it out")
     return replace(model, quantised=precision)

@@ -162,7 +162,7 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     sizes = shape.local_sizes("K")
     flops = node.scores.einsum.flops(sizes) + node.values.einsum.flops(sizes)
     queries = node.scores.einsum.input_elements(0, sizes)
-    keys = node.scores.einsum.input_elements(1, sizes)
+    keys = node.scores.einsum.input_elements(1, sizes) + node.values.einsum.input_elements(1, sizes)
     output = node.values.einsum.output_elements(sizes)
     decode = shape.new_tokens == 1
     kv = shape.precision.kv
@@ -182,11 +182,12 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
             q_heads=shape.q_heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.model.head_dim,
+            v_head_dim=shape.model.v_head_dim or None,
             causal=causal,
             kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
         ),
         flops=float(flops),
-        bytes_moved=float(DType.BF16.bytes * (queries + output) + 2 * kv.bytes * keys),
+        bytes_moved=float(DType.BF16.bytes * (queries + output) + kv.bytes * keys),
     )
 
 

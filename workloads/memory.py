@@ -95,6 +95,7 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
             copies -= 1
             weights += precision.head.weights.bytes_of(model.vocab, model.d_model) / layout.tp
         weights += copies * model.vocab * model.d_model / layout.tp * DType.BF16.bytes
+    weights += model.extra_parameters * held.layers / model.layers / layout.pp / layout.tp * DType.BF16.bytes
     if model.vision and stage == 0:
         weights += params(model.vision.model) / layout.tp * precision.widest.bits / 8
     if model.encoder:
@@ -102,10 +103,9 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
     sequences = held.batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
     ulysses = layout.cp_mode == "ulysses"
-    cached_heads = max(1, model.kv_heads // (layout.tp * layout.cp)) if ulysses else kv_heads / layout.cp
-    cached = model.latent.cached_dim if model.latent else 2 * cached_heads * model.head_dim
-    kv = 1.0 * sequences * model.cached_tokens(mine, context) * cached * precision.kv.bytes
-    kv += sequences * model.crossing(mine) * source * cached * precision.kv.bytes
+    kept = sum(tokens * _cached(one, layout) for one, tokens in model.caching(mine, context))
+    kv = 1.0 * sequences * kept * precision.kv.bytes
+    kv += sequences * model.crossing(mine) * source * _cached(model, layout) * precision.kv.bytes
     kv += sequences * _index_keys(model, mine, context) * DType.FP8.bytes
     if model.state_space:  # fp32 states, as long as the sequence is served
         kv += sequences * model.mixing(mine) * model.state_space.cached_elements / layout.tp * DType.FP32.bytes
@@ -122,6 +122,16 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
 
 
+def _cached(model: ModelSpec, layout: Layout) -> float:
+    """Elements that a rank caches of a token in a layer."""
+    if model.latent:
+        return model.latent.cached_dim
+    heads = max(1, model.kv_heads // layout.tp) / layout.cp
+    if layout.cp_mode == "ulysses":
+        heads = max(1, model.kv_heads // (layout.tp * layout.cp))
+    return heads * model.key_and_value
+
+
 def _index_keys(model: ModelSpec, layers: range, context: int) -> int:
     """Elements of the keys that indexers cache, the same on every rank."""
     return context * sum(
@@ -136,15 +146,15 @@ def _index_keys(model: ModelSpec, layers: range, context: int) -> int:
 def _layer_bytes(of: Same[ModelSpec], layout: Layout, layers: range, precision: Precision, expert_replicas: int) -> int:
     """Bytes of the weights of one rank's share of ``layers`` layers (norms left out)."""
     model = of.held
-    shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
     # An expert of all tokens is split over the ranks that hold the same tokens, see layer_passes.lower.
     ways = {"all_reduce": layout.ep, "all_to_all": 1, None: layout.tp}[layout.ep_mode]
-    split = replace(shape, layout=replace(layout, tp=ways))
     total = 0
     runs = [
         (block, stored, run) for _, block, mine in model.layer_groups(layers) for stored, run in precision.runs(mine)
     ]
     for block, stored, run in runs:
+        shape = Shape(model=model.of(block), layout=layout, batch=1, new_tokens=1, context=1)
+        split = replace(shape, layout=replace(layout, tp=ways))
         for node in block.nodes:
             for one in weighted_ops(node):
                 sizes = (split if isinstance(node, Experts) else shape).local_sizes(one.parallel)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
+from typing import Any
 
+from inputs.same import Same
 from workloads.errors import WorkloadError
 from workloads.image_grid import ImageGrid
 from workloads.kernel_names import Elementwise
@@ -13,6 +16,7 @@ from workloads.ops import Attention, Block, Experts, Pointwise, axes_of
 from workloads.precision import Precision
 
 MOST_LAYERS, MOST_EXPERTS = 10_000, 4096  # tens of times those of any public model
+OF_LAYERS = ("q_heads", "kv_heads", "head_dim", "v_head_dim", "d_ff")  # sizes that layers may have of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +24,20 @@ class ModelSpec:
     """A model as sizes and a block. ``d_ff`` is the width of one expert in a mixture of experts.
 
     ``shared_d_ff`` is the width of the shared experts together, ``dense_d_ff`` that of the feed-forwards of layers
-    without experts. With ``route_groups`` a token chooses its experts among those of its ``top_groups`` best groups.
-    With ``latent``, ``head_dim`` is the size of a value. All layers run ``block``; where they differ, ``pattern`` has
-    one letter a layer, and ``parts`` what each letter means: letter, name, block.
+    without experts, ``expert_width`` that of what routed experts read (0: the model's). With ``route_groups`` a token
+    chooses its experts among those of its ``top_groups`` best groups. With ``latent``, ``head_dim`` is the size of a
+    value; else ``v_head_dim`` is (0: that of a key). All layers run ``block``; where they differ, ``pattern`` has one
+    letter a layer, and ``parts`` what each letter means: letter, name, block. A block has sizes of its own where they
+    are not the model's: :meth:`of` has both.
 
     ``max_positions`` are those it was made for (0: not known), ``learned_positions`` says that there are no others.
     ``precision`` is that of the stored
     weights, ``quantised`` how those of a quantised checkpoint's products are stored instead. ``axes`` are sizes of axes
     of the model's own, ``extra_parameters`` weights that no node has, ``encoder`` what its cross attention reads,
     ``front`` an encoder's products before its layers (depth, width, rows a token), and ``refused`` why it is sized but
-    not run. Encoders of ``learned_positions`` always read ``max_positions`` tokens.
+    not run. Encoders of ``learned_positions`` always read ``max_positions`` tokens. ``draft_parameters`` are those of
+    layers that predict further tokens, which only a step that drafts with them runs; ``drafts_published``: published
+    totals count them. ``modules`` are names of its modules in lists of quantised ones, where they are not the usual.
     """
 
     id: str
@@ -65,6 +73,11 @@ class ModelSpec:
     encoder: ModelSpec | None = None
     front: tuple[tuple[int, int, int], ...] = ()
     refused: str = ""
+    v_head_dim: int = 0
+    expert_width: int = 0
+    draft_parameters: int = 0
+    drafts_published: bool = False
+    modules: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def sizes(self) -> dict[str, int]:
         """Sizes by einsum axis (batch and lengths are not the model's)."""
@@ -74,11 +87,18 @@ class ModelSpec:
             "K": self.kv_heads,
             "r": self.q_heads // self.kv_heads,
             "h": self.head_dim,
+            "j": self.v_head_dim or self.head_dim,
             "f": self.d_ff,
             "v": self.vocab,
         }
         if self.experts:
-            sizes |= {"e": self.experts, "k": self.top_k, "u": self.shared_d_ff, "d": self.dense_d_ff}
+            sizes |= {
+                "l": self.routed_width,
+                "e": self.experts,
+                "k": self.top_k,
+                "u": self.shared_d_ff,
+                "d": self.dense_d_ff,
+            }
         if self.latent:
             latent = self.latent
             sizes |= {"q": latent.q_rank, "c": latent.kv_rank, "n": latent.nope_dim, "p": latent.rope_dim}
@@ -86,6 +106,10 @@ class ModelSpec:
             space = self.state_space
             sizes |= {"i": space.heads * space.head_dim, "g": space.groups * space.state, "t": space.heads}
         return sizes | dict(self.axes)
+
+    def of(self, block: Block) -> ModelSpec:
+        """The model with the sizes of a layer that are not the model's own."""
+        return _with_sizes(Same(self), block.sizes) if block.sizes else self
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -116,10 +140,11 @@ class ModelSpec:
         """How many of ``layers`` keep a state."""
         return sum(len(run) for _, block, run in self.layer_groups(layers) if block.keeps_state)
 
-    def cached_tokens(self, layers: range, context: int) -> int:
-        """Tokens whose keys and values ``layers`` keep of a sequence of ``context``, all together."""
-        runs = ((len(run), block.attention) for _, block, run in self.layer_groups(layers) if block.caches)
-        return sum(count * kept_of(context, one.window) for count, one in runs if one is not None)
+    def caching(self, layers: range, context: int = 1) -> tuple[tuple[ModelSpec, int], ...]:
+        """Runs of ``layers`` that keep keys and values: their sizes, and the tokens that they keep of a sequence of
+        ``context``, all together."""
+        runs = ((block, len(run), block.attention) for _, block, run in self.layer_groups(layers) if block.caches)
+        return tuple((self.of(block), count * kept_of(context, one.window)) for block, count, one in runs if one)
 
     def crossing(self, layers: range) -> int:
         """How many of ``layers`` attend to the encoder's tokens, and so keep keys and values of these."""
@@ -143,7 +168,17 @@ class ModelSpec:
         >>> load_model("deepseek-v3").cached_elements_per_token, load_model("llama3-8b").cached_elements_per_token
         (576, 2048)
         """
-        return self.latent.cached_dim if self.latent else 2 * self.kv_heads * self.head_dim
+        return self.latent.cached_dim if self.latent else self.kv_heads * self.key_and_value
+
+    @property
+    def routed_width(self) -> int:
+        """Elements of a row that travels to an expert and back."""
+        return self.expert_width or self.d_model
+
+    @property
+    def key_and_value(self) -> int:
+        """Elements of one head's key and value."""
+        return self.head_dim + (self.v_head_dim or self.head_dim)
 
     def layer_groups(self, layers: range) -> tuple[tuple[str, Block, range], ...]:
         """Layers ``layers`` as runs of equal ones: name, block, which."""
@@ -175,6 +210,14 @@ class Vision:
         return (self.patches, self.tokens) if self.grid is None or size is None else self.grid.sized(*size)
 
 
+@lru_cache(maxsize=4096)
+def _with_sizes(of: Same[ModelSpec], sizes: tuple[tuple[str, int], ...]) -> ModelSpec:
+    """One object for each set of sizes, as what prices layers knows a model by which object it is."""
+    own = dict(sizes)
+    given: dict[str, Any] = {name: own.pop(name) for name in OF_LAYERS if name in own}
+    return replace(of.held, axes=tuple((dict(of.held.axes) | own).items()), **given)
+
+
 def kept_of(context: int, window: int) -> int:
     """Tokens of a context that attention over ``window`` (0: all) reads."""
     return min(context, window) if window else context
@@ -182,9 +225,8 @@ def kept_of(context: int, window: int) -> int:
 
 def check_axes(model: ModelSpec) -> ModelSpec:
     """``model``, or an error that names a node's axis that it has no size of."""
-    sizes = model.sizes()
-    known = {axis for axis, size in sizes.items() if size} | {"b", "s", "z"}
     for block in model.blocks:
+        known = {axis for axis, size in model.of(block).sizes().items() if size} | {"b", "s", "z"}
         for node in block.nodes:
             for axis in axes_of(node):
                 if axis not in known:
@@ -200,8 +242,9 @@ def check_sizes(model: ModelSpec) -> ModelSpec:
     for name, most in (("layers", MOST_LAYERS), ("experts", MOST_EXPERTS)):
         if getattr(model, name) > most:
             raise WorkloadError(f"{model.id}: {name} = {getattr(model, name)}: at most {most} are simulated")
-    if model.q_heads % model.kv_heads:
-        raise WorkloadError(f"{model.id}: q_heads = {model.q_heads} is not a multiple of kv_heads = {model.kv_heads}")
+    for one in (model, *map(model.of, model.blocks)):
+        if one.q_heads % one.kv_heads:
+            raise WorkloadError(f"{model.id}: q_heads = {one.q_heads} is not a multiple of kv_heads = {one.kv_heads}")
     if bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
         raise WorkloadError(
             f"{model.id}: experts = {model.experts} with top_k = {model.top_k}: give both, top_k at most experts"

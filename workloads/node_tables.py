@@ -44,23 +44,37 @@ def _node(entry: dict[str, Any], where: str) -> Node:
         raise WorkloadError(f"{where}: name = {shown(name)}: give a text")
     match kind:
         case "gemm":
-            refuse_unknown(entry, ("node", "name", "ops", "source", "one_matrix", *_OVERLAP), where)
+            refuse_unknown(entry, ("node", "name", "ops", "source", "one_matrix", "tied", *_OVERLAP), where)
             ops = entry.get("ops")
             if not isinstance(ops, list) or not ops:
                 raise WorkloadError(f"{where}: ops is missing: give a list of {{ label, pattern, parallel }}")
             source = _source(entry, "source", where)
-            one = _switch(entry, "one_matrix", where)
-            gemm = Gemm(name=name, ops=tuple(_op(item, where) for item in ops), source=source, one_matrix=one)
+            one, tied = _switch(entry, "one_matrix", where), _switch(entry, "tied", where)
+            parts = tuple(_op(item, where) for item in ops)
+            gemm = Gemm(name=name, ops=parts, source=source, one_matrix=one, tied=tied)
             return replace(gemm, overlap=_overlap(entry, f"{where}: {name}"))
         case "attention":
             refuse_unknown(
-                entry, ("node", "name", "scores", "values", "parallel", "window", "cross", "eager", "cache"), where
+                entry,
+                (
+                    "node",
+                    "name",
+                    "scores",
+                    "values",
+                    "parallel",
+                    "window",
+                    "cross",
+                    "eager",
+                    "cache",
+                    "keys_are_values",
+                ),
+                where,
             )
-            own = {*str(entry.get("scores")), *str(entry.get("values"))} - {*"bsKHrhz,->"}
+            own = {*str(entry.get("scores")), *str(entry.get("values"))} - {*"bsKHrhjz,->"}
             if own and {type(entry.get(part)) for part in ("scores", "values")} == {str}:
                 raise WorkloadError(
-                    f"{where}: axis {shown(min(own))}: attention is over heads H, or K with r, of size h, tokens s and "
-                    "context z"
+                    f"{where}: axis {shown(min(own))}: attention is over heads H, or K with r, of size h (values: j), "
+                    "tokens s and context z"
                 )
             window = entry.get("window", 0)
             if isinstance(window, bool) or not isinstance(window, int) or window < 0:
@@ -74,7 +88,7 @@ def _node(entry: dict[str, Any], where: str) -> Node:
                 raise WorkloadError(f"{where}: eager = {shown(eager)}: known are {', '.join(get_args(EagerPass))}")
             cross = _switch(entry, "cross", where)
             made = Attention(name=name, scores=scores, values=values, window=window, cross=cross, eager=tuple(eager))
-            return replace(made, shared="cache" in entry)
+            return replace(made, shared="cache" in entry, keys_are_values=_switch(entry, "keys_are_values", where))
         case "pointwise":
             refuse_unknown(entry, ("node", "name", "op", "axis", "beside"), where)
             if entry.get("op") not in [e.value for e in Elementwise]:
@@ -86,9 +100,10 @@ def _node(entry: dict[str, Any], where: str) -> Node:
                 raise WorkloadError(f"{where}: axis = {shown(axis)}: give one axis, for example 'f', or several: 'Hh'")
             return Pointwise(name=name, op=Elementwise(entry["op"]), axis=axis, beside=_source(entry, "beside", where))
         case "experts":
-            refuse_unknown(entry, ("node", "name", "shared", "gated", "source"), where)
+            refuse_unknown(entry, ("node", "name", "shared", "gated", "latent", "source"), where)
             shared, gated = _switch(entry, "shared", where), _switch(entry, "gated", where, default=True)
-            return replace(expert_feed(shared=shared, gated=gated), source=_source(entry, "source", where))
+            feed = expert_feed(shared=shared, gated=gated, latent=_switch(entry, "latent", where))
+            return replace(feed, source=_source(entry, "source", where))
         case "latent_attention":
             refuse_unknown(entry, ("node", "name", "q_latent", "top_keys", "source"), where)
             top_keys = entry.get("top_keys", 0) and positive(entry["top_keys"], "top_keys", where)

@@ -63,6 +63,7 @@ class Gemm:
     overlap: Overlap | None = None
     one_matrix: bool = False  # in the model itself, whatever the stack fuses
     source: str | None = None  # the earlier node, or the encoder, that it reads; None: the one before it
+    tied: bool = False  # its weights are an earlier layer's
     group: Group = "tensor"
     fused: bool = True  # one kernel for all ops
 
@@ -83,6 +84,7 @@ class Attention:
     keys: Keys = "own"
     shared: bool = False  # an earlier layer cached the keys and values that it reads: it makes none
     copies: bool = False  # a new token's key and value are copied into the cache by kernels of their own
+    keys_are_values: bool = False  # one product makes both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +202,10 @@ def fuse(name: str, *ops: Op, overlap: Overlap | None = None) -> Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Nodes in order, repeated for every layer."""
+    """Nodes in order, repeated for every layer; ``sizes``: those of the layer that are not the model's, by name."""
 
     nodes: tuple[Node, ...] = field(default=())
+    sizes: tuple[tuple[str, int], ...] = ()
 
     @property
     def attention(self) -> Attention | LatentAttention | None:
@@ -221,9 +224,15 @@ class Block:
         return isinstance(self.attention, Attention) and self.attention.shared
 
     @property
+    def tied(self) -> bool:
+        """Whether it has weights of an earlier layer."""
+        return any(isinstance(node, Gemm) and node.tied for node in self.nodes)
+
+    @property
     def without_windows(self) -> Block:
         """The same over all tokens."""
-        return Block(nodes=tuple(replace(one, window=0) if isinstance(one, Attention) else one for one in self.nodes))
+        nodes = (replace(one, window=0) if isinstance(one, Attention) else one for one in self.nodes)
+        return replace(self, nodes=tuple(nodes))
 
     @property
     def keeps_state(self) -> bool:
@@ -271,14 +280,15 @@ def plain_feed(
     )
 
 
-def expert_feed(*, shared: bool = False, gated: bool = True) -> Experts:
-    """Routed experts of width f, and beside them a shared one of width u."""
+def expert_feed(*, shared: bool = False, gated: bool = True, latent: bool = False) -> Experts:
+    """Routed experts of width f, and beside them a shared one of width u; ``latent``: they read and yield width l."""
     beside = gated_feed("u", "_shared") if gated else plain_feed("u", "_shared")
-    gate = (op("bskm,emf->bskf", label="gate"),) if gated else ()
+    wide = "l" if latent else "m"
+    gate = (op(f"bsk{wide},e{wide}f->bskf", label="gate"),) if gated else ()
     return Experts(
         router=op("bsm,em->bse", label="router"),
-        up=(*gate, op("bskm,emf->bskf", label="up")),
-        down=op("bskf,emf->bskm", label="down"),
+        up=(*gate, op(f"bsk{wide},e{wide}f->bskf", label="up")),
+        down=op(f"bskf,e{wide}f->bsk{wide}", label="down"),
         shared=beside if shared else (),
     )
 

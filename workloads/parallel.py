@@ -100,15 +100,19 @@ def check_layout(
         if getattr(layout, name) < 1:
             raise WorkloadError(f"{name} = {getattr(layout, name)}: give a positive whole number")
     _check_experts(model, layout, expert_copies)
-    _check_tensors(model, layout)
+    for one in map(model.of, model.blocks):
+        _check_tensors(one, layout)
     _check_batch(layout, batch)
     depth = model.layers if layers is None else layers
     if layout.pp > depth:
         raise WorkloadError(f"pp = {layout.pp}: {depth} layers fill at most {depth} stages: use pp = {depth} or less")
     if layout.pp > 1 and any(block.shares for block in model.blocks):
         raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} read the keys of earlier ones: use tp")
+    if layout.pp > 1 and any(block.tied for block in model.blocks):
+        raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} have weights of earlier ones: use tp")
     if layout.cp > 1:
-        _check_context(model, layout, batch=batch, new_tokens=new_tokens)
+        for one in map(model.of, model.blocks):
+            _check_context(one, layout, batch=batch, new_tokens=new_tokens)
     tokens = batch * new_tokens // (layout.dp * layout.micro_batches)
     if layout.sequence_parallel and layout.tp == 1:
         raise WorkloadError("sequence_parallel: needs tp of at least 2")
@@ -186,6 +190,10 @@ def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: 
     if layout.sequence_parallel:
         raise WorkloadError(f"cp = {cp} with sequence_parallel: both split the tokens of a layer: use one of them")
     if layout.cp_mode != "ulysses":
+        if model.v_head_dim:
+            raise WorkloadError(
+                f"cp_mode = '{layout.cp_mode}': heads of {model.id} have values of another size than keys"
+            )
         _check_ring(layout, new_tokens=new_tokens)
         return
     if heads % cp:

@@ -9,14 +9,16 @@ from typing import Any, assert_never
 
 from workloads.kernel_names import Elementwise
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Experts, Gemm, Indexer, LatentAttention, Node, Op, Pointwise, StateSpace
+from workloads.ops import Attention, Block, Experts, Gemm, Indexer, LatentAttention, Node, Op, Pointwise, StateSpace
 from workloads.precision import Precision, plain, resolve
 from workloads.work import DType
 
 
 def weighted_ops(node: Node) -> tuple[Op, ...]:
-    """The ops of a node that multiply by a weight."""
+    """The ops of a node that multiply by a weight of their own."""
     match node:
+        case Gemm(tied=True):
+            return ()
         case Gemm():
             return tuple(one for one in node.ops if not one.einsum.of_activations)
         case LatentAttention():
@@ -50,27 +52,12 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     >>> f"{params(load_model('mixtral-8x7b')) / 1e9:.1f} {params(load_model('mixtral-8x7b'), active=True) / 1e9:.1f}"
     '46.7 12.9'
     """
-    sizes = model.sizes()
-    met = sizes | {"e": model.top_k} if active else sizes
     total = model.extra_parameters
     total += model.vocab * model.d_model * (1 if model.tied_embeddings else 2) + model.d_model
     if model.learned_positions:
         total += model.max_positions * model.d_model
     for _, block, layers in model.layer_groups(range(model.layers)):
-        per_layer = 0
-        for node in block.nodes:
-            for one in weighted_ops(node):
-                routed = isinstance(node, Experts) and one is not node.router
-                per_layer += one.einsum.input_elements(1, met if routed else sizes)
-            if isinstance(node, Pointwise) and node.op is Elementwise.ADD_RMSNORM:
-                per_layer += model.d_model
-            if isinstance(node, Pointwise) and node.op is Elementwise.LAYERNORM:
-                per_layer += 2 * model.d_model
-            if isinstance(node, Pointwise) and node.op is Elementwise.RMSNORM:
-                per_layer += 2 * model.head_dim
-            if isinstance(node, LatentAttention) and model.latent:
-                per_layer += model.latent.q_rank + model.latent.kv_rank
-        total += len(layers) * per_layer
+        total += len(layers) * _block_params(model.of(block), block, active)
     total += sum(deep * wide for deep, wide, _ in model.front)
     if model.vision:
         total += params(model.vision.model) + sum(one * other for one, other in model.vision.projector)
@@ -80,6 +67,33 @@ def params(model: ModelSpec, *, active: bool = False) -> int:
     return total
 
 
+def layer_params(model: ModelSpec, layer: int) -> int:
+    """Weights of one layer."""
+    ((_, block, _),) = model.layer_groups(range(layer, layer + 1))
+    return _block_params(model.of(block), block, active=False)
+
+
+def _block_params(model: ModelSpec, block: Block, active: bool) -> int:
+    sizes, found = model.sizes(), 0
+    met = sizes | {"e": model.top_k} if active else sizes
+    for node in block.nodes:
+        for one in weighted_ops(node):
+            routed = isinstance(node, Experts) and one is not node.router
+            found += one.einsum.input_elements(1, met if routed else sizes)
+        match node:
+            case Pointwise(op=Elementwise.ADD_RMSNORM):
+                found += model.d_model
+            case Pointwise(op=Elementwise.LAYERNORM):
+                found += 2 * model.d_model
+            case Pointwise(op=Elementwise.RMSNORM):
+                found += 2 * model.head_dim
+            case LatentAttention() if model.latent:
+                found += model.latent.q_rank + model.latent.kv_rank
+            case _:
+                pass
+    return found
+
+
 def weight_bytes(model: ModelSpec, precision: Precision) -> int:
     """Bytes of all weights: those of the layers with their scales and zero points, the others as ``params`` counts.
 
@@ -87,8 +101,9 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> int:
     >>> weight_bytes(load_model("llama3-8b"), plain(DType.BF16)) / params(load_model("llama3-8b"))
     2.0
     """
-    sizes, quantised, counted = model.sizes(), 0, 0
+    quantised, counted = 0, 0
     for _, block, layers in model.layer_groups(range(model.layers)):
+        sizes = model.of(block).sizes()
         for stored, run in precision.runs(layers):
             for one in (one for node in block.nodes for one in weighted_ops(node)):
                 count, rows, depth = weight_shape(one, sizes)
@@ -103,26 +118,27 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> int:
 def facts(model: ModelSpec) -> dict[str, Any]:
     """What a model's file says, worked out: weights, and bytes in the precision that the checkpoint stores.
 
-    The KV cache is that of full attention over every layer that attends, and None for an encoder.
+    Layers that predict further tokens count where the published total counts them. The KV cache is that of full
+    attention over every layer that attends, and None for an encoder.
 
     >>> from workloads import load_model
     >>> facts(load_model("llama3-8b"))["kv_bytes_per_token"]
     131072
     """
-    total = params(model)
+    drafts = model.draft_parameters if model.drafts_published else 0
     base = DType(model.precision)
     stored = resolve(model.quantised, dtype=base) if base.bits == 16 else plain(base)
     if model.quantised is not None and base.bits > 16:
         stored = replace(model.quantised, base=base)
     cache = base if model.quantised is None or model.quantised.kv.bits == DType.BF16.bits else stored.kv
-    cached = model.cached_elements_per_token * model.attending(range(model.layers))
+    cached = sum(one.cached_elements_per_token * count for one, count in model.caching(range(model.layers)))
     return {
         "id": model.id,
         "family": model.family,
         "precision": str(stored.product.weights),
-        "parameters": total,
+        "parameters": params(model) + drafts,
         "active_parameters": params(model, active=True),
-        "weight_bytes": weight_bytes(model, stored),
+        "weight_bytes": weight_bytes(model, stored) + _draft_bytes(model, drafts, stored),
         "kv_bytes_per_token": cached * cache.bytes if model.causal else None,
         "layers": model.layers,
         "max_positions": model.max_positions or None,
@@ -131,4 +147,9 @@ def facts(model: ModelSpec) -> dict[str, Any]:
         "activations": str(stored.product.activations),
         "kv_cache": cache.value if model.causal else None,
         "not_quantised": base.value,
-    }
+    } | ({"draft_parameters": model.draft_parameters} if model.draft_parameters else {})
+
+
+def _draft_bytes(model: ModelSpec, drafts: int, stored: Precision) -> int:
+    """Layers that predict further tokens are stored as the others are."""
+    return stored.product.weights.bytes_of(drafts // model.d_model, model.d_model) if drafts else 0

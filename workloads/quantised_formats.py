@@ -173,6 +173,7 @@ def _of_algorithm(algo: Any, table: Table, where: str) -> Product:
         "FP8_PB_WO": Product(weights=blocks, activations=_SIXTEEN),
         "NVFP4": Product(weights=_NVFP4, activations=_NVFP4),
         "NVFP4_AWQ": Product(weights=_NVFP4, activations=_NVFP4),
+        "W4A16_NVFP4": Product(weights=_NVFP4, activations=_SIXTEEN),
         "W4A8_NVFP4_FP8": Product(weights=_NVFP4, activations=_FP8),
         "W4A8_MXFP4_FP8": Product(weights=_MXFP4, activations=_FP8),
         "MXFP4": Product(weights=_MXFP4, activations=_SIXTEEN),

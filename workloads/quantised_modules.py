@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import groupby
@@ -16,6 +16,7 @@ from workloads.work import DType
 
 _TABLE = tomllib.loads((files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8"))
 MODULES: dict[str, tuple[str, ...]] = {part: tuple(names) for part, names in _TABLE["modules"].items()}
+Modules = tuple[tuple[str, tuple[str, ...]], ...]  # what a family calls its modules, where that is not the usual
 # Words of names that stand for parts no product of ours is quantised in: embeddings, norms, routers, encoders.
 _ELSEWHERE = frozenset(name.rsplit(".", 1)[-1] for name in _TABLE["no_product"]["names"])
 # Where layers stand in a module's path; patterns are tried with each.
@@ -67,12 +68,18 @@ class Scheme:
         """The scheme with a quantised KV cache."""
         return replace(self, kv=kv)
 
-    def over(self, layers: int, *, tied: bool) -> Precision:
-        """The precision of a model of so many layers; ``tied``: its head is its embedding, which stays as it is."""
-        rules = rules_of(self.rules, self.where)
-        _check_found(rules, layers, self.where)
+    @property
+    def of_products(self) -> bool:
+        """Whether it says that weights of products are quantised, and not only the cache."""
+        return self.product is not None or any(rule.product is not None for rule in self.rules)
+
+    def over(self, layers: int, *, tied: bool, modules: Modules = ()) -> Precision:
+        """The precision of a model of so many layers; ``tied``: its head is its embedding, which stays as it is;
+        ``modules``: names of its own for some."""
+        rules, known = rules_of(self.rules, self.where), MODULES | dict(modules)
+        _check_found(rules, layers, known, self.where)
         by_layer = bool([rule for rule in rules if rule.by_layer])
-        products = [self._products(rules, layer) for layer in (range(layers) if by_layer else (0,))]
+        products = [self._products(rules, layer, known) for layer in (range(layers) if by_layer else (0,))]
         whole = self._most(products)
         exceptions, first = [], 0
         for own, run in groupby(products if by_layer else products * layers):
@@ -100,9 +107,11 @@ class Scheme:
         found = [product for own in products for _, product in own if product is not None]
         return max(found, key=found.count) if found else None
 
-    def _products(self, rules: Sequence[Matcher], layer: int) -> tuple[tuple[str, Product | None], ...]:
+    def _products(
+        self, rules: Sequence[Matcher], layer: int, modules: Mapping[str, tuple[str, ...]]
+    ) -> tuple[tuple[str, Product | None], ...]:
         here = [rule for rule in rules if rule.layer in (None, layer)]
-        return tuple((part, self._product(here, layer, names)) for part, names in MODULES.items())
+        return tuple((part, self._product(here, layer, names)) for part, names in modules.items())
 
     def _product(self, rules: Sequence[Matcher], layer: int, names: tuple[str, ...]) -> Product | None:
         for rule in rules:
@@ -182,7 +191,7 @@ def _beside(parts: str, name: str) -> bool:
     return f".{parts}." in f".{name}."
 
 
-def _check_found(rules: Sequence[Matcher], layers: int, where: str) -> None:
+def _check_found(rules: Sequence[Matcher], layers: int, modules: Mapping[str, tuple[str, ...]], where: str) -> None:
     """Refuse a list that names what no known module is called: its weights would be counted as quantised."""
     patterns = {rule.pattern for rule in rules}
     for rule in rules:
@@ -199,7 +208,7 @@ def _check_found(rules: Sequence[Matcher], layers: int, where: str) -> None:
             raise WorkloadError(f"{where}: {shown(rule.pattern)}: experts of one layer are read as stored alike")
         at = range(layers) if rule.layer is None else (rule.layer,)
         at = at if rule.by_layer else range(1)
-        if not any(rule.holds(layer, name) for layer in at for names in MODULES.values() for name in names):
+        if not any(rule.holds(layer, name) for layer in at for names in modules.values() for name in names):
             raise WorkloadError(
                 f"{where}: {shown(rule.pattern)} names no module that is known: name modules of this model"
             )

@@ -18,7 +18,8 @@ from workloads.errors import WorkloadError
 from workloads.precision import Precision
 from workloads.quantised_fields import CACHE, Table, cached_type
 from workloads.quantised_formats import READINGS
-from workloads.quantised_modules import Scheme
+from workloads.quantised_libraries import LIBRARIES
+from workloads.quantised_modules import Modules, Scheme
 
 _TABLE = tomllib.loads((files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8"))
 QUANTISED: tuple[str, ...] = tuple(_TABLE["keys"]["config"])
@@ -73,7 +74,7 @@ def scheme_of(data: Table, *, where: str) -> Scheme | None:
     return scheme
 
 
-def quantised_beside(folder: Path, *, layers: int, tied: bool) -> Precision | None:
+def quantised_beside(folder: Path, *, layers: int, tied: bool, modules: Modules = ()) -> Precision | None:
     """What a file beside a ``config.json`` says of quantised weights (ModelOpt's, AutoGPTQ's, AutoAWQ's)."""
     for name, elsewhere in BESIDE.items():
         path = folder / name
@@ -86,7 +87,8 @@ def quantised_beside(folder: Path, *, layers: int, tied: bool) -> Precision | No
         key = elsewhere["key"]
         inside = data.get(key) if key and isinstance(data, dict) and key in data else data
         where = f"{path}: {key}" if key else str(path)
-        return read_scheme(inside, where, format_unsaid=elsewhere["format"]).over(layers, tied=tied)
+        scheme = read_scheme(inside, where, format_unsaid=elsewhere["format"])
+        return scheme.over(layers, tied=tied, modules=modules)
     return None
 
 
@@ -102,18 +104,25 @@ def read_scheme(table: Any, where: str, *, format_unsaid: str | None = None) -> 
     name = method.lower() if isinstance(method, str) else None
     reading = _TABLE["read"].get(name)
     if reading is None:
-        known = _TABLE["formats"].get(name)
-        what = f"{known}{_details(table)}: not simulated yet" if known else f"unknown format {shown(method)}"
-        raise WorkloadError(f"{where}: {what}: {_REMEDY}")
+        raise _not_simulated(table, method, where)
     _refuse_sparse(table.get("sparsity_config"), f"{where}: sparsity_config")
     for key, value in table.items():
         if key != "sparsity_config" and value and any(word in key.lower() for word in _TABLE["other_work"]["words"]):
             raise WorkloadError(f"{where}: {shown(key)} = {shown(value)}: other work than is simulated: {_REMEDY}")
-    scheme = READINGS[reading](table, where).named(str(name), where)
+    read = (READINGS.get(reading) or LIBRARIES[reading])(table, where)
+    if read is None:
+        raise _not_simulated(table, method, where)
+    scheme = read.named(str(name), where)
     for key in CACHE:
         kv = cached_type(table.get(key), f"{where}: {key}")
         scheme = scheme if kv is None else scheme.with_cache(kv)
     return scheme
+
+
+def _not_simulated(table: Table, method: Any, where: str) -> WorkloadError:
+    known = _TABLE["formats"].get(method.lower()) if isinstance(method, str) else None
+    what = f"{known}{_details(table)}: not simulated yet" if known else f"unknown format {shown(method)}"
+    return WorkloadError(f"{where}: {what}: {_REMEDY}")
 
 
 _NOT_KNOWN = "a quantised format that is not known"

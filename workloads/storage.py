@@ -29,7 +29,7 @@ ALIASES = {
 _NAMED = {"nvfp4": ("fp4_e2m1", 16), "mxfp4": ("fp4_e2m1", 32)}
 _GRAMMAR = re.compile(
     rf"(?P<element>{'|'.join(sorted(BITS, key=len, reverse=True))})"
-    r"(_(?P<channel>channel)|_block(?P<rows>\d{1,5})(x(?P<depth>\d{1,5}))?|_g(?P<group>\d{1,5}))?(?P<more>(_zero|_double)*)"
+    r"(_(?P<channel>channel)|_block(?P<rows>\d{1,5})(x(?P<depth>\d{1,5}))?|_g(?P<group>\d{1,5}))?(?P<more>(_zero16|_zero|_double)*)"
 )
 
 
@@ -38,8 +38,8 @@ class Storage:
     """One operand: a matrix whose rows lie along the axis that a product sums over.
 
     A scale stands for ``rows`` x ``depth`` elements (0: for all there are; both 0: one for the whole, or none).
-    ``zero``: each scale comes with a zero point as wide as an element. ``double``: scales are quantised themselves,
-    to 8 bits and a 32-bit number for 256 of them (bitsandbytes).
+    ``zero``: each scale comes with a zero point as wide as an element, or with ``wide_zero`` of 16 bits. ``double``:
+    scales are quantised themselves, to 8 bits and a 32-bit number for 256 of them (bitsandbytes).
 
     >>> str(storage("fp8_block128")), storage("awq").bytes_of(4096, 4096)
     ('fp8_e4m3_block128', 8716288)
@@ -50,6 +50,7 @@ class Storage:
     depth: int = 0
     zero: bool = False
     double: bool = False
+    wide_zero: bool = False
 
     @property
     def bits(self) -> int:
@@ -69,7 +70,7 @@ class Storage:
             scale = 16  # groups of GPTQ, AWQ, Marlin: in the activations' type
         else:
             scale = 32
-        return scale + self.bits * self.zero
+        return scale + (16 if self.wide_zero else self.bits) * self.zero
 
     def bytes_of(self, rows: int, depth: int) -> int:
         """Bytes of a ``rows`` x ``depth`` matrix with its scales and zero points."""
@@ -95,7 +96,7 @@ class Storage:
             layout = f"_g{self.depth}"
         elif self.rows:
             layout = f"_block{self.rows}" + ("" if self.rows == self.depth else f"x{self.depth}")
-        return self.element + layout + "_zero" * self.zero + "_double" * self.double
+        return self.element + layout + ("_zero16" if self.wide_zero else "_zero") * self.zero + "_double" * self.double
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +104,7 @@ def storage(name: str) -> Storage:
     """A storage by its name or one that people use for it: element, layout of scales, zero points.
 
     >>> storage("int4_g64_zero")
-    Storage(element='int4', rows=1, depth=64, zero=True, double=False)
+    Storage(element='int4', rows=1, depth=64, zero=True, double=False, wide_zero=False)
     >>> storage("int9")
     Traceback (most recent call last):
         ...
@@ -134,6 +135,7 @@ int8_channel, int4_g128, int4_g128_zero, nvfp4, mxfp4, nf4
         depth=depth,
         zero="_zero" in found["more"],
         double="_double" in found["more"],
+        wide_zero="_zero16" in found["more"],
     )
 
 

@@ -63,7 +63,7 @@ def decode_sizes(work: AttentionWork) -> DecodeSizes:
         kv_len=work.kv_len,
         q_heads=work.q_heads,
         kv_heads=work.kv_heads,
-        head_dim=work.head_dim,
+        head_dim=work.mean_head_dim,
         kv_bytes=work.kv_dtype.bytes,
     )
 

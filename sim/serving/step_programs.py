@@ -125,6 +125,8 @@ class StepPrograms:
                 f"measured for fused attention over keys and values, which {self.scenario.model} on stack "
                 f"'{self.scenario.stack}' has not"
             )
+        if len({(work.kv_heads, work.head_dim, work.v_head_dim) for work in fused}) > 1:
+            raise ScenarioError(f"measured for layers of equal heads: those of {self.scenario.model} differ")
         layers = sum(segment.repeat for segment in segments)
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 

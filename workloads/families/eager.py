@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from workloads.errors import WorkloadError
 from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel, product_kernel
 from workloads.ops import Attention, EagerPass, Pointwise, width_of
@@ -100,6 +101,8 @@ def _attention(node: Attention, shape: Shape, dtype: DType) -> list[Kernel]:
     if node.cross:
         shape = replace(shape, context=shape.source)
     heads, size, element = shape.q_heads, shape.model.head_dim, dtype.bytes
+    if shape.model.v_head_dim:
+        raise WorkloadError(f"{shape.model.id}: values of another size than keys: use a stack that fuses attention")
     products, context = shape.batch * heads, shape.batch * shape.context
 
     def moved(name: str, tokens: int, width: int, read: int | None = None, op: Elementwise = _E.PERMUTE_COPY) -> Kernel:

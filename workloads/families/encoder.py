@@ -29,7 +29,8 @@ def encoder_segments(shape: Shape, stack: Stack, options: Options) -> tuple[Segm
         segments.append(Segment(name="front of the encoder", kernels=tuple(products)))
     for name, block, layers in encoder.layer_groups(range(encoder.layers)):
         nodes = stacked(placed_nodes(block, split), stack)
-        kernels = streamed(nodes, kernels_of(read, "prefill", None, stack, options))
+        here = replace(read, model=encoder.of(block))
+        kernels = streamed(nodes, kernels_of(here, "prefill", None, stack, options))
         words = "encoder layer" if name == "layer" else f"encoder {name}"
         segments.append(Segment(name=words, kernels=tuple(kernels), repeat=len(layers), first=layers.start))
     return tuple(segments)

@@ -89,7 +89,7 @@ def written_keys(node: Attention, shape: Shape, engine: ServingEngine) -> list[K
     """Keys and values of all tokens of a step on their way into the cache; an encoder keeps none."""
     if node.shared or not shape.model.causal:
         return []
-    written = 2 * shape.kv_heads * shape.model.head_dim
+    written = shape.kv_heads * shape.model.key_and_value
     return [pass_kernel("cache_write", engine, engine.cache, shape.tokens, written)]
 
 
@@ -102,7 +102,7 @@ def engine_part(
     """Router, choice, sorting, the two products over sorted rows with the activation between, and the sum; and what
     draws a token from the logits and prepares the next step."""
     model, layout, tokens = shape.model, shape.layout, shape.tokens
-    around, width, chosen = engine.experts, model.d_model, tokens * model.top_k
+    around, width, chosen = engine.experts, model.routed_width, tokens * model.top_k
     match node:
         case ExpertRouter():
             return [gemm_kernel(node.name, (node.op,), shape, DType.BF16)]

@@ -13,7 +13,7 @@ from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
 from workloads.layer_passes.tree import RankSplit
 from workloads.model import ModelSpec, Vision
-from workloads.ops import Pointwise, op
+from workloads.ops import Block, Pointwise, op
 from workloads.parallel import Layout
 from workloads.placement import bind, groups_of
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -66,11 +66,17 @@ def _encoder(shape: Shape, vision: Vision, count: int, stack: Stack, options: Op
     patches, precision = vision.patches, shape.precision.of_images
     images = replace(shape, model=vision.model, batch=count, new_tokens=patches, context=patches, precision=precision)
     product = precision.product
-    split, run = RankSplit.of(shape.layout), kernels_of(images, "prefill", None, stack, options)
+    split = RankSplit.of(shape.layout)
+
+    def run(block: Block) -> list[Kernel]:
+        here = replace(images, model=vision.model.of(block))
+        steps = stacked(placed_nodes(block, split), stack)
+        return streamed(steps, kernels_of(here, "prefill", None, stack, options))
+
     layers = tuple(
         Segment(
             name=f"vision {name}",
-            kernels=tuple(streamed(stacked(placed_nodes(block, split), stack), run)),
+            kernels=tuple(run(block)),
             repeat=len(which),
             first=which.start,
         )

@@ -26,7 +26,7 @@ def expert_kernels(
 ) -> list[Kernel]:
     """Kernels of one part; ``slots`` are expert weights over all ranks, copies included."""
     model, element = shape.model, DType.BF16.bytes
-    width = model.d_model
+    width = model.routed_width
     match node:
         case ExpertRouter():
             return _router(node, shape)
@@ -54,7 +54,7 @@ def expert_kernels(
                 elementwise_kernel("topk_sum", Elementwise.TOPK_SUM, sent, width, passes * tokens * width * element),
             ]
         case Join():
-            tokens = own_tokens(shape, node.parallel)
+            tokens, width = own_tokens(shape, node.parallel), model.d_model
             return [elementwise_kernel(node.name, Elementwise.COPY, tokens, width, 3 * tokens * width * element)]
     assert_never(node)
 
@@ -78,7 +78,7 @@ def _router(node: ExpertRouter, shape: Shape) -> list[Kernel]:
 
 def _rows(node: ExpertRows, shape: Shape, load: ExpertLoad) -> list[Kernel]:
     """Tokens are quantised once, and rows travel as experts read them."""
-    width, product = shape.model.d_model, shape.precision.of(node.op)
+    width, product = shape.model.routed_width, shape.precision.of(node.op)
     by, tokens = shape.layout.ep_kernels, own_tokens(shape, node.parallel)
     match node.name:
         case "gather_dispatch" if by is not None:
@@ -144,7 +144,7 @@ def travel_kernel(node: Exchange, shape: Shape, load: ExpertLoad) -> Kernel:
     Every rank's tokens choose alike, so that each sends 1/n of what an expert gets.
     """
     assert node.reader is not None
-    ranks, width, away = shape.layout.ranks, shape.model.d_model, node.travel == "away"
+    ranks, width, away = shape.layout.ranks, shape.model.routed_width, node.travel == "away"
     activations = shape.precision.of(node.reader).activations
     row_bytes = activations.bytes_of(1, width) if away else width * DType.BF16.bytes
     own, here = own_tokens(shape, "s") * shape.model.top_k, load.rows / len(ranks)
@@ -179,7 +179,7 @@ def _exchanged(node: Exchange, shape: Shape, load: ExpertLoad) -> Kernel:
     sizes = ExchangeSizes(
         tokens=max(own_tokens(shape, "s"), math.ceil(load.rows / model.top_k)),
         top_k=model.top_k,
-        hidden=model.d_model,
+        hidden=model.routed_width,
         dtype=DType.BF16 if wide else DType.FP8,
         kernels=shape.layout.ep_kernels,
     )

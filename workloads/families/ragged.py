@@ -116,7 +116,7 @@ def _rank(
     ]
     for name, block, precision, run in runs:
         kernels: list[Kernel] = []
-        stored = replace(whole, precision=precision)
+        stored = replace(whole, model=whole.model.of(block), precision=precision)
         for node in stacked(placed_nodes(block, RankSplit.of(whole.layout)), stack):
             assert not isinstance(node, Stage | BesideExchange)  # nothing overlaps in a server's step
             match node:

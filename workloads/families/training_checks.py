@@ -16,7 +16,11 @@ def check_training(model: ModelSpec, layout: Layout, batch: int, options: Option
     """Refuse what no gradient is known for."""
     nodes = [node for block in model.blocks for node in block.nodes]
     weighted = all(summed_over(one) for node in nodes if isinstance(node, Gemm) for one in node.ops)
-    known = weighted and all(isinstance(node, Gemm | Pointwise | Attention | Experts) for node in nodes)
+    known = (
+        weighted
+        and not any(block.sizes or block.tied for block in model.blocks)
+        and all(isinstance(node, Gemm | Pointwise | Attention | Experts) for node in nodes)
+    )
     if not (known and model.causal) or model.vision or model.encoder or options.images:
         raise WorkloadError(
             f"phase = 'train': {model.id} has other layers than attention, feed-forwards and experts: no gradient of "

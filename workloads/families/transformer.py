@@ -210,7 +210,8 @@ def _segments(
     segments = []
     for name, block, mine in shape.model.layer_groups(layers):
         for precision, run in shape.precision.runs(mine):
-            kernels = _layer_kernels(block, replace(shape, precision=precision), phase, load, stack, options)
+            here = replace(shape, model=shape.model.of(block), precision=precision)
+            kernels = _layer_kernels(block, here, phase, load, stack, options)
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
     if head:
         segments.append(Segment(name="lm_head", kernels=head_kernels(shape, stack, options)))
@@ -266,7 +267,7 @@ def with_settings(block: Block, options: Options) -> Block:
         replace(one, overlap=None if for_all else settings.get(one.name, one.overlap)) if isinstance(one, Gemm) else one
         for one in block.nodes
     )
-    return Block(nodes=tuple(nodes))
+    return replace(block, nodes=tuple(nodes))
 
 
 def schedule_of(node: Gemm, layout: Layout, options: Options) -> Schedule | None:

@@ -90,7 +90,7 @@ def check_heads(node: Attention, heads: list[str], held: Held) -> None:
             f"{node.name}: reads the cache of an earlier layer, and {held.name} yields {len(heads)} arrays of heads: "
             "leave keys and values out, or cache"
         )
-    if not node.shared and len(heads) < 3:
+    if not node.shared and len(heads) < 3 - node.keys_are_values:
         raise WorkloadError(
             f"{node.name}: reads queries, keys and values, and {held.name} yields {' and '.join(heads)}: yield all "
             "three, or name the layer whose keys and values it reads: cache"

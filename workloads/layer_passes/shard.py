@@ -231,9 +231,8 @@ class _Rules(Walk):
         if self.held.split - {split}:
             self._gather(self.held)
         self.made += over_context(node, self.split)
-        self.held = Held(
-            name=node.name, arrays=(_HEADS,), split=frozenset(() if split is None else split), of_heads=True
-        )
+        made = "bsHj" if "j" in node.values.einsum.output else _HEADS
+        self.held = Held(name=node.name, arrays=(made,), split=frozenset(() if split is None else split), of_heads=True)
 
     def _experts(self, node: ExpertRouter | ExpertRows | Grouped | ExpertAct | Combine | Join) -> None:
         """Rows go to where their experts are; of experts that others hold, or slices of them, sums are partial."""
@@ -262,7 +261,9 @@ class _Rules(Walk):
                 node = replace(node, partial=elsewhere and self.split.experts == "same_tokens")
                 partial = node.partial or self.held.partial
                 group: Group = "experts" if node.partial else "tensor"
-                self.held = Held(name="ff", split=frozenset(node.parallel or ""), partial=partial, group=group)
+                made = (self._last_op().einsum.output.replace("k", ""),)
+                split = frozenset(node.parallel or "")
+                self.held = Held(name="ff", arrays=made, split=split, partial=partial, group=group)
             case Join():
                 other = self.by_name.get(node.source)
                 if other is None or other not in self.waiting:

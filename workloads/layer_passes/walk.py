@@ -11,7 +11,7 @@ from workloads.layer_passes.tree import Exchange, ExpertRouter, Placed, RankSpli
 from workloads.ops import Gemm, Group, LatentAttention
 
 ROWS = "bs"
-QKV = ("bsHh", "bsKh")
+QKV = ("bsHh", "bsKh", "bsKj")
 
 
 class Walk:

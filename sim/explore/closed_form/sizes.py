@@ -73,7 +73,7 @@ class PassSizes:
         """
         model = workloads.load_model(scenario.model)
         layout, precision = layout_of(scenario), precision_of(scenario, model)
-        attending, mixing = model.attending(range(model.layers)), model.mixing(range(model.layers))
+        caching, mixing = model.caching(range(model.layers)), model.mixing(range(model.layers))
         narrow = precision.product.weights.bits / DType.BF16.bits
         new_tokens = scenario.seq_len if phase == "prefill" else 1
         tokens = scenario.batch * new_tokens
@@ -94,11 +94,11 @@ class PassSizes:
             rows_of_weights += weights * padding
         if phase == "prefill":
             # Causal: half of the square; two products of two FLOPs an element.
-            attention = 2.0 * scenario.batch * scenario.seq_len**2 * model.q_heads * model.head_dim * attending
+            heads = sum(count * one.q_heads * one.key_and_value / 2 for one, count in caching)
+            attention = 2.0 * scenario.batch * scenario.seq_len**2 * heads
         else:
-            attention = float(
-                scenario.batch * scenario.seq_len * model.cached_elements_per_token * attending * precision.kv.bytes
-            )
+            cached = sum(count * one.cached_elements_per_token for one, count in caching)
+            attention = float(scenario.batch * scenario.seq_len * cached * precision.kv.bytes)
             if model.state_space is not None:  # 32-bit states are read and written
                 attention += 2.0 * DType.FP32.bytes * scenario.batch * mixing * model.state_space.cached_elements
         gemm_flops = 2.0 * (rows_of_weights * layout.micro_batches + head * scenario.batch)
