@@ -42,7 +42,7 @@ _PAIR_START = (7.0, 130.0, 0.0, 12.0, 0.0, 4.0, 26.0, 1.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class TableRow:
     """One row of the table."""
 
     op: str
@@ -51,14 +51,14 @@ class Seen:
     seconds: float
 
 
-def read_table(path: Path, gpu: str = "h100_sxm", versions: Sequence[str] = ("2.27.3", "2.29.2")) -> list[Seen]:
+def read_table(path: Path, gpu: str = "h100_sxm", versions: Sequence[str] = ("2.27.3", "2.29.2")) -> list[TableRow]:
     """Rows of 16-bit floats of one GPU, by version of the library; repeated ones as their mean."""
     table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     chosen = table[(table.gpu == gpu) & table.ver.astype(str).isin(versions) & (table.nccl_dtype == "half")]
     means = chosen.groupby(["op_name", "num_gpus", "message_size", "ver"]).latency.mean().reset_index()
     columns = (means[name].tolist() for name in ("op_name", "num_gpus", "message_size", "latency"))
     return [
-        Seen(op=_NAMES.get(op, op), world=world, buffer_bytes=2 * elements, seconds=milliseconds * 1e-3)
+        TableRow(op=_NAMES.get(op, op), world=world, buffer_bytes=2 * elements, seconds=milliseconds * 1e-3)
         for op, world, elements, milliseconds in zip(*columns, strict=True)
     ]
 
@@ -99,7 +99,7 @@ def pair_paces(x: Sequence[float]) -> tuple[PairPace, ...]:
     )
 
 
-def fit_rings(rows: Sequence[Seen]) -> dict[Protocol, RingPace]:
+def fit_rings(rows: Sequence[TableRow]) -> dict[Protocol, RingPace]:
     """Least squares of relative errors, large ones softened."""
     rings = [row for row in rows if row.op in RINGS and row.world in FITTED_WORLDS]
     start: list[float] = []
@@ -116,7 +116,7 @@ def fit_rings(rows: Sequence[Seen]) -> dict[Protocol, RingPace]:
     return ring_paces(least_squares(errors, start, loss="soft_l1", f_scale=0.05).x.tolist())
 
 
-def fit_pairs(rows: Sequence[Seen]) -> tuple[PairPace, ...]:
+def fit_pairs(rows: Sequence[TableRow]) -> tuple[PairPace, ...]:
     """The all-to-alls, likewise; no figure below zero."""
     pairs = [row for row in rows if row.op == "all_to_all" and row.world in FITTED_WORLDS]
 
@@ -127,7 +127,7 @@ def fit_pairs(rows: Sequence[Seen]) -> tuple[PairPace, ...]:
     return pair_paces(least_squares(errors, _PAIR_START, loss="soft_l1", f_scale=0.05, bounds=(0.0, np.inf)).x.tolist())
 
 
-def fit_steps(rows: Sequence[Seen], slower_link: float) -> float:
+def fit_steps(rows: Sequence[TableRow], slower_link: float) -> float:
     """By which factor latencies are longer than an H100's: least mean of relative errors, each at most a half."""
     seen = [row for row in rows if row.world in FITTED_WORLDS]
 
@@ -138,7 +138,7 @@ def fit_steps(rows: Sequence[Seen], slower_link: float) -> float:
     return float(minimize_scalar(off, bounds=(0.7, 3.0), method="bounded").x)
 
 
-def seconds_of(row: Seen, slower: Slower) -> float:
+def seconds_of(row: TableRow, slower: Slower) -> float:
     """What the shipped law says of a row."""
     if row.op in RINGS:
         return ring_seconds(row.op, row.world, row.buffer_bytes, slower)
