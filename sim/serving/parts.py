@@ -21,7 +21,7 @@ from inputs.same import Same
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass
 from sim.engine.record import Recorder
-from sim.engine.running import GpuModel, GpuState
+from sim.engine.running import GpuModel
 from sim.errors import FoldError
 from sim.run.plan import PieceSequence, Plan, Work
 from sim.run.runner import POLICY
@@ -114,7 +114,11 @@ class PartTable:
     gpu: GpuModel
     laid: LaidParts
     _new: Known = field(default_factory=dict)
-    _states: dict[tuple[int, float], GpuState] = field(default_factory=dict)
+    _alone: dict[tuple[int, float], tuple[int, float, float]] = field(default_factory=dict)  # see _kernel
+
+    @cached_property
+    def _model(self) -> FluidModel:
+        return FluidModel(self.gpu, (), [])
 
     @cached_property
     def _stored(self) -> StoredPrices:
@@ -150,16 +154,21 @@ class PartTable:
     def _sum(self, part: SumPart, target_w: float) -> Cost:
         spent_ps, energy, cycles = 0, 0.0, 0.0
         for kind, count in zip(part.kinds, part.counts, strict=True):
-            state = self._states.get((kind, target_w))
-            if state is None:
-                model = FluidModel(self.gpu, (self.laid.classes[kind],), [])
-                alone = ((0, model.grid(0).sms, False, 1.0),)
-                state = self._states[kind, target_w] = model.solve(alone, target_w, self.gpu.max_clock_hz)
-            took_ps = count * whole_ps(state.rates[0])
+            kernel_ps, power_w, clock_hz = self._alone.get((kind, target_w)) or self._kernel(kind, target_w)
+            took_ps = count * kernel_ps
             spent_ps += took_ps
-            energy += took_ps * state.power_w
-            cycles += took_ps * state.clock_hz
+            energy += took_ps * power_w
+            cycles += took_ps * clock_hz
         return Cost(time_s=spent_ps * 1e-12, energy_j=part.world * energy * 1e-12, cycles=cycles * 1e-12)
+
+    def _kernel(self, kind: int, target_w: float) -> tuple[int, float, float]:
+        """Picoseconds, watts and clock (Hz) of one kernel of a kind by itself."""
+        model = self._model
+        if kind >= len(model.classes):
+            model.classes = tuple(self.laid.classes)
+        state = model.solve(((kind, model.grid(kind).sms, False, 1.0),), target_w, self.gpu.max_clock_hz)
+        found = self._alone[kind, target_w] = (whole_ps(state.rates[0]), state.power_w, state.clock_hz)
+        return found
 
 
 def table_of(scenario: Scenario, machine: Machine, partitions: Partitions | None) -> PartTable:

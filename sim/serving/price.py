@@ -58,8 +58,9 @@ class StepPrices:
     _last: Batch | None = None
     _last_costs: dict[int, StepCost] = field(default_factory=dict)
     _last_sums: dict[int, Cost] = field(default_factory=dict)
-    _mean: float = 0.0  # context of its sequences that decode, and the contexts run that it lies between
+    # The contexts run between which the mean context of the batch lies, and how far it is to the second.
     _between: tuple[int, int] = (0, 0)
+    _share: float = 0.0
     _even: dict[tuple[int, int], Cost] = field(default_factory=dict)  # by sequences and target
     _places: dict[float, tuple[int, float]] = field(default_factory=dict)
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
@@ -102,10 +103,9 @@ class StepPrices:
         at, share = self._places.get(target_w) or self.targets(target_w)
         if batch is not self._last:
             self._begin(batch)
-        cost = self._last_sums.get(at) or self._sum_at(batch, at)
-        if not share:
-            return cost
-        return cost.toward(self._last_sums.get(at - 1) or self._sum_at(batch, at - 1), share)
+        known = self._last_sums
+        cost = known.get(at) or self._sum_at(batch, at)
+        return cost.toward(known.get(at - 1) or self._sum_at(batch, at - 1), share) if share else cost
 
     def targets(self, target_w: float) -> tuple[int, float]:
         """The target that is run at or below ``target_w``, and how far it is to the next one."""
@@ -145,8 +145,9 @@ class StepPrices:
         self._last_costs.clear()
         self._last_sums.clear()
         if batch.decoding:
-            self._mean = batch.cached / batch.decoding
-            self._between = context_ends(self._mean)
+            mean = batch.cached / batch.decoding
+            low, high = self._between = context_ends(mean)
+            self._share = (mean - low) / (high - low) if mean > low else 0.0
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
         decoding = batch[0]
@@ -154,7 +155,11 @@ class StepPrices:
         if even is None:  # what does not depend on the contexts
             even = self._rows("shared", decoding * self.each, target) + self._head(batch, target)
             self._even[decoding, target] = even
-        cost = even + self._decoding(batch, target)
+        ends = self._ranges.get((decoding, self._between[0], target))
+        if ends is not None and self.attention == "balanced" and self._share:
+            cost = even.and_between(*ends, self._share)
+        else:
+            cost = even + self._decoding(batch, target)
         if self.draft is not None:
             cost += NOTHING.toward(self.draft._drafting(batch, target), self.each - 1)
         return cost
@@ -193,13 +198,13 @@ class StepPrices:
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
         """The attention of the sequences that decode."""
-        mean, (low, high) = self._mean, self._between
-        if mean > low:
+        low, high = self._between
+        if self._share:
             ends = self._ranges.get((batch.decoding, low, target))
             if ends is None:
                 at_low, at_high = (self._part("decode", batch.decoding, context, target) for context in (low, high))
                 ends = self._ranges[batch.decoding, low, target] = (at_low, at_high)
-            cost = ends[0].toward(ends[1], (mean - low) / (high - low))
+            cost = ends[0].toward(ends[1], self._share)
         else:
             cost = self._part("decode", batch.decoding, low, target)
         return cost if self.attention == "balanced" else cost + self._tail(batch, cost)

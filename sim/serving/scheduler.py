@@ -163,10 +163,13 @@ class Scheduler:
 
     def _yield(self, steps: int) -> list[Sequence]:
         """Tokens of the running sequences in ``steps`` steps; returns those that are done."""
-        for number in range(1, steps):  # the first one's blocks are taken
-            if growing := self._grow[(self.step + number) % self.pool.block_tokens]:
-                took = self.pool.take(growing)
-                assert took
+        if steps > 1:  # the first one's blocks are taken
+            rounds, more = divmod(steps - 1, self.pool.block_tokens)
+            growing = rounds * len(self.running)
+            for number in range(1, more + 1):
+                growing += self._grow[(self.step + number) % self.pool.block_tokens]
+            took = self.pool.take(growing)
+            assert took
         self.step += steps
         self.cached_tokens += steps * len(self.running)
         done = []

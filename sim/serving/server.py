@@ -173,13 +173,9 @@ class _Server:
         record = self.served[sequence.request.number]
         record.received_s = self.env.now + path_s
         if path_s:
-            self.env.process(self._on_its_way(sequence, path_s))
+            self.env.timeout(path_s).callbacks.append(lambda _: self._route(sequence))
         else:
             self._route(sequence)
-
-    def _on_its_way(self, sequence: InFlight, path_s: float) -> Generator[simpy.Event, Any, None]:
-        yield self.env.timeout(path_s)
-        self._route(sequence)
 
     def _next(self) -> None:
         """A closed loop sends its next request now."""
