@@ -66,6 +66,8 @@ class StepPrices:
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
     # Attention of so many sequences at both ends of a range of contexts, by sequences, lower end and target.
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
+    # The same after the rest of a step that only decodes, where these are all that it takes.
+    _ends: dict[tuple[int, int, int], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
@@ -136,9 +138,14 @@ class StepPrices:
 
     def _sum_at(self, batch: Batch, target: int) -> Cost:
         """The sum of :meth:`_at` of the batch at hand; of steps that only decode without its parts."""
-        known = self._decoding_only(batch, target) if not batch.chunks else self._at(batch, target).whole
-        self._last_sums[target] = known
-        return known
+        if batch.chunks:
+            cost = self._at(batch, target).whole
+        elif self._share and (ends := self._ends.get((batch.decoding, self._between[0], target))):
+            cost = ends[0].and_between(ends[1], ends[2], self._share)
+        else:
+            cost = self._decoding_only(batch, target)
+        self._last_sums[target] = cost
+        return cost
 
     def _begin(self, batch: Batch) -> None:
         self._last = batch
@@ -150,18 +157,16 @@ class StepPrices:
             self._share = (mean - low) / (high - low) if mean > low else 0.0
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
-        decoding = batch[0]
+        decoding, low = batch.decoding, self._between[0]
         even = self._even.get((decoding, target))
         if even is None:  # what does not depend on the contexts
             even = self._rows("shared", decoding * self.each, target) + self._head(batch, target)
             self._even[decoding, target] = even
-        ends = self._ranges.get((decoding, self._between[0], target))
-        if ends is not None and self.attention == "balanced" and self._share:
-            cost = even.and_between(*ends, self._share)
-        else:
-            cost = even + self._decoding(batch, target)
+        cost = even + self._decoding(batch, target)
         if self.draft is not None:
             cost += NOTHING.toward(self.draft._drafting(batch, target), self.each - 1)
+        elif self._share and self.attention == "balanced":
+            self._ends[decoding, low, target] = (even, *self._ranges[decoding, low, target])
         return cost
 
     def _drafting(self, batch: Batch, target: int) -> Cost:

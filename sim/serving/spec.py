@@ -257,4 +257,6 @@ class ServeSpec(ServerFields):
         inputs = lengths(self.input_tokens, count=count, spread=self.length_spread, seed=self.seed + 1)
         outputs = lengths(self.output_tokens, count=count, spread=self.length_spread, seed=self.seed + 2)
         drawn = made(times, inputs, outputs)
+        if self.time_scale == self.length_scale == 1.0:
+            return Traffic(requests=drawn)
         return Traffic(requests=scaled(drawn, time=self.time_scale, length=self.length_scale))
