@@ -16,7 +16,8 @@ Preemption = Literal["recompute", "swap"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a replica's scheduler keeps to. ``prefill_only``: sequences leave with their first token, for others to
-    go on with. ``batch_seqs``: sequences in one of several batches in flight at most.
+    go on with. ``batch_seqs``: sequences in one of several batches in flight at most. ``tells_longest``: of the running
+    sequences, for attention that waits for it.
     """
 
     max_num_seqs: int = 256
@@ -26,6 +27,7 @@ class Limits:
     prefill_only: bool = False
     checked_tokens: int = 1  # of a running sequence in a step: those that were drafted, and one more
     batch_seqs: float = math.inf
+    tells_longest: bool = True
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

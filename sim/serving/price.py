@@ -68,6 +68,8 @@ class StepPrices:
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
     # The same after the rest of a step that only decodes, where these are all that it takes.
     _ends: dict[tuple[int, int, int], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
+    # And by power target (W), where these are the same at both targets that it lies between.
+    _level: dict[tuple[int, int, float], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
@@ -102,12 +104,22 @@ class StepPrices:
 
     def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The sum of :meth:`step`, without its parts: quicker."""
-        at, share = self._places.get(target_w) or self.targets(target_w)
         if batch is not self._last:
             self._begin(batch)
+        ends = self._level.get((batch.decoding, self._between[0], target_w))
+        if ends is not None and self._share and not batch.chunks:
+            return ends[0].and_between(ends[1], ends[2], self._share)
+        at, share = self._places.get(target_w) or self.targets(target_w)
         known = self._last_sums
         cost = known.get(at) or self._sum_at(batch, at)
-        return cost.toward(known.get(at - 1) or self._sum_at(batch, at - 1), share) if share else cost
+        if not share:
+            return cost
+        cost = cost.toward(known.get(at - 1) or self._sum_at(batch, at - 1), share)
+        place = (batch.decoding, self._between[0])
+        ends = self._ends.get((*place, at))
+        if ends is not None and ends == self._ends.get((*place, at - 1)):  # neither target holds its kernels back
+            self._level[*place, target_w] = ends
+        return cost
 
     def targets(self, target_w: float) -> tuple[int, float]:
         """The target that is run at or below ``target_w``, and how far it is to the next one."""

@@ -272,7 +272,8 @@ class Scheduler:
         self.running[sequence.request.number] = sequence
         self.cached_tokens += sequence.computed
         heapq.heappush(self._ends, (self._end_of(sequence), sequence.request.number, sequence))
-        heapq.heappush(self._long, (sequence.joined - sequence.computed, sequence.request.number, sequence))
+        if self.limits.tells_longest:
+            heapq.heappush(self._long, (sequence.joined - sequence.computed, sequence.request.number, sequence))
         self._grow[(self.step - sequence.computed) % self.pool.block_tokens] += 1
         if grown:  # counted when it stops, like every block that running took
             sequence.blocks -= sequence.computed % self.pool.block_tokens == 0

@@ -69,7 +69,7 @@ def serve(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No search for cycles of objects meanwhile: a run makes none, and would be searched again and again as it grows."""
+    """No search for cycles of objects meanwhile: a run makes none, and would be searched again and again."""
     was = gc.isenabled()
     gc.disable()
     try:
