@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.engine.fluid import FluidModel
 from sim.run.plan import Work
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
@@ -18,6 +19,7 @@ from sim.serving import parts, price_cache, serve
 from sim.serving.cost import Batch, Chunk, Cost, Part
 from sim.serving.parts import PartTable, SumPart, played, table_of
 from sim.serving.price import StepPrices
+from sim.shortcuts.serial import whole_ps
 
 SIZES = [("shared", 300, 0), ("head", 17, 0), ("decode", 24, 912), ("chunk", 257, 128)]
 
@@ -58,6 +60,22 @@ def test_a_part_costs_what_the_engine_says(fields: dict[str, object], share: flo
         table._known = {}  # nothing stored
         quick = table.cost(part, rows, context, target_w, partial(part_work, prices, part, rows, context))
         assert quick == pytest.approx(played(table.plan(work), target_w), rel=1e-12)
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb", "a100-sxm-80gb"])
+@pytest.mark.parametrize("share", [1.0, 0.8, 0.5, 0.1])
+def test_a_kernel_by_itself_is_the_engines_to_the_bit(gpu: str, share: float) -> None:
+    prices = prices_of(gpu=gpu, tp=2)
+    model, target_w = prices.machine.model, share * prices.machine.limits.fast_limit_w
+    laid = parts.LaidParts()
+    for part, rows, context in SIZES:
+        laid.summed(part_work(prices, part, rows, context), model.sms)
+    fluid = FluidModel(model, tuple(laid.classes), [])
+    for kind in range(len(laid.classes)):
+        sms = fluid.grid(kind).sms
+        state = fluid.solve(((kind, sms, False, 1.0),), target_w, model.max_clock_hz)
+        expected = (whole_ps(state.rates[0]), state.power_w, state.clock_hz)
+        assert parts.alone(fluid.member(kind, sms, False), model, target_w) == expected
 
 
 def test_a_step_costs_the_same_whatever_was_asked_before() -> None:

@@ -11,6 +11,7 @@ from sim.errors import SimError
 from sim.explore.workers import Batch, Lines, Pool
 from sim.serving import ServeSpec, serve
 from sim.serving.clock import clocks_mhz
+from sim.serving.requests import Traffic
 from workloads.errors import WorkloadError
 
 # Changes to a plain server that have a name.
@@ -68,10 +69,11 @@ class _DegreeSearch:
         """Halve in on the replicas, then lower the clock, at that number of replicas and one more."""
         most = self.max_gpus // self.tp
         tried: dict[int, Server] = {}
+        traffic = self.spec.traffic()
 
         def at_top(replicas: int) -> Server:
             if replicas not in tried:
-                tried[replicas] = _served(self.spec, {"tp": self.tp, "replicas": replicas})
+                tried[replicas] = _served(self.spec, {"tp": self.tp, "replicas": replicas}, traffic)
             return tried[replicas]
 
         try:
@@ -88,7 +90,8 @@ class _DegreeSearch:
         for replicas in range(high, min(high + 1, most) + 1):
             good.append(at_top(replicas))
             for clock_mhz in _lower_clocks(self.spec):
-                server = _served(self.spec, {"tp": self.tp, "replicas": replicas, "sm_clock_mhz": clock_mhz})
+                changes = {"tp": self.tp, "replicas": replicas, "sm_clock_mhz": clock_mhz}
+                server = _served(self.spec, changes, traffic)
                 if server.share < self.within:
                     break
                 good.append(server)
@@ -156,9 +159,9 @@ def _mapped(function: Callable[[Batch], Lines], batches: Sequence[Batch], pool: 
     return pool.map(function, batches)
 
 
-def _served(spec: ServeSpec, changes: dict[str, Any]) -> Server:
+def _served(spec: ServeSpec, changes: dict[str, Any], traffic: Traffic | None = None) -> Server:
     fields = spec.model_dump(exclude_unset=True) | changes
-    return Server(changes=changes, summary=serve(ServeSpec.of(**fields)).summary)
+    return Server(changes=changes, summary=serve(ServeSpec.of(**fields), traffic=traffic).summary)
 
 
 def _lower_clocks(spec: ServeSpec) -> list[float]:

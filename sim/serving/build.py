@@ -106,6 +106,7 @@ def replicas_of(
         checked_tokens=prices[0].each,
         max_loras=group.lora_adapters,
         batch_seqs=math.ceil(spec.max_num_seqs / spec.pp) if spec.pp_batches == "even" else math.inf,
+        tells_longest=spec.attention == "per_sequence",
     )
     rungs = _rungs(spec, target, prefill=prefill)
     kv_bytes = memory_of(spec, group, context=1).kv_bytes

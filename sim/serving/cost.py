@@ -41,6 +41,19 @@ class Cost(NamedTuple):
             )
         )
 
+    def and_between(self, low: Cost, high: Cost, share: float) -> Cost:
+        """``self + low.toward(high, share)`` in one go."""
+        time_s, energy_j, cycles = self
+        low_s, low_j, low_cycles = low
+        high_s, high_j, high_cycles = high
+        return cost_of(
+            (
+                time_s + (low_s + share * (high_s - low_s)),
+                energy_j + (low_j + share * (high_j - low_j)),
+                cycles + (low_cycles + share * (high_cycles - low_cycles)),
+            )
+        )
+
 
 # A cost of three numbers, without a call of Python's own.
 cost_of = cast("Callable[[Iterable[float]], Cost]", partial(tuple.__new__, Cost))
@@ -105,10 +118,12 @@ class StepCost(NamedTuple):
     @property
     def whole(self) -> Cost:
         """Their sum."""
-        cost = self.shared
-        for prompt in self.prompts:
-            cost += prompt
-        return cost + self.decoding + self.head
+        time_s, energy_j, cycles = self.shared
+        for part_s, part_j, part_cycles in (*self.prompts, self.decoding, self.head):
+            time_s += part_s
+            energy_j += part_j
+            cycles += part_cycles
+        return cost_of((time_s, energy_j, cycles))
 
     def plus(self, other: StepCost) -> StepCost:
         """The same batch on two stages, or what drafts tokens and what checks them."""

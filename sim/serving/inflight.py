@@ -16,7 +16,8 @@ Preemption = Literal["recompute", "swap"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a replica's scheduler keeps to. ``prefill_only``: sequences leave with their first token, for others to
-    go on with. ``batch_seqs``: sequences in one of several batches in flight at most.
+    go on with. ``batch_seqs``: sequences in one of several batches in flight at most. ``tells_longest``: of the running
+    sequences, for attention that waits for it.
     """
 
     max_num_seqs: int = 256
@@ -27,6 +28,7 @@ class Limits:
     checked_tokens: int = 1  # of a running sequence in a step: those that were drafted, and one more
     batch_seqs: float = math.inf
     max_loras: int = 0  # adapters that sequences with a seat may ask for; 0: there are none
+    tells_longest: bool = True
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -15,13 +15,14 @@ from functools import cached_property, lru_cache
 import workloads
 from hardware.cluster import Cluster
 from hardware.gpu import GpuSpec
-from hardware.laws.terms import wanted_sms
+from hardware.laws.terms import dynamic_power_w, wanted_sms
+from hardware.power import highest_clock
 from hardware.profile import Profile
 from inputs.same import Same
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass
 from sim.engine.record import Recorder
-from sim.engine.running import GpuModel, GpuState
+from sim.engine.running import PS_PER_S, GpuModel, Member
 from sim.errors import FoldError
 from sim.run.plan import PieceSequence, Plan, Work
 from sim.run.runner import POLICY
@@ -76,7 +77,8 @@ class LaidParts:
         for segment in (segment for phase in rank.phases for segment in phase.segments):
             for kernel in segment.kernels:
                 cls = work.classify(kernel)
-                if kernel.stream or kernel.after or cls.lead_s or wanted_sms(cls.terms, float(sms)) > sms:
+                partly = wanted_sms(cls.terms, float(sms)) > sms or cls.terms.few_sms_saving
+                if kernel.stream or kernel.after or cls.lead_s or partly:
                     return work
                 kind = self.kind(cls)
                 counts[kind] = counts.get(kind, 0) + segment.repeat
@@ -114,7 +116,11 @@ class PartTable:
     gpu: GpuModel
     laid: LaidParts
     _new: Known = field(default_factory=dict)
-    _states: dict[tuple[int, float], GpuState] = field(default_factory=dict)
+    _alone: dict[tuple[int, float], tuple[int, float, float]] = field(default_factory=dict)  # see _kernel
+
+    @cached_property
+    def _model(self) -> FluidModel:
+        return FluidModel(self.gpu, (), [])
 
     @cached_property
     def _stored(self) -> StoredPrices:
@@ -150,16 +156,47 @@ class PartTable:
     def _sum(self, part: SumPart, target_w: float) -> Cost:
         spent_ps, energy, cycles = 0, 0.0, 0.0
         for kind, count in zip(part.kinds, part.counts, strict=True):
-            state = self._states.get((kind, target_w))
-            if state is None:
-                model = FluidModel(self.gpu, (self.laid.classes[kind],), [])
-                alone = ((0, model.grid(0).sms, False, 1.0),)
-                state = self._states[kind, target_w] = model.solve(alone, target_w, self.gpu.max_clock_hz)
-            took_ps = count * whole_ps(state.rates[0])
+            kernel_ps, power_w, clock_hz = self._alone.get((kind, target_w)) or self._kernel(kind, target_w)
+            took_ps = count * kernel_ps
             spent_ps += took_ps
-            energy += took_ps * state.power_w
-            cycles += took_ps * state.clock_hz
+            energy += took_ps * power_w
+            cycles += took_ps * clock_hz
         return Cost(time_s=spent_ps * 1e-12, energy_j=part.world * energy * 1e-12, cycles=cycles * 1e-12)
+
+    def _kernel(self, kind: int, target_w: float) -> tuple[int, float, float]:
+        """Picoseconds, watts and clock (Hz) of one kernel of a kind by itself."""
+        model = self._model
+        if kind >= len(model.classes):
+            model.classes = tuple(self.laid.classes)
+        found = self._alone[kind, target_w] = alone(model.member(kind, model.grid(kind).sms, False), self.gpu, target_w)
+        return found
+
+
+def alone(kernel: Member, gpu: GpuModel, limit_w: float) -> tuple[int, float, float]:
+    """Picoseconds, watts and clock (Hz) of a kernel by itself below ``limit_w``: to the bit those of
+    :meth:`~sim.engine.fluid.FluidModel.solve`, without what several kernels would take from one another.
+    """
+    pace, gap_s = kernel.pace, kernel.cls.gap_s
+
+    def rate(clock_hz: float) -> tuple[float, float]:
+        """Share of its time that it works, and completions a picosecond."""
+        work_s = pace.seconds(clock_hz)
+        return work_s / (work_s + gap_s), 1.0 / (work_s + gap_s) / PS_PER_S
+
+    def power_w(clock_hz: float) -> float:
+        busy, per_ps = rate(clock_hz)
+        above_w = dynamic_power_w(
+            kernel.terms,
+            sms=kernel.sms * busy,
+            gpu_sms=gpu.sms,
+            progress_per_s=per_ps * PS_PER_S,
+            voltage_scale=gpu.voltage_scale(clock_hz),
+            clock_fraction=clock_hz / gpu.reference_clock_hz,
+        )
+        return above_w * gpu.chip_power_factor + gpu.idle_w(clock_hz)
+
+    clock_hz = highest_clock(power_w, limit_w, gpu.min_clock_hz, gpu.max_clock_hz, gpu.clock_step_hz)
+    return whole_ps(rate(clock_hz)[1]), power_w(clock_hz), clock_hz
 
 
 def table_of(scenario: Scenario, machine: Machine, partitions: Partitions | None) -> PartTable:

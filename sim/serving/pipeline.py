@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import simpy
@@ -227,7 +227,7 @@ class PipelineReplica(Replica):
 
     def _computed(self, stage: ReplicaStage, step: PlannedStep) -> Cost:
         begin_s, prices = self.env.now, stage.prices
-        cost = stage.governor.work(lambda target_w: prices.whole(step.batch, target_w))
+        cost = stage.governor.work(partial(prices.whole, step.batch))
         if self.log.window is not None:
             run = RunStep(
                 replica=self.number, start_s=begin_s, time_s=cost.time_s, batch=step.batch, prices=prices,

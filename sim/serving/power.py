@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from hardware.clock import ClockLimits
 from sim.engine.governor import Loop
 from sim.scenario.machine import Machine
-from sim.serving.cost import NOTHING, Cost
+from sim.serving.cost import Cost
+
+# Where work is asked about whose power grows with its context, a little more is asked for: the next is then known.
+HEADROOM = 1.02
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class ReplicaGovernor:
     _left_s: float = field(init=False)  # until the next tick
     _since_j: float = 0.0  # of one GPU since the last one
     seen: Seen | None = None  # what somebody wants to know, who looks from time to time
+    _steady_w: float = -math.inf  # known to move no limiter, as they are now: nor does less
 
     def __post_init__(self) -> None:
         self.limiter = Loop(self.machine.limits)
@@ -60,7 +64,7 @@ class ReplicaGovernor:
         """Another power cap from now on, of the same GPU."""
         if limits is not self.limiter.limits:
             self.limiter.limit(limits)
-            self.target_w = self.limiter.grid_w
+            self.target_w, self._steady_w = self.limiter.grid_w, -math.inf
 
     def pause(self, seconds: float) -> float:
         """Nothing runs for ``seconds``; returns the joules over all GPUs."""
@@ -69,7 +73,13 @@ class ReplicaGovernor:
 
     def is_steady(self, power_w: float) -> bool:
         """True when work at ``power_w`` a GPU, however long, moves no limiter."""
-        return self.limiter.is_steady(power_w)
+        if power_w <= self._steady_w:
+            return True
+        for asked_w in (HEADROOM * power_w, power_w):
+            if self.limiter.is_steady(asked_w):
+                self._steady_w = asked_w
+                return True
+        return False
 
     @property
     def is_resting(self) -> bool:
@@ -82,24 +92,29 @@ class ReplicaGovernor:
 
     def work(self, cost_at: Callable[[float], Cost]) -> Cost:
         """One step, whose cost at a power target is ``cost_at``: its pace changes when the limiters move."""
-        left, spent, target_w, cost, power_w = 1.0, NOTHING, math.nan, NOTHING, 0.0
+        left, spent_s, spent_j, spent_cycles = 1.0, 0.0, 0.0, 0.0
         while True:
-            if self.target_w != target_w:
-                target_w = self.target_w
-                cost = cost_at(target_w)
-                power_w = cost.energy_j / self.gpus / cost.time_s
-            rest_s = left * cost.time_s
-            if rest_s <= self._left_s or self.limiter.is_steady(power_w):
-                self.spend(rest_s, power_w)
-                return spent + NOTHING.toward(cost, left) if spent is not NOTHING else cost
-            share = self._left_s / cost.time_s
-            left -= share
-            spent += NOTHING.toward(cost, share)
-            self.spend(self._left_s, power_w)
+            target_w = self.target_w
+            cost = cost_at(target_w)
+            time_s, energy_j, cycles = cost
+            power_w = energy_j / self.gpus / time_s
+            while self.target_w == target_w:
+                rest_s = left * time_s
+                if rest_s <= self._left_s or self.is_steady(power_w):
+                    self.spend(rest_s, power_w)
+                    if not spent_s:
+                        return cost
+                    return Cost(spent_s + left * time_s, spent_j + left * energy_j, spent_cycles + left * cycles)
+                share = self._left_s / time_s
+                left -= share
+                spent_s += share * time_s
+                spent_j += share * energy_j
+                spent_cycles += share * cycles
+                self.spend(self._left_s, power_w)
 
     def until_tick_s(self, power_w: float) -> float:
         """How long work at ``power_w`` a GPU goes on before its target may move; infinite where no limiter minds it."""
-        return math.inf if self.limiter.is_steady(power_w) else self._left_s
+        return math.inf if self.is_steady(power_w) else self._left_s
 
     def spend(self, seconds: float, power_w: float) -> None:
         """The GPUs drew ``power_w`` each for ``seconds``."""
@@ -108,9 +123,12 @@ class ReplicaGovernor:
         limiter = self.limiter
         while seconds >= self._left_s:
             seconds -= self._left_s
-            limiter.step((self._since_j + power_w * self._left_s) / limiter.limits.tick_s)
+            mean_w = (self._since_j + power_w * self._left_s) / limiter.limits.tick_s
+            limiter.step(mean_w)
+            if mean_w > self._steady_w:
+                self._steady_w = -math.inf
             self._since_j, self._left_s = 0.0, self._tick_s
-            if seconds >= self._tick_s and limiter.is_steady(power_w):
+            if seconds >= self._tick_s and self.is_steady(power_w):
                 ticks = int(seconds / self._tick_s)
                 limiter.rest(power_w, ticks)
                 seconds = max(0.0, seconds - ticks * self._tick_s)

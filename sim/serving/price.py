@@ -58,13 +58,18 @@ class StepPrices:
     _last: Batch | None = None
     _last_costs: dict[int, StepCost] = field(default_factory=dict)
     _last_sums: dict[int, Cost] = field(default_factory=dict)
-    _mean: float = 0.0  # context of its sequences that decode, and the contexts run that it lies between
+    # The contexts run between which the mean context of the batch lies, and how far it is to the second.
     _between: tuple[int, int] = (0, 0)
+    _share: float = 0.0
     _even: dict[tuple[int, int], Cost] = field(default_factory=dict)  # by sequences and target
     _places: dict[float, tuple[int, float]] = field(default_factory=dict)
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
     # Attention of so many sequences at both ends of a range of contexts, by sequences, lower end and target.
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
+    # The same after the rest of a step that only decodes, where these are all that it takes.
+    _ends: dict[tuple[int, int, int], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
+    # And by power target (W), where these are the same at both targets that it lies between.
+    _level: dict[tuple[int, int, float], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
@@ -101,13 +106,22 @@ class StepPrices:
 
     def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The sum of :meth:`step`, without its parts: quicker."""
-        at, share = self._places.get(target_w) or self.targets(target_w)
         if batch is not self._last:
             self._begin(batch)
-        cost = self._last_sums.get(at) or self._sum_at(batch, at)
+        ends = self._level.get((batch.decoding, self._between[0], target_w))
+        if ends is not None and self._share and not batch.chunks:
+            return ends[0].and_between(ends[1], ends[2], self._share)
+        at, share = self._places.get(target_w) or self.targets(target_w)
+        known = self._last_sums
+        cost = known.get(at) or self._sum_at(batch, at)
         if not share:
             return cost
-        return cost.toward(self._last_sums.get(at - 1) or self._sum_at(batch, at - 1), share)
+        cost = cost.toward(known.get(at - 1) or self._sum_at(batch, at - 1), share)
+        place = (batch.decoding, self._between[0])
+        ends = self._ends.get((*place, at))
+        if ends is not None and ends == self._ends.get((*place, at - 1)):  # neither target holds its kernels back
+            self._level[*place, target_w] = ends
+        return cost
 
     def targets(self, target_w: float) -> tuple[int, float]:
         """The target that is run at or below ``target_w``, and how far it is to the next one."""
@@ -138,20 +152,26 @@ class StepPrices:
 
     def _sum_at(self, batch: Batch, target: int) -> Cost:
         """The sum of :meth:`_at` of the batch at hand; of steps that only decode without its parts."""
-        known = self._decoding_only(batch, target) if not batch.chunks else self._at(batch, target).whole
-        self._last_sums[target] = known
-        return known
+        if batch.chunks:
+            cost = self._at(batch, target).whole
+        elif self._share and (ends := self._ends.get((batch.decoding, self._between[0], target))):
+            cost = ends[0].and_between(ends[1], ends[2], self._share)
+        else:
+            cost = self._decoding_only(batch, target)
+        self._last_sums[target] = cost
+        return cost
 
     def _begin(self, batch: Batch) -> None:
         self._last = batch
         self._last_costs.clear()
         self._last_sums.clear()
         if batch.decoding:
-            self._mean = batch.cached / batch.decoding
-            self._between = context_ends(self._mean)
+            mean = batch.cached / batch.decoding
+            low, high = self._between = context_ends(mean)
+            self._share = (mean - low) / (high - low) if mean > low else 0.0
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
-        decoding = batch[0]
+        decoding, low = batch.decoding, self._between[0]
         even = self._even.get((decoding, target))
         if even is None:  # what does not depend on the contexts
             even = self._rows("shared", decoding * self.each, target) + self._head(batch, target)
@@ -161,6 +181,8 @@ class StepPrices:
             cost += self._adapted(batch, target)
         if self.draft is not None:
             cost += NOTHING.toward(self.draft._drafting(batch, target), self.each - 1)
+        elif self._share and self.attention == "balanced":
+            self._ends[decoding, low, target] = (even, *self._ranges[decoding, low, target])
         return cost
 
     def _drafting(self, batch: Batch, target: int) -> Cost:
@@ -225,13 +247,13 @@ class StepPrices:
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
         """The attention of the sequences that decode."""
-        mean, (low, high) = self._mean, self._between
-        if mean > low:
+        low, high = self._between
+        if self._share:
             ends = self._ranges.get((batch.decoding, low, target))
             if ends is None:
                 at_low, at_high = (self._part("decode", batch.decoding, context, target) for context in (low, high))
                 ends = self._ranges[batch.decoding, low, target] = (at_low, at_high)
-            cost = ends[0].toward(ends[1], (mean - low) / (high - low))
+            cost = ends[0].toward(ends[1], self._share)
         else:
             cost = self._part("decode", batch.decoding, low, target)
         return cost if self.attention == "balanced" else cost + self._tail(batch, cost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import simpy
@@ -204,7 +205,7 @@ class Replica:
         if hold_s:
             self._pause(hold_s)
         parts = self.prices.step(step.batch, self.governor.target_w) if step.pieces else None
-        cost = self.governor.work(lambda target_w: self.prices.whole(step.batch, target_w))
+        cost = self.governor.work(partial(self.prices.whole, step.batch))
         self._show(begin_s + hold_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
         if self.clock is not None:

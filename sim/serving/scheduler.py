@@ -199,10 +199,13 @@ class Scheduler:
 
     def _yield(self, steps: int) -> list[Sequence]:
         """Tokens of the running sequences in ``steps`` steps; returns those that are done."""
-        for number in range(1, steps):  # the first one's blocks are taken
-            if growing := self._grow[(self.step + number) % self.pool.block_tokens]:
-                took = self.pool.take(growing)
-                assert took
+        if steps > 1:  # the first one's blocks are taken
+            rounds, more = divmod(steps - 1, self.pool.block_tokens)
+            growing = rounds * len(self.running)
+            for number in range(1, more + 1):
+                growing += self._grow[(self.step + number) % self.pool.block_tokens]
+            took = self.pool.take(growing)
+            assert took
         self.step += steps
         self.cached_tokens += steps * len(self.running)
         done = []
@@ -309,7 +312,8 @@ class Scheduler:
         self.running[sequence.request.number] = sequence
         self.cached_tokens += sequence.computed
         heapq.heappush(self._ends, (self._end_of(sequence), sequence.request.number, sequence))
-        heapq.heappush(self._long, (sequence.joined - sequence.computed, sequence.request.number, sequence))
+        if self.limits.tells_longest:
+            heapq.heappush(self._long, (sequence.joined - sequence.computed, sequence.request.number, sequence))
         self._grow[(self.step - sequence.computed) % self.pool.block_tokens] += 1
         if grown:  # counted when it stops, like every block that running took
             sequence.blocks -= sequence.computed % self.pool.block_tokens == 0

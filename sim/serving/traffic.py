@@ -34,7 +34,10 @@ def traffic_of(fields: ServerFields) -> Traffic:
         )
     inputs = lengths(fields.input_tokens, count=count, spread=fields.length_spread, seed=fields.seed + 1)
     outputs = lengths(fields.output_tokens, count=count, spread=fields.length_spread, seed=fields.seed + 2)
-    drawn = _adapted(fields, scaled(made(times, inputs, outputs), **scales), ())
+    drawn = made(times, inputs, outputs)
+    if set(scales.values()) != {1.0}:
+        drawn = scaled(drawn, **scales)
+    drawn = _adapted(fields, drawn, ())
     if fields.images:
         width, height = fields.image_width, fields.image_height
         size = None if width is None or height is None else (width, height)

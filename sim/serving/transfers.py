@@ -40,6 +40,7 @@ class CacheTransfers:
     network: Network = field(init=False)
     _costs: dict[tuple[int, bool], tuple[Cost, float]] = field(default_factory=dict)
     _streams: dict[tuple[int, int], Streams] = field(default_factory=dict)
+    _last_part: dict[tuple[int, int], tuple[int, tuple[int, int], bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         group = self.group = self.spec.group()
@@ -63,20 +64,24 @@ class CacheTransfers:
         """
         step = self.spec.block_tokens
         whole = -(-tokens // step) * step
-        ways = self._ways(source, to)
-        # A cache has come when the last part has: one that leaves its node, if any does.
-        ranks = next((way for way in ways if not self.machine.cluster.same_node(way)), ways[0])
-        near = self.machine.cluster.same_node(ranks)
+        count, ranks, near = self._last_part.get((source, to)) or self._last_part_of(source, to)
         known = self._costs.get((whole, near))
         if known is None:
             roles = (self.front, self.group)
             all_bytes = max(role.world * memory_of(self.spec, role, context=whole).kv_bytes for role in roles)
-            rank_bytes = all_bytes / len(ways)
+            rank_bytes = all_bytes / count
             alone = sent(self.machine, round(rank_bytes), ranks)
             idle_j = 2 * alone.time_s * self.machine.model.idle_w(self.machine.model.max_clock_hz)
-            cost = Cost(time_s=alone.time_s, energy_j=len(ways) * max(0.0, alone.energy_j - idle_j))
+            cost = Cost(time_s=alone.time_s, energy_j=count * max(0.0, alone.energy_j - idle_j))
             known = self._costs[whole, near] = cost, rank_bytes
         return known
+
+    def _last_part_of(self, source: int, to: int) -> tuple[int, tuple[int, int], bool]:
+        """How many parts a cache has, which comes last, and whether it stays in its node (none that leaves does)."""
+        ways, same_node = self._ways(source, to), self.machine.cluster.same_node
+        ranks = next((way for way in ways if not same_node(way)), ways[0])
+        found = self._last_part[source, to] = (len(ways), ranks, same_node(ranks))
+        return found
 
     def _between(self, source: int, to: int) -> Streams:
         known = self._streams.get((source, to))
