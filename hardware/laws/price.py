@@ -13,7 +13,7 @@ from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_course, elementwise_features, permuting
 from hardware.laws.exchange import CTAS, RoutedExchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
-from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
+from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched, thin_tiles
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.narrow_cache import with_narrow_cache
 from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
@@ -76,9 +76,13 @@ def gemm_law(profile: Profile, dtype: str) -> str | None:
 
 def launched_gemm(profile: Profile, gpu: GpuSpec, terms: KernelTerms, sizes: GemmSizes) -> KernelTerms:
     """``terms`` of a 16-bit product in the tiles that its library launches, which decide what runs beside it."""
-    if sizes.m < LEAST_ROWS or not gpu.clusters:
+    if not gpu.clusters:
         return terms
-    return relaunched(terms, launched_tiles(profile.gemm["bf16"], sizes, gpu), gpu.sms)
+    if sizes.m < LEAST_ROWS:
+        tiles = thin_tiles(sizes.n, gpu.sms)
+    else:
+        tiles = launched_tiles(profile.gemm["bf16"], sizes, gpu)
+    return terms if tiles is None else relaunched(terms, tiles, gpu.sms)
 
 
 def prefill_terms(profile: Profile, gpu: GpuSpec, sizes: PrefillSizes) -> KernelTerms:

@@ -169,11 +169,11 @@ def _beside(kernel: KernelClass, *, joins: bool) -> KernelClass:
     return replace(kernel, lead_s=kernel.clearing_s or kernel.lead_s, terms=terms, gap_s=gap_s, beside=None)
 
 
-def _places(kernels: Sequence[Kernel]) -> list[Place]:
-    """Of each kernel of a segment, whether it runs beside other streams and waits for one."""
+def _places(kernels: Sequence[Kernel], lone: Place) -> list[Place]:
+    """Of each kernel of a segment, whether it runs beside other streams and waits for one; ``lone``: of one stream."""
     lane = [kernel.stream for kernel in kernels]
     if len(set(lane)) == 1:
-        return ["alone"] * len(lane)
+        return [lone] * len(lane)
     heads = {lane.index(stream) for stream in set(lane)}  # they wait for all streams of the segment before
     return [
         "joins" if at in heads or any(lane[before] != lane[at] for before in kernel.after) else "beside"
@@ -192,13 +192,14 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
     start = 0
     last_of: dict[int, int] = {}  # stream -> its last kernel so far
     marks: dict[str, list[int]] = {}
+    crossed = any(segment.asynchronous for phase in program.phases for segment in phase.segments)
     for phase_index, phase in enumerate(program.phases):
         for segment_index, segment in enumerate(phase.segments):
             kernels, repeat = segment.kernels, segment.repeat
             size = len(kernels)
             first = tables.segment(phase_index, segment_index, phase.name, segment)
             lane = [k.stream for k in kernels]
-            places = _places(kernels)
+            places = _places(kernels, "beside" if crossed else "alone")  # transfers run beside any
             classes.append(np.tile([tables.kernel(k, p) for k, p in zip(kernels, places, strict=True)], repeat))
             streams.append(np.tile(lane, repeat))
             segments.append(np.repeat(np.arange(first, first + repeat), size))
