@@ -33,9 +33,9 @@ _READING = 5.0
 # All 48 products of chunked steps there have 120 to 132 of 132 blocks. Times of kernels here misjudge the one that was
 # launched by up to 9 % (512 rows of n 14336): of kernels so near the quickest, one that fills the GPU as these do is.
 _FILLED, _ALIKE = 120 / 132, 1.09
-# Fewer rows are bound by memory: blocks share the columns of the weights, whatever the rows. Of 16 grids of 4 to 32 rows
-# in our profiler traces (records/*/traces, measurements/kineto) 14 are those of `thin_tiles`; the law, whose tiles change
-# from row to row where many end together, has 10.
+# Fewer rows are bound by memory: blocks share the columns of the weights, whatever the rows. Of 16 grids of 4 to 32
+# rows in our profiler traces (records/*/traces, measurements/kineto) 14 are those of `thin_tiles`; the law, whose tiles
+# change from row to row where many end together, has 10.
 LEAST_ROWS = 128
 _NARROW = 64  # columns of a thin product's tiles
 

@@ -78,10 +78,8 @@ def launched_gemm(profile: Profile, gpu: GpuSpec, terms: KernelTerms, sizes: Gem
     """``terms`` of a 16-bit product in the tiles that its library launches, which decide what runs beside it."""
     if not gpu.clusters:
         return terms
-    if sizes.m < LEAST_ROWS:
-        tiles = thin_tiles(sizes.n, gpu.sms)
-    else:
-        tiles = launched_tiles(profile.gemm["bf16"], sizes, gpu)
+    law = profile.gemm["bf16"]
+    tiles = thin_tiles(sizes.n, gpu.sms) if sizes.m < LEAST_ROWS else launched_tiles(law, sizes, gpu)
     return terms if tiles is None else relaunched(terms, tiles, gpu.sms)
 
 
