@@ -50,9 +50,8 @@ COMMON_TILES = Tiles.of(product(range(64, 385, 64), (8, 16, 32, 64, 128, 192, 25
 # Uneven tiles: of 0, 3 and 6 % more cycles the middle one leaves the least error of rows left out, and of 48 products
 # in our traces of chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) 46 have their rounds with it,
 # 35 without.
-UNEVEN = 1.03
 _WHOLE, _ANY = range(64, 513, 64), range(8, 257, 8)
-CUBLAS_TILES = Tiles.of([*product(_WHOLE, _ANY), *product(_ANY[7:], _WHOLE[:4])], uneven=UNEVEN)
+CUBLAS_TILES = Tiles.of([*product(_WHOLE, _ANY), *product(_ANY[7:], _WHOLE[:4])], uneven=1.03)
 # Elements of the result that one SM's tile holds in a large product: 128 x 256.
 _WAVE_TILE = 128 * 256
 # Rows that tiles compute beyond m, on average: half a tile of 64, the least that a tensor-core instruction does.

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from hardware.gpu import GpuSpec
-from hardware.laws.gemm import UNEVEN, GemmCoefficients
+from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
 
@@ -25,10 +25,8 @@ _TILES = np.array(
 _SPLITS = np.array([1, 2, 3, 4])
 _A, _B = np.repeat(_TILES, len(_SPLITS), axis=0).T
 _S = np.tile(_SPLITS, len(_TILES))
-_CYCLES = np.where((np.minimum(_A, _B) <= 64) | ((_A % 64 == 0) & (_B % 64 == 0)), 1.0, UNEVEN)
 # What reading a tile's columns and rows from L2 adds to its arithmetic: large tiles read less for each product. With it
-# and uneven tiles 45 of the 48 products of our chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid)
-# have their rounds, 44 their very tiles.
+# 20 of the 21 products of our chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) have their rounds.
 _READING = 5.0
 # All 48 products of chunked steps there have 120 to 132 of 132 blocks. Times of kernels here misjudge the one that was
 # launched by up to 9 % (512 rows of n 14336): of kernels so near the quickest, one that fills the GPU as these do is.
@@ -60,7 +58,7 @@ def launched_tiles(c: GemmCoefficients, sizes: GemmSizes, gpu: GpuSpec) -> int:
     m, n, k, rate = sizes.m, sizes.n, sizes.k, gpu.tensor_flops_per_cycle_per_sm("bf16")
     tiles = np.ceil(n / _A) * np.ceil(m / _B) * _S
     reading = 1.0 + _READING * (_A + _B) / (_A * _B)
-    cycles = _CYCLES * 2 * _A * _B * (k / _S) / (rate * c.efficiency) * reading + c.epilogue_cycles
+    cycles = 2 * _A * _B * (k / _S) / (rate * c.efficiency) * reading + c.epilogue_cycles
     compute_s = np.ceil(tiles / gpu.sms) * cycles / gpu.max_clock_hz
     read_s = 2.0 * tiles * (_A + _B) * (k / _S) / c.l2_bytes_per_s
     reduce_s = np.where(_S > 1, c.split_reduce_s + 8.0 * m * n * _S / c.l2_bytes_per_s, 0.0)

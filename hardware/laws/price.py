@@ -99,7 +99,7 @@ def prefill_terms(profile: Profile, gpu: GpuSpec, sizes: PrefillSizes) -> Kernel
 def decode_terms(profile: Profile, gpu: GpuSpec, sizes: DecodeSizes) -> KernelTerms:
     """Flash attention of one query token a sequence."""
     terms, learnt = decode_base_terms(profile.decode, sizes, gpu.sms), profile.decode_corrections
-    # Keys and values pass through L2, which follows the SM clock: a card whose cap leaves it a few hundred MHz streams less.
+    # Keys and values pass through L2, which follows the SM clock: at a few hundred MHz it is slower than HBM.
     through_l2 = profile.gemm["bf16"].l2_bytes_per_s / gpu.max_clock_hz
     terms = replace(terms, l2_bytes=terms.hbm_bytes, l2_bytes_per_cycle=through_l2)
     terms = corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
