@@ -72,7 +72,7 @@ def _terms(m: int, n: int, k: int):  # type: ignore[no-untyped-def]
     return gemm_terms(PROFILE, GPU, GemmSizes(m=m, n=n, k=k, dtype="bf16"))
 
 
-@pytest.mark.parametrize("m", [128, 256, 1000, 4096])
+@pytest.mark.parametrize("m", [4, 127, 128, 256, 1000, 4096])
 def test_other_tiles_take_the_time_and_joules_of_the_law_alone(m: int) -> None:
     before = _terms(m, 14336, 8192)
     after = launched_gemm(PROFILE, GPU, before, GemmSizes(m=m, n=14336, k=8192))
@@ -81,8 +81,26 @@ def test_other_tiles_take_the_time_and_joules_of_the_law_alone(m: int) -> None:
         assert alone[1] == pytest.approx(alone[0], rel=1e-9)
     watts = [t.sm_power_w * min(t.blocks, GPU.sms) for t in (before, after)]
     assert watts[1] == pytest.approx(watts[0]) and after.core_energy_j == before.core_energy_j
-    small = _terms(LEAST_ROWS - 1, 14336, 8192)
-    assert launched_gemm(PROFILE, GPU, small, GemmSizes(m=LEAST_ROWS - 1, n=14336, k=8192)) is small
+
+
+# Rows, columns, depth and tiles (by name and grid, splits of k among them) of products in traces of decode steps:
+# records/*/traces and measurements/kineto.
+THIN = [
+    (32, 5120, 8192, 120), (32, 8192, 4096, 128), (32, 8192, 14336, 128), (32, 2560, 8192, 80), (32, 8192, 2048, 128),
+    (32, 8192, 7168, 128), (32, 6144, 4096, 96), (32, 4096, 4096, 128), (32, 4096, 14336, 128), (4, 6144, 4096, 96),
+    (4, 4096, 4096, 128), (4, 4096, 14336, 128), (32, 5120, 2048, 80), (32, 2048, 4096, 96), (16, 5120, 2048, 80),
+    (16, 2048, 4096, 64),
+]  # fmt: skip
+
+
+def test_products_of_few_rows_have_the_tiles_of_the_traces_whatever_their_rows() -> None:
+    """So that what waits for SMs beside one does not find some because a token more has come."""
+
+    def made(m: int, n: int, k: int) -> int:
+        return launched_gemm(PROFILE, GPU, _terms(m, n, k), GemmSizes(m=m, n=n, k=k)).blocks
+
+    assert sum(made(*sizes) == real for *sizes, real in THIN) == 14
+    assert all(len({made(m, n, k) for m in range(1, LEAST_ROWS, 7)}) == 1 for _, n, k, _ in THIN)
 
 
 def test_a_step_of_one_stream_knows_nothing_of_them() -> None:

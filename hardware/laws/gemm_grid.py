@@ -28,7 +28,28 @@ _S = np.tile(_SPLITS, len(_TILES))
 # What reading a tile's columns and rows from L2 adds to its arithmetic: large tiles read less for each product. With it
 # 20 of the 21 products of our chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) have their rounds.
 _READING = 5.0
-LEAST_ROWS = 128  # fewer are bound by memory, and their tiles those of the law
+# All 48 products of chunked steps there have 120 to 132 of 132 blocks. Times of kernels here misjudge the one that was
+# launched by up to 9 % (512 rows of n 14336): of kernels so near the quickest, one that fills the GPU as these do is.
+_FILLED, _ALIKE = 120 / 132, 1.09
+# Fewer rows are bound by memory: blocks share the columns of the weights, whatever the rows. Of 16 grids of 4 to 32
+# rows in our profiler traces (records/*/traces, measurements/kineto) 14 are those of `thin_tiles`; the law, whose tiles
+# change from row to row where many end together, has 10.
+LEAST_ROWS = 128
+_NARROW = 64  # columns of a thin product's tiles
+
+
+def thin_tiles(n: int, sms: int) -> int | None:
+    """Tiles of a product of few rows: columns of 64, each in two halves of k where these find SMs together.
+
+    None where columns are more than SMs: wider tiles, which no rule that we know of says.
+
+    >>> [thin_tiles(n, 132) for n in (4096, 6144, 8192, 14336)]
+    [128, 96, 128, None]
+    """
+    columns = -(-n // _NARROW)
+    if columns > sms:
+        return None
+    return 2 * columns if 2 * columns <= sms else columns
 
 
 @lru_cache(maxsize=4096)
@@ -41,7 +62,9 @@ def launched_tiles(c: GemmCoefficients, sizes: GemmSizes, gpu: GpuSpec) -> int:
     compute_s = np.ceil(tiles / gpu.sms) * cycles / gpu.max_clock_hz
     read_s = 2.0 * tiles * (_A + _B) * (k / _S) / c.l2_bytes_per_s
     reduce_s = np.where(_S > 1, c.split_reduce_s + 8.0 * m * n * _S / c.l2_bytes_per_s, 0.0)
-    return int(tiles[np.argmin(np.maximum(compute_s, read_s) + reduce_s)])
+    taken_s = np.maximum(compute_s, read_s) + reduce_s
+    fills = (taken_s <= _ALIKE * taken_s.min()) & (tiles >= _FILLED * gpu.sms)
+    return int(tiles[np.argmin(np.where(fills, taken_s, np.inf) if fills.any() else taken_s)])
 
 
 def relaunched(terms: KernelTerms, tiles: int, sms: int) -> KernelTerms:

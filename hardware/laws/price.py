@@ -13,7 +13,7 @@ from hardware.laws.correction import corrected
 from hardware.laws.elementwise import elementwise_base_terms, elementwise_course, elementwise_features, permuting
 from hardware.laws.exchange import CTAS, RoutedExchange, exchange_bytes, exchange_s
 from hardware.laws.gemm import gemm_base_terms, gemm_features
-from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched
+from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched, thin_tiles
 from hardware.laws.grouped import grouped_base_terms, grouped_features
 from hardware.laws.narrow_cache import with_narrow_cache
 from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
@@ -76,9 +76,11 @@ def gemm_law(profile: Profile, dtype: str) -> str | None:
 
 def launched_gemm(profile: Profile, gpu: GpuSpec, terms: KernelTerms, sizes: GemmSizes) -> KernelTerms:
     """``terms`` of a 16-bit product in the tiles that its library launches, which decide what runs beside it."""
-    if sizes.m < LEAST_ROWS or not gpu.clusters:
+    if not gpu.clusters:
         return terms
-    return relaunched(terms, launched_tiles(profile.gemm["bf16"], sizes, gpu), gpu.sms)
+    law = profile.gemm["bf16"]
+    tiles = thin_tiles(sizes.n, gpu.sms) if sizes.m < LEAST_ROWS else launched_tiles(law, sizes, gpu)
+    return terms if tiles is None else relaunched(terms, tiles, gpu.sms)
 
 
 def prefill_terms(profile: Profile, gpu: GpuSpec, sizes: PrefillSizes) -> KernelTerms:
@@ -97,6 +99,9 @@ def prefill_terms(profile: Profile, gpu: GpuSpec, sizes: PrefillSizes) -> Kernel
 def decode_terms(profile: Profile, gpu: GpuSpec, sizes: DecodeSizes) -> KernelTerms:
     """Flash attention of one query token a sequence."""
     terms, learnt = decode_base_terms(profile.decode, sizes, gpu.sms), profile.decode_corrections
+    # Keys and values pass through L2, which follows the SM clock: at a few hundred MHz it is slower than HBM.
+    through_l2 = profile.gemm["bf16"].l2_bytes_per_s / gpu.max_clock_hz
+    terms = replace(terms, l2_bytes=terms.hbm_bytes, l2_bytes_per_cycle=through_l2)
     terms = corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
     if sizes.kv_bytes < 2:
         return with_narrow_cache(terms, sizes, gpu.sms)

@@ -18,7 +18,7 @@ from workloads.work import CollectiveWork
 
 Classify = Callable[[Kernel], KernelClass]
 Ints = NDArray[np.int64]
-Place = Literal["alone", "beside", "joins"]
+Place = Literal["alone", "crossed", "beside", "joins"]
 # A group that meets in collectives: (rank, which of its groups this is); without folding the second is 0.
 Group = tuple[tuple[int, int], ...]
 
@@ -61,7 +61,10 @@ class _Tables:
         index = self.class_of.get((bare, place))
         if index is None:
             priced = self.classify(bare)
-            priced = priced if place == "alone" else _beside(priced, joins=place == "joins")
+            if place == "crossed":
+                priced = replace(priced, terms=priced.beside or priced.terms, beside=None)
+            elif place != "alone":
+                priced = _beside(priced, joins=place == "joins")
             # Kernels that cost and read the same share a class, and with it what the engine knows of running sets.
             key = (priced, repr(priced.describe))
             index = self.class_of[bare, place] = self.index_of.setdefault(key, len(self.classes))
@@ -169,11 +172,14 @@ def _beside(kernel: KernelClass, *, joins: bool) -> KernelClass:
     return replace(kernel, lead_s=kernel.clearing_s or kernel.lead_s, terms=terms, gap_s=gap_s, beside=None)
 
 
-def _places(kernels: Sequence[Kernel]) -> list[Place]:
-    """Of each kernel of a segment, whether it runs beside other streams and waits for one."""
+def _places(kernels: Sequence[Kernel], lone: Place) -> list[Place]:
+    """Of each kernel of a segment, whether it runs beside other streams and waits for one.
+
+    ``lone``: of those of one stream, ``crossed`` where transfers of other segments come and go beside them.
+    """
     lane = [kernel.stream for kernel in kernels]
     if len(set(lane)) == 1:
-        return ["alone"] * len(lane)
+        return [lone] * len(lane)
     heads = {lane.index(stream) for stream in set(lane)}  # they wait for all streams of the segment before
     return [
         "joins" if at in heads or any(lane[before] != lane[at] for before in kernel.after) else "beside"
@@ -192,13 +198,15 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
     start = 0
     last_of: dict[int, int] = {}  # stream -> its last kernel so far
     marks: dict[str, list[int]] = {}
+    transfers = any(segment.asynchronous for phase in program.phases for segment in phase.segments)
+    lone: Place = "crossed" if transfers else "alone"
     for phase_index, phase in enumerate(program.phases):
         for segment_index, segment in enumerate(phase.segments):
             kernels, repeat = segment.kernels, segment.repeat
             size = len(kernels)
             first = tables.segment(phase_index, segment_index, phase.name, segment)
             lane = [k.stream for k in kernels]
-            places = _places(kernels)
+            places = _places(kernels, lone)
             classes.append(np.tile([tables.kernel(k, p) for k, p in zip(kernels, places, strict=True)], repeat))
             streams.append(np.tile(lane, repeat))
             segments.append(np.repeat(np.arange(first, first + repeat), size))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hardware.gpu import GpuSpec
 from hardware.laws.streaming import on_few_sms
+from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
 
@@ -58,6 +59,8 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
             # A product's grid is made for the whole GPU: its other blocks come late and keep their own tiles, as beside
             # a collective. On 128 of 132 SMs a product of 768 tiles takes 8 rounds, not 6 (records/*/partitions).
             terms = cls.terms
+            if cls.beside is not None and terms.blocks <= scheduling().own_tiles * partitions.gpu.sms:
+                terms = cls.beside  # with more tiles than are a block's own, which ones they are matters little
             if cls.collective or not terms.quantised:
                 terms = replace(terms, sms_cap=min(terms.sms_cap, float(sms)))
             if not cls.collective and sms < partitions.gpu.sms:
@@ -65,7 +68,7 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
                 terms = on_few_sms(terms, held, partitions.gpu)
             index = known[kernel_class, place] = len(classes)
             describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
-            classes.append(replace(cls, terms=terms, describe=describe))
+            classes.append(replace(cls, terms=terms, beside=None, describe=describe))
         return index
 
     op_class = [class_of(cls, of_queue[queue]) for cls, queue in zip(graph.op_class, graph.op_queue, strict=True)]
