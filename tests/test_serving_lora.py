@@ -178,6 +178,15 @@ def test_an_adapter_comes_over_the_host_s_link_once_while_it_keeps_its_slot() ->
     assert min(waited) - max(others) == pytest.approx(each_s, rel=1e-3)
 
 
+def test_those_who_decode_see_the_loads_of_others() -> None:
+    """All times between tokens together are what passed between first and last tokens."""
+    run = serve(**LOAD, lora_adapters=12, max_loras=3)
+    gaps_s, counts = run.log.each_gap()
+    passed_s = (run.requests["done_s"] - run.requests["first_token_s"]).sum()
+    assert (gaps_s * counts).sum() == pytest.approx(passed_s, rel=1e-9)
+    assert run.summary["adapters"]["loads"] > 12 and run.summary["preemptions"] == 0
+
+
 @pytest.mark.parametrize("slots", [1, 2, 5])
 def test_slots_forget_the_longest_unused(slots: int) -> None:
     """One request at a time, so that loads are those of a list kept by hand."""

@@ -64,6 +64,7 @@ class Replica:
     _arrived: simpy.Event = field(init=False)
     _planning: bool = False
     _asleep: bool = False
+    _waited_s: float = 0.0  # for adapters, before the step at hand
     _retiring: bool = False  # goes off once it has finished what it has
     _ahead: LaunchedAhead = field(init=False)
     _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
@@ -154,7 +155,9 @@ class Replica:
                     yield from self._sleep()
                 continue
             if self.adapters is not None and (missing := self.adapters.missing(step.adapters)):
+                begin_s = self.env.now
                 yield from self.adapters.bring(missing, step.adapters)
+                self._waited_s = self.env.now - begin_s
                 self.idle_until_now()
                 if not self.alive:
                     break
@@ -163,7 +166,7 @@ class Replica:
             if self.clock is not None:
                 self.prices = self.clock.choose(step, self.scheduler, self.governor.target_w, self.env.now)
                 self.governor.machine = self.prices.machine
-            steady = not (step.pieces or step.swapped_tokens or self._late or came)
+            steady = not (step.pieces or step.swapped_tokens or self._late or came or self._waited_s)
             steps = self.scheduler.steady_steps() if steady else 1
             if steps > 1 and (row := self._even_steps(step, steps)):
                 yield from self._stretch(step, row)
@@ -216,7 +219,8 @@ class Replica:
             return
         self._share_j += self._bill(step, parts, cost.energy_j)
         if count := step.batch.decoding - len(self._late):
-            self.log.gap(hold_s + cost.time_s, count)
+            self.log.gap(self._waited_s + hold_s + cost.time_s, count)
+        self._waited_s = 0.0
         self._catch_up(self._late)
         self._late.clear()
         self._advance(step, 1)
