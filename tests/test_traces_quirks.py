@@ -249,6 +249,12 @@ def test_a_trace_without_gpu_work_says_what_to_do(tmp_path: Path) -> None:
         read_trace(tmp_path / "n.json")
 
 
+def test_a_trace_whose_times_are_none_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.json", [kernel("a", "100,5", "1,5"), kernel("b", {"us": 3}, 1.0)])
+    with pytest.raises(TraceError, match="no GPU work with a time in it: 2 events were left out: ts and dur must be"):
+        read_trace(path)
+
+
 def test_traces_of_2021_are_read(tmp_path: Path) -> None:
     event = {
         "ph": "X", "cat": "Kernel", "name": "sgemm", "pid": 0, "tid": "stream 7", "ts": 5, "dur": 2,
