@@ -16,43 +16,68 @@ from traces.capture import NONE, Capture
 from traces.read.load import read_trace
 
 VLLM = SHARED / "measurements" / "vllm" / "traces"
-H100, H200 = (VLLM / f"{gpu}_llama3-8b.0.json.gz" for gpu in ("h100", "h200"))
+PAGE = (Path(__file__).parent.parent / "docs" / "replay.md").read_text(encoding="utf-8")
+H100, H200 = "h100-sxm-80gb", "h200-sxm-141gb"
 
 
-def graph_us(capture: Capture) -> float:
-    """Median length of a decode step's graph."""
+def length_ms(capture: Capture, steps: int | None) -> float:
+    """Of one of ``steps`` steps on the rank that is longest; None: the median graph of a server's decode."""
     work = capture.work
-    graphs = [work.graph == one for one in np.unique(work.graph[work.graph != NONE])]
-    return float(np.median([work.end_ns[rows].max() - work.start_ns[rows].min() for rows in graphs])) / 1e3
+    if steps is None:
+        groups = [work.graph == one for one in np.unique(work.graph[work.graph != NONE])]
+        return float(np.median([work.end_ns[rows].max() - work.start_ns[rows].min() for rows in groups])) / 1e6
+    of_rank = [work.rank == rank for rank in capture.ranks]
+    return float(max(work.end_ns[rows].max() - work.start_ns[rows].min() for rows in of_rank)) / 1e6 / steps
 
 
-@pytest.mark.skipif(not H100.is_file(), reason=f"needs the traces of real servers ({VLLM}; set WATTLINE_SHARED)")
-@pytest.mark.parametrize(
-    ("recorded", "gpu", "there"), [(H100, "h200-sxm-141gb", H200), (H200, "h100-sxm-80gb", H100)], ids=["h200", "h100"]
-)
-def test_a_decode_step_on_another_gpu_is_within_8_percent(recorded: Path, gpu: str, there: Path) -> None:
-    found = replay_trace([recorded], Changes(gpu=gpu))
-    measured_us = graph_us(read_trace(there))
-    assert graph_us(found.simulated.capture) == pytest.approx(measured_us, rel=0.08)
-    assert graph_us(read_trace(recorded)) != pytest.approx(measured_us, rel=0.2)
+def served(gpu: str, name: str) -> tuple[list[Path], int | None]:
+    """A server's trace and the steps in it."""
+    steps = {"llama3-8b.1": 2 if gpu == "h100" else 3, "qwen3-30b-a3b.2": 3 if gpu == "h100" else 4}
+    return [VLLM / f"{gpu}_{name}.json.gz"], steps.get(name)
 
 
-@pytest.mark.parametrize(
-    ("here", "name", "ranks", "gpu", "measured_ms"),
-    [
-        ("h200-sxm-141gb", "llama3-70b-decode-32x2048-tp2", 2, "h100-sxm-80gb", 3.578),
-        ("h200-sxm-141gb", "llama3-70b-prefill-1x4096-tp2", 2, "h100-sxm-80gb", 52.035),
-        ("h100-sxm-80gb", "llama3-70b-prefill-1x3000", 1, "h200-sxm-141gb", 65.997),
-        ("h100-sxm-80gb", "qwen3-30b-a3b-decode-16x1500", 1, "h200-sxm-141gb", 8.871),
-    ],
-)
-def test_two_steps_on_another_gpu_are_within_8_percent(
-    here: str, name: str, ranks: int, gpu: str, measured_ms: float
+def recorded(gpu: str, name: str, ranks: int = 1) -> list[Path]:
+    return [RECORDED / gpu / f"traces/{name}.rank{rank}.json.gz" for rank in range(ranks)]
+
+
+# Of each pair: its name on the page, the trace and its steps, the other GPU, and that GPU's trace and steps, or the
+# step's milliseconds there (records/*/validation; the H100's first records).
+PAIRS = [
+    *(
+        (f"vLLM, {model}, {here} to {there}", *served(a, name), gpu, served(b, name))
+        for model, name in (
+            ("Llama-3 8B, decode", "llama3-8b.0"),
+            ("Llama-3 8B, prefill", "llama3-8b.1"),
+            ("Qwen3 30B-A3B, prefill", "qwen3-30b-a3b.2"),
+        )
+        for here, a, there, b, gpu in (
+            ("H100", "h100", "H200", "h200", H200), ("H100", "h100", "H200 (2)", "h200x4", H200),
+            ("H200", "h200", "H100", "h100", H100), ("H200 (2)", "h200x4", "H100", "h100", H100),
+        )
+    ),
+    ("Llama-3 70B, decode, TP 2, H200 to H100", recorded(H200, "llama3-70b-decode-32x2048-tp2", 2), 2, H100, 3.578),
+    ("Qwen3 30B-A3B, decode, H100 to H200", recorded(H100, "qwen3-30b-a3b-decode-16x1500"), 2, H200, 8.871),
+    ("Llama-3 70B, prefill, TP 2, H200 to H100", recorded(H200, "llama3-70b-prefill-1x4096-tp2", 2), 2, H100, 52.035),
+    ("Llama-3 70B, prefill, TP 4 in 2 chunks, H200 to H100",
+     recorded(H200, "chunks/llama3-70b-prefill-1x2048-tp4-overlap_chunks2-comm_ctas8", 2), 2, H100, 8.476),
+    ("Llama-3 70B, prefill, H100 to H200", recorded(H100, "llama3-70b-prefill-1x3000"), 2, H200, 65.997),
+    ("Llama-3 8B in FP8, prefill, H100 to H200", recorded(H100, "llama3-8b-prefill-2x1500-fp8_e4m3"), 2, H200, 43.132),
+    ("Qwen3 30B-A3B, prefill, H100 to H200", recorded(H100, "qwen3-30b-a3b-prefill-1x3000"), 2, H200, 30.092),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not VLLM.is_dir(), reason=f"needs the traces of real servers ({VLLM}; set WATTLINE_SHARED)")
+@pytest.mark.parametrize(("pair", "files", "steps", "gpu", "there"), PAIRS, ids=[pair[0] for pair in PAIRS])
+def test_a_real_trace_on_the_other_gpu_is_within_8_percent(
+    pair: str, files: list[Path], steps: int | None, gpu: str, there: float | tuple[list[Path], int | None]
 ) -> None:
-    """Graphs without shapes against the same steps measured there (records/*/validation, the H100's first records)."""
-    paths = [RECORDED / here / f"traces/{name}.rank{rank}.json.gz" for rank in range(ranks)]
-    found = replay_trace(paths, Changes(gpu=gpu)).simulated
-    assert max(rank.span_us for rank in found.ranks) / 2e3 == pytest.approx(measured_ms, rel=0.08)
+    """Against what was measured there, as docs/replay.md has it."""
+    replayed_ms = length_ms(replay_trace(files, Changes(gpu=gpu)).simulated.capture, steps)
+    measured_ms = there if isinstance(there, float) else length_ms(read_trace(there[0]), there[1])
+    here_ms = length_ms(read_trace(files), steps)
+    assert replayed_ms == pytest.approx(measured_ms, rel=0.08)
+    off = f"{replayed_ms / measured_ms - 1:+.1%}".replace("%", " %")
+    assert f"| {pair} | {here_ms:.2f} | {measured_ms:.2f} | {replayed_ms:.2f} | {off} |" in PAGE
 
 
 def test_a_replay_on_another_gpu_rests_on_the_laws_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -249,6 +249,12 @@ def test_a_trace_without_gpu_work_says_what_to_do(tmp_path: Path) -> None:
         read_trace(tmp_path / "n.json")
 
 
+def test_a_trace_whose_times_are_none_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.json", [kernel("a", "100,5", "1,5"), kernel("b", {"us": 3}, 1.0)])
+    with pytest.raises(TraceError, match="no GPU work with a time in it: 2 events were left out: ts and dur must be"):
+        read_trace(path)
+
+
 def test_traces_of_2021_are_read(tmp_path: Path) -> None:
     event = {
         "ph": "X", "cat": "Kernel", "name": "sgemm", "pid": 0, "tid": "stream 7", "ts": 5, "dur": 2,
@@ -270,6 +276,21 @@ def test_traces_of_2021_are_read(tmp_path: Path) -> None:
         [32],
         [0],
     )
+
+
+def test_an_xpu_launches_through_its_runtime_and_driver(tmp_path: Path) -> None:
+    """As Kineto writes them for Intel GPUs: both calls carry the kernel's correlation, the outer one launched it."""
+    work = [kernel(name, ts, 20.0, correlation=number) for name, ts, number in (("a", 100, 5), ("b", 130, 6))]
+    calls = [
+        {"ph": "X", "cat": f"xpu_{layer}", "name": name, "pid": 9, "tid": 9, "ts": ts, "dur": dur,
+         "args": {"correlation": number}}
+        for number, at in ((5, 90.0), (6, 125.0))
+        for layer, name, ts, dur in (("driver", "zeCommandListAppendLaunchKernel", at + 1, 1.0),
+                                     ("runtime", "urEnqueueKernelLaunch", at, 3.0))
+    ]  # fmt: skip
+    capture = read_trace(write(tmp_path / "xpu.json", [*work, *calls]))
+    named = [capture.names[capture.calls.name[call]] for call in capture.work.launch.tolist()]
+    assert named == ["urEnqueueKernelLaunch"] * 2
 
 
 def test_mutated_traces_end_in_a_result_or_one_clean_line(tmp_path: Path) -> None:

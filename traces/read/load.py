@@ -61,6 +61,11 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     for part in parts:
         leave_out_far(part)
     if not any(len(block[0]) for part in parts for block in part.rows.work):
+        if lost := sum(part.reading.mended.get("time-missing-or-not-finite", (0, ""))[0] for part in parts):
+            raise TraceError(
+                f"trace '{files[0]}': no GPU work with a time in it: {lost} events were left out: ts and dur must be "
+                "finite numbers of microseconds"
+            )
         remedy = how_to_record(files[0])
         raise TraceError(
             f"trace '{files[0]}': no GPU work in it (no event of category kernel, gpu_memcpy or gpu_memset): "

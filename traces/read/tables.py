@@ -32,7 +32,10 @@ WORK = {
     "kernel": Category.KERNEL, "gpu_memcpy": Category.MEMCPY, "memcpy": Category.MEMCPY,
     "gpu_memset": Category.MEMSET, "memset": Category.MEMSET,
 }  # fmt: skip
-CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
+CALLS = {  # CUDA and HIP, Intel's XPU, other backends (libkineto's list of activities); without a prefix: 2021
+    "cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver", "runtime",
+    "driver",
+}  # fmt: skip
 ANNOTATIONS = {"user_annotation": 0, "gpu_user_annotation": 1, "layer": 1, "phase": 1}
 PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}  # place of the first factor among the inputs
 STATED = (
