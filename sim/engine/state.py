@@ -19,7 +19,6 @@ from sim.engine.resources.tiles import WHOLE, Split
 from sim.engine.running import GpuState, Target, bounds
 from sim.engine.time import WholeTime
 
-
 Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 
 
