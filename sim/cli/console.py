@@ -80,6 +80,25 @@ class Rested(Protocol):
         """What lies outside the measured."""
 
 
+class Counted(Protocol):
+    """A row that says how many kernels went through SimPy, and how many were derived from them."""
+
+    @property
+    def events_kernels(self) -> int:
+        """Those that SimPy ran."""
+
+    @property
+    def derived_kernels(self) -> int:
+        """The others."""
+
+
+def print_kernels(rows: Sequence[Counted], console: PlainConsole) -> None:
+    """Below a table: how much of all its rows was simulated kernel by kernel."""
+    done, derived = sum(row.events_kernels for row in rows), sum(row.derived_kernels for row in rows)
+    rest = f", {derived:,} derived" if derived else ""
+    console.print(f"kernels of all rows: {done:,} through SimPy{rest}", highlight=False)
+
+
 def print_reasons(rows: Sequence[Rested], console: PlainConsole, most: int = 6) -> None:
     """Below a table with a column of statuses: why, each reason once."""
     counts: dict[tuple[str, str], int] = {}

@@ -97,9 +97,7 @@ class FluidModel:
             self.states.append(state)
         return state
 
-    def _found(
-        self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None
-    ) -> GpuState:
+    def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         """The state, shared by all models of this process."""
         known = self._known
         everywhere = (tuple([(self.cost(c), *rest) for c, *rest in running]), limit_w, clock_cap_hz, caps)

@@ -37,7 +37,7 @@ BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what run
 class ReplayTimes:
     """Work at the times that a replay gave it: times by rank; joules of each rank's GPU, in ``over_s``, if known.
 
-    ``limit_w``: what each board may draw.
+    ``limit_w``: what each board may draw. All of the work went through SimPy, in ``simpy_events``.
     """
 
     capture: Capture
@@ -46,6 +46,7 @@ class ReplayTimes:
     energy_j_per_rank: Floats | None
     over_s: Floats
     limit_w: float | None
+    simpy_events: int
 
     @property
     def energy_j(self) -> float | None:
@@ -241,6 +242,7 @@ class ReplaySetup:
             energy_j_per_rank=ranks_j,
             over_s=np.maximum(span_s, 1e-9),
             limit_w=None if board is None else board.limits.cap_w,
+            simpy_events=times.events,
         )
 
 
