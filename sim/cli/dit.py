@@ -48,7 +48,7 @@ def command(
         return
     from rich.table import Table
 
-    from sim.cli.console import print_kernels, print_reasons, wide_console
+    from sim.cli.console import print_reasons, wide_console
     from sim.explore.dit import video_points
     from sim.scenario.spec import Scenario
 
@@ -81,7 +81,6 @@ def command(
     console = wide_console()
     console.print(table)
     print_reasons(points, console)
-    print_kernels(points, console)
     kept = max(p.reuse_cache_bytes for p in points)
     if kept:
         console.print(

@@ -158,7 +158,7 @@ def command(
 def _print(points: Sequence[OverlapPoint], left_out: Sequence[RefusedSchedule], console: Any) -> None:
     from rich.table import Table
 
-    from sim.cli.console import print_kernels, print_reasons
+    from sim.cli.console import print_reasons
     from sim.explore.overlap import blocks, partition, transform
 
     shown = Table(title="Schedules (times in ms, Pareto front marked)", title_justify="left")
@@ -184,7 +184,6 @@ def _print(points: Sequence[OverlapPoint], left_out: Sequence[RefusedSchedule], 
         )
     console.print(shown)
     print_reasons(points, console)
-    print_kernels(points, console)
     for reason in dict.fromkeys(refused.reason for refused in left_out):
         count = sum(refused.reason == reason for refused in left_out)
         console.print(f"{count} schedule{'s' if count > 1 else ''} left out: {reason}")

@@ -55,7 +55,7 @@ def command(
     from rich.table import Table
 
     from hardware.catalog import load_gpu
-    from sim.cli.console import print_kernels, print_reasons, wide_console
+    from sim.cli.console import print_reasons, wide_console
     from sim.explore.ring import model_points, ring_points
     from sim.scenario.spec import Scenario
     from workloads.families.ring import RingAttention
@@ -96,7 +96,6 @@ def command(
     console = wide_console()
     console.print(table)
     print_reasons(points, console)
-    print_kernels(points, console)
 
 
 def _refuse_mixed(model: str | None) -> None:
