@@ -202,6 +202,7 @@ def test_the_dit_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (1, 1, 1, 10), (1, 1, 1, 6), (8, 4, 2, 10), (8, 4, 2, 6)
     ]  # fmt: skip
     assert [p["events_kernels"] == p["kernels"] for p in points] == [True, True, True, True]
+    assert not any(p["derived_kernels"] for p in points)
     assert points[0]["speedup"] == 1.0 and points[1]["speedup"] > 1.3
     path = tmp_path / "metrics.csv"
     path.write_text("step,change,latent,text,flat\n1,0.5,9,1,3\n2,0.4,7,3,3\n3,0.1,5,2,3\n4,0.2,6,4,3\n")

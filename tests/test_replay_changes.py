@@ -164,6 +164,8 @@ def test_json_and_timeline_of_the_command(step: Path, tmp_path: Path, capsys: py
     again = read_trace(out)
     kernels = again.work.dur_ns[again.kernels]
     assert kernels.sum() == 100_000 + 20_000 + 100_000 + 10_000
+    assert document["events_kernels"] == len(again.work) < document["simpy_events"]
+    assert document["derived_kernels"] == 0
     span_ns = again.work.end_ns.max() - again.work.start_ns.min()
     assert document["simulated_span_us"] == pytest.approx(span_ns / 1e3, abs=0.01)
     with pytest.raises(SystemExit) as stop:

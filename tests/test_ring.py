@@ -134,6 +134,7 @@ def test_the_ring_command(capsys: pytest.CaptureFixture[str]) -> None:
     waiting, working = points["contiguous"]["power_w_per_gpu"]
     assert waiting < 0.8 * working
     assert all(0 < p["events_kernels"] == p["kernels"] for p in points.values())
+    assert not any(p["derived_kernels"] for p in points.values())
     main(["ring", "--world", "2", "--seq-lens", "16384", "--json", "--backward"])
     back = {p["layout"]: p for p in json.loads(capsys.readouterr().out)["points"]}
     assert 2.7 < back["striped"]["latency_s"] / points["striped"]["latency_s"] < 3.0  # public tables: 2.8 to 2.9

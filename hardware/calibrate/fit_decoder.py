@@ -13,6 +13,7 @@ from hardware.laws.decoder import (
     MOST_FLASH_HEAD_DIM,
     ConvolutionCoefficients,
     WideAttentionCoefficients,
+    WideAttentionSizes,
     convolution_base_terms,
     convolution_features,
     wide_attention_base_terms,
@@ -63,15 +64,23 @@ def decoder_laws(
             attention = Law(
                 start=wide.get("bf16", WIDE_START),
                 free=("efficiency", "flop_energy_j"),
-                terms_of=lambda c, row: wide_attention_base_terms(
-                    c, gpu, batch=row["batch"] * row["heads"], tokens=row["seq_len"], keys=row["kv_len"],
-                    head_dim=row["head_dim"], element=row.get("dtype") or "bf16",
-                ),
+                terms_of=lambda c, row: wide_attention_base_terms(c, gpu, wide_sizes_of(row)),
                 features_of=lambda row: wide_attention_features(row["seq_len"], row["kv_len"]),
-            )  # fmt: skip
+            )
             learning = Learning(lengths=WIDE_LENGTHS, time=(0.2, 0.02), energy=(0.2, 0.03))
             wide[element] = fits.add(f"wide.{element}", some, attention, learning)
     return convolution, wide
+
+
+def wide_sizes_of(row: Row) -> WideAttentionSizes:
+    """Sizes of a row of attention over wide heads."""
+    return WideAttentionSizes(
+        batch=row["batch"] * row["heads"],
+        tokens=row["seq_len"],
+        keys=row["kv_len"],
+        head_dim=row["head_dim"],
+        element=row.get("dtype") or "bf16",
+    )
 
 
 def _bias_rate(rows: Sequence[Row], element: str) -> float | None:

@@ -60,6 +60,17 @@ class ConvolutionCoefficients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WideAttentionSizes:
+    """``tokens`` queries over ``keys`` of each head of a ``batch``; ``element`` as in convolutions."""
+
+    batch: int
+    tokens: int
+    keys: int
+    head_dim: int
+    element: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WideAttentionCoefficients:
     """``efficiency`` of the tensor peak in blocks of 32 queries; joules a FLOP."""
 
@@ -101,16 +112,14 @@ def convolution_features(sizes: ConvolutionSizes) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1024)
-def wide_attention_base_terms(
-    c: WideAttentionCoefficients, gpu: GpuSpec, *, batch: int, tokens: int, keys: int, head_dim: int, element: str
-) -> KernelTerms:
-    """Terms of attention of one head over ``keys``; sums pass through memory's caches, so that no byte bounds it."""
-    blocks = batch * math.ceil(tokens / _QUERIES)
-    flops = 4.0 * blocks * _QUERIES * keys * head_dim
+def wide_attention_base_terms(c: WideAttentionCoefficients, gpu: GpuSpec, sizes: WideAttentionSizes) -> KernelTerms:
+    """Terms of attention of single heads; sums pass through memory's caches, so that no byte bounds it."""
+    blocks = sizes.batch * math.ceil(sizes.tokens / _QUERIES)
+    flops = 4.0 * blocks * _QUERIES * sizes.keys * sizes.head_dim
     return KernelTerms(
         floor_s=c.floor_s,
         blocks=blocks,
-        cycles_per_block=flops / blocks / (_flops_per_cycle_per_sm(gpu, element) * c.efficiency),
+        cycles_per_block=flops / blocks / (_flops_per_cycle_per_sm(gpu, sizes.element) * c.efficiency),
         quantised=False,
         core_energy_j=c.flop_energy_j * flops,
     )

@@ -20,6 +20,7 @@ from hardware.laws.attention import decode_base_terms, decode_features, prefill_
 from hardware.laws.correction import corrected
 from hardware.laws.decoder import (
     ConvolutionSizes,
+    WideAttentionSizes,
     convolution_base_terms,
     convolution_features,
     wide_attention_base_terms,
@@ -177,10 +178,14 @@ def wide_attention_terms(laws: EngineLaws, gpu: GpuSpec, sizes: PrefillSizes, el
     if coefficients is None:
         return None
     learnt = laws.learnt(f"wide.{element}")
-    terms = wide_attention_base_terms(
-        coefficients, gpu, batch=sizes.batch * sizes.q_heads, tokens=sizes.q_len, keys=sizes.kv_len,
-        head_dim=sizes.head_dim, element=element,
-    )  # fmt: skip
+    wide = WideAttentionSizes(
+        batch=sizes.batch * sizes.q_heads,
+        tokens=sizes.q_len,
+        keys=sizes.kv_len,
+        head_dim=sizes.head_dim,
+        element=element,
+    )
+    terms = wide_attention_base_terms(coefficients, gpu, wide)
     return corrected(terms, learnt.time, learnt.energy, wide_attention_features(sizes.q_len, sizes.kv_len))
 
 

@@ -68,8 +68,16 @@ def stoppable() -> Iterator[list[Stopped]]:
             signal.signal(signal_number, signal.SIG_DFL)
 
 
-class Rested(Protocol):
-    """A row that says what its numbers rest on."""
+class Simulated(Protocol):
+    """A row that says what its numbers rest on, and how many kernels went through SimPy or were derived from those."""
+
+    @property
+    def events_kernels(self) -> int:
+        """Those that SimPy ran."""
+
+    @property
+    def derived_kernels(self) -> int:
+        """The others."""
 
     @property
     def status(self) -> str:
@@ -80,8 +88,8 @@ class Rested(Protocol):
         """What lies outside the measured."""
 
 
-def print_reasons(rows: Sequence[Rested], console: PlainConsole, most: int = 6) -> None:
-    """Below a table with a column of statuses: why, each reason once."""
+def print_reasons(rows: Sequence[Simulated], console: PlainConsole, most: int = 6) -> None:
+    """Below a table with a column of statuses: why, each reason once, and how much was simulated kernel by kernel."""
     counts: dict[tuple[str, str], int] = {}
     for row in rows:
         for reason in row.status_reasons:
@@ -91,3 +99,6 @@ def print_reasons(rows: Sequence[Rested], console: PlainConsole, most: int = 6) 
         console.print(f"{status}: {reason}{of}", highlight=False)
     if len(counts) > most:
         console.print(f"and {len(counts) - most} more reasons: see --json", highlight=False)
+    done, derived = sum(row.events_kernels for row in rows), sum(row.derived_kernels for row in rows)
+    rest = f", {derived:,} derived" if derived else ""
+    console.print(f"kernels of all rows: {done:,} through SimPy{rest}", highlight=False)

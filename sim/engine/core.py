@@ -18,7 +18,6 @@ from sim.engine.deadlock import deadlock_message
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.resources.bandwidth import Carried
 from sim.engine.resources.sm_pool import Return
 from sim.engine.running import GpuState, Rules, Target
 from sim.engine.state import Driver, Entry, Flow, Gpu
@@ -53,7 +52,7 @@ class Core:
         self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
-        self._moves = [(c.terms.hbm_bytes > 0.0, c.terms.link_bytes > 0.0) for c in graph.classes]
+        self._moves = [(c.terms.hbm_bytes > 0.0) + 2 * (c.terms.link_bytes > 0.0) for c in graph.classes]
         self._asks = [(c.priority, models[0].grid(class_id)) for class_id, c in enumerate(graph.classes)]
         self._everyone = list(range(graph.gpus))
         self._alike = False
@@ -68,9 +67,12 @@ class Core:
         self._note = (
             spans.span_op.append, spans.span_start_ps.append, spans.span_end_ps.append, spans.span_energy_j.append
         )  # fmt: skip
+        self._note_step = spans.step_gpu.append, spans.step_time_ps.append, spans.step_state.append
         self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
         for gpu in self.gpus:
             gpu.begin = self.begin
+            memory, port = gpu.hbm.put_queue, gpu.port.put_queue
+            gpu.crossed = ((), (memory,), (port,), (memory, port))
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
             self.touch(gpu.index)
         self._alike = self._all_alike()
@@ -103,11 +105,9 @@ class Core:
         flow.entries.append(entry)
         flow.missing -= 1
         flow.updated_ps = now_ps
-        moves = self._moves[entry.class_id]
-        if moves[0]:
-            entry.transfers = (Carried(gpu.hbm), Carried(gpu.port)) if moves[1] else (Carried(gpu.hbm),)
-        elif moves[1]:
-            entry.transfers = (Carried(gpu.port),)
+        entry.crossed = crossed = gpu.crossed[self._moves[entry.class_id]]
+        for queue in crossed:
+            queue.append(entry)
         if not self._dirty:
             self.touch(gpu.index)
         self._dirty.add(gpu.index)
@@ -128,9 +128,9 @@ class Core:
 
     def due(self, flows: list[Flow], now_ps: int) -> None:
         """An armed moment has come: flows end. Void arms are ignored."""
-        for flow in flows:
-            if flow.due_ps == now_ps:
-                self._complete(flow, now_ps)
+        ended = [flow for flow in flows if flow.due_ps == now_ps]
+        if ended:
+            self._complete(ended, now_ps)
 
     def touch(self, gpu_index: int) -> None:
         """Something changed on a GPU: update at the end of this instant."""
@@ -176,7 +176,7 @@ class Core:
     # -- parts --------------------------------------------------------------------------------------------
 
     def _solve(self, group: list[int], now_ps: int) -> None:
-        gpus, recorder = self.gpus, self.recorder
+        gpus, ceil = self.gpus, math.ceil
         solved: list[tuple[Gpu, GpuState]] = []
         last_key: Running | None = None
         alike = one_type = self._alike
@@ -186,9 +186,13 @@ class Core:
                 self._integrate(gpu, now_ps)
             running = gpu.running
             count = len(running)
-            if count > 1 and (count > 2 or running[0].class_id >= running[1].class_id):
-                running.sort(key=_canonical)
-            key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
+            if count == 1:
+                e = running[0]
+                key: Running = ((e.class_id, e.sms, e.flow.missing > 0, e.fill),)
+            else:
+                if count > 2 or (count and running[0].class_id >= running[1].class_id):
+                    running.sort(key=_canonical)
+                key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
             if key != last_key or not one_type:
                 alike = alike and last_key is None
                 state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
@@ -201,14 +205,13 @@ class Core:
         else:
             paces = {} if len(solved) == 1 else _paces(solved, alike)
         arms: dict[int, list[Flow]] = {}
-        changed = [(gpu.index, state.index) for gpu, state in solved if gpu.state is not state]
-        if changed:
-            indices, states = zip(*changed, strict=True)
-            recorder.step_gpu.extend(indices)
-            recorder.step_time_ps.extend([now_ps] * len(changed))
-            recorder.step_state.extend(states)
+        note_gpu, note_time, note_state = self._note_step
         for gpu, state in solved:
-            gpu.state = state
+            if gpu.state is not state:
+                gpu.state = state
+                note_gpu(gpu.index)
+                note_time(now_ps)
+                note_state(state.index)
             for entry, rate in zip(gpu.running, state.rates):  # noqa: B905 - as many; the keyword costs time here
                 flow = entry.flow
                 if paces and flow in paces:
@@ -225,7 +228,7 @@ class Core:
                         self.inflight += 1
                     flow.updated_ps = now_ps
                     flow.rate = rate
-                    due = now_ps + (math.ceil(left / rate - 1e-6) or 1)
+                    due = now_ps + (ceil(left / rate - 1e-6) or 1)
                     if due != flow.due_ps:
                         flow.due_ps = due
                         if due in arms:
@@ -258,43 +261,44 @@ class Core:
             if not running:
                 self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
 
-    def _complete(self, flow: Flow, now_ps: int) -> None:
-        self.inflight -= 1
-        flow.due_ps = -1
+    def _complete(self, flows: list[Flow], now_ps: int) -> None:
         note_op, note_start, note_end, note_energy = self._note
         finished, dirty, gap_ps = self._finished, self._dirty, self._gap_ps
-        if flow.collective >= 0:
-            del self._flows[flow.collective]
-            if self.between is not None:
-                self.between.leave(flow)
         if not dirty:
-            self.touch(flow.entries[0].gpu.index)
-        for entry in flow.entries:
-            gpu = entry.gpu
-            if gpu.integrated_ps != now_ps:
-                self._integrate(gpu, now_ps)
-            gpu.running.remove(entry)
-            for transfer in entry.transfers:
-                transfer.end()
-            Return(entry.resource, entry)
-            dirty.add(gpu.index)
-            split = entry.split
-            if split is not None:
-                last = split.ended(entry)
-                split.energy_j += entry.energy_j
-                split.start_ps = entry.start_ps if split.start_ps < 0 else min(split.start_ps, entry.start_ps)
-                if not last:
-                    continue
-                entry.energy_j, entry.start_ps = split.energy_j, split.start_ps
-            start_ps = entry.start_ps + gap_ps[entry.class_id]
-            op = entry.op
-            note_op(op)
-            note_start(start_ps if start_ps < now_ps else now_ps)
-            note_end(now_ps)
-            note_energy(entry.energy_j)
-            finished(op)
-            self.left -= 1
-        flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
+            self.touch(flows[0].entries[0].gpu.index)
+        self.inflight -= len(flows)
+        for flow in flows:
+            flow.due_ps = -1
+            if flow.collective >= 0:
+                del self._flows[flow.collective]
+                if self.between is not None:
+                    self.between.leave(flow)
+            for entry in flow.entries:
+                gpu = entry.gpu
+                if gpu.integrated_ps != now_ps:
+                    self._integrate(gpu, now_ps)
+                gpu.running.remove(entry)
+                for queue in entry.crossed:
+                    queue.remove(entry)
+                Return(entry.resource, entry)
+                dirty.add(gpu.index)
+                split = entry.split
+                if split is not None:
+                    last = split.ended(entry)
+                    split.energy_j += entry.energy_j
+                    split.start_ps = entry.start_ps if split.start_ps < 0 else min(split.start_ps, entry.start_ps)
+                    if not last:
+                        continue
+                    entry.energy_j, entry.start_ps = split.energy_j, split.start_ps
+                start_ps = entry.start_ps + gap_ps[entry.class_id]
+                op = entry.op
+                note_op(op)
+                note_start(start_ps if start_ps < now_ps else now_ps)
+                note_end(now_ps)
+                note_energy(entry.energy_j)
+                self.left -= 1
+                finished(op)
+            flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
 
 def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]:

@@ -135,11 +135,9 @@ class Engine:
 
     def _turn(self, op: int) -> None:
         """A kernel's turn has come: it waits for its predecessors and its lead, then asks for what it runs on."""
-        if self.blocked and self.blocked.get(op):
+        if self.blocked.get(op):
             self._ready.add(op)
-            return
-        lead = self._leads_ps[self._op_class[op]]
-        if lead:
+        elif lead := self._leads_ps[self._op_class[op]]:
             self._hold(op, lead)
         else:
             self._submit(op, self.env._now)
@@ -164,10 +162,9 @@ class Engine:
         """Let the stream of ``op`` go on, and whoever waits for it."""
         self._last_ps = self.env._now
         self.streams[self._queue_of[op]].end()
-        successors = self._successors.get(op)
-        if successors:
+        if op in self._successors:
             blocked, ready = self.blocked, self._ready
-            for successor in successors:
+            for successor in self._successors[op]:
                 left = blocked[successor] - 1
                 blocked[successor] = left
                 if not left and successor in ready:

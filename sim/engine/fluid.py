@@ -93,15 +93,19 @@ class FluidModel:
         key = (running, limit_w, clock_cap_hz, caps)
         state = self._memo.get(key)
         if state is None:
-            known = self._known
-            everywhere = (tuple([(self.cost(c), *rest) for c, *rest in running]), *key[1:])
-            state = known.get(everywhere)
-            if state is None:
-                if len(known) > MAX_STATES:
-                    known.clear()
-                state = known[everywhere] = self._highest(running, limit_w, clock_cap_hz, caps)
-            state = self._memo[key] = state.numbered(len(self.states))
+            state = self._memo[key] = self._found(*key).numbered(len(self.states))
             self.states.append(state)
+        return state
+
+    def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
+        """The state, shared by all models of this process."""
+        known = self._known
+        everywhere = (tuple([(self.cost(c), *rest) for c, *rest in running]), limit_w, clock_cap_hz, caps)
+        state = known.get(everywhere)
+        if state is None:
+            if len(known) > MAX_STATES:
+                known.clear()
+            state = known[everywhere] = self._highest(running, limit_w, clock_cap_hz, caps)
         return state
 
     def cost(self, class_id: int) -> int:
@@ -120,6 +124,10 @@ class FluidModel:
         top = self._end(running, clock_cap_hz, caps)
         if top.power_w <= limit_w or not running:
             return top
+        if clock_cap_hz < gpu.max_clock_hz:  # what is too hot at two clocks comes down to the same one from both
+            found = self._found(running, limit_w, gpu.max_clock_hz, caps)
+            if found.clock_hz <= clock_cap_hz:
+                return found
         at = self._set_of(running, caps).at
         seen = {clock_cap_hz: top}
 

@@ -32,19 +32,9 @@ class Loop:
     """The two slower limiters of one GPU."""
 
     __slots__ = (
-        "_at",
-        "_share",
-        "_ticks",
-        "_twice_w",
-        "_view_w",
-        "level",
-        "limits",
-        "mean_w",
-        "over_ticks",
-        "recovering_s",
-        "target_w",
-        "window_sum_w",
-    )
+        "_at", "_share", "_ticks", "_twice_w", "_view_w", "level", "limits", "mean_w", "over_ticks", "recovering_s",
+        "target_w", "window_sum_w",
+    )  # fmt: skip
 
     def __init__(self, limits: ClockLimits) -> None:
         self.mean_w: float | None = None  # unknown until the first tick says what came before

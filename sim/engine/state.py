@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from heapq import heappush
 from typing import Any, Protocol, Self
 
@@ -10,7 +10,6 @@ from simpy.events import NORMAL, PENDING
 
 from sim.engine.fluid import FluidModel
 from sim.engine.resources.arbitration import Arbitrated
-from sim.engine.resources.bandwidth import Carried
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.grid import Grid
 from sim.engine.resources.hbm import Hbm
@@ -19,6 +18,8 @@ from sim.engine.resources.sm_pool import Blocks, SmPool
 from sim.engine.resources.tiles import WHOLE, Split
 from sim.engine.running import GpuState, Target, bounds
 from sim.engine.time import WholeTime
+
+Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 
 
 class Driver(Protocol):
@@ -50,6 +51,10 @@ class Flow:
 class Entry(Blocks):
     """One rank's part of a flow: its request for SMs (or a copy engine), and the joules that it has used."""
 
+    __slots__ = (
+        "_ok", "_value", "callbacks", "class_id", "crossed", "energy_j", "env", "fill", "flow", "gpu", "grid", "held",
+        "key", "op", "part", "progress", "resource", "sms", "split", "start_ps", "tail_due", "wanted",
+    )  # fmt: skip
     env: WholeTime
     proc = None
 
@@ -78,7 +83,7 @@ class Entry(Blocks):
         self.held = self.sms = self.energy_j = 0.0
         self.fill = 1.0
         self.start_ps = self.tail_due = -1
-        self.transfers: tuple[Carried, ...] = ()
+        self.crossed: Queues = ()  # where it stands while it runs
         self.split: Split | None = None
         self.part = WHOLE
         self._ok, self._value = True, PENDING
@@ -111,11 +116,12 @@ class Gpu:
     """One GPU's run state and its resources, which the driver brings."""
 
     __slots__ = (
-        "begin", "clock_cap_hz", "copy_engine", "energy_j", "hbm", "index", "integrated_ps", "limit_w", "model",
-        "pools", "port", "running", "sms", "state",
+        "begin", "clock_cap_hz", "copy_engine", "crossed", "energy_j", "hbm", "index", "integrated_ps", "limit_w",
+        "model", "pools", "port", "running", "sms", "state",
     )  # fmt: skip
     pools: list[SmPool]  # one a partition
     begin: Callable[[Any], None]  # what a granted request does
+    crossed: tuple[Queues, ...]  # of kernels that move no bytes, through memory, through the port, through both
     copy_engine: CopyEngine
     hbm: Hbm
     port: LinkPort

@@ -48,7 +48,8 @@ class VideoPoint:
     status: str
     status_reasons: tuple[str, ...]
     kernels: int
-    events_kernels: int  # that SimPy ran; the others are derived
+    events_kernels: int  # that SimPy ran
+    derived_kernels: int
 
     def costs(self, prices: Prices) -> dict[str, float]:
         """What it costs and emits, as far as ``prices`` say."""
@@ -91,6 +92,7 @@ def video_points(
                 status_reasons=run.standing.reasons,
                 kernels=run.outcome.kernels,
                 events_kernels=run.outcome.events_kernels,
+                derived_kernels=run.outcome.derived_kernels,
                 **about,
             )
 

@@ -46,7 +46,8 @@ class OverlapPoint:
     energy_j: float
     exposed_communication_s: float
     on_front: bool
-    events_kernels: int = 0  # that SimPy ran; the others are derived
+    events_kernels: int = 0  # that SimPy ran
+    derived_kernels: int = 0
     trace: Path | None = None
     status: str = "unchecked"
     status_reasons: tuple[str, ...] = ()
@@ -243,6 +244,7 @@ def point_of(run: Timeline, *, on_front: bool, trace: Path | None) -> OverlapPoi
         exposed_communication_s=run.exposed_communication_s,
         on_front=on_front,
         events_kernels=run.outcome.events_kernels,
+        derived_kernels=run.outcome.derived_kernels,
         trace=trace,
         status=run.standing.status,
         status_reasons=run.standing.reasons,
@@ -341,6 +343,7 @@ def table(points: Sequence[OverlapPoint]) -> pd.DataFrame:
                 **point.used,
                 "pareto": point.on_front,
                 "events_kernels": point.events_kernels,
+                "derived_kernels": point.derived_kernels,
                 "trace": str(point.trace) if point.trace else None,
                 "status": point.status,
                 "status_reasons": "; ".join(point.status_reasons),

@@ -27,7 +27,8 @@ class RingPoint:
     status: str
     status_reasons: tuple[str, ...]
     kernels: int
-    events_kernels: int  # that SimPy ran; the others are derived
+    events_kernels: int  # that SimPy ran
+    derived_kernels: int
 
 
 class RingOutcome(NamedTuple):
@@ -106,4 +107,5 @@ def _points(seq_lens: Sequence[int], outcome: Callable[[RingLayout, int], RingOu
                 status_reasons=found.standing.reasons,
                 kernels=found.kernels,
                 events_kernels=found.events_kernels,
+                derived_kernels=found.kernels - found.events_kernels,
             )

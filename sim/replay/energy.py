@@ -13,15 +13,17 @@ from traces.records import Floats, Ints
 
 
 def energy_j(
-    capture: Capture, prices: Priced, *, start_ns: Ints, end_ns: Ints, works_ns: Floats, head_ns: int | None,
+    capture: Capture, prices: Priced, spans_ns: tuple[Ints, Ints], *, works_ns: Floats, head_ns: int | None,
     limit_w: float = math.inf,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Joules of each row beyond idle, and of each rank's GPU with idle between its first and last work.
 
-    With ``head_ns``: from so long before the first to the last of all ranks, which began and ended at once. A row that
-    takes longer than ``works_ns`` waits for other ranks. Idle power is that at the clock of what runs; another where
-    nothing does. Rows that run beside one another never add up to more than ``limit_w``, the fast limiter's.
+    ``spans_ns`` are starts and ends of the rows. With ``head_ns``: from so long before the first to the last of all
+    ranks, which began and ended at once. A row that takes longer than ``works_ns`` waits for other ranks. Idle power is
+    that at the clock of what runs; another where nothing does. Rows that run beside one another never add up to more
+    than ``limit_w``, the fast limiter's.
     """
+    start_ns, end_ns = spans_ns
     own_j = (prices.dynamic_w * works_ns + prices.waiting_w * (end_ns - start_ns - works_ns)) * 1e-9
     ranks_j = []
     for rank in capture.ranks:

@@ -195,9 +195,7 @@ class PowerCorrection:
         dynamic = np.where(lawful, own_j / np.where(lawful, by_law_j, 1.0), 0.0)
         added_w = np.where(lawful, 0.0, own_j / (np.maximum(work.dur_ns, 1) * 1e-9))
         nothing = replace(prices, dynamic_w=np.zeros(len(work)), waiting_w=np.zeros(len(work)))
-        _, per_rank_j = energy_j(
-            capture, nothing, start_ns=work.start_ns, end_ns=work.end_ns, works_ns=works_ns, head_ns=head_ns
-        )
+        _, per_rank_j = energy_j(capture, nothing, (work.start_ns, work.end_ns), works_ns=works_ns, head_ns=head_ns)
         idle = np.ones(len(work))
         for rank, by_law in zip(capture.ranks, per_rank_j.tolist(), strict=True):
             mine = work.rank == rank

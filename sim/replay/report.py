@@ -33,6 +33,9 @@ def as_document(result: Replayed) -> dict[str, Any]:
         "kernels_of_unknown_work": result.unsure,
         "unchanged_span_us": unchanged.span_us,
         "unchanged_overlap_us": unchanged.overlap_us,
+        "events_kernels": len(result.simulated.capture.work),
+        "derived_kernels": 0,
+        "simpy_events": result.simulated.simpy_events,
         "edges": result.dag.counts,
         "pause_us": result.pause_ns / 1e3,
         "unchanged_energy_j": result.unchanged.energy_j,
@@ -144,6 +147,11 @@ def print_replay(result: Replayed, console: Console) -> None:
     reasons = [f"{standing.status}: {'; '.join(filter(None, said))}"] if standing and any(said) else []
     for note in reasons + notes_of(result):
         console.print(note, markup=False, highlight=False)
+    console.print(
+        f"through SimPy: all {len(result.simulated.capture.work):,} kernels, copies and memsets "
+        f"({result.simulated.simpy_events:,} events)",
+        highlight=False,
+    )
     if result.chunked_collectives:
         console.print(f"collectives cut into parts: {result.chunked_collectives:,}", highlight=False)
     for row in result.capture.findings:

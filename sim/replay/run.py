@@ -91,11 +91,15 @@ class HostWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Times:
-    """What a replay gives each row: start and end in nanoseconds, rounds of blocks (0 where it held no SMs)."""
+    """What a replay gives each row: start and end in nanoseconds, rounds of blocks (0 where it held no SMs).
+
+    All rows went through SimPy, in so many ``events``.
+    """
 
     start_ns: Ints
     end_ns: Ints
     rounds: Floats
+    events: int
 
 
 def replay(dag: Dag, load: ReplayRows, host: Sequence[HostWait] = ()) -> Times:
@@ -107,12 +111,17 @@ def replay(dag: Dag, load: ReplayRows, host: Sequence[HostWait] = ()) -> Times:
     graph, grids = graph_of(dag, load)
     core = RecordedCore(graph, grids, record_of(load, host, zero_ns), load.sms)
     try:
-        RecordedEngine(core).run()
+        events = RecordedEngine(core).run().events
     except DeadlockError as error:
         raise DeadlockError(
             f"replay: {error}: ranks run their collectives in different orders: replay one rank with --rank"
         ) from None
-    return Times(start_ns=_ns(core.start_ps) + zero_ns, end_ns=_ns(core.end_ps) + zero_ns, rounds=np.array(core.rounds))
+    return Times(
+        start_ns=_ns(core.start_ps) + zero_ns,
+        end_ns=_ns(core.end_ps) + zero_ns,
+        rounds=np.array(core.rounds),
+        events=events,
+    )
 
 
 def _ns(times_ps: Sequence[int]) -> Ints:

@@ -37,7 +37,7 @@ BESIDE_ROUNDS = 2  # what runs beside what changes durations, and these what run
 class ReplayTimes:
     """Work at the times that a replay gave it: times by rank; joules of each rank's GPU, in ``over_s``, if known.
 
-    ``limit_w``: what each board may draw.
+    ``limit_w``: what each board may draw. All of the work went through SimPy, in ``simpy_events``.
     """
 
     capture: Capture
@@ -46,6 +46,7 @@ class ReplayTimes:
     energy_j_per_rank: Floats | None
     over_s: Floats
     limit_w: float | None
+    simpy_events: int
 
     @property
     def energy_j(self) -> float | None:
@@ -63,15 +64,26 @@ class ReplayTimes:
         return [] if self.energy_j_per_rank is None else (self.energy_j_per_rank / self.over_s).tolist()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplayTrace:
+    """A trace and what it says of itself; a trace of ours, how it was ``recorded`` and the clock of each row."""
+
+    capture: Capture
+    classes: Classes
+    dag: Dag
+    recorded: RunConditions | None
+    clock_hz: Floats | None
+
+
 class ReplaySetup:
     """A replay set up: what is needed to run it under any changes."""
 
     def __init__(
-        self, capture: Capture, classes: Classes, dag: Dag, load: ReplayRows, waits: list[HostWait],
-        target: Machine | None, jobs: Jobs | None, *, recorded: RunConditions | None, clock_hz: Floats | None,
-    ) -> None:  # fmt: skip
-        self.capture, self.classes, self.dag, self.load, self.waits = capture, classes, dag, load, waits
-        self.target, self.jobs, self.recorded, self.clock_hz = target, jobs, recorded, clock_hz
+        self, trace: ReplayTrace, load: ReplayRows, waits: list[HostWait], target: Machine | None, jobs: Jobs | None
+    ) -> None:
+        capture, clock_hz = trace.capture, trace.clock_hz
+        self.capture, self.classes, self.dag, self.load, self.waits = capture, trace.classes, trace.dag, load, waits
+        self.target, self.jobs, self.recorded, self.clock_hz = target, jobs, trace.recorded, clock_hz
         self.correction: PowerCorrection | None = None
         self.toward: Toward = "middle"  # of what kernels of unknown bound may take under changes
         self.head_ns: int | None = None  # of a trace of ours: from the start of all GPUs to the first kernel
@@ -112,17 +124,16 @@ class ReplaySetup:
         now = priced(jobs, target, target.model.max_clock_hz if clock_hz is None else clock_hz)
         factor = np.nan_to_num(now.time_s / base.time_s[parts.origin], nan=1.0)
         capture = self.capture.keep(parts.origin)
-        run = ReplaySetup(
-            replace(capture, work=replace(capture.work, stream=parts.stream)),
-            replace(self.classes, index=self.classes.index[parts.origin]),
-            parts.dag,
-            split_load(self.load, parts, factor, chains.units, launched_of(jobs, target)),
-            [replace(wait, rows=tuple(parts.last[list(wait.rows)].tolist())) for wait in self.waits],
-            target,
-            jobs,
+        trace = ReplayTrace(
+            capture=replace(capture, work=replace(capture.work, stream=parts.stream)),
+            classes=replace(self.classes, index=self.classes.index[parts.origin]),
+            dag=parts.dag,
             recorded=self.recorded,
             clock_hz=clock_hz,
         )
+        waits = [replace(wait, rows=tuple(parts.last[list(wait.rows)].tolist())) for wait in self.waits]
+        load = split_load(self.load, parts, factor, chains.units, launched_of(jobs, target))
+        run = ReplaySetup(trace, load, waits, target, jobs)
         run.beside = self.beside[parts.origin]
         run.head_ns = self.head_ns
         run.correction = None if self.correction is None else self.correction.of_rows(parts.origin)
@@ -225,8 +236,8 @@ class ReplaySetup:
             prices = self.correction.on(prices or unpriced(len(start_ns)))
         if prices is not None:
             own_j, ranks_j = energy_j(
-                self.capture, prices, start_ns=start_ns, end_ns=end_ns, works_ns=self._works_ns(load, prices),
-                head_ns=self.head_ns, limit_w=math.inf if target is None else target.limits.fast_limit_w,
+                self.capture, prices, (start_ns, end_ns), works_ns=self._works_ns(load, prices), head_ns=self.head_ns,
+                limit_w=math.inf if target is None else target.limits.fast_limit_w,
             )  # fmt: skip
         capture, classes = timed(self.capture, self.classes, start_ns, end_ns, own_j)
         ranks = summarise(capture, classes).ranks
@@ -241,6 +252,7 @@ class ReplaySetup:
             energy_j_per_rank=ranks_j,
             over_s=np.maximum(span_s, 1e-9),
             limit_w=None if board is None else board.limits.cap_w,
+            simpy_events=times.events,
         )
 
 

@@ -17,7 +17,7 @@ from sim.replay.load import fitted, host_waits, load_of, shown_pause_ns, with_la
 from sim.replay.own import RunConditions, as_run, clocks_of, head_ns_of, own_of, recorded_loads
 from sim.replay.price import Jobs, jobs_of
 from sim.replay.run import replay
-from sim.replay.setting import ReplaySetup, ReplayTimes, graph_pause_ns, over_ranks
+from sim.replay.setting import ReplaySetup, ReplayTimes, ReplayTrace, graph_pause_ns, over_ranks
 from sim.result.status import STATUSES, Standing, standing_of_laws
 from sim.scenario.machine import Machine, Policy, machine
 from traces.capture import NONE, Capture
@@ -120,7 +120,8 @@ def replay_capture(
     usual = load
     if recorded is not None:
         load, asking = recorded_loads(load, capture, dag, recorded)
-    run = ReplaySetup(capture, classes, dag, load, waits, target, jobs, recorded=recorded, clock_hz=clock_hz)
+    trace = ReplayTrace(capture=capture, classes=classes, dag=dag, recorded=recorded, clock_hz=clock_hz)
+    run = ReplaySetup(trace, load, waits, target, jobs)
     if recorded is not None:
         run.correct(head_ns_of(capture, recorded))
     times = replay(dag, load)

@@ -128,6 +128,11 @@ class Outcome:
         runs = {part.played: part for part in self.parts if part.played.by_events}
         return sum(part.piece.graph.kernels for part in runs.values())
 
+    @property
+    def derived_kernels(self) -> int:
+        """The others."""
+        return self.kernels - self.events_kernels
+
     @cached_property
     def events(self) -> int:
         """Events that SimPy scheduled for them."""

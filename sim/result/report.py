@@ -49,7 +49,7 @@ def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
         "bubble_s": run.bubble_s,
         "kernels": run.outcome.kernels,
         "events_kernels": run.outcome.events_kernels,
-        "derived_kernels": run.outcome.kernels - run.outcome.events_kernels,
+        "derived_kernels": run.outcome.derived_kernels,
         "simpy_events": run.outcome.events,
         "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
         "detail": run.outcome.detail,

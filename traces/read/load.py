@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,9 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     bases = _bases(parts)
     ranks = _ranks(parts)
     absolute = [base + _first_ns(part) > EPOCH_NS for part, base in zip(parts, bases, strict=True)]
-    names: dict[str, int] = {}
-    collectives: dict[CollectiveArgs, int] = {}
-    matrices: dict[MatrixProduct, int] = {}
-    stated: dict[Stated, int] = {}
-    tables = [
-        _tables(part, base, rank, names, collectives, matrices, stated)
-        for part, base, rank in zip(parts, bases, ranks, strict=True)
-    ]
+    known = _Known()
+    names, collectives, matrices, stated = known.names, known.collectives, known.matrices, known.stated
+    tables = [_tables(part, base, rank, known) for part, base, rank in zip(parts, bases, ranks, strict=True)]
     # A column at a time: what is joined or put in order makes room for the next.
     work, calls, waits, annotations = (
         _joined(list(kind)) for kind in zip(*(table[:4] for table in tables), strict=True)
@@ -220,17 +215,22 @@ def _rank_of(part: FileRows, number: int) -> int:
     return int(found.group(1)) if found else number
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Numbers of what rows of all files refer to."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    collectives: dict[CollectiveArgs, int] = field(default_factory=dict)
+    matrices: dict[MatrixProduct, int] = field(default_factory=dict)
+    stated: dict[Stated, int] = field(default_factory=dict)
+
+
 def _tables(
-    part: FileRows,
-    base: int,
-    ranks: dict[int, int],
-    names: dict[str, int],
-    collectives: dict[CollectiveArgs, int],
-    matrices: dict[MatrixProduct, int],
-    stated: dict[Stated, int],
+    part: FileRows, base: int, ranks: dict[int, int], known: _Known
 ) -> tuple[list[Ints], list[Ints], list[Ints], list[Ints], Floats]:
     """The file's rows as columns, first rank, name, start, duration; names and collectives of all files."""
     rows: Rows = part.rows
+    names, collectives, matrices, stated = known.names, known.collectives, known.matrices, known.stated
     name = np.array([*(names.setdefault(text, len(names)) for text in rows.names), NONE], dtype=np.int64)
     message = np.array(
         [*(collectives.setdefault(collective, len(collectives)) for collective in rows.collectives), NONE]

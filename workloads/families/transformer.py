@@ -162,7 +162,9 @@ def _role_program(
         compute = known.get((phase, shape.context))
         if compute is None:
             load = loads_of(shape, options)[role.member]
-            compute = _segments(shape, phase, mine, load, stack, options, head=head)
+            compute = _segments(shape, phase, mine, load, stack, options)
+            if head:
+                compute = (*compute, Segment(name="lm_head", kernels=head_kernels(shape, stack, options)))
             if role.stage == 0:
                 compute = (*front_segments(shape, phase, stack, options), *compute)
             if model.encoder is not None and phase == "prefill" and role.stage == 0:
@@ -198,14 +200,7 @@ def loads_of(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
 
 
 def _segments(
-    shape: Shape,
-    phase: PhaseName,
-    layers: range,
-    load: ExpertLoad | None,
-    stack: Stack,
-    options: Options,
-    *,
-    head: bool,
+    shape: Shape, phase: PhaseName, layers: range, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> tuple[Segment, ...]:
     segments = []
     for name, block, mine in shape.model.layer_groups(layers):
@@ -213,8 +208,6 @@ def _segments(
             here = replace(shape, model=shape.model.of(block), precision=precision)
             kernels = _layer_kernels(block, here, phase, load, stack, options)
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
-    if head:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(shape, stack, options)))
     return tuple(segments)
 
 

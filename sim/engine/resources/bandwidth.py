@@ -2,8 +2,8 @@
 
 A transfer is a SimPy put that stays in the queue while its bytes move and fires when all have. By itself the resource
 moves them: at every change it divides its bandwidth anew. In the engine a kernel paces its transfers, because its
-arithmetic and its other transfers hold them up too; then the core asks the same rule for shares, and the transfer
-fires when its kernel ends.
+arithmetic and its other transfers hold them up too: its request stands in the queue of all that its bytes cross until
+it ends, and the core asks the same rule for shares.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from simpy.core import Environment
-from simpy.events import PENDING
 
 from sim.engine.resources.arbitration import Ask, Give, Moving, Rounds, fire, offer
 
@@ -52,32 +51,6 @@ class Transfer(Ask):
         return self.left <= DONE * self.size
 
 
-class Carried(Ask):
-    """Bytes of a kernel of the engine, which move as the kernel goes on."""
-
-    proc = None
-
-    def __init__(self, resource: Bandwidth[Any]) -> None:
-        # What Ask does, less asking for an arbitration: the kernel paces its bytes.
-        self.env = resource._env
-        self.callbacks = []
-        self.resource = resource
-        self._ok, self._value = True, PENDING  # here, as Python keeps fields that come later in a dict
-        resource.put_queue.append(self)
-
-    def moved(self, _now: int | float) -> bool:
-        """The kernel says when."""
-        return False
-
-    def end(self) -> None:
-        """The kernel has ended."""
-        self.resource.put_queue.remove(self)
-        if self.callbacks:
-            self.succeed()
-        else:
-            self._value = self.callbacks = None  # type: ignore[assignment]
-
-
 class Stop(Give):
     """A transfer is given up."""
 
@@ -104,7 +77,7 @@ class Bandwidth(Moving, Generic[Rule]):
         """Give a transfer up; what it has not moved stays in its ``left``."""
         return Stop(self, transfer)
 
-    def _do_put(self, event: Transfer | Carried) -> bool:
+    def _do_put(self, event: Transfer) -> bool:
         """Let a transfer move on, and fire it when all its bytes have moved."""
         if event.moved(self._env.now):
             fire(event)

@@ -75,6 +75,8 @@ class Blocks(Ask):
 class Return(Give):
     """What ``blocks`` held goes back when their kernel has ended; ``keep`` SMs stay where it only lets some go."""
 
+    __slots__ = ("blocks", "env", "keep", "resource")
+
     def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
         self.env = pool._env
         self.resource = pool
@@ -123,22 +125,22 @@ class SmPool(Arbitrated):
     def _do_put(self, event: Blocks) -> bool:
         """Start the request's blocks on free SMs; False, and no later request is looked at, where there are none."""
         grid = event.grid
-        if event.wanted > self.free:
+        give = wanted = event.wanted
+        if wanted > self.free:
             self._displace(event)
-        if event.wanted <= self.free and not self.scattered and not self.loose:
-            give = event.wanted
-        else:
+        if wanted > self.free or self.scattered or self.loose:
             give = self._room(event)
         if give <= 0.0:
             if event.at_once:
                 self._start_on_nothing(event)
             return event.at_once
-        if give < event.wanted and grid.whole:
-            if event.split is None:
-                event.split = split_of(event)
-            self._late.append(event)
-        elif give < event.wanted:
-            self._partial = True
+        if give < wanted:
+            if not grid.whole:
+                self._partial = True
+            else:
+                if event.split is None:
+                    event.split = split_of(event)
+                self._late.append(event)
         self.free -= give
         event.held = event.sms = give
         self.users.append(event)
