@@ -108,7 +108,7 @@ def test_layers_of_glm_5_2_that_share_their_chosen_keys_have_no_indexer() -> Non
     fewer = facts(read(config | own))["parameters"] - facts(read(config))["parameters"]
     heads, width, query = config.get("index_n_heads", 64), config["hidden_size"], config["q_lora_rank"]
     assert fewer == -types.count("shared") * (query * heads * 128 + width * (128 + heads))
-    with pytest.raises(WorkloadError, match="index_topk_freq = 4.*give indexer_types"):
+    with pytest.raises(WorkloadError, match=r"index_topk_freq = 4.*give indexer_types"):
         read(config | {"index_topk_freq": 4})
 
 
