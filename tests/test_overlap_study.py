@@ -60,6 +60,15 @@ def test_experts_are_spread_over_the_group() -> None:
     ]  # fmt: skip
 
 
+def test_pieces_of_exchanges_between_experts_are_refused_by_what_was_asked() -> None:
+    """The group of ``tp`` holds experts: the message says so, and what cuts something instead."""
+    base = {"model": "qwen3-30b-a3b", "layers": 1, "batch": 2}
+    with pytest.raises(ScenarioError, match=r"chunks = 2 of qwen3-30b-a3b: its 2 ranks hold experts.*two_batch, or"):
+        scenarios(base, {"tp": [2], "overlap_chunks": [1, 2]})
+    found = scenarios(base | {"ep_mode": "all_reduce"}, {"tp": [2], "overlap_chunks": [2], "comm_ctas": [8]})
+    assert [(one.tp, one.ep, one.overlap_chunks) for one in found] == [(2, 2, 2)]
+
+
 def test_what_cannot_run_is_left_out_by_name_and_nothing_left_is_an_error() -> None:
     points, left_out = study(grid(overlap_chunks=[1, 3]))
     assert [transform(p.scenario) for p in points] == ["sequential"]

@@ -48,6 +48,37 @@ KIMI_K2_5: Config = {
                       "vt_num_hidden_layers": 27, "patch_size": 14, "merge_kernel_size": [2, 2]},
 }  # fmt: skip
 
+# MiniCPM-V: the language model's keys stand among its own.
+MINICPM_V: Config = {
+    "architectures": ["MiniCPMV"], "model_type": "minicpmv", "version": 2.6, "query_num": 64, "image_size": 448,
+    "patch_size": 14, "slice_mode": True, "drop_vision_last_layer": False, "batch_vision_input": True,
+    "slice_config": {"max_slice_nums": 9, "patch_size": 14, "model_type": "minicpmv"}, "hidden_size": 3584,
+    "intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "hidden_act": "silu", "vocab_size": 151666, "tie_word_embeddings": False, "use_sliding_window": False,
+    "vision_config": {"model_type": "siglip", "hidden_size": 1152, "image_size": 980, "intermediate_size": 4304,
+                      "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14},
+}  # fmt: skip
+_FOUR_FIVE = {
+    "version": 4.5, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "head_dim": 128,
+    "num_hidden_layers": 36, "num_key_value_heads": 8, "vocab_size": 151748,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "billions", "kv"), [({}, 8.10, 28 * 4 * 4 * 128), (_FOUR_FIVE, 8.70, 36 * 4 * 8 * 128)]
+)
+def test_minicpm_v_is_qwen2_or_qwen3_by_its_version(change: Config, billions: float, kv: int) -> None:
+    found = facts(read(MINICPM_V | change))
+    assert found["parameters"] / 1e9 == pytest.approx(billions, rel=0.005)
+    assert found["kv_bytes_per_token"] == kv
+
+
+def test_another_minicpm_v_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="model_type = 'of another version' is not supported"):
+        read(MINICPM_V | {"version": 3.0})
+    with pytest.raises(WorkloadError, match="drop_vision_last_layer = True: for model_type 'minicpmv' only false"):
+        read(MINICPM_V | {"drop_vision_last_layer": True})
+
 
 def test_experts_of_nemotron_3_super_read_a_narrower_width() -> None:
     """120 billion, 12 of them active; 512 experts between 1,024 and 2,688; 8 layers cache 2 heads of 128."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from importlib.resources import files
+from pathlib import Path
+
 import pytest
 
 from tests.family_configs import Config
 from tests.family_configs_latest import LATEST
 from tests.family_configs_uneven import MIMO_V2_FLASH, NEMOTRON_49B, UNEVEN, ZAMBA2_7B
 from tests.test_workloads_families import read
-from workloads import Layout, Options, WorkloadError, build_program
+from workloads import Layout, Options, WorkloadError, build_program, load_model
 from workloads.memory import MemoryLoad, memory_need
 from workloads.params import facts
 from workloads.program import Kernel
@@ -122,6 +126,23 @@ def test_zamba_s_layers_share_their_attention_blocks() -> None:
     assert {(work.n, work.k) for _, work in products if isinstance(work, GemmWork)} == {(3 * 7168, 7168)}
     with pytest.raises(WorkloadError, match="weights of earlier ones: use tp"):
         build_program(model, Layout(pp=2), phase="decode", batch=2, seq_len=9, options=Options())
+
+
+def test_layers_may_be_cut_in_pieces_of_their_own(tmp_path: Path) -> None:
+    """``chunks`` of a family's node is an expression: 4 where all tokens are attended to, 2 over a window."""
+    text = (files("workloads") / "data" / "families" / "gemma4_text.toml").read_text(encoding="utf-8")
+    for name in ("gate_up_gemm", "down_gemm"):
+        cut = f'name = "{name}", overlap_stage = 1, chunks = "4 if full else 2", comm_ctas = 16,'
+        text = text.replace(f'name = "{name}",', cut)
+    (tmp_path / "family.toml").write_text(text)
+    (tmp_path / "config.json").write_text(json.dumps(UNEVEN["gemma-4-31b"][0]["text_config"]))
+    model = load_model(str(tmp_path))
+    program = build_program(model, Layout(tp=2), phase="prefill", batch=1, seq_len=64, options=Options(lm_head=False))
+    pieces = {
+        (segment.name, [one.name for one in segment.kernels].count("all_reduce_down"))
+        for segment in program.ranks[0].phases[0].segments
+    }
+    assert pieces == {("sliding layer", 2), ("full layer", 4)}
 
 
 def test_layers_that_draft_are_counted_where_the_published_total_counts_them() -> None:

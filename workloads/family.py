@@ -110,7 +110,7 @@ def family_model(data: Mapping[str, Any], family: FamilyFile, *, where: str, rea
     for path, known in table.get("nested", {}).items():
         check_nested(data, path.split("."), known, where)
     if "language" in table:
-        model = _language(data, family, where, read)
+        model = _language(data, family, values, read)
         held = values.size("extra_parameters", table.get("extra_parameters", 0), least=0, most=10**13)
         model = replace(model, extra_parameters=model.extra_parameters + held)
     else:
@@ -251,9 +251,11 @@ def _worked_out(node: Mapping[str, Any], values: _Values) -> dict[str, Any]:
     return made | {part: values.of(made[part]) for part in (*WORKED_OUT, CACHE) if part in made}
 
 
-def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Reader | None) -> ModelSpec:
-    """The language model inside a configuration: in a table of its own, or among the other keys."""
+def _language(data: Mapping[str, Any], family: FamilyFile, values: _Values, read: Reader | None) -> ModelSpec:
+    """The language model inside a configuration: in a table of its own, or among the other keys; which one is a name,
+    or an expression that gives one."""
     assert read is not None
+    where = values.where
     part = family.table["language"]
     types: Mapping[str, str] = part.get("types", {})
     text: Any = data.get(part["key"])
@@ -262,14 +264,16 @@ def _language(data: Mapping[str, Any], family: FamilyFile, where: str, read: Rea
         raise WorkloadError(f"{where}: {part['key']} = {shown(text)}: give the language model's configuration")
     inside = where
     if text is None:
-        text = {key: value for key, value in data.items() if key not in family.keys.known or key in common_keys()}
+        outer = {*family.keys.known, *family.keys.only} - common_keys()
+        text = {key: value for key, value in data.items() if key not in outer}
         text = {key: value for key, value in text.items() if key not in ("architectures", "auto_map", "model_type")}
         tops = {key: value for key, value in data.items() if key not in text}
     else:
         inside = f"{where}: {part['key']}"
         text = {key: value for key, value in text.items() if key != "architectures"}
     check_against(tops, str(data["model_type"]), family.keys, where)
-    kind = text.get("model_type") or part["model_type"]
+    named = part["model_type"]
+    kind = text.get("model_type") or (values.of(named) if " " in named else named)
     if not isinstance(kind, str):
         raise WorkloadError(f"{inside}: model_type = {shown(kind)}: give a text")
     usual = part.get("defaults", {}).get(kind, {})

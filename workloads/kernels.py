@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from workloads.errors import WorkloadError
 from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Group, Op
@@ -81,6 +82,7 @@ def weighted_kernels(name: str, ops: tuple[Op, ...], shape: Shape, *, fused: boo
     narrow = next((op for op in ops if not shape.precision.of(op).activations.plain), None)
     if narrow is not None:
         rows, _, depth = narrow.einsum.gemm(shape.local_sizes(narrow.parallel))
+        rows *= narrow.einsum.count(shape.local_sizes(narrow.parallel))
         kernels.append(quantise_kernel(name, rows, depth, shape.precision.of(narrow)))
     for group in groups:
         part = name if len(groups) == 1 else f"{group[0].label.lower()}_gemm"
@@ -117,16 +119,21 @@ def gemm_kernel(
     if ops[0].einsum.of_activations:
         return _activation_product(name, ops, shape)
     rows = depth = columns = 0
-    flops = 0.0
+    flops, counts = 0.0, set()
     for op in ops:
         sizes = shape.local_sizes(op.parallel)
         rows, n, depth = op.einsum.gemm(sizes)
         columns += n
         flops += op.einsum.flops(sizes)
+        counts.add(op.einsum.count(sizes))  # weights that are one matrix for each point of an axis
+    if len(counts) > 1:
+        raise WorkloadError(
+            f"{name}: {' and '.join(op.label for op in ops)} are not as many products: give each a node"
+        )
     if tokens is not None:
         flops *= tokens / rows
         rows = tokens
-    work = GemmWork(m=rows, n=columns, k=depth, dtype=dtype, weights=weights)
+    work = GemmWork(m=rows, n=columns, k=depth, count=counts.pop(), dtype=dtype, weights=weights)
     return Kernel(name=name, work=work, flops=flops, bytes_moved=float(product_bytes(work)))
 
 
@@ -134,7 +141,7 @@ def product_bytes(work: GemmWork) -> int:
     """Bytes of a product of activations and weights: both operands, and a result of 16 bits at least."""
     element = Storage(element=work.dtype.value)
     operands = element.bytes_of(work.m, work.k) + (work.weights or element).bytes_of(work.n, work.k)
-    return operands + max(work.dtype.bits, DType.BF16.bits) // 8 * work.m * work.n
+    return work.count * (operands + max(work.dtype.bits, DType.BF16.bits) // 8 * work.m * work.n)
 
 
 def _activation_product(name: str, ops: tuple[Op, ...], shape: Shape) -> Kernel:

@@ -151,6 +151,13 @@ def _op(item: Any, where: str) -> Op:
     if parallel is not None and (not isinstance(parallel, str) or len(parallel) != 1):
         raise WorkloadError(f"{where}: parallel = {shown(parallel)}: give one axis of the pattern, for example 'H'")
     try:
-        return op(item["pattern"], label=str(item.get("label", item["pattern"])), parallel=parallel)
+        made = op(item["pattern"], label=str(item.get("label", item["pattern"])), parallel=parallel)
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
+    operands = len(made.einsum.inputs)
+    if operands != 2:
+        raise WorkloadError(
+            f"{where}: '{made.einsum.pattern}': a product has two operands, this one {operands}: write one node after "
+            "another, each with a pattern of two"
+        )
+    return made

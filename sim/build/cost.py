@@ -213,7 +213,7 @@ class Pricer:
                 return with_stored_weights(
                     self.terms(replace(work, weights=None)),
                     gemm_sizes(work),
-                    weight_bytes=work.weights.bytes_of(work.n, work.k),
+                    weight_bytes=work.count * work.weights.bytes_of(work.n, work.k),
                     turned=turned(work.weights, work.dtype),
                     sms=gpu.sms,
                 )

@@ -171,11 +171,22 @@ def scenarios(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
             fields["ep"] = fields["tp"]
             fields.setdefault("ep_mode", "all_to_all")
             fields["tp"] = fields["ep"] if fields["ep_mode"] == "all_reduce" else 1
+            _check_cut(fields)
         one = _split(fields)
         found[one] = None
         if transform(one) == "as the model says":
             found[_split(fields | _sequential(one))] = None
     return list(found)
+
+
+def _check_cut(fields: Mapping[str, Any]) -> None:
+    """Refuse pieces of exchanges between experts, which are sent whole."""
+    chunks = fields.get("overlap_chunks", 1)
+    if fields.get("overlap", "chunks") == "chunks" and chunks != 1 and fields["tp"] == 1:
+        raise ScenarioError(
+            f"overlap study: chunks = {chunks} of {fields['model']}: its {fields['ep']} ranks hold experts, whose "
+            "all-to-alls are not cut: give --overlap two_batch, or --ep-mode all_reduce"
+        )
 
 
 def _sequential(scenario: Scenario) -> dict[str, Any]:
