@@ -86,8 +86,8 @@ def command(
     from sim.result.prices import NO_PRICES
     from sim.serving import serve
     from sim.serving.report import print_summary
-    from sim.serving.trace import write_served
-    from traces.write.by_name import check_ending
+    from sim.serving.trace import to_trace
+    from traces.write.by_name import check_ending, write_trace
 
     prices = prices_of(fields)
     for path in (out, power):
@@ -128,8 +128,12 @@ def command(
         write_table(run.requests, out)
     if power is not None:
         write_table(run.stretches, power)
+    shown: dict[str, int] = {}
     if timeline is not None:
-        write_served(run, timeline)
+        trace = to_trace(run)
+        write_trace(trace, timeline)
+        if kernels is not None:
+            shown = {name: trace.metadata["served"][name] for name in ("events_kernels", "derived_kernels")}
     if report is not None:
         from sim.pages.served import write_served_report
 
@@ -137,7 +141,7 @@ def command(
     if as_json:
         click.echo(
             json.dumps(
-                run.summary | run.utilisation | run.costs(prices) | {"scenario": spec.model_dump(mode="json")},
+                run.summary | run.utilisation | run.costs(prices) | shown | {"scenario": spec.model_dump(mode="json")},
                 allow_nan=False,
             )
         )
@@ -145,6 +149,10 @@ def command(
     print_summary(run, wide_console(), prices)
     if timeline is not None:
         click.echo(f"\ntrace: {timeline}  (open it at ui.perfetto.dev: 'Open trace file')")
+        if shown:
+            ran, derived = shown["events_kernels"], shown["derived_kernels"]
+            rest = f", {derived:,} derived" if derived else ""
+            click.echo(f"kernels shown: {ran:,} through SimPy{rest}")
     if report is not None:
         click.echo(f"\nreport: {report}  (open it in a browser)")
 

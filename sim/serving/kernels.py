@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,15 +19,23 @@ MOST_STEPS = 2000
 Kernel = tuple[int, SpanKind, float, float, float]
 
 
-def kernels_of(steps: Sequence[RunStep]) -> Iterator[tuple[RunStep, list[Kernel]]]:
+class ShownStep(NamedTuple):
+    """A step with the kernels of its first GPU: those that SimPy ran, and those derived from a law of all layers."""
+
+    step: RunStep
+    ran: list[Kernel]
+    derived: list[Kernel]
+
+
+def kernels_of(steps: Sequence[RunStep]) -> Iterator[ShownStep]:
     """Each step with its kernels."""
     if len(steps) > MOST_STEPS:
         raise ScenarioError(f"kernels: {len(steps)} steps lie in the window, give one of at most {MOST_STEPS}")
     for step in steps:
-        yield step, _run(step)
+        yield _run(step)
 
 
-def _run(step: RunStep) -> list[Kernel]:
+def _run(step: RunStep) -> ShownStep:
     """Run ``step`` kernel by kernel, times in proportion to what the whole step took.
 
     The proportion is within 1 % of one, as prices are of the engine, where no limiter moved during the step.
@@ -55,7 +64,7 @@ def _run(step: RunStep) -> list[Kernel]:
         )
         for kernel in graph.classes
     ]
-    found = [
+    ran = [
         (graph.queue_stream[graph.op_queue[number]], kinds[graph.op_class[number]], begin, end, energy_j)
         for number, begin, end, energy_j in zip(
             op[mine].tolist(),
@@ -65,11 +74,12 @@ def _run(step: RunStep) -> list[Kernel]:
             strict=True,
         )
     ]
+    derived: list[Kernel] = []
     world, end = step.prices.world, step.start_s + step.time_s - drawing.time_s
     if tail.time_s:  # of all layers together
         kind = SpanKind(name="attention_longest", category="kernel", timed=True)
-        found.append((0, kind, end - tail.time_s, end, tail.energy_j / world))
+        derived.append((0, kind, end - tail.time_s, end, tail.energy_j / world))
     if drawing.time_s:
         kind = SpanKind(name=f"sample_{step.prices.sampling}", category="kernel", timed=True)
-        found.append((0, kind, end, step.start_s + step.time_s, drawing.energy_j / world))
-    return found
+        derived.append((0, kind, end, step.start_s + step.time_s, drawing.energy_j / world))
+    return ShownStep(step, ran, derived)

@@ -92,9 +92,12 @@ def to_trace(run: ServeResult) -> Trace:
             end.append(moved.end_s)
             energy.append(moved.energy_j)
     streams: dict[tuple[int, int], int] = {}
-    for step, kernels in kernels_of(run.log.run_steps):
+    counts = {"events_kernels": 0, "derived_kernels": 0}
+    for step, ran, derived in kernels_of(run.log.run_steps):
+        counts["events_kernels"] += len(ran)
+        counts["derived_kernels"] += len(derived)
         known: dict[Same[SpanKind], int] = {}
-        for stream, one_kind, begin_s, end_s, joules in kernels:
+        for stream, one_kind, begin_s, end_s, joules in (*ran, *derived):
             pid = step.replica * stages_of + step.stage
             if (pid, stream) not in streams:
                 streams[pid, stream] = len(lanes)
@@ -137,7 +140,7 @@ def to_trace(run: ServeResult) -> Trace:
         metadata={
             "schemaVersion": 1,
             "traceName": f"wattline serve {run.spec.model}",
-            "served": {"energy_j": run.energy_j, "energy_j_by_part": run.energy_j_by_part},
+            "served": {"energy_j": run.energy_j, "energy_j_by_part": run.energy_j_by_part} | counts,
             "wattline": _about(run),
         },
     )
