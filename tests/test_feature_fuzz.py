@@ -33,6 +33,8 @@ FOUND = {
     "thin": _split(16, model="qwen3-8b", gpu="h200", phase="decode", batch=16, seq_len=700, tp=4, layers=4),
     "thin, half": _split(8, model="qwen3-8b", gpu="h100", phase="decode", batch=16, seq_len=700, tp=2, layers=4),
     "thin, long": _split(32, model="llama3-8b", gpu="h200", phase="decode", batch=16, seq_len=2048, tp=2, layers=1),
+    "thin, FP8": _split(16, model="llama3-8b", gpu="h200", phase="decode", batch=16, seq_len=700, tp=2, layers=4,
+                        dtype="fp8_e4m3"),
     "round": _split(16, model="llama3-70b", gpu="h100", phase="prefill", batch=4, seq_len=128, tp=4, layers=4),
     "round, beside a send": {
         "model": "llama3-70b", "gpu": "h100", "phase": "prefill", "batch": 8, "seq_len": 128, "tp": 8, "pp": 4,

@@ -14,6 +14,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.adapters import adapter_base_terms
 from hardware.laws.exchange import RoutedExchange, in_background
 from hardware.laws.gemm import wave_part
+from hardware.laws.gemm_grid import LEAST_ROWS
 from hardware.laws.gradient import attention_gradient
 from hardware.laws.latent import latent_base_terms
 from hardware.laws.price import (
@@ -153,7 +154,9 @@ class Pricer:
     def launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
         match work:
-            case GemmWork(dtype=DType.BF16 | DType.FP16, count=1, part=None, beside_ctas=None, weights=None):
+            case GemmWork(count=1, part=None, beside_ctas=None, weights=None) if (
+                work.dtype.bits == 16 or work.m < LEAST_ROWS  # columns of weights, whatever their type
+            ):
                 return launched_gemm(self.profile, self.gpu, terms, gemm_sizes(work))
         return terms
 

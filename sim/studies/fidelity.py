@@ -57,6 +57,13 @@ weaker evidence for them:
   fetch whole tiles, and that a reduce-scatter wins the SMs from the next product (in steps of 4 chunks; in those of 8
   it loses them, which is not modelled), was read off profiler traces of two H200s whose steps had come out 3 to 7 % too
   fast; the on-chip clock of attention comes from duty.jsonl.
+- Where HBM and tensor cores bound a product alike (256 rows of n 28672, k 8192: streaming takes 175 us, multiplying
+  190), how far the two add up is one exponent for all products: time there follows the clock 1.2 % too little between
+  two clocks (duty.jsonl). An exponent of its own for this shape would be a fit to one pair of rows;
+  `tests/test_hardware_fit.py` keeps the miss.
+- 107 pJ a byte of HBM while decoding, whatever the clock, is the H100's; an H100 NVL and an H20 are priced alike and
+  have no row. Keys and values pass through L2, whose rate is that of products at the clock, so that their 400 W hold
+  at 391 and 634 MHz.
 - Rows are predicted at the temperature that they recorded, a condition of the room like the power cap: nothing here
   predicts cooling. `wattline validate --typical-temperature` leaves it out; that costs 0.1 to 0.4 points, and 2 points
   in energy where four cool chips (50 C) ran experts.
