@@ -93,9 +93,10 @@ class Cluster:
         """True when no traffic among ``ranks`` leaves its node."""
         return len({self.node_of(rank) for rank in ranks}) == 1
 
-    def on_one_switch(self, ranks: Sequence[int]) -> bool:
-        """True where ``ranks`` meet in one NVSwitch tier."""
-        return self.node.interconnect == "nvswitch" and self.same_node(ranks)
+    @property
+    def switched(self) -> bool:
+        """True where the GPUs of a node meet in one NVSwitch tier."""
+        return self.node.interconnect == "nvswitch"
 
     def streams(self, ranks: Sequence[int], pattern: Pattern = "ring") -> Streams:
         """What ``ranks``, which lie on several nodes, send over the network.

@@ -25,6 +25,7 @@ from hardware.laws.nccl import (
     ring_seconds,
 )
 from hardware.laws.price import collective_terms
+from hardware.laws.routes import IN_SWITCH_SHARE, TREE_HOP, Span, in_switch_s, nvls_tree_s
 from hardware.laws.sizes import CollectiveSizes
 from hardware.profile import profile_for
 from tests.command_kit import run
@@ -105,6 +106,20 @@ def test_more_bytes_ranks_or_slower_links_never_take_less(
     assert names == [name for name in TUNED_S if name in names] and names[-1] == "Simple"
 
 
+def test_switches_of_several_nodes_add_before_their_tree() -> None:
+    """A node's addition or the rails' trees, whichever is slower: two nodes send their parts up and down once."""
+    two, many = (Span(nodes=n, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6) for n in (2, 16))
+    rate, size = IN_SWITCH_SHARE["hopper"] * 450e9, 1024 * MIB
+    hops_s = 2 * TREE_HOP * 3e-6
+    assert nvls_tree_s(two, size, rate) == pytest.approx(in_switch_s(8, size, rate) + hops_s)
+    assert nvls_tree_s(many, size, rate) == pytest.approx(2 * size / 8 / 50e9 + 4 * hops_s)
+    card = load_gpu("a100-sxm-80gb")  # its switch adds nothing
+    sizes = CollectiveSizes(
+        op="all_reduce", world=16, buffer_bytes=size, ctas=None, in_graph=True, algorithm="library", span=two
+    )
+    assert collective_terms(profile_for(card), card, sizes, in_switch=True).way in ("ring", "hierarchical", "tree")
+
+
 @pytest.mark.parametrize(
     ("arguments", "way"),
     [
@@ -114,6 +129,9 @@ def test_more_bytes_ranks_or_slower_links_never_take_less(
         ("--op all_reduce --world 8 --bytes 1073741824 --algorithm ring", "ring Simple"),
         ("--op all_reduce --world 8 --bytes 262144 --algorithm auto", "two_shot"),
         ("--op all_reduce --world 16 --bytes 65536", "tree"),
+        ("--op all_reduce --world 16 --bytes 1073741824", "nvls tree"),
+        ("--op all_reduce --world 64 --bytes 1048576 --algorithm nvls", "nvls tree"),
+        ("--op all_reduce --world 16 --bytes 1073741824 --algorithm tree", "tree"),
         ("--op all_to_all --world 8 --bytes 65536", "pairs"),
         ("--op broadcast --world 8 --bytes 65536", "ring"),
     ],

@@ -23,6 +23,7 @@ from hardware.laws.routes import (
     DIRECT_CTAS,
     IN_SWITCH_CTAS,
     IN_SWITCH_FROM,
+    NVLS_TREE,
     Span,
     between_nodes,
     direct_bytes,
@@ -172,8 +173,14 @@ def collective_base_terms(
         blocks, measured = min(blocks, DIRECT_CTAS), False
         clusters = False  # only NCCL's kernels were seen to start in clusters
     elif span is not None and not one_node:
-        way = between_nodes(op, algorithm, span, buffer_bytes, inside)
+        if algorithm == "nvls" and not in_switch_bytes_per_s:
+            raise HardwareError(_no_switch(world))
+        # With blocks of one's own the library adds nothing in switches, unless it is told to.
+        added_bytes_per_s = in_switch_bytes_per_s if ctas is None or algorithm == "nvls" else 0.0
+        way = between_nodes(op, algorithm, span, buffer_bytes, inside, added_bytes_per_s)
         floor_s, beyond_bytes, measured, taken = way.time_s, way.beyond_bytes, False, way.name
+        if taken == NVLS_TREE:
+            blocks, moved, hbm_bytes = IN_SWITCH_CTAS, in_switch_bytes(span.per_node, buffer_bytes), 2.0 * buffer_bytes
     elif algorithm == "tree":
         chain = Span(nodes=1, per_node=world, nic_bytes_per_s=math.inf, nic_latency_s=0.0)
         floor_s, measured = tree_s(chain, buffer_bytes, inside), False
@@ -186,10 +193,7 @@ def collective_base_terms(
         if op == "all_reduce" and algorithm in ("library", "nvls"):
             added_s = in_switch_s(world, buffer_bytes, in_switch_bytes_per_s) if in_switch_bytes_per_s else math.inf
             if algorithm == "nvls" and not in_switch_bytes_per_s:
-                raise HardwareError(
-                    f"all_reduce = 'nvls' is added in an NVSwitch of Hopper or later, over {IN_SWITCH_FROM} ranks or "
-                    f"more of one node: these {world} ranks have none"
-                )
+                raise HardwareError(_no_switch(world))
             if algorithm == "nvls" or (ctas is None and added_s < floor_s):
                 blocks = IN_SWITCH_CTAS if ctas is None else ctas
                 floor_s, moved_s, measured, taken = added_s, 0.0, False, "nvls"
@@ -225,6 +229,13 @@ def collective_base_terms(
         moving_cycles=moved_s * gpu.max_clock_hz,
         extrapolated=not measured,
         way=taken,
+    )
+
+
+def _no_switch(world: int) -> str:
+    return (
+        f"all_reduce = 'nvls' is added in an NVSwitch of Hopper or later, over {IN_SWITCH_FROM} ranks or more of one "
+        f"node: these {world} ranks have none"
     )
 
 

@@ -157,8 +157,9 @@ def grouped_gemm_terms(
 
 
 def collective_terms(profile: Profile, gpu: GpuSpec, sizes: CollectiveSizes, *, in_switch: bool = False) -> KernelTerms:
-    """One collective; ``in_switch``: the ranks hang on one switch that can add what they send."""
-    share = IN_SWITCH_SHARE.get(gpu.architecture, 0.0) if in_switch and sizes.world >= IN_SWITCH_FROM else 0.0
+    """One collective; ``in_switch``: the ranks of a node hang on one switch that can add what they send."""
+    together = sizes.world if sizes.span is None else sizes.span.per_node
+    share = IN_SWITCH_SHARE.get(gpu.architecture, 0.0) if in_switch and together >= IN_SWITCH_FROM else 0.0
     return collective_base_terms(
         profile.collective, profile.sharing, sizes, gpu, in_switch_bytes_per_s=share * gpu.link_bytes_per_s
     )

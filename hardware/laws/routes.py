@@ -36,6 +36,7 @@ DIRECT_CTAS = 36
 IN_SWITCH_S = 70e-6
 IN_SWITCH_SHARE = {"hopper": 0.658, "blackwell": 0.54}
 IN_SWITCH_CTAS = 16
+NVLS_TREE = "nvls tree"
 # NCCL's tables of two and four GPUs show no gain of it over the ring.
 IN_SWITCH_FROM = 8
 # Bus bandwidth of NCCL's rings and exchanges over PCIe without NVLink, as shares of the cards' own PCIe rate: 20.1, 5.1
@@ -123,13 +124,34 @@ def ring_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
     return max(on_link_s, crossing / span.nic_bytes_per_s) + laps * (span.nodes - 1) * span.nic_latency_s
 
 
+def tree_copies(nodes: int) -> float:
+    """How often a NIC of a double binary tree sends its rail's part: a node is a leaf of one tree, which sends up what
+    is its half, and within the other, where it sends up once and down twice; two nodes send up and down once.
+
+    >>> tree_copies(2), tree_copies(16)
+    (1.0, 2.0)
+    """
+    return 1.0 if nodes == 2 else 2.0
+
+
+def nvls_tree_s(span: Span, buffer_bytes: float, bytes_per_s: float) -> float:
+    """All-reduce that each node's switch adds, and a double binary tree over nodes meanwhile."""
+    on_nic_s = tree_copies(span.nodes) * buffer_bytes / span.per_node / span.nic_bytes_per_s
+    return max(in_switch_s(span.per_node, buffer_bytes, bytes_per_s), on_nic_s) + _hops_s(span)
+
+
+def _hops_s(span: Span) -> float:
+    """Up and down a tree over nodes."""
+    return 2.0 * math.ceil(math.log2(span.nodes)) * TREE_HOP * span.nic_latency_s
+
+
 def tree_s(span: Span, buffer_bytes: float, inside: Inside) -> float:
     """Double binary tree over nodes, a chain within: all bytes up and down, latency by the tree's depth."""
     carried = buffer_bytes / TREE_SHARE
     within = max(2, span.per_node)
     on_link_s = inside("all_reduce", within, carried * within / (within - 1)) if span.per_node > 1 else 0.0
-    on_nic_s = 2.0 * carried / span.per_node / span.nic_bytes_per_s if span.nodes > 1 else 0.0
-    return max(on_link_s, on_nic_s) + 2.0 * math.ceil(math.log2(span.nodes)) * TREE_HOP * span.nic_latency_s
+    on_nic_s = tree_copies(span.nodes) * carried / span.per_node / span.nic_bytes_per_s if span.nodes > 1 else 0.0
+    return max(on_link_s, on_nic_s) + _hops_s(span)
 
 
 def hierarchical_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
@@ -165,8 +187,13 @@ class Way:
     beyond_bytes: float
 
 
-def between_nodes(op: str, algorithm: str, span: Span, buffer_bytes: float, inside: Inside) -> Way:
-    """A collective that leaves its node, by ``algorithm`` or by the quickest that its library knows."""
+def between_nodes(
+    op: str, algorithm: str, span: Span, buffer_bytes: float, inside: Inside, in_switch_bytes_per_s: float = 0.0
+) -> Way:
+    """A collective that leaves its node, by ``algorithm`` or by the quickest that its library knows.
+
+    ``in_switch_bytes_per_s``: of a link's traffic that the switch of each node adds (0: it adds nothing).
+    """
     part = buffer_bytes / span.per_node
     laps = 2 if op == "all_reduce" else 1
     match op:
@@ -200,10 +227,17 @@ def between_nodes(op: str, algorithm: str, span: Span, buffer_bytes: float, insi
         ),
     ]
     if op == "all_reduce":
-        tree = Way(name="tree", time_s=tree_s(span, buffer_bytes, inside), beyond_bytes=2.0 * part)
+        beyond_bytes = tree_copies(span.nodes) * part
+        tree = Way(name="tree", time_s=tree_s(span, buffer_bytes, inside), beyond_bytes=beyond_bytes)
         if algorithm == "tree":
             return tree
         ways.append(tree)
+        if in_switch_bytes_per_s:
+            added_s = nvls_tree_s(span, buffer_bytes, in_switch_bytes_per_s)
+            added = Way(name=NVLS_TREE, time_s=added_s, beyond_bytes=beyond_bytes)
+            if algorithm == "nvls":
+                return added
+            ways.append(added)
     return min(ways, key=lambda way: way.time_s)
 
 

@@ -260,7 +260,7 @@ class Pricer:
                 return exchange_terms(profile, gpu, op=work.op.value, exchange=exchange, span=span, max_sms=gpu.sms)
             case CollectiveWork():
                 sizes = collective_sizes(work, self.in_graph, self.cluster)
-                in_switch = self.cluster is not None and self.cluster.on_one_switch(work.ranks)
+                in_switch = self.cluster is not None and self.cluster.switched
                 terms = collective_terms(profile, gpu, sizes, in_switch=in_switch)
                 return own_all_reduce(work, profile, terms) or terms if engine is not None else terms
         assert_never(work)
