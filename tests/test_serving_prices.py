@@ -75,7 +75,7 @@ def test_a_kernel_by_itself_is_the_engines_to_the_bit(gpu: str, share: float) ->
         sms = fluid.grid(kind).sms
         state = fluid.solve(((kind, sms, False, 1.0),), target_w, model.max_clock_hz)
         expected = (whole_ps(state.rates[0]), state.power_w, state.clock_hz)
-        assert parts.alone(fluid.member(kind, sms, False), model, target_w) == expected
+        assert parts.LoneKernel(fluid.member(kind, sms, False), model).below(target_w) == expected
 
 
 def test_a_step_costs_the_same_whatever_was_asked_before() -> None:

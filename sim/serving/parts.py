@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import workloads
 from hardware.cluster import Cluster
@@ -117,6 +117,7 @@ class PartTable:
     laid: LaidParts
     _new: Known = field(default_factory=dict)
     _alone: dict[tuple[int, float], tuple[int, float, float]] = field(default_factory=dict)  # see _kernel
+    _lone: dict[int, LoneKernel] = field(default_factory=dict)  # by kind
 
     @cached_property
     def _model(self) -> FluidModel:
@@ -165,38 +166,53 @@ class PartTable:
 
     def _kernel(self, kind: int, target_w: float) -> tuple[int, float, float]:
         """Picoseconds, watts and clock (Hz) of one kernel of a kind by itself."""
-        model = self._model
-        if kind >= len(model.classes):
-            model.classes = tuple(self.laid.classes)
-        found = self._alone[kind, target_w] = alone(model.member(kind, model.grid(kind).sms, False), self.gpu, target_w)
+        kernel = self._lone.get(kind)
+        if kernel is None:
+            model = self._model
+            if kind >= len(model.classes):
+                model.classes = tuple(self.laid.classes)
+            kernel = LoneKernel(model.member(kind, model.grid(kind).sms, False), self.gpu)
+            self._lone[kind] = kernel
+        found = self._alone[kind, target_w] = kernel.below(target_w)
         return found
 
 
-def alone(kernel: Member, gpu: GpuModel, limit_w: float) -> tuple[int, float, float]:
-    """Picoseconds, watts and clock (Hz) of a kernel by itself below ``limit_w``: to the bit those of
-    :meth:`~sim.engine.fluid.FluidModel.solve`, without what several kernels would take from one another.
-    """
-    pace, gap_s = kernel.pace, kernel.cls.gap_s
+class LoneKernel:
+    """A kernel by itself: what was asked of it at a clock is remembered, since every limit asks about the ends."""
 
-    def rate(clock_hz: float) -> tuple[float, float]:
-        """Share of its time that it works, and completions a picosecond."""
-        work_s = pace.seconds(clock_hz)
-        return work_s / (work_s + gap_s), 1.0 / (work_s + gap_s) / PS_PER_S
+    __slots__ = ("_above", "_asked", "_gap_s", "_gpu", "_pace", "_sms")
 
-    def power_w(clock_hz: float) -> float:
-        busy, per_ps = rate(clock_hz)
-        above_w = dynamic_power_w(
-            kernel.terms,
-            sms=kernel.sms * busy,
-            gpu_sms=gpu.sms,
+    def __init__(self, kernel: Member, gpu: GpuModel) -> None:
+        self._pace, self._gap_s, self._sms, self._gpu = kernel.pace, kernel.cls.gap_s, kernel.sms, gpu
+        self._above = partial(dynamic_power_w, kernel.terms, gpu_sms=gpu.sms)
+        self._asked: dict[float, tuple[float, float]] = {}  # watts and completions a picosecond by clock (Hz)
+
+    def below(self, limit_w: float) -> tuple[int, float, float]:
+        """Picoseconds, watts and clock (Hz) below ``limit_w``: to the bit those of
+        :meth:`~sim.engine.fluid.FluidModel.solve`, without what several kernels would take from one another.
+        """
+        gpu = self._gpu
+        clock_hz = highest_clock(self._power_w, limit_w, gpu.min_clock_hz, gpu.max_clock_hz, gpu.clock_step_hz)
+        power_w, per_ps = self._asked[clock_hz]
+        return whole_ps(per_ps), power_w, clock_hz
+
+    def _power_w(self, clock_hz: float) -> float:
+        known = self._asked.get(clock_hz)
+        if known is None:
+            known = self._asked[clock_hz] = self._at(clock_hz)
+        return known[0]
+
+    def _at(self, clock_hz: float) -> tuple[float, float]:
+        gpu, work_s = self._gpu, self._pace.seconds(clock_hz)
+        whole_s = work_s + self._gap_s
+        per_ps = 1.0 / whole_s / PS_PER_S
+        above_w = self._above(
+            sms=self._sms * (work_s / whole_s),
             progress_per_s=per_ps * PS_PER_S,
             voltage_scale=gpu.voltage_scale(clock_hz),
             clock_fraction=clock_hz / gpu.reference_clock_hz,
         )
-        return above_w * gpu.chip_power_factor + gpu.idle_w(clock_hz)
-
-    clock_hz = highest_clock(power_w, limit_w, gpu.min_clock_hz, gpu.max_clock_hz, gpu.clock_step_hz)
-    return whole_ps(rate(clock_hz)[1]), power_w(clock_hz), clock_hz
+        return above_w * gpu.chip_power_factor + gpu.idle_w(clock_hz), per_ps
 
 
 def table_of(scenario: Scenario, machine: Machine, partitions: Partitions | None) -> PartTable:
