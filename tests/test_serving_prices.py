@@ -58,7 +58,7 @@ def test_a_part_costs_what_the_engine_says(fields: dict[str, object], share: flo
         work = part_work(prices, part, rows, context)
         table = PartTable(prices.table.key, prices.machine.model, parts.LaidParts())
         table._known = {}  # nothing stored
-        quick = table.cost(part, rows, context, target_w, partial(part_work, prices, part, rows, context))
+        quick = table.cost(part, rows, context, target_w, partial(part_work, prices, part))
         assert quick == pytest.approx(played(table.plan(work), target_w), rel=1e-12)
 
 

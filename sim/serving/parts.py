@@ -131,14 +131,14 @@ class PartTable:
     def _known(self) -> Known:
         return self._stored.read()
 
-    def cost(self, part: str, rows: int, context: int, target_w: float, work_of: Callable[[], Work]) -> Cost:
-        """Of a part under a power target; ``work_of`` lays it out where it was never run."""
+    def cost(self, part: str, rows: int, context: int, target_w: float, work_of: Callable[[int, int], Work]) -> Cost:
+        """Of a part under a power target; ``work_of`` (rows, context) lays it out where it was never run."""
         key = (part, rows, context, target_w)
         known = self._known.get(key)
         if known is None:
             laid = self.laid.parts.get((part, rows, context))
             if laid is None:
-                laid = self.laid.summed(work_of(), self.gpu.sms)
+                laid = self.laid.summed(work_of(rows, context), self.gpu.sms)
                 self.laid.parts[part, rows, context] = laid
             known = self._sum(laid, target_w) if isinstance(laid, SumPart) else played(self.plan(laid), target_w)
             self._known[key] = self._new[key] = known
