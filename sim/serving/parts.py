@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 
 import workloads
 from hardware.cluster import Cluster
@@ -178,36 +178,40 @@ class PartTable:
 
 
 class LoneKernel:
-    """A kernel by itself: what was asked of it at a clock is remembered, since every limit asks about the ends."""
+    """A kernel by itself: what it draws at the ends of the clock is remembered, since every limit asks about them."""
 
-    __slots__ = ("_above", "_asked", "_gap_s", "_gpu", "_pace", "_sms")
+    __slots__ = ("_ends", "_gpu", "_kernel")
 
     def __init__(self, kernel: Member, gpu: GpuModel) -> None:
-        self._pace, self._gap_s, self._sms, self._gpu = kernel.pace, kernel.cls.gap_s, kernel.sms, gpu
-        self._above = partial(dynamic_power_w, kernel.terms, gpu_sms=gpu.sms)
-        self._asked: dict[float, tuple[float, float]] = {}  # watts and completions a picosecond by clock (Hz)
+        self._kernel, self._gpu = kernel, gpu
+        self._ends: dict[float, tuple[float, float]] = {}  # watts and completions a picosecond by clock (Hz)
 
     def below(self, limit_w: float) -> tuple[int, float, float]:
         """Picoseconds, watts and clock (Hz) below ``limit_w``: to the bit those of
         :meth:`~sim.engine.fluid.FluidModel.solve`, without what several kernels would take from one another.
         """
-        gpu = self._gpu
-        clock_hz = highest_clock(self._power_w, limit_w, gpu.min_clock_hz, gpu.max_clock_hz, gpu.clock_step_hz)
-        power_w, per_ps = self._asked[clock_hz]
-        return whole_ps(per_ps), power_w, clock_hz
+        gpu, asked = self._gpu, self._ends.copy()
 
-    def _power_w(self, clock_hz: float) -> float:
-        known = self._asked.get(clock_hz)
-        if known is None:
-            known = self._asked[clock_hz] = self._at(clock_hz)
-        return known[0]
+        def power_w(clock_hz: float) -> float:
+            known = asked.get(clock_hz)
+            if known is None:
+                known = asked[clock_hz] = self._at(clock_hz)
+            return known[0]
+
+        clock_hz = highest_clock(power_w, limit_w, gpu.min_clock_hz, gpu.max_clock_hz, gpu.clock_step_hz)
+        self._ends = {end: asked[end] for end in (gpu.min_clock_hz, gpu.max_clock_hz) if end in asked}
+        drawn_w, per_ps = asked[clock_hz]
+        return whole_ps(per_ps), drawn_w, clock_hz
 
     def _at(self, clock_hz: float) -> tuple[float, float]:
-        gpu, work_s = self._gpu, self._pace.seconds(clock_hz)
-        whole_s = work_s + self._gap_s
+        kernel, gpu = self._kernel, self._gpu
+        work_s = kernel.pace.seconds(clock_hz)
+        whole_s = work_s + kernel.cls.gap_s
         per_ps = 1.0 / whole_s / PS_PER_S
-        above_w = self._above(
-            sms=self._sms * (work_s / whole_s),
+        above_w = dynamic_power_w(
+            kernel.terms,
+            sms=kernel.sms * (work_s / whole_s),
+            gpu_sms=gpu.sms,
             progress_per_s=per_ps * PS_PER_S,
             voltage_scale=gpu.voltage_scale(clock_hz),
             clock_fraction=clock_hz / gpu.reference_clock_hz,
