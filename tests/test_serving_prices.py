@@ -58,7 +58,7 @@ def test_a_part_costs_what_the_engine_says(fields: dict[str, object], share: flo
         work = part_work(prices, part, rows, context)
         table = PartTable(prices.table.key, prices.machine.model, parts.LaidParts())
         table._known = {}  # nothing stored
-        quick = table.cost(part, rows, context, target_w, partial(part_work, prices, part, rows, context))
+        quick = table.cost(part, rows, context, target_w, partial(part_work, prices, part))
         assert quick == pytest.approx(played(table.plan(work), target_w), rel=1e-12)
 
 
@@ -75,7 +75,7 @@ def test_a_kernel_by_itself_is_the_engines_to_the_bit(gpu: str, share: float) ->
         sms = fluid.grid(kind).sms
         state = fluid.solve(((kind, sms, False, 1.0),), target_w, model.max_clock_hz)
         expected = (whole_ps(state.rates[0]), state.power_w, state.clock_hz)
-        assert parts.alone(fluid.member(kind, sms, False), model, target_w) == expected
+        assert parts.LoneKernel(fluid.member(kind, sms, False), model).below(target_w) == expected
 
 
 def test_a_step_costs_the_same_whatever_was_asked_before() -> None:

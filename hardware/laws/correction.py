@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware.laws.terms import KernelTerms
+from inputs.same import Same
 
 Floats = NDArray[np.float64]
 
@@ -69,32 +70,30 @@ class Correction:
         if not self.points:
             return 1.0
         if law is not None:
-            return math.exp(float(np.interp(x[0], SIZES, _held_up(self, x[1:], law.tobytes()))))
+            return math.exp(float(np.interp(x[0], SIZES, _held_up(Same(self), x[1:], law.tobytes()))))
         if self.steepest_fall is not None:
-            return math.exp(float(np.interp(2.0 ** x[0], _ROWS, _by_rows(self, x[1:]))))
+            return math.exp(float(np.interp(2.0 ** x[0], _ROWS, _by_rows(Same(self), x[1:]))))
         return math.exp(float(_logs(self, np.asarray([x]))[0]))
 
     def held(self, x: tuple[float, ...]) -> tuple[float, ...]:
         """``x`` with no coordinate below the least measured one."""
         if not self.points:
             return x
-        least = _arrays(self)[0].min(axis=0)
+        least = _arrays(Same(self))[0].min(axis=0)
         return tuple(max(value, float(low)) for value, low in zip(x, least, strict=True))
 
     def covers(self, x: tuple[float, ...]) -> bool:
         """True within the box of measured points, a quarter of an octave of slack."""
         if not self.points:
             return False
-        points, _, _ = _arrays(self)
-        low, high = points.min(axis=0) - 0.25, points.max(axis=0) + 0.25
-        return bool(np.all((low <= x) & (x <= high)))
+        low, high = _box(Same(self))
+        return all(low <= value <= high for low, value, high in zip(low, x, high, strict=True))
 
     def above(self, x: tuple[float, ...]) -> bool:
         """True beyond the largest measured value of any coordinate, a quarter of an octave of slack."""
         if not self.points:
             return True
-        points, _, _ = _arrays(self)
-        return bool(np.any(points.max(axis=0) + 0.25 < x))
+        return any(value > high for value, high in zip(x, _box(Same(self))[1], strict=True))
 
 
 # Log2 of sizes at which a law is known to a correction that must not make it fall.
@@ -110,11 +109,11 @@ class LawCurve:
 
 
 @lru_cache(maxsize=4096)
-def _held_up(correction: Correction, others: tuple[float, ...], law: bytes) -> Floats:
+def _held_up(held: Same[Correction], others: tuple[float, ...], law: bytes) -> Floats:
     """Logs at ``SIZES`` that let what they correct fall nowhere: halfway between the least such curve above and the
     largest below."""
     course = np.frombuffer(law)
-    corrected_logs = course + _logs(correction, np.array([(x, *others) for x in SIZES]))
+    corrected_logs = course + _logs(held.held, np.array([(x, *others) for x in SIZES]))
     above = np.maximum.accumulate(corrected_logs)
     below = np.minimum.accumulate(corrected_logs[::-1])[::-1]
     return np.asarray(0.5 * (above + below) - course)
@@ -125,8 +124,9 @@ _ROWS = np.array([1.0, *(size for power in range(1, 14) for size in (2.0**power,
 
 
 @lru_cache(maxsize=4096)
-def _by_rows(correction: Correction, others: tuple[float, ...]) -> Floats:
+def _by_rows(held: Same[Correction], others: tuple[float, ...]) -> Floats:
     """Logs at ``_ROWS`` where the ``others`` of the coordinates stay."""
+    correction = held.held
     logs = _logs(correction, np.array([(x, *others) for x in np.log2(_ROWS)]))
     fall = (correction.steepest_fall or 0.0) * _ROWS
     # The least curve above and the largest one below that fall no faster: halfway between them errors are smallest.
@@ -136,14 +136,22 @@ def _by_rows(correction: Correction, others: tuple[float, ...]) -> Floats:
 
 
 def _logs(correction: Correction, at: Floats) -> Floats:
-    points, weights, lengths = _arrays(correction)
+    points, weights, lengths = _arrays(Same(correction))
     kernel = _matern(at, points, lengths, correction.amplitude)
     return np.clip(kernel @ weights, -correction.bound, correction.bound)
 
 
 @lru_cache(maxsize=64)
-def _arrays(correction: Correction) -> tuple[Floats, Floats, Floats]:
+def _arrays(held: Same[Correction]) -> tuple[Floats, Floats, Floats]:
+    correction = held.held
     return np.asarray(correction.points), np.asarray(correction.weights), np.asarray(correction.lengths)
+
+
+@lru_cache(maxsize=64)
+def _box(held: Same[Correction]) -> tuple[list[float], list[float]]:
+    """The least and the largest measured value of each coordinate, with a quarter of an octave of slack."""
+    points, _, _ = _arrays(held)
+    return (points.min(axis=0) - 0.25).tolist(), (points.max(axis=0) + 0.25).tolist()
 
 
 def _matern(left: Floats, right: Floats, lengths: Floats, amplitude: float) -> Floats:

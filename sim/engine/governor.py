@@ -136,11 +136,14 @@ class Loop:
         self.mean_w += (power_w - self.mean_w) * -math.expm1(-ticks * self.limits.tick_s / self.limits.middle_time_s)
         at, whole, view_w = self._at, self._ticks, self._view_w
         end = at + min(ticks, whole)  # of what is overwritten in the window that begins with the oldest tick,
+        if ticks < whole:
+            self.window_sum_w += ticks * power_w - math.fsum(self._twice_w[at:end])
+        else:
+            self.window_sum_w = whole * power_w
         view_w[at:end] = power_w
         view_w[at + whole : end + whole] = power_w  # and of the same ticks in the other copy
         view_w[: max(0, end - whole)] = power_w
         self._at = end % whole
-        self.window_sum_w = math.fsum(self.seen_w.tolist())
         self.note(power_w, ticks)
 
     def _level(self) -> float:

@@ -117,6 +117,7 @@ class PartTable:
     laid: LaidParts
     _new: Known = field(default_factory=dict)
     _alone: dict[tuple[int, float], tuple[int, float, float]] = field(default_factory=dict)  # see _kernel
+    _lone: dict[int, LoneKernel] = field(default_factory=dict)  # by kind
 
     @cached_property
     def _model(self) -> FluidModel:
@@ -130,14 +131,14 @@ class PartTable:
     def _known(self) -> Known:
         return self._stored.read()
 
-    def cost(self, part: str, rows: int, context: int, target_w: float, work_of: Callable[[], Work]) -> Cost:
-        """Of a part under a power target; ``work_of`` lays it out where it was never run."""
+    def cost(self, part: str, rows: int, context: int, target_w: float, work_of: Callable[[int, int], Work]) -> Cost:
+        """Of a part under a power target; ``work_of`` (rows, context) lays it out where it was never run."""
         key = (part, rows, context, target_w)
         known = self._known.get(key)
         if known is None:
             laid = self.laid.parts.get((part, rows, context))
             if laid is None:
-                laid = self.laid.summed(work_of(), self.gpu.sms)
+                laid = self.laid.summed(work_of(rows, context), self.gpu.sms)
                 self.laid.parts[part, rows, context] = laid
             known = self._sum(laid, target_w) if isinstance(laid, SumPart) else played(self.plan(laid), target_w)
             self._known[key] = self._new[key] = known
@@ -165,38 +166,57 @@ class PartTable:
 
     def _kernel(self, kind: int, target_w: float) -> tuple[int, float, float]:
         """Picoseconds, watts and clock (Hz) of one kernel of a kind by itself."""
-        model = self._model
-        if kind >= len(model.classes):
-            model.classes = tuple(self.laid.classes)
-        found = self._alone[kind, target_w] = alone(model.member(kind, model.grid(kind).sms, False), self.gpu, target_w)
+        kernel = self._lone.get(kind)
+        if kernel is None:
+            model = self._model
+            if kind >= len(model.classes):
+                model.classes = tuple(self.laid.classes)
+            kernel = LoneKernel(model.member(kind, model.grid(kind).sms, False), self.gpu)
+            self._lone[kind] = kernel
+        found = self._alone[kind, target_w] = kernel.below(target_w)
         return found
 
 
-def alone(kernel: Member, gpu: GpuModel, limit_w: float) -> tuple[int, float, float]:
-    """Picoseconds, watts and clock (Hz) of a kernel by itself below ``limit_w``: to the bit those of
-    :meth:`~sim.engine.fluid.FluidModel.solve`, without what several kernels would take from one another.
-    """
-    pace, gap_s = kernel.pace, kernel.cls.gap_s
+class LoneKernel:
+    """A kernel by itself: what it draws at the ends of the clock is remembered, since every limit asks about them."""
 
-    def rate(clock_hz: float) -> tuple[float, float]:
-        """Share of its time that it works, and completions a picosecond."""
-        work_s = pace.seconds(clock_hz)
-        return work_s / (work_s + gap_s), 1.0 / (work_s + gap_s) / PS_PER_S
+    __slots__ = ("_ends", "_gpu", "_kernel")
 
-    def power_w(clock_hz: float) -> float:
-        busy, per_ps = rate(clock_hz)
+    def __init__(self, kernel: Member, gpu: GpuModel) -> None:
+        self._kernel, self._gpu = kernel, gpu
+        self._ends: dict[float, tuple[float, float]] = {}  # watts and completions a picosecond by clock (Hz)
+
+    def below(self, limit_w: float) -> tuple[int, float, float]:
+        """Picoseconds, watts and clock (Hz) below ``limit_w``: to the bit those of
+        :meth:`~sim.engine.fluid.FluidModel.solve`, without what several kernels would take from one another.
+        """
+        gpu, asked = self._gpu, self._ends.copy()
+
+        def power_w(clock_hz: float) -> float:
+            known = asked.get(clock_hz)
+            if known is None:
+                known = asked[clock_hz] = self._at(clock_hz)
+            return known[0]
+
+        clock_hz = highest_clock(power_w, limit_w, gpu.min_clock_hz, gpu.max_clock_hz, gpu.clock_step_hz)
+        self._ends = {end: asked[end] for end in (gpu.min_clock_hz, gpu.max_clock_hz) if end in asked}
+        drawn_w, per_ps = asked[clock_hz]
+        return whole_ps(per_ps), drawn_w, clock_hz
+
+    def _at(self, clock_hz: float) -> tuple[float, float]:
+        kernel, gpu = self._kernel, self._gpu
+        work_s = kernel.pace.seconds(clock_hz)
+        whole_s = work_s + kernel.cls.gap_s
+        per_ps = 1.0 / whole_s / PS_PER_S
         above_w = dynamic_power_w(
             kernel.terms,
-            sms=kernel.sms * busy,
+            sms=kernel.sms * (work_s / whole_s),
             gpu_sms=gpu.sms,
             progress_per_s=per_ps * PS_PER_S,
             voltage_scale=gpu.voltage_scale(clock_hz),
             clock_fraction=clock_hz / gpu.reference_clock_hz,
         )
-        return above_w * gpu.chip_power_factor + gpu.idle_w(clock_hz)
-
-    clock_hz = highest_clock(power_w, limit_w, gpu.min_clock_hz, gpu.max_clock_hz, gpu.clock_step_hz)
-    return whole_ps(rate(clock_hz)[1]), power_w(clock_hz), clock_hz
+        return above_w * gpu.chip_power_factor + gpu.idle_w(clock_hz), per_ps
 
 
 def table_of(scenario: Scenario, machine: Machine, partitions: Partitions | None) -> PartTable:

@@ -9,9 +9,10 @@ steps of random batches within 1 % of the engine.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, partial
+from typing import Literal, get_args
 
 import workloads
 from hardware.laws.uneven import UnevenContexts, longest_tail_s
@@ -86,9 +87,10 @@ class StepPrices:
         return 1
 
     @cached_property
-    def _label(self) -> str:
-        """What tells parts of this stage from those of others."""
-        return f" {self.stage + 1}/{self.scenario.pp}" if self.scenario.pp > 1 else ""
+    def _named(self) -> dict[Part, tuple[str, Callable[[int, int], Work]]]:
+        """Parts by what tells them from those of other stages, and what lays them out."""
+        label = f" {self.stage + 1}/{self.scenario.pp}" if self.scenario.pp > 1 else ""
+        return {part: (part + label, partial(self._part_work, part)) for part in get_args(Part)}
 
     @cached_property
     def table(self) -> PartTable:
@@ -167,7 +169,9 @@ class StepPrices:
         self._last_sums.clear()
         if batch.decoding:
             mean = batch.cached / batch.decoding
-            low, high = self._between = context_ends(mean)
+            low, high = self._between
+            if not low < mean < high:
+                low, high = self._between = context_ends(mean)
             self._share = (mean - low) / (high - low) if mean > low else 0.0
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
@@ -353,10 +357,11 @@ class StepPrices:
         return launched_s
 
     def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
-        def laid() -> Work:
-            return self._work(self.programs.part(part, rows, context))
+        name, work_of = self._named[part]
+        return self.table.cost(name, rows, context, self._targets_w[target], work_of)
 
-        return self.table.cost(part + self._label, rows, context, self._targets_w[target], laid)
+    def _part_work(self, part: Part, rows: int, context: int) -> Work:
+        return self._work(self.programs.part(part, rows, context))
 
     @property
     def sms(self) -> int:

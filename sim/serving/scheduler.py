@@ -102,6 +102,8 @@ class Scheduler:
         self._make_room()
         if self.images is not None:
             self.images.begin()
+        if not (self._waiting or self.prefilling or self._swapped_tokens or self.limits.max_loras):
+            return PlannedStep(Batch(len(self.running), self.cached_tokens, self._longest()), (), 0)
         budget = self.limits.max_num_batched_tokens - self.limits.checked_tokens * len(self.running)
         pieces: list[tuple[Sequence, int]] = []
         for sequence in self.prefilling:
