@@ -345,3 +345,18 @@ def test_refusals_name_the_field(fields: dict[str, Any], message: str) -> None:
 def test_steps_refuse_what_nobody_runs(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         simulate(**({"model": MODEL, "batch": 2, "seq_len": 64, "phase": "decode"} | fields))
+
+
+def test_a_file_whose_column_names_nobody_asks_for_no_adapter(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens,adapter\n0,10,2,\n1,10,2,\n")
+    run = serve(model=MODEL, trace=str(path), lora_adapters=4)
+    assert set(run.requests["adapter"]) == {-1} and run.summary["adapters"]["loads"] == 0
+    with pytest.raises(ScenarioError, match=r"lora_share = 0\.5 contradicts the column adapter"):
+        serve(model=MODEL, trace=str(path), lora_adapters=4, lora_share=0.5)
+
+
+def test_kernels_of_adapters_do_not_lend_a_step_its_status() -> None:
+    run = serve(model=MODEL, requests=2, input_tokens=10, output_tokens=2, lora_adapters=1)
+    assert "no step with adapters was measured" in run.summary["status_reasons"]
+    assert not any("kernels of a step: calibrated" in reason for reason in run.summary["status_reasons"])
