@@ -390,3 +390,8 @@ def test_kernels_of_adapters_do_not_lend_a_step_its_status() -> None:
     run = serve(model=MODEL, requests=2, input_tokens=10, output_tokens=2, lora_adapters=1)
     assert "no step with adapters was measured" in run.summary["status_reasons"]
     assert not any("kernels of a step: calibrated" in reason for reason in run.summary["status_reasons"])
+
+
+def test_slots_that_fit_nowhere_name_what_to_lower() -> None:
+    with pytest.raises(ScenarioError, match="or lower max_loras, max_lora_rank or max_num_batched_tokens"):
+        serve(model=MODEL, requests=1, lora_adapters=3, max_loras=4096, max_lora_rank=512)
