@@ -2,7 +2,8 @@
 
     python -m tests.feature_fuzz --cases 2000 --seed 1
 
-Servers with pipelines, speculation, tiers of KV caches, a budget of power and DeepEP's exchanges; runs on dragonflies,
+Servers with pipelines, speculation, tiers of KV caches, a budget of power, DeepEP's exchanges, adapters, images and
+clocks of prompts; runs on dragonflies,
 SM partitions and MIG slices, with speculation, exchanges and VAE decoders. A status must say ``unchecked`` (or
 ``uncalibrated``), sums of joules equal the whole, powers lie between idle and the cap, and a token, a sequence, a step
 more is not cheaper.
@@ -26,6 +27,7 @@ from sim import serve, simulate
 from sim.errors import SimError
 from sim.result.report import summary, summary_text
 from sim.result.timeline import Timeline
+from tests.family_configs import QWEN3_VL_8B
 from workloads.errors import WorkloadError
 
 Fields = dict[str, Any]
@@ -101,6 +103,45 @@ def server_exchange(rng: random.Random, _: Path) -> Fields:
     return _served(rng) | own | _some(rng, ep=(4, 8), ep_kernels=("low_latency", "normal"))
 
 
+def server_adapters(rng: random.Random, _: Path) -> Fields:
+    """Low-rank adapters, whatever else the server does."""
+    own = _some(rng, lora_adapters=(1, 3, 8), max_loras=(1, 2, 8), max_lora_rank=(8, 16, 64, 256), tp=(1, 1, 2),
+                lora_targets=("all", "q_proj,v_proj", "o_proj,down_proj"), lora_share=(0.0, 0.5, 1.0))  # fmt: skip
+    if own["lora_targets"] == "all":
+        own.pop("lora_targets")
+    other: Fields = rng.choice(
+        (
+            {},
+            {},
+            {"prefill_replicas": 1},
+            {"speculation": "eagle", "acceptance": (0.6,)},
+            {"replicas": 2},
+            {"attention": "per_sequence"},
+            {"model": "qwen3-30b-a3b"},
+        )
+    )
+    return _served(rng) | own | other
+
+
+def server_images(rng: random.Random, folder: Path) -> Fields:
+    """Images of one size or of any."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(QWEN3_VL_8B))
+    width, height = rng.choice(((1, 1), (256, 257), (640, 480), (1500, 900), (4000, 300)))
+    own = {"model": rng.choice((str(path), str(path), "llava-1.5-7b")), "images": rng.choice((1, 1, 2, 4))}
+    own |= {"image_width": width, "image_height": height}
+    other: Fields = rng.choice(({}, {}, {"prefill_replicas": 1}, {"max_num_batched_tokens": 600}, {"replicas": 2},
+                                {"lora_adapters": 2}))  # fmt: skip
+    return _served(rng) | own | other
+
+
+def server_clocks(rng: random.Random, _: Path) -> Fields:
+    """Clocks and caps of prompts alone."""
+    own = _some(rng, prefill_sm_clock_mhz=(600.0, 1005.0, 1201.0, 1410.0, 1980.0, 5000.0), prefill_replicas=(0, 0, 1),
+                sm_clock_mhz=(None, 900.0, 1400.0), prefill_power_cap_w=(None, 250.0, 400.0))  # fmt: skip
+    return _served(rng) | {name: value for name, value in own.items() if value is not None}
+
+
 def _run(rng: random.Random) -> Fields:
     return {"layers": rng.choice((1, 2, 4)), "ignore_memory": True} | _some(
         rng, gpu=GPUS, model=("llama3-8b", "llama3-70b", "qwen3-8b"), phase=("prefill", "decode"), batch=(1, 4, 16),
@@ -159,7 +200,17 @@ def run_video(rng: random.Random, _: Path) -> Fields:
 
 
 SERVERS: dict[str, Callable[[random.Random, Path], Fields]] = {
-    one.__name__: one for one in (server_pipeline, server_speculation, server_tiers, server_fleet, server_exchange)
+    one.__name__: one
+    for one in (
+        server_pipeline,
+        server_speculation,
+        server_tiers,
+        server_fleet,
+        server_exchange,
+        server_adapters,
+        server_images,
+        server_clocks,
+    )
 }
 RUNS: dict[str, Callable[[random.Random, Path], Fields]] = {
     one.__name__: one for one in (run_dragonfly, run_partitions, run_slice, run_speculation, run_exchange, run_video)
@@ -228,7 +279,9 @@ def faults_of_server(fields: Fields) -> Iterator[str]:
     slack = TILES_SLACK if "ep" in fields else SLACK
     lone = fields | {"requests": 1}  # of several, a longer one may share its steps with more others
     alone = serve(**lone)
-    for name in ("output_tokens", "input_tokens"):
+    for name in ("output_tokens", "input_tokens", "images"):
+        if name not in fields:
+            continue
         more = _refused(serve, lone | {name: fields[name] + 1})
         if isinstance(more, str):
             yield f"one more of {name} is refused: {more}"

@@ -65,3 +65,36 @@ def test_texts_are_refused_with_what_to_do(tmp_path: Path, line: bytes, column: 
         f"{path}: {column} as text (ShareGPT, LMSYS, WildChat) hold neither times nor token counts: count tokens with "
         "the model's tokenizer, and give columns arrival_s, input_tokens, output_tokens"
     )
+
+
+HEAD = "arrival_s,input_tokens,output_tokens"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{HEAD},Adapter\n0,10,2,a\n", "column 'Adapter': is not read under that name: call it adapter"),
+        (f"{HEAD},image\n0,10,2,1\n", "column 'image': is not read under that name: call it images"),
+        (f"{HEAD},images,Image-Width\n0,10,2,1,7\n", "'Image-Width': is not read under that name: call it image_width"),
+        (f"{HEAD},image_width\n0,10,2,640\n", "line 2: image_width = 640: is of images: say in images how many"),
+        (f"{HEAD},images,image_height\n0,10,2,,480\n", "image_height = 480: is of images: say in images how many"),
+        (
+            '{"timestamp": 0, "input_length": 9, "output_length": 2, "image_width": 7}\n',
+            "image_width = 7: is of images",
+        ),
+    ],
+)
+def test_a_column_that_would_be_passed_over_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "requests"
+    path.write_text(text)
+    with pytest.raises(ScenarioError) as error:
+        read_traffic(path)
+    assert message in str(error.value)
+
+
+def test_a_column_of_adapters_that_names_none_is_no_missing_column(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(f"{HEAD},adapter\n0,10,2,\n1,10,2,\n")
+    assert read_traffic(path).adapters == ()
+    path.write_text(f"{HEAD}\n0,10,2\n")
+    assert read_traffic(path).adapters is None

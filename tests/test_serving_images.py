@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sim.errors import ScenarioError
 from sim.serving import serve
 from sim.serving.cost import Batch, Chunk
 from sim.serving.images import ImageRoom
@@ -212,3 +213,21 @@ def test_whatever_else_a_server_does_every_request_is_served(fields: dict[str, A
 def test_refusals_name_the_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         serve(**({"model": LLAVA, "requests": 1} | fields))
+
+
+def test_encoders_of_images_do_not_lend_a_step_its_status(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens,images\n0,10,2,1\n")
+    for fields in ({"images": 1, "requests": 1, "input_tokens": 10, "output_tokens": 2}, {"trace": str(path)}):
+        reasons = serve(model=LLAVA, **fields).summary["status_reasons"]
+        assert "no step with images was measured" in reasons
+        assert not any("kernels of a step: calibrated" in reason for reason in reasons)
+
+
+def test_hashes_beside_images_are_refused_wherever_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    rows = [{"timestamp": 0, "input_length": 9, "output_length": 2, "images": 1}]
+    rows.append({"timestamp": 1, "input_length": 600, "output_length": 2, "images": 1, "hash_ids": [1, 2]})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ScenarioError, match="images: not known beside hash_ids"):
+        serve(model=LLAVA, trace=str(path))

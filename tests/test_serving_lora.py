@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -129,6 +130,35 @@ def test_parts_of_a_step_are_the_step_in_one_run() -> None:
             assert parts.energy_j == pytest.approx(whole.energy_j, rel=1e-12)
             assert whole.time_s == pytest.approx(exact.time_s, rel=0.01)
             assert whole.energy_j == pytest.approx(exact.energy_j, rel=0.01)
+
+
+@pytest.mark.parametrize("fields", [{}, {"speculation": "eagle", "acceptance": 0.5}, {"attention": "per_sequence"}])
+def test_a_step_costs_the_same_whatever_was_priced_before(fields: dict[str, Any]) -> None:
+    """Steps that only decode are remembered by what they are: adapters are part of it."""
+    rng = random.Random(4)
+    found, fresh = prices(**fields), prices(**fields)
+    for _ in range(300):
+        decoding, adapters = rng.choice((1, 2, 9)), rng.choice((0, 0, 1, 2))
+        adapters = min(adapters, decoding)
+        chunks = rng.choice(((), (), (), (Chunk(64, 64),)))
+        cached = decoding * rng.randrange(500, 700)
+        batch = Batch(decoding, cached, cached, chunks, 0, found.each * rng.randint(adapters, decoding), adapters)
+        batch = batch if adapters else batch._replace(adapted=0)
+        target_w = rng.choice((math.inf, 600.0, 590.0, 400.0))
+        whole, parts = found.whole(batch, target_w), fresh.step(batch, target_w).whole
+        assert whole.time_s == pytest.approx(parts.time_s, rel=1e-9), batch
+        assert whole.energy_j == pytest.approx(parts.energy_j, rel=1e-9), batch
+
+
+def test_a_lone_request_s_tokens_all_come_with_its_adapter() -> None:
+    """Each of its steps costs more than one without, wherever in a range of contexts it stands."""
+    one: dict[str, Any] = {"model": MODEL, "requests": 1, "output_tokens": 9}
+    paces = [
+        float(serve(**one, input_tokens=tokens, lora_adapters=1).requests["tpot_s"].iloc[0])
+        for tokens in (120, 127, 128, 129, 130)
+    ]
+    plain_s = float(serve(**one, input_tokens=128).requests["tpot_s"].iloc[0])
+    assert paces == sorted(paces) and paces[0] > 1.3 * plain_s and paces[-1] < 1.001 * paces[0]
 
 
 def test_steps_with_more_adapters_of_more_rank_cost_no_less() -> None:
@@ -345,3 +375,23 @@ def test_refusals_name_the_field(fields: dict[str, Any], message: str) -> None:
 def test_steps_refuse_what_nobody_runs(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         simulate(**({"model": MODEL, "batch": 2, "seq_len": 64, "phase": "decode"} | fields))
+
+
+def test_a_file_whose_column_names_nobody_asks_for_no_adapter(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens,adapter\n0,10,2,\n1,10,2,\n")
+    run = serve(model=MODEL, trace=str(path), lora_adapters=4)
+    assert set(run.requests["adapter"]) == {-1} and run.summary["adapters"]["loads"] == 0
+    with pytest.raises(ScenarioError, match=r"lora_share = 0\.5 contradicts the column adapter"):
+        serve(model=MODEL, trace=str(path), lora_adapters=4, lora_share=0.5)
+
+
+def test_kernels_of_adapters_do_not_lend_a_step_its_status() -> None:
+    run = serve(model=MODEL, requests=2, input_tokens=10, output_tokens=2, lora_adapters=1)
+    assert "no step with adapters was measured" in run.summary["status_reasons"]
+    assert not any("kernels of a step: calibrated" in reason for reason in run.summary["status_reasons"])
+
+
+def test_slots_that_fit_nowhere_name_what_to_lower() -> None:
+    with pytest.raises(ScenarioError, match="or lower max_loras, max_lora_rank or max_num_batched_tokens"):
+        serve(model=MODEL, requests=1, lora_adapters=3, max_loras=4096, max_lora_rank=512)

@@ -100,3 +100,9 @@ def test_bad_events_are_refused_in_one_line(flags: list[str], says: str, capsys:
         main(["serve", "--model", "llama3-8b", *flags])
     assert stop.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("window", [(1000.0, 1001.0), (-5.0, -1.0)])
+def test_a_window_without_a_step_is_refused_with_where_the_server_ends(window: tuple[float, float]) -> None:
+    with pytest.raises(ScenarioError, match=r"window: no step runs from .* give other times, the server ends at "):
+        serve(model="llama3-8b", requests=1, input_tokens=9, output_tokens=2, window=window)

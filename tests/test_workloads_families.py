@@ -102,6 +102,7 @@ def test_windows_of_the_page_limit_what_their_layers_read_and_keep(mine: Path) -
     ("old", "new", "message"),
     [
         ("global_every = 6", "global_every = '6 +'", "family.toml: '6 +' is no expression"),
+        ('W = "intermediate_size"', 'W = ""', "axes = {'W': ''}: give a table of numbers and expressions, none empty"),
         ('d_ff = "expert_size"', 'd_ff = "expert_sise"', "key 'expert_size' = 1408 is not understood"),
         ('W = "intermediate_size"', 'V = "intermediate_size"',
          "gate_up_gemm: size of axis 'W' is missing: give it under [axes]"),

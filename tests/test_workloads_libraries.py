@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from tests.family_configs import Config
 from tests.test_workloads_quantised import LINEAR, LLAMA, NAMES, REST, read
 from workloads.errors import WorkloadError
 from workloads.params import facts
+from workloads.quantised_libraries import LIBRARIES
+from workloads.quantised_modules import Scheme
 
 _MX = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "is_dynamic": False}
 _FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
@@ -97,6 +102,35 @@ def test_modules_that_are_left_out_or_have_their_own_bits() -> None:
     assert facts(read(LLAMA, own))["weight_bytes"] - eight == up - 4 * 32 * 14336
 
 
+def _spoilt(value: Any) -> Iterator[Any]:
+    """``value`` with each entry in it left out, and with each replaced by what does not belong there."""
+    if isinstance(value, dict):
+        for key, own in value.items():
+            yield {name: other for name, other in value.items() if name != key}
+            yield from (value | {key: worse} for worse in (*JUNK, *_spoilt(own)))
+
+
+JUNK = (None, 0, -1, 7, 2**70, 1.5, True, "", "x" * 400, [], [1], [[]], {}, {"a": {"b": 1}})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        quark(_FP8, _FP8, layer_quant_config=_CACHE), quark({"dtype": "uint4", "group_size": 64}),
+        ao("Int4WeightOnlyConfig", group_size=128), ao("ModuleFqnToConfig", modules={"_default": {"_type": "a"}}), HQQ,
+        ROUND | {"extra_config": {"up_proj": {"bits": 16}}}, {"quant_method": "eetq", "weights": "int8"},
+        {"quant_method": "quanto", "weights": "int4", "activations": None}, {"quant_method": "bitnet"},
+    ],
+)  # fmt: skip
+def test_a_spoilt_table_is_read_or_refused_in_one_line(table: Config) -> None:
+    reading = LIBRARIES[table["quant_method"].replace("-", "_")]
+    for spoilt in _spoilt(table):
+        try:
+            assert isinstance(reading(spoilt, "quantization_config"), Scheme | None)
+        except WorkloadError as error:
+            assert "\n" not in str(error) and len(str(error)) <= 290
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -108,6 +142,12 @@ def test_modules_that_are_left_out_or_have_their_own_bits() -> None:
         (ROUND | {"data_type": "mx_fp"}, "AutoRound weights (quant_method 'auto-round', bits 4): not simulated yet"),
         (HQQ | {"quant_config": {"weight_quant_params": {"nbits": 4}, "scale_quant_params": {"nbits": 8}}},
          "HQQ integer weights (quant_method 'hqq'): not simulated yet"),
+        (HQQ | {"quant_config": {}}, "HQQ integer weights (quant_method 'hqq'): not simulated yet"),
+        (ao("ModuleFqnToConfig", module_fqn_to_config=7),
+         "quant_type: _data = {'module_fqn_to_config': 7}: give a table of modules by name"),
+        (ao("ModuleFqnToConfig"), "quant_type: _data = {}: give a table of modules by name"),
+        ({"quant_method": "quanto", "weights": ["int4"]}, "Quanto (quant_method 'quanto'): not simulated yet"),
+        ({"quant_method": "quanto", "weights": "int4", "activations": {}}, "Quanto (quant_method 'quanto'): not sim"),
         ({"quant_method": "quanto", "weights": "int3"}, "Quanto (quant_method 'quanto'): not simulated yet"),
         ({"quant_method": "eetq"}, "EETQ 8-bit integer weights (quant_method 'eetq'): not simulated yet"),
         ({"quant_method": "fp8", "store_dtype": "mxfp4"}, "'store_dtype' = 'mxfp4': other work than is simulated"),

@@ -18,7 +18,9 @@ class FieldShape(NamedTuple):
 
 
 def _expression(value: Any) -> bool:
-    return isinstance(value, str | int | float) or (isinstance(value, list) and all(map(_expression, value)))
+    if isinstance(value, str):
+        return bool(value.strip())
+    return isinstance(value, int | float) or (isinstance(value, list) and all(map(_expression, value)))
 
 
 def _list(value: Any, of: Callable[[Any], bool]) -> bool:
@@ -43,7 +45,7 @@ EXPRESSION = FieldShape(
     lambda value: isinstance(value, str | int), "a number, true or false, or an expression in quotes"
 )
 SWITCH = FieldShape(lambda value: isinstance(value, bool), "true or false")
-EXPRESSIONS = FieldShape(lambda value: _table(value, _expression), "a table of numbers and expressions")
+EXPRESSIONS = FieldShape(lambda value: _table(value, _expression), "a table of numbers and expressions, none empty")
 LISTS = FieldShape(lambda value: _table(value, lambda one: isinstance(one, list)), "a table of lists")
 TABLE = FieldShape(lambda value: isinstance(value, dict), "a table")
 NODES = FieldShape(

@@ -111,7 +111,9 @@ def torchao(table: Table, where: str) -> Scheme | None:
     rules = list(left_out(table, where))
     kind, data = str(said.get("_type")), _tables(said, "_data", where, of_any=True)
     if kind in ("ModuleFqnToConfig", "FqnToConfig"):
-        modules: Mapping[str, Any] = next((one for one in data.values() if isinstance(one, dict)), {})
+        modules = next((one for one in data.values() if isinstance(one, dict)), None)
+        if not modules:
+            raise WorkloadError(f"{where}: quant_type: _data = {shown(data)}: give a table of modules by name")
         for name, own in modules.items():
             if name != "_default":
                 product = None if own is None else _torchao_product(own, where)
@@ -174,7 +176,7 @@ def _auto_round_product(table: Table, where: str) -> Product:
 def hqq(table: Table, where: str) -> Scheme | None:
     """Integers in groups with scales and zero points of 16 bits, all modules alike or each by name."""
     said = table.get("quant_config")
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or not said:
         return None
     skipped = names_of(table.get("skip_modules"), f"{where}: skip_modules")
     rules = [*left_out(table, where), *(ModuleRule(pattern=name, product=None) for name in skipped)]
@@ -212,7 +214,9 @@ def quanto(table: Table, where: str) -> Scheme | None:
     weights = {"int8": _INT8_ROWS, "int4": four, "int2": replace(four, element="int2"), "float8": _FP8_ROWS}
     activations = {None: _SIXTEEN, "int8": Storage(element="int8"), "float8": _FP8}
     said, read = table.get("weights"), table.get("activations")
-    if said not in weights or read not in activations:
+    if not isinstance(said, str) or said not in weights or not (read is None or isinstance(read, str)):
+        return None
+    if read not in activations:
         return None
     return Scheme(product=Product(weights=weights[said], activations=activations[read]), rules=left_out(table, where))
 

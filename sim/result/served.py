@@ -107,15 +107,26 @@ def _checked(entry: Mapping[str, Any]) -> CheckedServers:
 
 
 def standing_served(
-    target: Machine, group: Scenario, *, asks: Sequence[str] = (), load: Load | None = None, beyond_positions: int = 0
+    target: Machine,
+    group: Scenario,
+    *,
+    asks: Sequence[str] = (),
+    load: Load | None = None,
+    beyond_positions: int = 0,
+    images: bool = False,
 ) -> Standing:
     """What a served run of replicas like ``group`` rests on: servers of its kind, else measured steps of its stack.
 
     ``asks``: what it does that no measured server did; ``beyond_positions`` requests are longer than the positions of
-    the model.
+    the model. ``images``: requests have any, which steps encode.
     """
     precision = precision_of(group)
-    unlike = () if precision.uniform else (f"no step with {precision.words()} was measured",)
+    others = (
+        (not precision.uniform, precision.words()),
+        (group.lora_adapters > 0, "adapters"),
+        (images, "images"),
+    )
+    unlike = tuple(f"no step with {what} was measured" for there, what in others if there)
     laws = standing_of_laws(target, unmeasured=unlike)
     asked = server_kind(group, target.gpu.id, load)
     known = next((one for one in checked_servers() if one.kind.key == asked.key), None)

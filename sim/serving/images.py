@@ -80,9 +80,14 @@ def with_image_tokens(requests: Iterable[Request], model_id: str) -> list[Reques
         return found
     vision = workloads.load_model(model_id).vision
     if vision is None:
-        raise ScenarioError(f"images = {first.images}: {model_id} has no image encoder that is simulated")
-    if first.prefix:
-        raise ScenarioError("images: not known beside hash_ids, which do not say where in a prompt they are")
+        raise ScenarioError(
+            f"images = {first.images}: {model_id} has no image encoder that is simulated: leave "
+            "images out, or give a model with one, as llava-1.5-7b"
+        )
+    if any(one.images and one.prefix for one in found):
+        raise ScenarioError(
+            "images: not known beside hash_ids, which do not say where in a prompt they are: leave one of them out"
+        )
     made = []
     for one in found:
         patches, tokens = vision.of_image(one.image_size)

@@ -68,4 +68,5 @@ def _remedy(spec: ServeSpec, usable_bytes: float) -> str:
                 larger = ServeSpec.of(**spec.model_dump(exclude_unset=True) | degrees)
                 if memory_of(larger, larger.group(), context=spec.block_tokens).bytes <= usable_bytes:
                     return f"the smallest replica that fits is {', '.join(f'{k} {v}' for k, v in degrees.items())}"
-    return "raise memory_share, or lower max_num_batched_tokens"
+    slots = "max_loras, max_lora_rank or " if spec.lora_adapters else ""
+    return f"raise memory_share, or lower {slots}max_num_batched_tokens"

@@ -62,15 +62,18 @@ class StepPrices:
     # The contexts run between which the mean context of the batch lies, and how far it is to the second.
     _between: tuple[int, int] = (0, 0)
     _share: float = 0.0
-    _even: dict[tuple[int, int], Cost] = field(default_factory=dict)  # by sequences and target
+    # Of a batch that only decodes: sequences, tokens with adapters, adapters; and those with the lower context.
+    _rest: tuple[int, int, int] = (0, 0, 0)
+    _alike: tuple[int, int, int, int] = (0, 0, 0, 0)
+    _even: dict[tuple[tuple[int, int, int], int], Cost] = field(default_factory=dict)  # by the rest and target
     _places: dict[float, tuple[int, float]] = field(default_factory=dict)
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
     # Attention of so many sequences at both ends of a range of contexts, by sequences, lower end and target.
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
-    # The same after the rest of a step that only decodes, where these are all that it takes.
-    _ends: dict[tuple[int, int, int], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
+    # The same after the rest of a step that only decodes, where these are all that it takes: by what it is and target.
+    _ends: dict[tuple[tuple[int, int, int, int], int], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
     # And by power target (W), where these are the same at both targets that it lies between.
-    _level: dict[tuple[int, int, float], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
+    _level: dict[tuple[tuple[int, int, int, int], float], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
@@ -110,7 +113,7 @@ class StepPrices:
         """The sum of :meth:`step`, without its parts: quicker."""
         if batch is not self._last:
             self._begin(batch)
-        ends = self._level.get((batch.decoding, self._between[0], target_w))
+        ends = self._level.get((self._alike, target_w))
         if ends is not None and self._share and not batch.chunks:
             return ends[0].and_between(ends[1], ends[2], self._share)
         at, share = self._places.get(target_w) or self.targets(target_w)
@@ -119,10 +122,9 @@ class StepPrices:
         if not share:
             return cost
         cost = cost.toward(known.get(at - 1) or self._sum_at(batch, at - 1), share)
-        place = (batch.decoding, self._between[0])
-        ends = self._ends.get((*place, at))
-        if ends is not None and ends == self._ends.get((*place, at - 1)):  # neither target holds its kernels back
-            self._level[*place, target_w] = ends
+        ends = self._ends.get((self._alike, at))
+        if ends is not None and ends == self._ends.get((self._alike, at - 1)):  # neither target holds its kernels back
+            self._level[self._alike, target_w] = ends
         return cost
 
     def targets(self, target_w: float) -> tuple[int, float]:
@@ -156,7 +158,7 @@ class StepPrices:
         """The sum of :meth:`_at` of the batch at hand; of steps that only decode without its parts."""
         if batch.chunks:
             cost = self._at(batch, target).whole
-        elif self._share and (ends := self._ends.get((batch.decoding, self._between[0], target))):
+        elif self._share and (ends := self._ends.get((self._alike, target))):
             cost = ends[0].and_between(ends[1], ends[2], self._share)
         else:
             cost = self._decoding_only(batch, target)
@@ -173,20 +175,22 @@ class StepPrices:
             if not low < mean < high:
                 low, high = self._between = context_ends(mean)
             self._share = (mean - low) / (high - low) if mean > low else 0.0
+            self._rest = (batch.decoding, batch.adapted, batch.adapters)
+            self._alike = (*self._rest, low)
 
     def _decoding_only(self, batch: Batch, target: int) -> Cost:
         decoding, low = batch.decoding, self._between[0]
-        even = self._even.get((decoding, target))
+        even = self._even.get((self._rest, target))
         if even is None:  # what does not depend on the contexts
             even = self._rows("shared", decoding * self.each, target) + self._head(batch, target)
-            self._even[decoding, target] = even
+            if batch.adapters:
+                even += self._adapted(batch, target)
+            self._even[self._rest, target] = even
         cost = even + self._decoding(batch, target)
-        if batch.adapters:
-            cost += self._adapted(batch, target)
         if self.draft is not None:
             cost += NOTHING.toward(self.draft._drafting(batch, target), self.each - 1)
         elif self._share and self.attention == "balanced":
-            self._ends[decoding, low, target] = (even, *self._ranges[decoding, low, target])
+            self._ends[self._alike, target] = (even, *self._ranges[decoding, low, target])
         return cost
 
     def _drafting(self, batch: Batch, target: int) -> Cost:

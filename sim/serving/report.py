@@ -72,12 +72,13 @@ def print_summary(run: ServeResult, console: Console, prices: Prices = NO_PRICES
     if adapters := data.get("adapters"):
         head.add_row(
             "adapters",
-            f"{adapters['asked_for']} of {spec.lora_adapters} asked for, {adapters['slots_per_replica']} slots "
+            f"{adapters['asked_for']} of {spec.lora_adapters} asked for, {(slots := adapters['slots_per_replica'])} "
+            f"slot{'s' * (slots > 1)} "
             f"({adapters['bytes_per_gpu'] / 1e9:.3g} GB a GPU); {adapters['loads']:,} loads, for which steps waited "
             f"{adapters['load_s']:.3g} s",
         )
     if images := data.get("images"):
-        head.add_row("images", f"{images['count']:,}, {images['tokens'] / images['count']:,.4g} tokens each on average")
+        head.add_row("images", f"{images['count']:,}, {images['tokens'] / images['count']:,.0f} tokens each on average")
     if spec.autoscale is not None:
         head.add_row("GPU hours", f"{data['gpu_hours']:.4g}  ({data['replica_starts']} starts of replicas)")
     if pipeline := data.get("pipeline"):

@@ -100,6 +100,7 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
     adapters: dict[str, int] = {}
     pictures: list[tuple[int, tuple[int, int] | None]] = []
     prefixes: dict[int, array[int]] = {}
+    named = False
     unanswered = hashes = 0
     for where, row, kind in _rows(path):
         at = _time(row, kind, where)
@@ -121,6 +122,7 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
         outputs.append(wanted)
         priorities.append(priority)
         name = _adapter(row, where)
+        named = named or "adapter" in row
         pictures.append(_images(row, where))
         asked.append(adapters.setdefault(name, len(adapters)) if name else -1)
         if len(inputs) > REQUESTS_LIMIT or hashes > HASHES_LIMIT:
@@ -139,7 +141,7 @@ def read_traffic(path: Path, *, limit: int | None = None, block_tokens: int | No
         )
         for number, i in enumerate(order)
     ]  # fmt: skip
-    return Traffic(requests=requests, unanswered=unanswered, adapters=tuple(adapters))
+    return Traffic(requests=requests, unanswered=unanswered, adapters=tuple(adapters) if named else None)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any], Format]]:
@@ -152,7 +154,9 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any], Format]]:
     rows = _objects(path, lines) if first[1].lstrip().startswith(("{", "[")) else _cells(path, lines)
     kind: Format | None = None
     for where, row in rows:
-        kind = kind or _format(path, row)
+        if kind is None:
+            kind = _format(path, row)
+            _check_spellings(path, row)
         yield where, row, kind
 
 
@@ -170,6 +174,10 @@ def _objects(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str
         _refuse_texts(path, row)
         yield where, row
 
+
+# What may stand beside the columns of a format.
+SIDES = ("image_width", "image_height")
+BESIDE = ("priority", "adapter", "images", *SIDES, "hash_ids")
 
 # Conversations as text: ShareGPT, LMSYS and WildChat, OpenAI's batches, vLLM's custom prompts.
 TEXTS = ("conversations", "conversation", "messages", "prompt", "body")
@@ -218,6 +226,18 @@ def _format(path: Path, row: Mapping[str, Any]) -> Format:
     plain, second, *others = FORMATS
     also = f"{second.name}: {second.columns}; or those of {', '.join(dict.fromkeys(kind.name for kind in others))}"
     raise ScenarioError(f"{path}: columns {found}: need {plain.columns} ({also})")
+
+
+def _check_spellings(path: Path, row: Mapping[str, Any]) -> None:
+    """Raise where a column is called nearly as one that may stand there, which is not read under that name."""
+    for name in row:
+        meant = {_plain(other): other for other in BESIDE}.get(_plain(name))
+        if meant is not None and name not in BESIDE:
+            raise ScenarioError(f"{path}: column {shown(name)}: is not read under that name: call it {meant}")
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("-", "_").replace(" ", "_").rstrip("s")
 
 
 def _time(row: Mapping[str, Any], kind: Format, where: str) -> float:
@@ -269,11 +289,14 @@ def _prefix(row: Mapping[str, Any], where: str, *, most: int) -> array[int] | No
 def _images(row: Mapping[str, Any], where: str) -> tuple[int, tuple[int, int] | None]:
     """How many images a request has, and the pixels of each, if they are said."""
     if row.get("images") in (None, ""):
+        for name in SIDES:
+            if row.get(name) not in (None, ""):
+                raise ScenarioError(f"{where}: {name} = {_shown(row[name])}: is of images: say in images how many")
         return 0, None
     count = _count(row, "images", where, least=0, most=4096)
-    if not count or ("image_width" not in row and "image_height" not in row):
+    if not count or not any(name in row for name in SIDES):
         return count, None
-    width, height = (_count(row, name, where, least=1, most=65_536) for name in ("image_width", "image_height"))
+    width, height = (_count(row, name, where, least=1, most=65_536) for name in SIDES)
     return count, (width, height)
 
 

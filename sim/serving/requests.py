@@ -45,7 +45,7 @@ class Traffic:
 
     requests: list[Request]
     unanswered: int = 0
-    adapters: tuple[str, ...] = ()  # names of those that a file's requests ask for, by number
+    adapters: tuple[str, ...] | None = None  # names of those that a file's requests ask for, by number; None: no column
 
 
 def arrivals(law: Law, *, rate_per_s: float, count: int, burstiness: float = 4.0, seed: int = 0) -> list[float]:

@@ -103,6 +103,7 @@ class ServeResult:
             asks=self.spec.unmeasured + (hits if table["hit_tokens"].any() else ()),
             load=Load.of(table["arrival_s"].tolist(), (table["input_tokens"] + table["output_tokens"]).tolist()),
             beyond_positions=self._beyond(table),
+            images="images" in table,
         )
 
     @cached_property

@@ -66,7 +66,13 @@ def serve(
     traffic = spec.traffic() if traffic is None else traffic
     log = Log(window=window, unanswered=traffic.unanswered)
     server = _Server(spec=spec, traffic=traffic.requests, log=log, progress=progress or (lambda *_: None))
-    return server.run(kills, outages)
+    run = server.run(kills, outages)
+    if window is not None and not log.run_steps:
+        raise ScenarioError(
+            f"window: no step runs from {window[0]:g} s to {window[1]:g} s: give other times, the server ends at "
+            f"{run.end_s:.4g} s"
+        )
+    return run
 
 
 @contextmanager

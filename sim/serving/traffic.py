@@ -37,7 +37,7 @@ def traffic_of(fields: ServerFields) -> Traffic:
     drawn = made(times, inputs, outputs)
     if set(scales.values()) != {1.0}:
         drawn = scaled(drawn, **scales)
-    drawn = _adapted(fields, drawn, ())
+    drawn = _adapted(fields, drawn, None)
     if fields.images:
         width, height = fields.image_width, fields.image_height
         size = None if width is None or height is None else (width, height)
@@ -53,17 +53,17 @@ def _seen(fields: ServerFields, requests: list[Request]) -> list[Request]:
     return with_image_tokens(requests, fields.model)
 
 
-def _adapted(fields: ServerFields, requests: list[Request], named: tuple[str, ...]) -> list[Request]:
-    """``requests`` with the adapters that they ask for: those ``named`` in their file, else drawn ones."""
+def _adapted(fields: ServerFields, requests: list[Request], named: tuple[str, ...] | None) -> list[Request]:
+    """``requests`` with the adapters that they ask for: those ``named`` in their file (maybe none), else drawn ones."""
     count = fields.lora_adapters
-    if len(named) > count:
+    if named and len(named) > count:
         raise ScenarioError(
             f"lora_adapters = {count}: the requests of {fields.trace} ask for {len(named)} "
             f"({truncated(', '.join(named), 40)}): give lora_adapters = {len(named)}"
         )
     if not count:
         return requests
-    if not named:
+    if named is None:
         seed = fields.seed + ADAPTER_DRAWS
         return with_adapters(requests, count=count, law=fields.lora_popularity, share=fields.lora_share, seed=seed)
     for name in LORA_TRAFFIC:
