@@ -112,7 +112,7 @@ def protocols(op: str, world: int, slower_link: float = 1.0) -> tuple[tuple[Prot
     ``slower_link``: how many times slower than Hopper's the GPU's links are.
 
     >>> [(name, round(first / 1e6, 1)) for name, first in protocols("all_gather", 8)]
-    [('LL', 0.0), ('LL128', 4.6), ('Simple', 22.7)]
+    [('LL', 0.0), ('LL128', 4.6), ('Simple', 23.2)]
     """
     steps = ring_steps(op, world)
     rates = {"LL": TUNED_LL_BYTES_PER_S, "LL128": LL128_SHARE * TUNED_BYTES_PER_S, "Simple": TUNED_BYTES_PER_S}

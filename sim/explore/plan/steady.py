@@ -297,8 +297,8 @@ def _power(
 def _pieces(input_len: int, room: int) -> list[Chunk] | None:
     """A prompt cut into equal pieces of at most ``room`` tokens; None where there is no room.
 
-    >>> _pieces(5, 3), _pieces(5, 0)
-    ([Chunk(tokens=3, context=3), Chunk(tokens=2, context=5)], None)
+    >>> [(piece.tokens, piece.context) for piece in _pieces(5, 3) or []], _pieces(5, 0)
+    ([(3, 3), (2, 5)], None)
     """
     if room < 1:
         return None
