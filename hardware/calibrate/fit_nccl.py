@@ -8,7 +8,7 @@ which their latencies are longer, likewise; the rows of eight, which no fit sees
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,10 @@ import pandas as pd
 from scipy.optimize import least_squares, minimize_scalar
 
 from hardware.laws.nccl import (
+    AS_FITTED,
     LL128_SHARE,
+    PAIRS,
+    RING,
     RINGS,
     TUNED_S,
     PairPace,
@@ -37,7 +40,7 @@ OTHERS = {
 }
 _NAMES = {"alltoall": "all_to_all"}
 # Where the search begins: rings at the tuner's latencies and 250 GB/s, exchanges at 300 GB/s. Microseconds, ps a byte.
-_RING_START = {"LL": (8.0, 7.0), "Simple": (4.0, 3.0)}
+_RING_START: Mapping[Protocol, tuple[float, float]] = {"LL": (8.0, 7.0), "Simple": (4.0, 3.0)}
 _PAIR_START = (7.0, 130.0, 0.0, 12.0, 0.0, 4.0, 26.0, 1.0, 3.0)
 
 
@@ -104,14 +107,14 @@ def fit_rings(rows: Sequence[TableRow]) -> dict[Protocol, RingPace]:
     rings = [row for row in rows if row.op in RINGS and row.world in FITTED_WORLDS]
     start: list[float] = []
     for name, (ends, middle) in _RING_START.items():
-        start += [s * 1e6 for s in TUNED_S[name]]  # type: ignore[index]
+        start += [s * 1e6 for s in TUNED_S[name]]
         start += [ends * (1 + (op == "all_reduce")) for op in RINGS]
         start += [middle * (1 + (op == "all_reduce")) for op in RINGS]
     start.append(TUNED_S["LL128"][0] * 1e6)
 
     def errors(x: Any) -> list[float]:
         paces = ring_paces(x.tolist())
-        return [ring_seconds(r.op, r.world, r.buffer_bytes, paces=paces) / r.seconds - 1.0 for r in rings]
+        return [seconds_of(row, rings=paces) / row.seconds - 1.0 for row in rings]
 
     return ring_paces(least_squares(errors, start, loss="soft_l1", f_scale=0.05).x.tolist())
 
@@ -122,7 +125,7 @@ def fit_pairs(rows: Sequence[TableRow]) -> tuple[PairPace, ...]:
 
     def errors(x: Any) -> list[float]:
         paces = pair_paces(x.tolist())
-        return [pairs_seconds(r.world, r.buffer_bytes, paces=paces) / r.seconds - 1.0 for r in pairs]
+        return [seconds_of(row, pairs=paces) / row.seconds - 1.0 for row in pairs]
 
     return pair_paces(least_squares(errors, _PAIR_START, loss="soft_l1", f_scale=0.05, bounds=(0.0, np.inf)).x.tolist())
 
@@ -138,11 +141,17 @@ def fit_steps(rows: Sequence[TableRow], slower_link: float) -> float:
     return float(minimize_scalar(off, bounds=(0.7, 3.0), method="bounded").x)
 
 
-def seconds_of(row: TableRow, slower: Slower) -> float:
-    """What the shipped law says of a row."""
+def seconds_of(
+    row: TableRow,
+    slower: Slower = AS_FITTED,
+    *,
+    rings: Mapping[Protocol, RingPace] = RING,
+    pairs: tuple[PairPace, ...] = PAIRS,
+) -> float:
+    """What the law says of a row, the shipped one or one of other paces."""
     if row.op in RINGS:
-        return ring_seconds(row.op, row.world, row.buffer_bytes, slower)
-    return pairs_seconds(row.world, row.buffer_bytes, slower)
+        return ring_seconds(row.op, row.world, row.buffer_bytes, slower, rings)
+    return pairs_seconds(row.world, row.buffer_bytes, slower, pairs)
 
 
 def main() -> None:
@@ -157,18 +166,12 @@ def main() -> None:
         print("   ", ", ".join(f"{op} {pace.ends[op] * 1e12:.2f} {pace.middle[op] * 1e12:.2f}" for op in RINGS))
     for pair in exchanges:
         print(f"pairs {pair.base_s * 1e6:.2f} us, {pair.message_byte_s * 1e12:.2f}, {pair.sent_byte_s * 1e12:.2f} ps")
-    for op in (*RINGS, "all_to_all"):
-        for world in sorted({row.world for row in rows}):
-            found = []
-            for row in rows:
-                if (row.op, row.world) == (op, world):
-                    seconds = (
-                        ring_seconds(op, world, row.buffer_bytes, paces=paces)
-                        if op in RINGS
-                        else pairs_seconds(world, row.buffer_bytes, paces=exchanges)
-                    )
-                    found.append(f"{row.buffer_bytes / 2**20:.3g}:{100 * (seconds / row.seconds - 1):+.0f}")
-            print(op, world, "fitted" if world in FITTED_WORLDS else "not fitted", "MiB:%", *found)
+    found: dict[tuple[str, int], list[str]] = {}
+    for row in rows:
+        off = seconds_of(row, rings=paces, pairs=exchanges) / row.seconds - 1.0
+        found.setdefault((row.op, row.world), []).append(f"{row.buffer_bytes / 2**20:.3g}:{100 * off:+.0f}")
+    for (op, world), errors in sorted(found.items()):
+        print(op, world, "fitted" if world in FITTED_WORLDS else "not fitted", "MiB:%", *errors)
     for architecture, (gpu, versions, slower_link) in OTHERS.items():
         print(architecture, f"{fit_steps(read_table(table, gpu, versions), slower_link):.2f} times an H100's latencies")
 

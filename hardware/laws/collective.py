@@ -11,6 +11,7 @@ from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.collective_time import (
     DEFAULT_CTAS,
+    SMALL_BYTES,
     CollectiveCoefficients,
     bus_bytes,
     default_ctas,
@@ -40,8 +41,6 @@ from hardware.scheduling import scheduling
 
 # What the engine takes for SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
-# A transfer of so little is all latency.
-SMALL_BYTES = 8192
 # A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
 # 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl).
 BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32

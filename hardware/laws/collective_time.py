@@ -22,6 +22,8 @@ FEW_CTAS = 2
 RING_BASE_S, RING_STEP_S = 6.6e-6, 0.6e-6
 # A bare loop's host overhead is hidden behind longer transfers: full up to the first, gone at the second (bytes).
 HIDE_FROM, HIDE_TO = 8 * 2**20, 32 * 2**20
+# A transfer of so little is all latency (bytes).
+SMALL_BYTES = 8192
 # What has a law for any world.
 _CARRIED = (*RINGS, "all_to_all")
 
@@ -87,10 +89,12 @@ def seconds_within(
 def _launch_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float) -> float:
     """Seconds of a bare loop that its launches take, of longer transfers none: what its smallest size takes too long.
 
-    A world without a table is launched like the nearest one with it.
+    A world without a table is launched like the nearest one with it. The host launches what has a law of its own as
+    fast as it did for the table, whose times were stretched by this GPU's links.
     """
     table = _table(c, op, world) or _nearest(c, op, world)
-    smallest_s, _, _ = _at(c, table, 8192, default_ctas(op))
+    smallest_s, _, _ = _at(c, table, SMALL_BYTES, default_ctas(op))
+    smallest_s /= c.slower_link if op in _CARRIED else 1.0
     launch_s = max(0.0, smallest_s - RING_BASE_S - RING_STEP_S * ring_steps(table.op, table.world))
     hidden = min(max(math.log(buffer_bytes / HIDE_FROM) / math.log(HIDE_TO / HIDE_FROM), 0.0), 1.0)
     return launch_s * (1.0 - hidden)
@@ -108,7 +112,7 @@ def moving_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float
     own_s = seconds_within(c, op, world, buffer_bytes, ctas, in_graph)
     if few >= ctas:
         return own_s
-    latency_s = seconds_within(c, op, world, 8192, few, in_graph)
+    latency_s = seconds_within(c, op, world, SMALL_BYTES, few, in_graph)
     return min(own_s, latency_s + (seconds_within(c, op, world, buffer_bytes, few, in_graph) - latency_s) * few / ctas)
 
 
