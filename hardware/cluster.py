@@ -93,11 +93,6 @@ class Cluster:
         """True when no traffic among ``ranks`` leaves its node."""
         return len({self.node_of(rank) for rank in ranks}) == 1
 
-    @property
-    def switched(self) -> bool:
-        """True where the GPUs of a node meet in one NVSwitch tier."""
-        return self.node.interconnect == "nvswitch"
-
     def streams(self, ranks: Sequence[int], pattern: Pattern = "ring") -> Streams:
         """What ``ranks``, which lie on several nodes, send over the network.
 

@@ -277,5 +277,5 @@ def test_the_way_there_and_back_of_few_tokens_is_quicker_by_low_latency_kernels(
 )
 def test_gpus_of_the_catalog_sit_in_their_nodes(gpu: str, node: str, gpus: int) -> None:
     cluster = cluster_of(gpu, gpus)
-    assert (cluster.node.id, cluster.nodes, cluster.switched) == (node, 1, True)
+    assert (cluster.node.id, cluster.nodes, cluster.node.interconnect) == (node, 1, "nvswitch")
     assert not cluster_of(gpu, 2 * gpus).same_node(range(2 * gpus))

@@ -73,6 +73,27 @@ def test_engines_read_no_peers_over_pcie_but_a_pair() -> None:
         assert collective_terms(profile_for(load_gpu("l40s")), load_gpu("l40s"), sizes).way == way
 
 
+def test_bridges_join_pairs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four A100s in a PCIe node take what four cards without links do, not an NVLink's rate."""
+    command = [
+        "kernel",
+        "collective",
+        "--op",
+        "all_reduce",
+        "--world",
+        "4",
+        "--bytes",
+        "262144",
+        "--algorithm",
+        "auto",
+        "--json",
+    ]
+    found = {gpu: json.loads(run([*command, "--gpu", gpu], capsys)[1]) for gpu in ("a100-pcie-40gb", "a100-sxm-80gb")}
+    assert [one["way"] for one in found.values()] == ["ring LL", "one_shot"]
+    pcie, board = (one["settled"]["latency_s"] for one in found.values())
+    assert pcie > 1.5 * 262144 / 5.1e9 > 3 * board
+
+
 @pytest.mark.parametrize(("op", "size", "seen"), [("all_reduce", 2, 38.6), ("all_reduce", 4, 50.4)])
 def test_sizes_about_the_change_of_protocol_are_met_less_well(op: str, size: int, seen: float) -> None:
     assert seconds(op, size * MIB) * 1e6 == pytest.approx(seen, rel=0.12)

@@ -260,8 +260,10 @@ class Pricer:
                 return exchange_terms(profile, gpu, op=work.op.value, exchange=exchange, span=span, max_sms=gpu.sms)
             case CollectiveWork():
                 sizes = collective_sizes(work, self.in_graph, self.cluster)
-                in_switch = self.cluster is not None and self.cluster.switched
-                terms = collective_terms(profile, gpu, sizes, in_switch=in_switch)
+                joined = None if self.cluster is None else self.cluster.node.interconnect
+                if joined == "pcie":  # a bridge joins a pair, which the ranks need not be: no engine reads peers so
+                    gpu, engine = replace(gpu, link_bytes_per_s=0.0), None
+                terms = collective_terms(profile, gpu, sizes, in_switch=joined == "nvswitch")
                 return own_all_reduce(work, profile, terms) or terms if engine is not None else terms
         assert_never(work)
 
