@@ -21,11 +21,10 @@ from sim.explore.overlap import (
     advice,
     default_of,
     headline_pair,
-    read_grid,
-    scenarios,
     study,
     transform,
 )
+from sim.explore.overlap_grid import read_grid, scenarios
 from sim.explore.overlap_page import write_page
 from sim.scenario.spec import Scenario
 from tests.browser_kit import DESKTOP, PHONE, chromium, opened

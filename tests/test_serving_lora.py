@@ -1,153 +1,25 @@
-"""Low-rank adapters (LoRA): what they add to a step, where they lie, and who waits for whom."""
+"""Servers with low-rank adapters (LoRA): where they lie, who waits for whom, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import math
 import random
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hardware.catalog import load_gpu
-from hardware.laws.adapters import AdapterSizes, adapter_base_terms
-from hardware.laws.terms import time_s, wanted_sms
-from hardware.profile import profile_for
-from sim import simulate
-from sim.errors import MemoryShortError, ScenarioError
+from sim.errors import ScenarioError
 from sim.serving import serve
-from sim.serving.cost import Batch, Chunk, Cost
 from sim.serving.inflight import Limits, Sequence
 from sim.serving.kv import BlockPool
-from sim.serving.price import StepPrices
 from sim.serving.requests import Request, apart, made, with_adapters
 from sim.serving.scheduler import Scheduler
-from sim.serving.spec import ServeSpec
-from sim.serving.stages import stage_prices
-from workloads import Layout, Options, build_program, load_model
-from workloads.families.adapters import Adapters, adapter_size
-from workloads.program import Kernel
-from workloads.work import AdapterGemmWork, CollectiveWork
+from tests.test_lora_steps import COPIES, MODEL
 
-MODEL = "llama3-8b"
 ONE_GB = 0.083886080  # rank 16 on all products of Llama 3 8B
-LINK, ISSUE_S, COPIES = 63e9, 2.6875264822142025e-05, 32 * 7 * 4
+LINK, ISSUE_S = 63e9, 2.6875264822142025e-05
 LOAD: dict[str, Any] = {"model": MODEL, "requests": 60, "rate_per_s": 20.0, "input_tokens": 300, "output_tokens": 40}
-
-
-def kernels(layout: Layout, adapters: Adapters | None, model: str = MODEL) -> list[Kernel]:
-    options = Options(stack="vllm", layers=1, lm_head=False, adapters=adapters)
-    program = build_program(load_model(model), layout, phase="decode", batch=32, seq_len=500, options=options)
-    return [k for phase in program.ranks[0].phases for segment in phase.segments for k in segment.kernels]
-
-
-def prices(**fields: Any) -> StepPrices:
-    spec = ServeSpec.of(**({"model": MODEL, "lora_adapters": 64, "max_loras": 64} | fields))
-    return stage_prices(spec, spec.group())[0]
-
-
-@pytest.mark.parametrize("tp", [1, 4])
-def test_a_product_s_adapters_are_two_kernels_split_as_it_is(tp: int) -> None:
-    """The way down of what is split by columns is whole on every rank, and no collective comes in."""
-    found = kernels(Layout(tp=tp), Adapters(rank=16, distinct=8))
-    works = {k.name: k.work for k in found if isinstance(k.work, AdapterGemmWork)}
-    sides = {
-        "qkv": (4096, 6144 // tp), "o": (4096 // tp, 4096), "gate_up": (4096, 28672 // tp), "down": (14336 // tp, 4096),
-    }  # fmt: skip
-    for name, (depth, columns) in sides.items():
-        down, up = works[f"lora_shrink_{name}_gemm"], works[f"lora_expand_{name}_gemm"]
-        slices = {"qkv": 3, "gate_up": 2}.get(name, 1)
-        assert (down.width, up.width, down.slices) == (depth, columns, slices)
-        assert (down.weights, up.weights) == (8 * 16 * slices * depth, 8 * 16 * columns)
-        assert (down.flops, up.flops) == (2 * 32 * 16 * slices * depth, 2 * 32 * 16 * columns)
-    assert len(works) == 8
-    plain = kernels(Layout(tp=tp), None)
-    assert [k for k in found if "lora" not in k.name] == plain
-    assert sum(isinstance(k.work, CollectiveWork) for k in found) == sum(
-        isinstance(k.work, CollectiveWork) for k in plain
-    )
-    one = adapter_size(load_model(MODEL), Layout(tp=tp), range(32), Adapters(rank=16))
-    assert one.rank_bytes == 2 * 32 * 16 * sum(
-        {"qkv": 3, "gate_up": 2}.get(name, 1) * depth + columns for name, (depth, columns) in sides.items()
-    )
-    assert one.copies == COPIES
-
-
-def test_products_that_were_not_asked_for_have_none() -> None:
-    found = kernels(Layout(), Adapters(rank=16, modules=("q_proj", "o_proj")))
-    assert {k.name for k in found if "lora_expand" in k.name} == {"lora_expand_qkv_gemm", "lora_expand_o_gemm"}
-    routed = kernels(Layout(), Adapters(rank=16), model="qwen3-30b-a3b")
-    assert {k.name for k in routed if "lora_expand" in k.name} == {"lora_expand_qkv_gemm", "lora_expand_o_gemm"}
-
-
-@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb"])
-def test_more_adapters_rank_or_rows_are_never_quicker_or_cheaper(gpu: str) -> None:
-    spec, rng = load_gpu(gpu), random.Random(7)
-    law = profile_for(spec).engines["vllm"].routed["bf16"]
-
-    def cost(rows: int, distinct: int, rank: int, **more: Any) -> tuple[float, float]:
-        between = 4.0 * more["slices"] * rank + 2.0 * more["width"] * (2 if more["up"] else 1)
-        sizes = AdapterSizes(rows=rows, distinct=min(distinct, rows), rank=rank, row_bytes=between, **more)
-        terms = adapter_base_terms(law, sizes, spec)
-        sms = wanted_sms(terms, float(spec.sms))
-        seconds = time_s(terms, sms=sms, sm_clock_hz=spec.max_clock_hz)
-        return seconds, terms.core_energy_j + terms.hbm_energy_j + terms.sm_power_w * sms / spec.sms * seconds
-
-    for _ in range(300):
-        more = {
-            "slices": rng.choice([1, 2, 3]),
-            "width": rng.choice([512, 4096, 14336, 28672]),
-            "up": rng.random() < 0.5,
-        }
-        rows, distinct, rank = (
-            rng.choice([1, 5, 31, 32, 33, 120, 700, 8192]),
-            rng.randint(1, 64),
-            rng.choice([8, 16, 64]),
-        )
-        least = cost(rows, distinct, rank, **more)
-        for other in (cost(rows, distinct + rng.randint(1, 9), rank, **more), cost(rows, distinct, 2 * rank, **more)):
-            assert all(a <= b * (1 + 1e-12) for a, b in zip(least, other, strict=True)), (
-                rows,
-                distinct,
-                rank,
-                more,
-                least,
-                other,
-            )
-
-
-def test_parts_of_a_step_are_the_step_in_one_run() -> None:
-    for found in (prices(), prices(tp=2, max_lora_rank=64, lora_targets="qkv_proj,down_proj")):
-        for batch in (
-            Batch(decoding=12, cached=12 * 900, adapted=12, adapters=5),
-            Batch(decoding=5, cached=5 * 2000, chunks=(Chunk(300, 300),), ending=1, adapted=303, adapters=3),
-            Batch(chunks=(Chunk(512, 1024), Chunk(64, 64)), ending=1, adapted=64, adapters=1),
-        ):
-            parts, whole, exact = found.step(batch).whole, found.whole(batch), found.exact(batch)
-            assert parts.time_s == pytest.approx(whole.time_s, rel=1e-12)
-            assert parts.energy_j == pytest.approx(whole.energy_j, rel=1e-12)
-            assert whole.time_s == pytest.approx(exact.time_s, rel=0.01)
-            assert whole.energy_j == pytest.approx(exact.energy_j, rel=0.01)
-
-
-@pytest.mark.parametrize("fields", [{}, {"speculation": "eagle", "acceptance": 0.5}, {"attention": "per_sequence"}])
-def test_a_step_costs_the_same_whatever_was_priced_before(fields: dict[str, Any]) -> None:
-    """Steps that only decode are remembered by what they are: adapters are part of it."""
-    rng = random.Random(4)
-    found, fresh = prices(**fields), prices(**fields)
-    for _ in range(300):
-        decoding, adapters = rng.choice((1, 2, 9)), rng.choice((0, 0, 1, 2))
-        adapters = min(adapters, decoding)
-        chunks = rng.choice(((), (), (), (Chunk(64, 64),)))
-        cached = decoding * rng.randrange(500, 700)
-        batch = Batch(decoding, cached, cached, chunks, 0, found.each * rng.randint(adapters, decoding), adapters)
-        batch = batch if adapters else batch._replace(adapted=0)
-        target_w = rng.choice((math.inf, 600.0, 590.0, 400.0))
-        whole, parts = found.whole(batch, target_w), fresh.step(batch, target_w).whole
-        assert whole.time_s == pytest.approx(parts.time_s, rel=1e-9), batch
-        assert whole.energy_j == pytest.approx(parts.energy_j, rel=1e-9), batch
 
 
 def test_a_lone_request_s_tokens_all_come_with_its_adapter() -> None:
@@ -159,19 +31,6 @@ def test_a_lone_request_s_tokens_all_come_with_its_adapter() -> None:
     ]
     plain_s = float(serve(**one, input_tokens=128).requests["tpot_s"].iloc[0])
     assert paces == sorted(paces) and paces[0] > 1.3 * plain_s and paces[-1] < 1.001 * paces[0]
-
-
-def test_steps_with_more_adapters_of_more_rank_cost_no_less() -> None:
-    batch = Batch(decoding=40, cached=40 * 700, chunks=(Chunk(500, 500),), ending=1)
-
-    def cost(adapters: int, rank: int = 16) -> Cost:
-        return prices(max_lora_rank=rank).whole(batch._replace(adapted=540, adapters=adapters))
-
-    none = prices().whole(batch)
-    assert none == prices(lora_adapters=0, max_loras=1).whole(batch)  # not a bit of it is left
-    more = [none, *(cost(adapters) for adapters in (1, 2, 8, 32)), *(cost(32, rank) for rank in (32, 64, 256))]
-    for less, same in pairwise(more):
-        assert less.time_s < same.time_s and less.energy_j < same.energy_j
 
 
 def test_a_server_whose_requests_ask_for_none_is_the_plain_one() -> None:
@@ -323,19 +182,6 @@ def test_replicas_that_die_lose_no_request() -> None:
     assert bool(run.requests["done_s"].notna().all()) and run.requests["moves"].sum() > 0
 
 
-def test_a_single_step_has_its_adapters_and_their_slots() -> None:
-    step = {"model": MODEL, "phase": "decode", "batch": 32, "seq_len": 500, "stack": "vllm"}
-    runs = [simulate(**step, **more) for more in ({}, {"lora_adapters": 1}, {"lora_adapters": 32})]
-    assert [run.latency_s for run in runs] == sorted(run.latency_s for run in runs)
-    one = prices().whole(Batch(decoding=32, cached=32 * 500, adapted=32, adapters=32))
-    assert runs[2].latency_s == pytest.approx(one.time_s, rel=0.01)
-    assert any("lora_adapters" in reason for reason in runs[1].standing.reasons)
-    with pytest.raises(MemoryShortError):
-        simulate(**(step | {"batch": 128}), lora_adapters=128, max_lora_rank=256)
-    drafted = simulate(**step, lora_adapters=4, speculation="eagle", acceptance=0.5)
-    assert drafted.latency_s > simulate(**step, speculation="eagle", acceptance=0.5).latency_s
-
-
 def test_figures_say_that_nobody_measured_it() -> None:
     data = serve(**(LOAD | {"requests": 4}), lora_adapters=2).summary
     assert data["status"] == "unchecked"
@@ -359,22 +205,6 @@ def test_figures_say_that_nobody_measured_it() -> None:
 def test_refusals_name_the_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         serve(**({"model": MODEL, "requests": 1} | fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"lora_adapters": 4}, "lora_adapters = 4: a sequence asks for one, batch = 2: give at most 2"),
-        ({"max_lora_rank": 32}, "max_lora_rank = 32: is of adapters"),
-        ({"lora_adapters": 1, "phase": "train"}, "is for phases that serve, not 'train'"),
-        ({"lora_adapters": 1, "tp": 2, "sequence_parallel": True, "phase": "prefill"}, "leave cp and seq"),
-        ({"lora_adapters": 1, "tp": 2, "overlap_chunks": 2, "phase": "prefill"}, "known beside whole products"),
-        ({"lora_adapters": 1, "model": "bert-large", "phase": "prefill"}, "known for decoders"),
-    ],
-)  # fmt: skip
-def test_steps_refuse_what_nobody_runs(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Exception, match=message):
-        simulate(**({"model": MODEL, "batch": 2, "seq_len": 64, "phase": "decode"} | fields))
 
 
 def test_a_file_whose_column_names_nobody_asks_for_no_adapter(tmp_path: Path) -> None:

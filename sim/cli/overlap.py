@@ -104,7 +104,8 @@ def command(
 
     from sim.cli.console import wide_console
     from sim.explore.by_operator import per_operator as by_operator
-    from sim.explore.overlap import AXES, COMM_SMS, advice, default_of, read_grid, scenarios, study, table
+    from sim.explore.overlap import advice, default_of, study, table
+    from sim.explore.overlap_grid import AXES, COMM_SMS, read_grid, scenarios
     from sim.explore.overlap_page import write_page, write_plot
     from sim.output.files import check_page_ending, check_picture_ending, write_atomically
     from sim.output.spreadsheet import to_csv

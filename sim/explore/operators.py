@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import workloads
 from hardware.errors import HardwareError
@@ -47,6 +48,16 @@ def in_sequence(scenario: Scenario) -> bool:
     if scenario.overlap != "chunks" or scenario.overlap_chunks > 1 or any(one.chunks > 1 for one in said.values()):
         return False
     return all(name in said for name in own_settings(scenario))
+
+
+def sequential_fields(scenario: Scenario) -> dict[str, Any]:
+    """The fields of ``scenario`` in sequence, whatever its model's operators say."""
+    return {
+        "overlap": "chunks",
+        "overlap_chunks": 1,
+        "sm_margin": False,
+        "overlap_ops": {name: one.chunks for name, one in own_settings(scenario).items()} or None,
+    }
 
 
 def choices_of(scenario: Scenario) -> Choices:

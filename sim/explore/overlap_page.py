@@ -66,7 +66,8 @@ def write_page(
 def title(points: Sequence[OverlapPoint]) -> str:
     """What was studied on what.
 
-    >>> from sim.explore.overlap import scenarios, study
+    >>> from sim.explore.overlap import study
+    >>> from sim.explore.overlap_grid import scenarios
     >>> base = {"model": "llama3-8b", "layers": 1, "seq_len": 512, "tp": 2}
     >>> title(study(scenarios(base, {"comm_ctas": [4, 8], "overlap_chunks": [1]}))[0])
     'Overlap study: llama3-8b on 2 x h100-sxm-80gb, prefill of 512 tokens'
