@@ -263,6 +263,7 @@ def test_power_of_bursts() -> None:
     assert setting_of(rows, GPU, power).limit_w == pytest.approx(699.0, abs=3.0)
 
 
+@measured
 @pytest.mark.parametrize(
     "anchor",
     [
