@@ -130,7 +130,10 @@ def _pass(bench: Bench, how: str, tokens: int, width: int) -> Launch:
 
 
 def _image(bench: Bench, row: Row) -> Launch:
-    """What runs between a VAE decoder's convolutions, over ``channels`` of an image or of ``frames`` of a video."""
+    """What runs between a VAE decoder's convolutions, over ``channels`` of an image or of ``frames`` of a video.
+
+    ``batch`` of them at once (without it: one); ``layout`` nhwc: their channels lie innermost.
+    """
     torch, functional = bench.torch, bench.torch.nn.functional
     dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
     channels, video = row["channels"], bool(row["frames"])
@@ -139,7 +142,10 @@ def _image(bench: Bench, row: Row) -> Launch:
     def made(*shape: int) -> Any:
         return torch.randn(*shape, device=bench.device, dtype=dtype)
 
-    x = made(1, channels, *sizes, row["height"], row["width"])
+    batch = int(row.get("batch") or 1)
+    x = made(batch, channels, *sizes, row["height"], row["width"])
+    if row.get("layout") == "nhwc":
+        x = x.to(memory_format=torch.channels_last)
     a_channel = made(channels, *(1 for _ in x.shape[2:]))
     match row["how"]:
         case "group_norm":
@@ -180,7 +186,7 @@ def _image(bench: Bench, row: Row) -> Launch:
             y = torch.randn_like(x)
             return lambda: x + y
         case "swap_add" | "swap_copy":  # beside or of tokens of all channels
-            rows = made(1, *x.shape[2:], channels).movedim(-1, 1)
+            rows = made(batch, *x.shape[2:], channels).movedim(-1, 1)
             if row["how"] == "swap_add":
                 return lambda: rows + x
             return lambda: rows.clone(memory_format=torch.contiguous_format)
@@ -235,7 +241,7 @@ def _convolution(bench: Bench, row: Row) -> Case:
     """A convolution of a VAE's decoder over ``frames`` (0: an image) of ``height`` x ``width``.
 
     ``kernel`` wide in space, and in time but for ``kernel_time``. ``layout`` nhwc: the product alone, in its own order
-    of numbers and without bias.
+    of numbers and without bias; nhwc_input: the input's channels lie innermost, weights and bias are as everywhere.
     """
     torch, kernel = bench.torch, int(row["kernel"])
     dtype = torch.float32 if row["dtype"] == "f32" else torch.bfloat16
@@ -254,6 +260,8 @@ def _convolution(bench: Bench, row: Row) -> Case:
     if alone:
         order = torch.channels_last_3d if video else torch.channels_last
         made, x = made.to(memory_format=order), x.to(memory_format=order)
+    elif row.get("layout") == "nhwc_input":
+        x = x.to(memory_format=torch.channels_last)
 
     def launch(_: int) -> object:
         with torch.no_grad():

@@ -13,6 +13,7 @@ from typing import Any
 
 from hardware.calibrate.suite.case import Case
 from hardware.calibrate.suite.cases_vllm_experts import expert_helper, experts_case
+from hardware.calibrate.suite.cases_vllm_lora import adapter_case
 from hardware.calibrate.suite.timing import Bench, capture, steady, together
 from hardware.errors import HardwareError
 
@@ -47,6 +48,8 @@ def build_vllm(bench: Bench, row: Row) -> Case:
             return expert_helper(bench, row)
         case "vllm_sample":
             return _sample(bench, row)
+        case "vllm_adapter":
+            return adapter_case(bench, row)
         case other:
             raise HardwareError(f"the suite has no kernel of vLLM '{other}'")
 

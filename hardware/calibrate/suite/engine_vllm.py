@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
+from hardware.calibrate.suite.adapters_vllm import RandomAdapters, write_adapters
 from hardware.calibrate.suite.meter import Meter, NvmlMeter
 from hardware.errors import HardwareError
 
@@ -44,18 +45,24 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """What server to start: ``model`` is a folder with a ``config.json``; ``gpus`` hold its layers in ``stages``."""
+    """What server to start: ``model`` is a folder with a ``config.json``; ``gpus`` hold its layers in ``stages``.
+
+    ``context_ranks`` of a tensor-parallel group share out each sequence's keys and values (decode context parallelism).
+    Requests ask for ``adapters`` in turn.
+    """
 
     model: Path
     vocabulary: int
     gpus: int = 1
     stages: int = 1
+    context_ranks: int = 1
     expert_parallel: bool = False
     dtype: str = "bf16"
     max_model_len: int = 8192
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     drafts: Drafts | None = None
+    adapters: RandomAdapters | None = None
     traces: Path | None = None
 
 
@@ -103,6 +110,7 @@ class _MeteredServer:
     spec: ServerSpec
     meters: Sequence[Meter]
     draw: random.Random
+    adapters: Sequence[Any] = ()
     sent: int = 0
 
     def prompt(self, tokens: int) -> list[int]:
@@ -118,7 +126,8 @@ class _MeteredServer:
         )
         sent_s, stamps, seen = time.monotonic(), [], 0
         prompt = {"prompt_token_ids": self.prompt(tokens)}
-        async for output in self.engine.generate(prompt, sampling, f"wattline-{self.sent}"):
+        asked = {"lora_request": self.adapters[self.sent % len(self.adapters)]} if self.adapters else {}
+        async for output in self.engine.generate(prompt, sampling, f"wattline-{self.sent}", **asked):
             now = len(output.outputs[0].token_ids)
             if now > seen:
                 stamps.append((time.monotonic(), now))
@@ -151,11 +160,13 @@ def measure_engine(spec: ServerSpec, works: Sequence[Work]) -> tuple[dict[str, A
     # Random gates route unlike trained ones; rows are to be predicted with routing = uniform.
     os.environ.setdefault("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random")
 
+    adapters = _requests_for(spec)
+
     async def run() -> list[dict[str, Any]]:
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(spec)))
         try:
             with _meters(spec.gpus) as meters:
-                server = _MeteredServer(vllm, engine, spec, meters, random.Random(7))
+                server = _MeteredServer(vllm, engine, spec, meters, random.Random(7), adapters)
                 await asyncio.gather(*(server.request(64, 32) for _ in range(8)))  # a batch that decodes
                 for tokens in warm_up_prompts(spec):
                     await server.request(tokens, 1)
@@ -164,6 +175,16 @@ def measure_engine(spec: ServerSpec, works: Sequence[Work]) -> tuple[dict[str, A
             engine.shutdown()
 
     return {"engine": "vllm", "engine_version": str(vllm.__version__)}, asyncio.run(run())
+
+
+def _requests_for(spec: ServerSpec) -> list[Any]:
+    """What a request says to ask for each of the server's adapters, which are written first."""
+    if spec.adapters is None:
+        return []
+    from vllm.lora.request import LoRARequest
+
+    folders = write_adapters(spec.adapters, spec.model)
+    return [LoRARequest(folder.name, number, str(folder)) for number, folder in enumerate(folders, start=1)]
 
 
 def arguments(spec: ServerSpec) -> dict[str, Any]:
@@ -183,6 +204,10 @@ def arguments(spec: ServerSpec) -> dict[str, Any]:
     }
     if spec.dtype == "fp8_e4m3":
         found["quantization"] = "fp8"
+    if spec.context_ranks > 1:
+        found["decode_context_parallel_size"] = spec.context_ranks
+    if spec.adapters is not None:
+        found |= {"enable_lora": True, "max_loras": spec.adapters.count, "max_lora_rank": spec.adapters.rank}
     if spec.drafts is not None:
         found["speculative_config"] = {
             "method": spec.drafts.method,
