@@ -20,10 +20,14 @@ class RandomAdapters:
 
 
 def write_adapters(adapters: RandomAdapters, model: Path) -> list[Path]:
-    """Folders of the adapters of a Llama-like model whose ``config.json`` lies in ``model``."""
-    import torch
-    from safetensors.torch import save_file
+    """Folders of the adapters of a Llama-like model whose ``config.json`` lies in ``model``; layers are alike.
 
+    Made without torch: its threads in this process would hang the engine's, which are forked from it.
+    """
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    draw = np.random.default_rng(7)
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     sides = module_sides(config)
     folders = []
@@ -31,14 +35,16 @@ def write_adapters(adapters: RandomAdapters, model: Path) -> list[Path]:
         folder = adapters.folder / f"adapter-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
-        for layer in range(config["num_hidden_layers"]):
-            for module in adapters.modules:
-                inputs, outputs = sides[module]
-                part = "self_attn" if module in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+        for module in adapters.modules:
+            inputs, outputs = sides[module]
+            part = "self_attn" if module in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+            down, up = (
+                (0.01 * draw.standard_normal(shape, dtype=np.float32)).astype(np.float16)
+                for shape in ((adapters.rank, inputs), (outputs, adapters.rank))
+            )
+            for layer in range(config["num_hidden_layers"]):
                 name = f"base_model.model.model.layers.{layer}.{part}.{module}"
-                down, up = torch.randn(adapters.rank, inputs), torch.randn(outputs, adapters.rank)
-                tensors[f"{name}.lora_A.weight"] = (down * 0.01).to(torch.bfloat16)
-                tensors[f"{name}.lora_B.weight"] = (up * 0.01).to(torch.bfloat16)
+                tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = down, up
         save_file(tensors, str(folder / "adapter_model.safetensors"))
         said = {
             "peft_type": "LORA", "r": adapters.rank, "lora_alpha": adapters.rank, "bias": "none",

@@ -14,7 +14,7 @@ _KEPT_BYTES, _MOST_COPIES = 256 << 20, 64
 
 
 def adapter_case(bench: Bench, row: Row) -> Case:
-    """One product of ``rows`` tokens that ask for ``distinct`` adapters in turn, as many as the server holds.
+    """One product of ``tokens`` rows that ask for ``adapters`` in turn, as many as the server holds.
 
     ``up`` false: from an input of ``width`` to ``slices`` sums of ``rank``, cleared first (two kernels). ``up``: from
     them to outputs of ``width`` in all, added to what stands there; ``slices`` are equal, or with three a query's and
@@ -23,7 +23,7 @@ def adapter_case(bench: Bench, row: Row) -> Case:
     from vllm.lora.ops.triton_ops import lora_expand, lora_shrink
     from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 
-    torch, rows, distinct = bench.torch, row["rows"], row["distinct"]
+    torch, rows, distinct = bench.torch, row["tokens"], row["adapters"]
     slices, rank, width = row["slices"], row["rank"], row["width"]
     meta = LoRAKernelMeta.make(distinct, rows, bench.device)
     meta.prepare_tensors(torch.arange(rows, device=bench.device, dtype=torch.int32) % distinct)
