@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.correction import Correction
-from hardware.laws.decoder import ConvolutionCoefficients, WideAttentionCoefficients
+from hardware.laws.decoder import ConvolutionCoefficients, GroupNormCoefficients, WideAttentionCoefficients
 from hardware.laws.elementwise import ElementwiseCoefficients
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients
@@ -51,8 +51,9 @@ class EngineLaws:
 
     ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
     type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``convolution`` and ``wide`` attention
-    of VAE decoders: by type. ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
-    ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their digests.
+    of VAE decoders: by type; ``norm``: their group norms. ``mean_power_factor``: watts above idle of the mean card over
+    those of the measured ones. ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their
+    digests.
     """
 
     command: str
@@ -69,6 +70,7 @@ class EngineLaws:
     masked: PrefillCoefficients | None = None
     convolution: Mapping[str, ConvolutionCoefficients] = field(default_factory=dict)
     wide: Mapping[str, WideAttentionCoefficients] = field(default_factory=dict)
+    norm: GroupNormCoefficients | None = None
     mean_power_factor: float = 1.0
     left_out: Mapping[str, LeftOutErrors] = field(default_factory=dict)
     standard_errors: Mapping[str, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
-from hardware.laws.decoder import ConvolutionCoefficients
+from hardware.laws.decoder import ConvolutionCoefficients, GroupNormCoefficients
 from hardware.laws.elementwise import ElementwiseCoefficients, memory_bound
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
@@ -125,6 +125,15 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             sm_power_w=c.sm_power_w * power,
         )
 
+    def norm(c: GroupNormCoefficients) -> GroupNormCoefficients:
+        clock = gpu.max_clock_hz / base_gpu.max_clock_hz
+        return replace(
+            c,
+            block_bytes_per_s=c.block_bytes_per_s * clock,
+            block_l2_bytes_per_s=c.block_l2_bytes_per_s * clock,
+            pass_bytes_per_s=c.pass_bytes_per_s * cache,
+        )
+
     def engine(laws: EngineLaws) -> EngineLaws:
         return replace(
             laws,
@@ -136,6 +145,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             masked=laws.masked and prefill(laws.masked),
             convolution={name: convolution(c) for name, c in laws.convolution.items()},
             wide={name: replace(c, flop_energy_j=c.flop_energy_j * joules_per_flop) for name, c in laws.wide.items()},
+            norm=laws.norm and norm(laws.norm),
             corrections={
                 name: learnt for name, learnt in laws.corrections.items()
                 if same and (hbm == 1.0 or not name.startswith("decode"))

@@ -31,7 +31,8 @@ class Decoder:
     """One decoder's modules: ``kernels`` by their place, ``element_bytes`` of each kernel.
 
     ``frames``: an image or video at once, in ``chunks`` of a latent frame whose convolutions keep frames, or in
-    ``tiles``. ``swapped_until``: where what attention left, its channels innermost, is put in order for good.
+    ``tiles``. ``swapped_until``: where what attention left, its channels innermost, is put in order for good; of
+    several images at once never (``keeps_several_swapped``).
     ``halves``: convolutions behind an upsampling leave half of the channels.
     """
 
@@ -43,6 +44,7 @@ class Decoder:
     element_bytes: Mapping[EngineOp, int]
     tiles: DecoderTiles | None = None
     swapped_until: Literal["norm", "upsample"] | None = None
+    keeps_several_swapped: bool = False
     halves: bool = False
     engine: str = field(default="diffusers")
 

@@ -78,6 +78,7 @@ class EngineOp(StrEnum):
     IMAGE_SCALE = "image_scale"
     IMAGE_BIAS = "image_bias"
     UPSAMPLE = "image_upsample"
+    UPSAMPLE_LAST = "image_upsample_nhwc"
     UPSAMPLE_VIDEO = "image_upsample_video"
     IMAGE_PAD = "image_pad"
     SWAP_ADD = "image_swap_add"

@@ -111,8 +111,8 @@ class AttentionWork:
 class ElementwiseWork:
     """A memory-bound kernel over ``rows`` x ``width`` elements that moves ``bytes_moved`` in all.
 
-    ``blocks`` is the number of thread blocks where that may be what bounds it: their launch (rope), or, of an engine's
-    kernel, how few of them read (group norms).
+    ``blocks`` is the number of thread blocks where their launch may be what bounds it (rope). ``images``: of how many
+    the rows are, where what a kernel takes depends on the size of each (a VAE decoder's).
     """
 
     op: Elementwise | EngineOp
@@ -120,6 +120,7 @@ class ElementwiseWork:
     width: int
     bytes_moved: int
     blocks: int | None = None
+    images: int = 1
     dtype: DType = DType.BF16
     engine: str | None = None
 
@@ -201,7 +202,8 @@ class AdapterGemmWork:
 class ConvolutionWork:
     """A convolution with a bias: ``pixels`` of the result, each of ``taps`` pixels of the ``read`` ones (padding too).
 
-    32-bit ones are multiplied as tf32.
+    32-bit ones are multiplied as tf32. ``channels_last``: channels of input and result lie innermost, as cuDNN wants
+    them, so that neither is copied.
     """
 
     pixels: int
@@ -209,6 +211,7 @@ class ConvolutionWork:
     channels_in: int
     channels_out: int
     taps: int
+    channels_last: bool = False
     dtype: DType = DType.BF16
     engine: str | None = None
 

@@ -38,11 +38,12 @@ COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """A row of a memory-bound kernel: the name of its law, its rows, and the bytes that it moves."""
+    """A row of a memory-bound kernel: the name of its law, its rows (of ``images``), and the bytes that it moves."""
 
     op: str
     rows: int
     bytes_moved: float
+    images: int = 1
 
 
 def moved_of(row: Row) -> Moved:
@@ -70,7 +71,9 @@ def moved_of(row: Row) -> Moved:
             op, rows = str(row["how"]), row["tokens"]
             moved = float(PASS_BYTES[op] * rows * row["width"])
         case "diffusers_image":
-            op, rows, moved = image_op(row), max(row["frames"], 1) * row["height"] * row["width"], _image(row)
+            images = row.get("batch") or 1
+            rows = images * max(row["frames"], 1) * row["height"] * row["width"]
+            return Moved(op=image_op(row), rows=rows, bytes_moved=images * _image(row), images=images)
         case other:
             raise HardwareError(f"kind '{other}' is no elementwise kernel of an engine")
     return Moved(op=op, rows=rows, bytes_moved=moved)
@@ -79,11 +82,12 @@ def moved_of(row: Row) -> Moved:
 def image_op(row: Row) -> str:
     """The name of the law of a kernel between a decoder's convolutions; pixels of videos have a kernel of their own."""
     video = "_video" if row["how"] == "upsample" and row["frames"] else ""
+    video = video or ("_nhwc" if row.get("layout") == "nhwc" else "")
     return f"image_{row['how']}{video}" + ("_f32" if row["dtype"] == "f32" else "")
 
 
 def _image(row: Row) -> float:
-    """Bytes of such a kernel."""
+    """Bytes of such a kernel for one image."""
     frames, height, width = max(row["frames"], 1), row["height"], row["width"]
     pixels = frames * height * width
     match row["how"]:
@@ -111,6 +115,7 @@ def convolution_of(row: Row) -> ConvolutionSizes:
         channels_out=row["channels_out"],
         taps=taps * kernel * kernel,
         element=row["dtype"],
+        channels_last=row.get("layout") == "nhwc_input",
     )
 
 

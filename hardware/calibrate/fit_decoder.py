@@ -1,4 +1,4 @@
-"""Laws of a VAE decoder's convolutions and of its attention, from their kernel rows."""
+"""Laws of a VAE decoder's convolutions, of its group norms and of its attention, from their kernel rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from hardware.gpu import GpuSpec
 from hardware.laws.decoder import (
     MOST_FLASH_HEAD_DIM,
     ConvolutionCoefficients,
+    GroupNormCoefficients,
     WideAttentionCoefficients,
     WideAttentionSizes,
     convolution_base_terms,
     convolution_features,
+    group_norm_base_terms,
+    group_norm_features,
     wide_attention_base_terms,
     wide_attention_features,
 )
 
 # Length scales of the corrections (octaves).
-CONVOLUTION_LENGTHS = (1.5, 1.0, 1.5)
+CONVOLUTION_LENGTHS = (1.5, 1.0, 1.5, 0.5)
 WIDE_LENGTHS = (1.0, 1.0)
+NORM_LENGTHS = (1.5, 1.0)
 FREE_CONVOLUTION = (
     "floor_s", "efficiency", "copy_bytes_per_s", "flop_energy_j", "hbm_byte_energy_j",
 )  # fmt: skip
@@ -34,6 +38,14 @@ CONVOLUTION_START = ConvolutionCoefficients(
     flop_energy_j=0.8e-12,
     hbm_byte_energy_j=100e-12,
     sm_power_w=20.0,
+)
+NORM_START = GroupNormCoefficients(
+    floor_s=5e-6,
+    block_bytes_per_s=2.5e9,
+    block_l2_bytes_per_s=4.5e9,
+    pass_bytes_per_s=1.7e12,
+    core_byte_energy_j=40e-12,
+    hbm_byte_energy_j=80e-12,
 )
 WIDE_START = WideAttentionCoefficients(floor_s=5e-6, efficiency=0.15, flop_energy_j=2e-12)
 
@@ -70,6 +82,36 @@ def decoder_laws(
             learning = Learning(lengths=WIDE_LENGTHS, time=(0.2, 0.02), energy=(0.2, 0.03))
             wide[element] = fits.add(f"wide.{element}", some, attention, learning)
     return convolution, wide
+
+
+def group_norm(row: Row) -> bool:
+    """Whether a row is of a group norm, which has a law of its own."""
+    return bool(row["kind"] == "diffusers_image" and row["how"] == "group_norm")
+
+
+def group_norm_law(rows: Sequence[Row], fits: EngineFamilies, gpu: GpuSpec) -> GroupNormCoefficients | None:
+    """The law of a VAE decoder's group norms; None without rows of one."""
+    norms = [row for row in rows if group_norm(row)]
+    if not norms:
+        return None
+    law = Law(
+        start=NORM_START,
+        free=(
+            "floor_s",
+            "block_bytes_per_s",
+            "block_l2_bytes_per_s",
+            "pass_bytes_per_s",
+            "core_byte_energy_j",
+            "hbm_byte_energy_j",
+        ),
+        terms_of=lambda c, row: group_norm_base_terms(
+            c, gpu, images=moved_of(row).images, bytes_moved=moved_of(row).bytes_moved
+        ),
+        features_of=lambda row: group_norm_features(moved_of(row).images, moved_of(row).bytes_moved),
+    )
+    learning = Learning(lengths=NORM_LENGTHS, time=(0.15, 0.02), energy=(0.1, 0.03))
+    found: GroupNormCoefficients = fits.add("norm", norms, law, learning)
+    return found
 
 
 def wide_sizes_of(row: Row) -> WideAttentionSizes:

@@ -17,7 +17,7 @@ import numpy as np
 from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
-from hardware.calibrate.fit_decoder import decoder_laws
+from hardware.calibrate.fit_decoder import decoder_laws, group_norm, group_norm_law
 from hardware.calibrate.fit_families import (
     ELEMENTWISE_START,
     FOLLOWS_BELOW,
@@ -39,10 +39,9 @@ from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, pre
 from hardware.laws.elementwise import (
     MEMORY_BOUND_SHARE,
     ElementwiseCoefficients,
-    elementwise_base_terms,
     memory_bound,
 )
-from hardware.laws.engine_price import elementwise_features, scaled_base_terms, scaled_features
+from hardware.laws.engine_price import elementwise_features, image_base_terms, scaled_base_terms, scaled_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_features
 from hardware.laws.sizes import RoutedSizes
@@ -56,7 +55,7 @@ PREFILL_LENGTHS = (1.5, 1.5, 1.0, 3.0)
 DECODE_LENGTHS = (1.5, 1.5, 1.0)
 ELEMENTWISE_LENGTHS = (1.5, 1.5)
 # Distinct bytes over bytes moved: norms read twice.
-FOOTPRINT = {"image_group_norm": 2 / 3, "image_normalize_f32": 2 / 3}
+FOOTPRINT = {"image_normalize_f32": 2 / 3}
 # Watts of the SMs of a kernel that memory does not bind, where the search begins.
 SLOW_W = 100.0
 NOT_ELEMENTWISE = (
@@ -90,9 +89,12 @@ ROUTED_START = RoutedCoefficients(
 
 def moved_terms(c: ElementwiseCoefficients, moved: Moved, gpu: GpuSpec) -> KernelTerms:
     """Uncorrected terms of a memory-bound kernel of the engine."""
-    return elementwise_base_terms(
-        c, gpu, rows=moved.rows, bytes_moved=moved.bytes_moved, launched_blocks=max(1, int(moved.bytes_moved // 8192))
-    )
+    return image_base_terms(c, gpu, op=moved.op, rows=moved.rows, bytes_moved=moved.bytes_moved, images=moved.images)
+
+
+def moved_features(moved: Moved) -> tuple[float, ...]:
+    """Correction coordinates of a memory-bound kernel of the engine."""
+    return elementwise_features(moved.bytes_moved, moved.rows, moved.images)
 
 
 def routed_sizes(row: Row) -> RoutedSizes:
@@ -194,6 +196,7 @@ def fit_engine(
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
     convolution, wide = decoder_laws(single, fits, gpu)
+    norm = group_norm_law(single, fits, gpu)
     pairs = clock_pairs(
         rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
     )
@@ -220,7 +223,7 @@ def fit_engine(
             start=pass_start,
             free=free,
             terms_of=lambda c, row: moved_terms(c, moved_of(row), gpu),
-            features_of=lambda row: elementwise_features(moved_of(row).bytes_moved, moved_of(row).rows),
+            features_of=lambda row: moved_features(moved_of(row)),
         )
         at_clocks = pairs.get(op, [])
         if follow_the_clock(at_clocks):
@@ -241,6 +244,7 @@ def fit_engine(
         decode=decodes or {"bf16": base.decode},
         convolution=convolution,
         wide=wide,
+        norm=norm,
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),
@@ -257,7 +261,7 @@ def rows_by_law(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if row["kind"] not in NOT_ELEMENTWISE:
+        if row["kind"] not in NOT_ELEMENTWISE and not group_norm(row):
             found.setdefault(moved_of(row).op, []).append(row)
     return {op: [row for row in some if "sizes" in row] or some for op, some in found.items()}
 
@@ -289,6 +293,7 @@ def carried(laws: EngineLaws, of: GpuSpec, to: GpuSpec, *, command: str) -> Engi
             )
             for name, one in laws.convolution.items()
         },
+        norm=laws.norm and replace(laws.norm, hbm_byte_energy_j=laws.norm.hbm_byte_energy_j * dearer),
         left_out={},
     )
 

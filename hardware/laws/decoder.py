@@ -1,4 +1,4 @@
-"""Kernels of a VAE's decoder on libraries: convolutions with their copies, attention whose heads are wider than 256."""
+"""Kernels of a VAE's decoder: convolutions with their copies, group norms, attention whose heads are wider than 256."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hardware.gpu import GpuSpec
+from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms
 
 # A tile of cuDNN's convolution, pixels by channels (names of its kernels: 128x128, 256x128, 64x128). Fewer channels
@@ -17,6 +18,13 @@ _TILE_PIXELS, _TILE_CHANNELS, _CHANNEL_STEP = 128, 128, 64
 _POINT_WAITS = 0.25
 # Heads that FlashAttention takes: a decoder's one head over all channels is wider.
 MOST_FLASH_HEAD_DIM = 256
+# Groups of a norm, a block each, and blocks of 512 threads that an SM holds at once.
+NORM_GROUPS, _NORM_BLOCKS_PER_SM = 32, 4
+# Of what a group norm moves: what statistics read (a pass behind them reads it again and writes), what is distinct.
+_NORM_READ_SHARE, _NORM_DISTINCT_SHARE = 1.0 / 3.0, 2.0 / 3.0
+# Bytes of a line that L2 fetches at once, and how many times as much is read again where none stays: copies of images
+# of 1024 x 1024 take 3.5 times as long a byte as of 256 x 256 (decoder.jsonl).
+_LINE_BYTES, _READ_AGAIN = 64, 2.5
 # Queries of one block of the kernel for wide heads (fmha_cutlassF 32x128 in the traces).
 _QUERIES = 32
 
@@ -35,10 +43,13 @@ class ConvolutionSizes:
     channels_out: int
     taps: int
     element: str
+    channels_last: bool = False
 
     @property
     def copied(self) -> bool:
-        """Whether input, weights and result are brought into cuDNN's order and back: a point is a product."""
+        """Whether weights are brought into cuDNN's order, and where channels do not lie innermost (``channels_last``)
+        input and result too, there and back: a point is a product.
+        """
         return self.taps > 1
 
 
@@ -57,6 +68,22 @@ class ConvolutionCoefficients:
     flop_energy_j: float
     hbm_byte_energy_j: float
     sm_power_w: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNormCoefficients:
+    """Statistics of each group in one block, then a pass over all numbers, one after the other.
+
+    ``block_bytes_per_s`` that a block reads from HBM at the maximum clock, ``block_l2_bytes_per_s`` from L2,
+    ``pass_bytes_per_s`` of the pass. Joules a byte of both, in the SMs and in HBM.
+    """
+
+    floor_s: float
+    block_bytes_per_s: float
+    block_l2_bytes_per_s: float
+    pass_bytes_per_s: float
+    core_byte_energy_j: float
+    hbm_byte_energy_j: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +112,8 @@ def convolution_base_terms(c: ConvolutionCoefficients, gpu: GpuSpec, sizes: Conv
     each = _element_bytes(sizes.element)
     inputs, results = float(each * sizes.read * sizes.channels_in), float(each * sizes.pixels * sizes.channels_out)
     weights = float(each * sizes.taps * sizes.channels_in * sizes.channels_out)
-    copied = (2.0 if sizes.copied else _POINT_WAITS) * (inputs + weights + results)
+    ordered = 0.0 if sizes.copied and sizes.channels_last else inputs + results
+    copied = (2.0 if sizes.copied else _POINT_WAITS) * (ordered + weights)
     biased = 2.0 * results
     columns = _CHANNEL_STEP * math.ceil(sizes.channels_out / _CHANNEL_STEP)
     flops = 2.0 * sizes.pixels * columns * sizes.taps * sizes.channels_in
@@ -106,9 +134,51 @@ def convolution_base_terms(c: ConvolutionCoefficients, gpu: GpuSpec, sizes: Conv
 
 
 def convolution_features(sizes: ConvolutionSizes) -> tuple[float, ...]:
-    """Correction coordinates (log2): pixels, channels of the result, and the depth of the sums."""
+    """Correction coordinates (log2): pixels, channels of the result, the depth of the sums; whether channels are last."""
     depth = sizes.taps * sizes.channels_in
-    return (math.log2(sizes.pixels), math.log2(sizes.channels_out), math.log2(depth))
+    return (math.log2(sizes.pixels), math.log2(sizes.channels_out), math.log2(depth), float(sizes.channels_last))
+
+
+def reordered_bytes(bytes_moved: float, *, pixels: int, l2_bytes: float) -> float:
+    """Bytes that pass between memory and L2 where an image of ``pixels`` is copied whose channels lie innermost.
+
+    A plane of one channel is written after the other, so that lines of 64 bytes of each pixel are read again for each
+    channel on them: from L2 as long as one line a pixel stays there.
+
+    >>> [round(reordered_bytes(1e6, pixels=side**2, l2_bytes=50e6)) for side in (512, 768, 1024)]
+    [1000000, 2275000, 3500000]
+    """
+    return bytes_moved * (1.0 + _READ_AGAIN * hbm_share(_LINE_BYTES * pixels, l2_bytes))
+
+
+@lru_cache(maxsize=1024)
+def group_norm_base_terms(c: GroupNormCoefficients, gpu: GpuSpec, *, images: int, bytes_moved: float) -> KernelTerms:
+    """Terms of a group norm over ``images``, each of which has a block for each of 32 groups.
+
+    Blocks of several images stand side by side, on SMs of their own and then up to four on each; the pass over all
+    numbers grows with them.
+    """
+    blocks = NORM_GROUPS * images
+    share = hbm_share(_NORM_DISTINCT_SHARE * bytes_moved, gpu.l2_bytes)
+    a_byte_s = share / c.block_bytes_per_s + (1.0 - share) / c.block_l2_bytes_per_s
+    read_s = _NORM_READ_SHARE * bytes_moved / blocks * a_byte_s
+    rounds = max(1.0, blocks / (_NORM_BLOCKS_PER_SM * gpu.sms))
+    return KernelTerms(
+        floor_s=c.floor_s,
+        blocks=min(blocks, gpu.sms),
+        cycles_per_block=rounds * read_s * gpu.max_clock_hz,
+        quantised=False,
+        hbm_bytes=(1.0 - _NORM_READ_SHARE) * bytes_moved,
+        hbm_bytes_per_s=c.pass_bytes_per_s,
+        sharpness=1.0,  # one kernel after the other
+        core_energy_j=c.core_byte_energy_j * bytes_moved,
+        hbm_energy_j=c.hbm_byte_energy_j * share * bytes_moved,
+    )
+
+
+def group_norm_features(images: int, bytes_moved: float) -> tuple[float, ...]:
+    """Correction coordinates (log2): bytes that an image moves, and images."""
+    return (math.log2(max(bytes_moved / images, 1.0)), math.log2(images))
 
 
 @lru_cache(maxsize=1024)

@@ -23,10 +23,13 @@ from hardware.laws.decoder import (
     WideAttentionSizes,
     convolution_base_terms,
     convolution_features,
+    group_norm_base_terms,
+    group_norm_features,
+    reordered_bytes,
     wide_attention_base_terms,
     wide_attention_features,
 )
-from hardware.laws.elementwise import elementwise_base_terms
+from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
 from hardware.laws.gemm import COMMON_TILES, GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
 from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes, RoutedSizes
@@ -35,11 +38,12 @@ from hardware.laws.terms import KernelTerms
 if TYPE_CHECKING:
     from hardware.profile import Profile
 
-# Blocks of the group norms that were measured, a group of one image each.
-_NORM_BLOCKS = 32
 # A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps in the traces of vLLM's
 # server (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
 SMALL_KERNEL_S = 4.2e-6
+# The kernel that has blocks of its own for each image, and a law of its own; that which reads lines again for each
+# channel.
+GROUP_NORM, REORDERING = "image_group_norm", "image_swap_copy"
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
     "compiled_add_rmsnorm": "add_rmsnorm", "compiled_add_rmsnorm_fp8": "add_rmsnorm", "compiled_silu_mul": "silu_mul",
@@ -80,29 +84,39 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
 
 
 def engine_elementwise_terms(
-    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, blocks: int | None = None
+    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, images: int = 1
 ) -> KernelTerms | None:
     """A memory-bound kernel of the engine; None where no row tells its law.
 
-    ``blocks``: of one that reads with so few that each has an SM; its rows had 32 of them.
+    ``images``: of how many the rows are, where an image's size counts and not that of all of them.
     """
+    if op == GROUP_NORM and laws.norm is not None:
+        learnt, x = laws.learnt("norm"), group_norm_features(images, bytes_moved)
+        terms = group_norm_base_terms(laws.norm, gpu, images=images, bytes_moved=bytes_moved)
+        return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
     coefficients = laws.elementwise.get(op)
     if coefficients is None:
         return None
-    terms = elementwise_base_terms(
-        coefficients, gpu, rows=max(rows, 1), bytes_moved=bytes_moved,
-        launched_blocks=max(1, int(bytes_moved // 8192)),
-    )  # fmt: skip
+    terms = image_base_terms(coefficients, gpu, op=op, rows=rows, bytes_moved=bytes_moved, images=images)
     learnt = laws.learnt(f"elementwise.{op}")
-    x = elementwise_features(bytes_moved, rows)
-    terms = replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
-    return terms if blocks is None else replace(terms, scale=terms.scale * _NORM_BLOCKS / min(blocks, gpu.sms))
+    x = elementwise_features(bytes_moved, rows, images)
+    return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
 
 
-def elementwise_features(bytes_moved: float, rows: int) -> tuple[float, ...]:
-    """Correction coordinates (log2): bytes moved, and bytes a row (a block takes one)."""
+def image_base_terms(
+    c: ElementwiseCoefficients, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, images: int
+) -> KernelTerms:
+    """Uncorrected terms of a memory-bound kernel of an engine over ``rows`` of ``images``."""
+    if op == REORDERING:
+        bytes_moved = reordered_bytes(bytes_moved, pixels=rows // images, l2_bytes=gpu.l2_bytes)
+    blocks = max(1, int(bytes_moved // 8192))
+    return elementwise_base_terms(c, gpu, rows=max(rows, 1), bytes_moved=bytes_moved, launched_blocks=blocks)
+
+
+def elementwise_features(bytes_moved: float, rows: int, images: int = 1) -> tuple[float, ...]:
+    """Correction coordinates (log2): bytes moved for an image, and bytes a row (a block takes one)."""
     moved = max(bytes_moved, 1.0)
-    return (math.log2(moved), math.log2(max(moved / max(rows, 1), 1.0)))
+    return (math.log2(max(moved / images, 1.0)), math.log2(max(moved / max(rows, 1), 1.0)))
 
 
 def scaled_base_terms(c: GemmCoefficients, gpu: GpuSpec, *, m: int, n: int, k: int) -> KernelTerms:

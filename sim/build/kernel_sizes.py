@@ -48,6 +48,7 @@ def convolution_sizes(work: ConvolutionWork) -> ConvolutionSizes:
         channels_out=work.channels_out,
         taps=work.taps,
         element=element(work.dtype),
+        channels_last=work.channels_last,
     )
 
 

@@ -18,7 +18,8 @@ CAP_SLACK = 1.002
 # and HunyuanVideo were 14 ms where the modules take 86, 0.57 s of 2.80, and 0.65 of 5.83.
 COARSE_DECODER = "the VAE's decoder is a lower bound, a fifth of what modules take at most: the model names none"
 # Decoders of images: what upsampling leaves of several has channels innermost, and group norms have more blocks.
-SEVERAL_IMAGES = "images decoded together take a fifth to a third longer where measured (two, four of FLUX.1's)"
+MOST_IMAGES = 8
+SEVERAL_IMAGES = f"more than {MOST_IMAGES} images decoded together were not measured"
 # The GPU whose kernels the laws rest on (records/h200-sxm-141gb/diffusers), where fourteen decodes are off by
 # 3 % at most in time, by 13 % in energy.
 DECODER_GPU = "h200-sxm-141gb"
@@ -58,5 +59,5 @@ def notes_of(scenario: Scenario, target: Machine, drawn_w: float | None) -> Iter
             return
         if target.gpu.id != DECODER_GPU:
             yield CARRIED_DECODER
-        if scenario.batch > 1 and load_decoder(decoder).frames == "whole":
+        if scenario.batch > MOST_IMAGES and load_decoder(decoder).frames == "whole":
             yield SEVERAL_IMAGES

@@ -67,13 +67,14 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
             if moved.op not in set(EngineOp):
                 raise NotPredicted(f"how = '{moved.op}' is run by no stack")
             return ElementwiseWork(
-                op=EngineOp(moved.op), rows=moved.rows, width=1, bytes_moved=round(moved.bytes_moved), engine=engine
-            )
+                op=EngineOp(moved.op), rows=moved.rows, width=1, bytes_moved=round(moved.bytes_moved),
+                images=moved.images, engine=engine,
+            )  # fmt: skip
 
 
 def _convolution(inputs: Mapping[str, Any]) -> ConvolutionWork:
     """A convolution with its copies and its bias; without them (``layout``) no stack runs it."""
-    if inputs.get("layout") is not None:
+    if inputs.get("layout") == "nhwc":
         raise NotPredicted("decoders run convolutions with the copies around them: layout = 'nhwc' leaves these out")
     sizes = convolution_of(inputs)
     return ConvolutionWork(
@@ -82,6 +83,7 @@ def _convolution(inputs: Mapping[str, Any]) -> ConvolutionWork:
         channels_in=sizes.channels_in,
         channels_out=sizes.channels_out,
         taps=sizes.taps,
+        channels_last=sizes.channels_last,
         dtype=_element(inputs["dtype"]),
         engine="diffusers",
     )

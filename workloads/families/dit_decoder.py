@@ -13,13 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from workloads.decoder import Decoder, DecoderTiles, load_decoder
 from workloads.diffusion import DECODER_BLOCKS, DitSpec
-from workloads.kernel_names import EngineOp
 from workloads.kernels import host_kernel, product_kernel
 from workloads.program import Kernel, Segment
 from workloads.work import AttentionWork, ConvolutionWork, ElementwiseWork
-
-# Group norms have 32 groups an image, a block each.
-_GROUPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +126,11 @@ class _Walk:
     swapped: bool = False
     kernels: list[Kernel] = field(default_factory=list)
 
+    @property
+    def keeps_swapped(self) -> bool:
+        """Whether channels stay innermost once they are."""
+        return self.videos > 1 and self.decoder.keeps_several_swapped
+
     def decode(self) -> None:
         """All of the decoder."""
         widths = self.spec.decoder_widths
@@ -145,6 +146,8 @@ class _Walk:
                 self.residual(width)
             if stage < len(widths) - 1:
                 self.upsample(stage)
+        if self.swapped:
+            self.run("swap", "order_out", self.grid.pixels)
         self.run("norm", "norm_out", self.grid.pixels)
         self.run("activation", "silu_out", self.grid.pixels)
         self.convolve("conv_out", 3)
@@ -157,7 +160,7 @@ class _Walk:
             moved = self.decoder.element_bytes[op] * count
             work = ElementwiseWork(
                 op=op, rows=self.videos * pixels, width=channels or self.channels, bytes_moved=moved,
-                blocks=_GROUPS * self.videos if op is EngineOp.GROUP_NORM else None, engine=self.decoder.engine,
+                images=self.videos, engine=self.decoder.engine,
             )  # fmt: skip
             label = name if len(ops) == 1 else f"{name}.{op.value.removeprefix('image_')}"
             self.kernels.append(Kernel(name=label, work=work, flops=float(count), bytes_moved=float(moved)))
@@ -192,6 +195,8 @@ class _Walk:
             self.channels = width
         else:
             for part in ("q", "k", "v"):
+                if self.keeps_swapped:  # tokens of one image are a view
+                    self.run("swap", f"order_{part}", grid.pixels)
                 self.kernels.append(product_kernel(f"{part}_gemm", batch * tokens, width, width))
                 self.run("bias", f"bias_{part}", grid.pixels)
         self.run("mask", "mask", tokens * tokens, channels=1)
@@ -214,7 +219,7 @@ class _Walk:
     def upsample(self, stage: int) -> None:
         """Height and width doubled, and time where the model's does, then a convolution."""
         doublings = round(math.log2(self.spec.vae[0]))
-        if self.swapped:
+        if self.swapped and not self.keeps_swapped:
             self.run("swap", "order", self.grid.pixels)
             self.swapped = False
         match self.decoder.frames:
@@ -228,13 +233,13 @@ class _Walk:
                 last = len(self.spec.decoder_widths) - 1
                 self._enlarge(2 if last - doublings <= stage < last else 1)
             case "whole":
-                self.run("upsample", "upsample", self.grid.pixels)
+                self.run("swapped_upsample" if self.swapped else "upsample", "upsample", self.grid.pixels)
         self.grid = replace(self.grid, height=2 * self.grid.height, width=2 * self.grid.width)
         if self.decoder.frames == "chunks":  # frame by frame
             width = self.channels // 2 if self.decoder.halves else self.channels
             self._add_convolution("conv_up", width, read=self.grid.pixels, taps=9)
         else:
-            self.convolve("conv_up", self.channels)
+            self.convolve("conv_up", self.channels, channels_last=self.swapped)
 
     def _double_frames(self) -> None:
         """Two frames out of one, by a convolution over three of them."""
@@ -267,11 +272,11 @@ class _Walk:
         if self.later and grid.frames < 2:
             self.run("cat", "keep_two", 2 * grid.area)
 
-    def convolve(self, name: str, width: int) -> None:
+    def convolve(self, name: str, width: int, *, channels_last: bool = False) -> None:
         """A convolution 3 wide in space and, over videos, in time, with what pads its input."""
         grid, depth = self.grid, self.spec.decoder_depth
         if depth == 1:
-            self._add_convolution(name, width, read=grid.pixels, taps=9)
+            self._add_convolution(name, width, read=grid.pixels, taps=9, channels_last=channels_last)
             return
         longer = replace(grid, frames=grid.frames + depth - 1)
         padded = longer.frames * (grid.height + 2) * (grid.width + 2)
@@ -305,11 +310,13 @@ class _Walk:
         self.channels = channels or self.channels
         self._add_convolution(name, width, read=pixels, taps=1, pixels=pixels)
 
-    def _add_convolution(self, name: str, width: int, *, read: int, taps: int, pixels: int | None = None) -> None:
+    def _add_convolution(
+        self, name: str, width: int, *, read: int, taps: int, pixels: int | None = None, channels_last: bool = False
+    ) -> None:
         made, before, dtype = self.videos * (pixels or self.grid.pixels), self.channels, self.decoder.dtype
         work = ConvolutionWork(
             pixels=made, read=self.videos * read, channels_in=before, channels_out=width, taps=taps, dtype=dtype,
-            engine=self.decoder.engine,
+            channels_last=channels_last, engine=self.decoder.engine,
         )  # fmt: skip
         elements = work.read * before + made * width + taps * before * width
         flops = 2.0 * made * width * taps * before
