@@ -27,6 +27,7 @@ from hardware.laws.sizes import (
     element_bytes,
 )
 from hardware.laws.stored import grouped_with_operands
+from hardware.laws.streaming import few_sms
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def gemm_terms(profile: Profile, gpu: GpuSpec, sizes: GemmSizes) -> KernelTerms:
         )
     if gpu.clusters:
         terms = replace(terms, cluster=profile.scheduling.gemm_cluster)
+    if sizes.m < LEAST_ROWS:  # its loads are its pace, whichever SMs it has
+        terms = replace(terms, few_sms_sharpness=few_sms().sharpness)
     if law != dtype:  # what was learnt belongs to the kernels of the law's own type
         return replace(terms, extrapolated=True)
     learnt = profile.gemm_corrections[dtype]

@@ -46,38 +46,56 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
     [645, 3000]
     """
     facts, rate = few_sms(), terms.hbm_bytes_per_s
+    terms = replace(terms, few_sms_saving=facts.empty_saving)
     if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
-        return replace(terms, few_sms_saving=facts.empty_saving)
-    streamed = rate / (sms * facts.sm_bytes_per_s)
-    few, full = slowdown(streamed), slowdown(rate / (gpu.sms * facts.sm_bytes_per_s))
+        return replace(terms, sharpness=terms.few_sms_sharpness or terms.sharpness)
+    sharpness = terms.few_sms_sharpness or facts.sharpness
+    each = terms.sm_bytes_per_s or facts.sm_bytes_per_s
+    streamed, fully = (rate / (of * each * round_fill(terms, of)) for of in (sms, float(gpu.sms)))
+    few, full = slowdown(streamed, sharpness), slowdown(fully, sharpness)
     terms = replace(
         terms,
         hbm_bytes_per_s=rate * full / few,
         hbm_bytes_per_s_per_sm=math.inf,
         sm_power_w=terms.sm_power_w * max(1.0, full / few * gpu.sms / sms),
-        few_sms_saving=facts.empty_saving,
     )
     if terms.cycles_per_block:
         return terms
-    clocked = facts.clocked_share ** (1.0 / facts.sharpness)
-    cycles = clocked * terms.hbm_bytes / (facts.sm_bytes_per_s * full) * gpu.max_clock_hz
+    clocked = facts.clocked_share ** (1.0 / sharpness)
+    cycles = clocked * streamed * sms / rate * terms.hbm_bytes / full * gpu.max_clock_hz
     return replace(
         terms,
-        hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - facts.clocked_share) ** (1.0 / facts.sharpness)),
+        hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - facts.clocked_share) ** (1.0 / sharpness), sharpness),
         cycles_per_block=cycles * terms.sms_per_block / terms.blocks,
-        sharpness=facts.sharpness,
+        sharpness=sharpness,
     )
 
 
-def slowdown(load: float) -> float:
+def round_fill(terms: KernelTerms, sms: float) -> float:
+    """Share of the places for blocks on ``sms`` SMs that are taken, over all rounds of blocks that stay for long.
+
+    A block streams no faster where the other place of its SM is empty: a second round of few takes as long as the first.
+
+    >>> decode = KernelTerms(floor_s=0.0, blocks=128, cycles_per_block=0.0, resident=2)
+    >>> [round(round_fill(decode, sms), 2) for sms in (24, 40, 56, 64)]
+    [0.89, 0.8, 0.57, 1.0]
+    """
+    if not terms.resident:
+        return 1.0
+    places = terms.resident * sms
+    return terms.blocks / (places * math.ceil(terms.blocks / places - 1e-9))
+
+
+def slowdown(load: float, sharpness: float | None = None) -> float:
     """How much longer loads are under way than while memory is idle, under ``load`` as a share of its rate.
 
     ``load`` is what would flow if the memory had no limit: bytes under way over their time in an idle memory.
+    ``sharpness`` None: of many loads under way.
 
     >>> slowdown(0.0), round(slowdown(1.0), 2), round(slowdown(3.0), 2)
     (1.0, 1.32, 3.08)
     """
-    sharpness = few_sms().sharpness
+    sharpness = sharpness or few_sms().sharpness
     return float((1.0 + load**sharpness) ** (1.0 / sharpness))
 
 

@@ -38,6 +38,9 @@ class KernelTerms:
     that a kernel of higher priority gets their SMs at once.
     ``load_wait``: round trip of loads in an idle memory over the arithmetic that hides it, at the maximum clock.
     ``way``: how a collective goes, in the library's words (for people, no time follows from it).
+    ``resident``: blocks that an SM has room for, of a kernel whose few long ones stream from HBM (0: short ones, which
+    all SMs have alike). ``sm_bytes_per_s``: what one SM streams for the kernel from an idle memory (0: as most do).
+    ``few_sms_sharpness``: exponent with which what few SMs ask of memory meets its rate (0: that of its law).
     ``few_sms_saving``: share of ``core_energy_j`` that is saved on a vanishing part of the SMs, the others empty.
     """
 
@@ -70,6 +73,9 @@ class KernelTerms:
     beside_slowdown: float = 1.0
     moving_cycles: float = 0.0
     load_wait: float = 0.0
+    resident: int = 0
+    sm_bytes_per_s: float = 0.0
+    few_sms_sharpness: float = 0.0
     few_sms_saving: float = 0.0
     shrink: Shrink = "persistent"
     extrapolated: bool = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hardware.gpu import GpuSpec
 from hardware.laws.streaming import on_few_sms
+from hardware.laws.terms import waves
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
@@ -66,6 +67,9 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
             if not cls.collective and sms < partitions.gpu.sms:
                 held = min(terms.blocks * terms.sms_per_block, float(sms))
                 terms = on_few_sms(terms, held, partitions.gpu)
+                if terms.quantised:  # its blocks come in more rounds, the kernel is launched once
+                    more = waves(terms, held) / waves(terms, float(partitions.gpu.sms))
+                    terms = replace(terms, floor_s=terms.floor_s / more)
             index = known[kernel_class, place] = len(classes)
             describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
             classes.append(replace(cls, terms=terms, beside=None, describe=describe))
