@@ -21,6 +21,7 @@ class FewSms:
     product_load_wait: float
     attention_load_wait: float
     wait_sharpness: float
+    collective_beside_slowdown: float
     empty_saving: float
 
 
@@ -68,6 +69,20 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
         hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - facts.clocked_share) ** (1.0 / sharpness), sharpness),
         cycles_per_block=cycles * terms.sms_per_block / terms.blocks,
         sharpness=sharpness,
+    )
+
+
+def collective_on_few_sms(terms: KernelTerms, sms: float) -> KernelTerms:
+    """``terms`` of a collective on ``sms`` SMs of its own.
+
+    Of more blocks than SMs several share one, which moves no more than one of them: 16 on 8 SMs take as long as 8.
+    """
+    wanted = terms.blocks * terms.sms_per_block
+    return replace(
+        terms,
+        sms_cap=min(terms.sms_cap, sms),
+        moving_cycles=terms.moving_cycles * max(1.0, wanted / sms),
+        beside_slowdown=min(terms.beside_slowdown, few_sms().collective_beside_slowdown),
     )
 
 

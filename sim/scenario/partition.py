@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hardware.gpu import GpuSpec
-from hardware.laws.streaming import on_few_sms
+from hardware.laws.streaming import collective_on_few_sms, on_few_sms
 from hardware.laws.terms import waves
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
@@ -62,7 +62,9 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
             terms = cls.terms
             if cls.beside is not None and terms.blocks <= scheduling().own_tiles * partitions.gpu.sms:
                 terms = cls.beside  # with more tiles than are a block's own, which ones they are matters little
-            if cls.collective or not terms.quantised:
+            if cls.collective:
+                terms = collective_on_few_sms(terms, float(sms)) if sms < partitions.gpu.sms else terms
+            elif not terms.quantised:
                 terms = replace(terms, sms_cap=min(terms.sms_cap, float(sms)))
             if not cls.collective and sms < partitions.gpu.sms:
                 held = min(terms.blocks * terms.sms_per_block, float(sms))
