@@ -81,6 +81,8 @@ def relaunched(terms: KernelTerms, tiles: int, sms: int) -> KernelTerms:
         terms,
         blocks=tiles,
         cycles_per_block=terms.cycles_per_block * rounds_before / rounds,
+        # As much arithmetic in all, in other tiles: what else a round takes is theirs to load.
+        tensor_share=terms.tensor_share * min(1.0, terms.blocks * rounds / (tiles * rounds_before)),
         hbm_bytes_per_s_per_sm=terms.hbm_bytes_per_s_per_sm * before / now,
         sm_power_w=terms.sm_power_w * before / now,
     )

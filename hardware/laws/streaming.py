@@ -16,8 +16,10 @@ class FewSms:
     """Facts of SMs and memory; ``hardware/data/few_sms.toml`` says what each is and where it comes from."""
 
     sm_bytes_per_s: float
+    decode_sm_bytes_per_s: float
     sharpness: float
     clocked_share: float
+    tensor_clock_share: float
     product_load_wait: float
     attention_load_wait: float
     wait_sharpness: float
@@ -48,6 +50,9 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
     """
     facts, rate = few_sms(), terms.hbm_bytes_per_s
     terms = replace(terms, few_sms_saving=facts.empty_saving)
+    if terms.tensor_share > facts.tensor_clock_share:  # else what sets its pace has a clock of its own
+        slower = facts.tensor_clock_share / terms.tensor_share
+        terms = replace(terms, top_clock_hz=slower * gpu.max_clock_hz)
     if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
         return replace(terms, sharpness=terms.few_sms_sharpness or terms.sharpness)
     sharpness = terms.few_sms_sharpness or facts.sharpness
@@ -62,11 +67,12 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
     )
     if terms.cycles_per_block:
         return terms
-    clocked = facts.clocked_share ** (1.0 / sharpness)
+    clocked_share = 1.0 if terms.tensor_share else facts.clocked_share  # loads wait for arithmetic, not for L2
+    clocked = clocked_share ** (1.0 / sharpness)
     cycles = clocked * streamed * sms / rate * terms.hbm_bytes / full * gpu.max_clock_hz
     return replace(
         terms,
-        hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - facts.clocked_share) ** (1.0 / sharpness), sharpness),
+        hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - clocked_share) ** (1.0 / sharpness), sharpness),
         cycles_per_block=cycles * terms.sms_per_block / terms.blocks,
         sharpness=sharpness,
     )
