@@ -27,7 +27,7 @@ from hardware.laws.sizes import (
     element_bytes,
 )
 from hardware.laws.stored import grouped_with_operands
-from hardware.laws.streaming import few_sms
+from hardware.laws.streaming import few_sms, own_streams
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -130,7 +130,13 @@ def elementwise_terms(
     course = elementwise_course(own, gpu, bytes_a_block=bytes_a_block)
     # Below the smallest buffer measured the floor alone is left: no extrapolation, and the correction stays.
     held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
-    return replace(held, extrapolated=learnt.time.above(x))
+    streams = own_streams(name)
+    return replace(
+        held,
+        extrapolated=learnt.time.above(x),
+        sm_bytes_per_s=streams,
+        few_sms_sharpness=few_sms().own_sharpness if streams else 0.0,
+    )
 
 
 def elementwise_law(profile: Profile, op: str) -> str:

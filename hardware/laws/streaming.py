@@ -16,7 +16,11 @@ class FewSms:
     """Facts of SMs and memory; ``hardware/data/few_sms.toml`` says what each is and where it comes from."""
 
     sm_bytes_per_s: float
+    silu_mul_sm_bytes_per_s: float
+    cast_fp8_sm_bytes_per_s: float
     decode_sm_bytes_per_s: float
+    own_sharpness: float
+    sm_launch_cycles: float
     sharpness: float
     clocked_share: float
     tensor_clock_share: float
@@ -65,9 +69,11 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
         hbm_bytes_per_s_per_sm=math.inf,
         sm_power_w=terms.sm_power_w * max(1.0, full / few * gpu.sms / sms),
     )
+    if terms.launch_s:
+        return _launched_on(terms, gpu)
     if terms.cycles_per_block:
         return terms
-    clocked_share = 1.0 if terms.tensor_share else facts.clocked_share  # loads wait for arithmetic, not for L2
+    clocked_share = 1.0 if terms.sm_bytes_per_s else facts.clocked_share  # its blocks' own instructions set its pace
     clocked = clocked_share ** (1.0 / sharpness)
     cycles = clocked * streamed * sms / rate * terms.hbm_bytes / full * gpu.max_clock_hz
     return replace(
@@ -76,6 +82,26 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
         cycles_per_block=cycles * terms.sms_per_block / terms.blocks,
         sharpness=sharpness,
     )
+
+
+def _launched_on(terms: KernelTerms, gpu: GpuSpec) -> KernelTerms:
+    """Blocks that end sooner than the GPU launches others: each SM takes so many cycles for one, the launcher its time.
+
+    Squares of both add up, on all SMs to the time that the kernel's law has at the maximum clock.
+    """
+    cycles = few_sms().sm_launch_cycles
+    on_all_s = terms.blocks * cycles / gpu.sms / gpu.max_clock_hz
+    return replace(
+        terms,
+        cycles_per_block=cycles,
+        launch_s=math.sqrt(max(0.0, terms.launch_s**2 - on_all_s**2)),
+        sharpness=2.0,
+    )
+
+
+def own_streams(name: str) -> float:
+    """Bytes/s that one SM streams for the elementwise kernel ``name`` (0: as for most)."""
+    return float(getattr(few_sms(), f"{name}_sm_bytes_per_s", 0.0))
 
 
 def collective_on_few_sms(terms: KernelTerms, sms: float) -> KernelTerms:
