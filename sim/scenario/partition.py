@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hardware.gpu import GpuSpec
+from hardware.laws.gemm_grid import on_partition
 from hardware.laws.streaming import collective_on_few_sms, on_few_sms
-from hardware.laws.terms import waves
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
@@ -69,9 +69,8 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
             if not cls.collective and sms < partitions.gpu.sms:
                 held = min(terms.blocks * terms.sms_per_block, float(sms))
                 terms = on_few_sms(terms, held, partitions.gpu)
-                if terms.quantised:  # its blocks come in more rounds, the kernel is launched once
-                    more = waves(terms, held) / waves(terms, float(partitions.gpu.sms))
-                    terms = replace(terms, floor_s=terms.floor_s / more)
+                if terms.quantised:
+                    terms = on_partition(terms, sms, partitions.gpu.sms)
             index = known[kernel_class, place] = len(classes)
             describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
             classes.append(replace(cls, terms=terms, beside=None, describe=describe))
