@@ -102,7 +102,7 @@ def rounds_on(tiles: int, blocks: int, own: int, sms: int) -> int:
     and 3 rounds on 8, 16, 32, 48, 64 and 128 SMs of both cards, records/*/partitions/one_gpu.jsonl.)
 
     >>> [rounds_on(256, 132, 2, sms) for sms in (8, 16, 32, 48, 64, 128)], rounds_on(768, 132, 2, 128)
-    ([32, 16, 9, 6, 5, 3], 8)
+    ([32, 16, 9, 6, 5, 3], 7)
     """
     first = min(sms, blocks)
     pool = max(0, tiles - own * blocks)
@@ -124,7 +124,7 @@ def on_partition(terms: KernelTerms, sms: int, gpu_sms: int) -> KernelTerms:
 
     >>> terms = KernelTerms(floor_s=0.0, blocks=768, cycles_per_block=1000.0)
     >>> on_partition(terms, 128, 132).blocks // 128
-    8
+    7
     """
     rounds = rounds_on(terms.blocks, min(terms.blocks, gpu_sms), scheduling().own_tiles, sms)
     if rounds == 1:
