@@ -11,6 +11,9 @@ from hardware.laws.sizes import DecodeSizes, PrefillSizes
 from hardware.laws.streaming import few_sms
 from hardware.laws.terms import KernelTerms
 
+# Blocks of the decode kernel that an SM has room for: 128 threads of 183 registers and 86,336 bytes of shared memory each
+# (cudnn_generated_fort_native_sdpa_sm80_flash_fprop in records/h200-sxm-141gb/traces and measurements/kineto).
+DECODE_RESIDENT = 2
 # Query and key rows of one block of the flash kernel (profiler traces: a persistent grid of one CTA per SM).
 BLOCK = 128
 
@@ -90,6 +93,7 @@ def prefill_base_terms(
         hbm_bytes_per_s=hbm_bytes_per_s,
         core_energy_j=c.flop_energy_j * flops,
         hbm_energy_j=hbm_byte_energy_j * hbm_bytes,
+        tensor_share=1.0,
         load_wait=few_sms().attention_load_wait,
     )
 
@@ -113,6 +117,10 @@ def decode_base_terms(coefficients: DecodeCoefficients, sizes: DecodeSizes, sms:
         core_energy_j=c.core_byte_energy_j * hbm_bytes,
         hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
         sm_power_w=c.sm_power_w,
+        tensor_share=1.0,
+        sm_bytes_per_s=few_sms().decode_sm_bytes_per_s,
+        resident=DECODE_RESIDENT if parts == 1.0 else 0,  # else how many blocks there are is known on average alone
+        few_sms_sharpness=few_sms().wait_sharpness,
     )
 
 

@@ -115,7 +115,8 @@ def gemm_base_terms(
     rounds = np.ceil(tiles / sms) + _MORE_ROUNDS[:, None]
     cycles = library.cycles * (2 * a * b * k_split / (flops_per_cycle_per_sm * c.efficiency)) + c.epilogue_cycles
     through_l2_s = bytes_each * tiles * (a + b) * k_split / c.l2_bytes_per_s
-    clocked_s = np.maximum(rounds * cycles / max_clock_hz, through_l2_s)
+    tensor_s = rounds * cycles / max_clock_hz
+    clocked_s = np.maximum(tensor_s, through_l2_s)
     reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * sizes.out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
     hbm_bytes = _hbm_bytes(sizes, gpu)
     # Tiles of one column share its weights: the column is what an SM streams, in whole waves of columns.
@@ -132,7 +133,8 @@ def gemm_base_terms(
     # Of those that end together, the one on most SMs: libraries launch grids that nearly fill the GPU.
     on_sms = np.where(taken_s <= _TOGETHER * taken_s.min(), np.minimum(tiles[of], sms), 0.0)
     best = int(of[np.argmax(on_sms - taken_s / taken_s.max())])
-    least_s, fewest_s = float(taken_s.min()), float((clocked_s + reduce_s).min())
+    quickest = int((clocked_s + reduce_s).argmin())
+    least_s, fewest_s = float(taken_s.min()), float((clocked_s + reduce_s).flat[quickest])
     waits_s = max(least_s * max(1.0 - (fewest_s / least_s) ** p, 0.0) ** (1 / p), hbm_bytes / c.hbm_bytes_per_s)
     active = min(float(tiles[best]), float(sms))
     flops = 2.0 * m * n * k
@@ -148,6 +150,7 @@ def gemm_base_terms(
         hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
         # Of all SMs, whichever tile it is: a product of few tiles splits them.
         sm_power_w=c.sm_power_w * sms / active,
+        tensor_share=float(tensor_s.flat[quickest] / clocked_s.flat[quickest]),
         load_wait=few_sms().product_load_wait,
     )
 

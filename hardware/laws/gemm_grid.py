@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
+from hardware.scheduling import scheduling
 
 # Tiles (columns of n, rows of m) of 16-bit products with 128 rows or more in our profiler traces on Hopper, by the
 # names of their kernels (records/*/traces, measurements/kineto): a library has tiles for most widths, so that the grid
@@ -35,6 +38,7 @@ _FILLED, _ALIKE = 120 / 132, 1.09
 # rows in our profiler traces (records/*/traces, measurements/kineto) 14 are those of `thin_tiles`; the law, whose tiles
 # change from row to row where many end together, has 10.
 LEAST_ROWS = 128
+_GPC_SMS = 16  # of Hopper's GPCs, at least
 _NARROW = 64  # columns of a thin product's tiles
 
 
@@ -81,6 +85,48 @@ def relaunched(terms: KernelTerms, tiles: int, sms: int) -> KernelTerms:
         terms,
         blocks=tiles,
         cycles_per_block=terms.cycles_per_block * rounds_before / rounds,
+        # As much arithmetic in all, in other tiles: what else a round takes is theirs to load.
+        tensor_share=terms.tensor_share * min(1.0, terms.blocks * rounds / (tiles * rounds_before)),
         hbm_bytes_per_s_per_sm=terms.hbm_bytes_per_s_per_sm * before / now,
         sm_power_w=terms.sm_power_w * before / now,
     )
+
+
+@lru_cache(maxsize=4096)
+def rounds_on(tiles: int, blocks: int, own: int, sms: int) -> int:
+    """Rounds that ``sms`` SMs need for the ``tiles`` of a grid of ``blocks`` that was made for more SMs.
+
+    Each block has ``own`` tiles by its number, as far as they go; those that run fetch what is left. A block that finds
+    no SM starts late and has its own tiles still to do: where another has just ended, or, where blocks fetch none and
+    their SMs are several GPCs', when the wave before has. (Product of 256 tiles, 2048 x 4096 x 14336: 32, 16, 9, 6, 5
+    and 3 rounds on 8, 16, 32, 48, 64 and 128 SMs of both cards, records/*/partitions/one_gpu.jsonl.)
+
+    >>> [rounds_on(256, 132, 2, sms) for sms in (8, 16, 32, 48, 64, 128)], rounds_on(768, 132, 2, 128)
+    ([32, 16, 9, 6, 5, 3], 7)
+    """
+    first = min(sms, blocks)
+    pool = max(0, tiles - own * blocks)
+    each = [min(own, -(-(tiles - number) // blocks)) for number in range(blocks)]
+    fetched, more = divmod(pool, first)
+    ends = [mine + fetched + (place < more) for place, mine in enumerate(each[:first])]
+    if sms > _GPC_SMS and not pool:
+        return max(ends) + sum(max(each[wave : wave + sms]) for wave in range(first, blocks, sms))
+    heapify(ends)
+    for mine in each[first:]:
+        heapreplace(ends, ends[0] + mine)
+    return max(ends)
+
+
+def on_partition(terms: KernelTerms, sms: int, gpu_sms: int) -> KernelTerms:
+    """``terms`` of a product on ``sms`` SMs of its own: its library makes the grid for all ``gpu_sms`` of the GPU.
+
+    So its blocks come in rounds that its SMs are all busy in, the last ones for what few tiles are left.
+
+    >>> terms = KernelTerms(floor_s=0.0, blocks=768, cycles_per_block=1000.0)
+    >>> on_partition(terms, 128, 132).blocks // 128
+    7
+    """
+    rounds = rounds_on(terms.blocks, min(terms.blocks, gpu_sms), scheduling().own_tiles, sms)
+    if rounds == 1:
+        return terms
+    return replace(terms, blocks=rounds * sms, sms_cap=min(terms.sms_cap, float(sms)), hbm_bytes_per_s_per_sm=math.inf)

@@ -27,6 +27,7 @@ from hardware.laws.sizes import (
     element_bytes,
 )
 from hardware.laws.stored import grouped_with_operands
+from hardware.laws.streaming import few_sms, own_streams
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def gemm_terms(profile: Profile, gpu: GpuSpec, sizes: GemmSizes) -> KernelTerms:
         )
     if gpu.clusters:
         terms = replace(terms, cluster=profile.scheduling.gemm_cluster)
+    if sizes.m < LEAST_ROWS:  # its loads are its pace, whichever SMs it has
+        terms = replace(terms, few_sms_sharpness=few_sms().sharpness)
     if law != dtype:  # what was learnt belongs to the kernels of the law's own type
         return replace(terms, extrapolated=True)
     learnt = profile.gemm_corrections[dtype]
@@ -127,7 +130,13 @@ def elementwise_terms(
     course = elementwise_course(own, gpu, bytes_a_block=bytes_a_block)
     # Below the smallest buffer measured the floor alone is left: no extrapolation, and the correction stays.
     held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
-    return replace(held, extrapolated=learnt.time.above(x))
+    streams = own_streams(name)
+    return replace(
+        held,
+        extrapolated=learnt.time.above(x),
+        sm_bytes_per_s=streams,
+        few_sms_sharpness=few_sms().own_sharpness if streams else 0.0,
+    )
 
 
 def elementwise_law(profile: Profile, op: str) -> str:

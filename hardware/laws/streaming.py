@@ -16,11 +16,18 @@ class FewSms:
     """Facts of SMs and memory; ``hardware/data/few_sms.toml`` says what each is and where it comes from."""
 
     sm_bytes_per_s: float
+    silu_mul_sm_bytes_per_s: float
+    cast_fp8_sm_bytes_per_s: float
+    decode_sm_bytes_per_s: float
+    own_sharpness: float
+    sm_launch_cycles: float
     sharpness: float
     clocked_share: float
+    tensor_clock_share: float
     product_load_wait: float
     attention_load_wait: float
     wait_sharpness: float
+    collective_beside_slowdown: float
     empty_saving: float
 
 
@@ -46,38 +53,96 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
     [645, 3000]
     """
     facts, rate = few_sms(), terms.hbm_bytes_per_s
+    terms = replace(terms, few_sms_saving=facts.empty_saving * terms.tensor_share)
+    if terms.tensor_share > facts.tensor_clock_share:  # else what sets its pace has a clock of its own
+        slower = facts.tensor_clock_share / terms.tensor_share
+        terms = replace(terms, top_clock_hz=slower * gpu.max_clock_hz)
     if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
-        return replace(terms, few_sms_saving=facts.empty_saving)
-    streamed = rate / (sms * facts.sm_bytes_per_s)
-    few, full = slowdown(streamed), slowdown(rate / (gpu.sms * facts.sm_bytes_per_s))
+        return replace(terms, sharpness=terms.few_sms_sharpness or terms.sharpness)
+    sharpness = terms.few_sms_sharpness or facts.sharpness
+    each = terms.sm_bytes_per_s or facts.sm_bytes_per_s
+    streamed, fully = (rate / (of * each * round_fill(terms, of)) for of in (sms, float(gpu.sms)))
+    few, full = slowdown(streamed, sharpness), slowdown(fully, sharpness)
     terms = replace(
         terms,
         hbm_bytes_per_s=rate * full / few,
         hbm_bytes_per_s_per_sm=math.inf,
         sm_power_w=terms.sm_power_w * max(1.0, full / few * gpu.sms / sms),
-        few_sms_saving=facts.empty_saving,
     )
+    if terms.launch_s:
+        return _launched_on(terms, gpu)
     if terms.cycles_per_block:
         return terms
-    clocked = facts.clocked_share ** (1.0 / facts.sharpness)
-    cycles = clocked * terms.hbm_bytes / (facts.sm_bytes_per_s * full) * gpu.max_clock_hz
+    clocked_share = 1.0 if terms.sm_bytes_per_s else facts.clocked_share  # its blocks' own instructions set its pace
+    clocked = clocked_share ** (1.0 / sharpness)
+    cycles = clocked * streamed * sms / rate * terms.hbm_bytes / full * gpu.max_clock_hz
     return replace(
         terms,
-        hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - facts.clocked_share) ** (1.0 / facts.sharpness)),
+        hbm_bytes_per_s=rate * full / slowdown(streamed * (1.0 - clocked_share) ** (1.0 / sharpness), sharpness),
         cycles_per_block=cycles * terms.sms_per_block / terms.blocks,
-        sharpness=facts.sharpness,
+        sharpness=sharpness,
     )
 
 
-def slowdown(load: float) -> float:
+def _launched_on(terms: KernelTerms, gpu: GpuSpec) -> KernelTerms:
+    """Blocks that end sooner than the GPU launches others: each SM takes so many cycles for one, the launcher its time.
+
+    Squares of both add up, on all SMs to the time that the kernel's law has at the maximum clock.
+    """
+    cycles = few_sms().sm_launch_cycles
+    on_all_s = terms.blocks * cycles / gpu.sms / gpu.max_clock_hz
+    return replace(
+        terms,
+        cycles_per_block=cycles,
+        launch_s=math.sqrt(max(0.0, terms.launch_s**2 - on_all_s**2)),
+        sharpness=2.0,
+    )
+
+
+def own_streams(name: str) -> float:
+    """Bytes/s that one SM streams for the elementwise kernel ``name`` (0: as for most)."""
+    return float(getattr(few_sms(), f"{name}_sm_bytes_per_s", 0.0))
+
+
+def collective_on_few_sms(terms: KernelTerms, sms: float) -> KernelTerms:
+    """``terms`` of a collective on ``sms`` SMs of its own.
+
+    Of more blocks than SMs several share one, which moves no more than one of them: 16 on 8 SMs take as long as 8.
+    """
+    wanted = terms.blocks * terms.sms_per_block
+    return replace(
+        terms,
+        sms_cap=min(terms.sms_cap, sms),
+        moving_cycles=terms.moving_cycles * max(1.0, wanted / sms),
+        beside_slowdown=min(terms.beside_slowdown, few_sms().collective_beside_slowdown),
+    )
+
+
+def round_fill(terms: KernelTerms, sms: float) -> float:
+    """Share of the places for blocks on ``sms`` SMs that are taken, over all rounds of blocks that stay for long.
+
+    A block streams no faster where the other place of its SM is empty: a second round of few takes as long as the first.
+
+    >>> decode = KernelTerms(floor_s=0.0, blocks=128, cycles_per_block=0.0, resident=2)
+    >>> [round(round_fill(decode, sms), 2) for sms in (24, 40, 56, 64)]
+    [0.89, 0.8, 0.57, 1.0]
+    """
+    if not terms.resident:
+        return 1.0
+    places = terms.resident * sms
+    return terms.blocks / (places * math.ceil(terms.blocks / places - 1e-9))
+
+
+def slowdown(load: float, sharpness: float | None = None) -> float:
     """How much longer loads are under way than while memory is idle, under ``load`` as a share of its rate.
 
     ``load`` is what would flow if the memory had no limit: bytes under way over their time in an idle memory.
+    ``sharpness`` None: of many loads under way.
 
     >>> slowdown(0.0), round(slowdown(1.0), 2), round(slowdown(3.0), 2)
     (1.0, 1.32, 3.08)
     """
-    sharpness = few_sms().sharpness
+    sharpness = sharpness or few_sms().sharpness
     return float((1.0 + load**sharpness) ** (1.0 / sharpness))
 
 

@@ -38,6 +38,11 @@ class KernelTerms:
     that a kernel of higher priority gets their SMs at once.
     ``load_wait``: round trip of loads in an idle memory over the arithmetic that hides it, at the maximum clock.
     ``way``: how a collective goes, in the library's words (for people, no time follows from it).
+    ``resident``: blocks that an SM has room for, of a kernel whose few long ones stream from HBM (0: short ones, which
+    all SMs have alike). ``sm_bytes_per_s``: what one SM streams for the kernel from an idle memory (0: as most do).
+    ``tensor_share``: the time in which tensor cores work over that of its cycles, where others (L2) set it: 1 at most.
+    ``top_clock_hz``: no faster do its SMs go, whatever the GPU's clock.
+    ``few_sms_sharpness``: exponent with which what few SMs ask of memory meets its rate (0: that of its law).
     ``few_sms_saving``: share of ``core_energy_j`` that is saved on a vanishing part of the SMs, the others empty.
     """
 
@@ -70,6 +75,11 @@ class KernelTerms:
     beside_slowdown: float = 1.0
     moving_cycles: float = 0.0
     load_wait: float = 0.0
+    resident: int = 0
+    sm_bytes_per_s: float = 0.0
+    tensor_share: float = 0.0
+    top_clock_hz: float = math.inf
+    few_sms_sharpness: float = 0.0
     few_sms_saving: float = 0.0
     shrink: Shrink = "persistent"
     extrapolated: bool = False
@@ -127,9 +137,11 @@ class Pace:
     floor_s: float
     scale: float
     sharpness: float
+    top_clock_hz: float
 
     def seconds(self, sm_clock_hz: float) -> float:
         """Seconds alone at ``sm_clock_hz`` with memory and links to itself."""
+        sm_clock_hz = min(sm_clock_hz, self.top_clock_hz)
         compute_s = self.cycles / sm_clock_hz
         l2_s = self.l2_cycles / sm_clock_hz
         transfer_s = self.transfer_s + l2_s if self.taking_turns else max(self.transfer_s, l2_s)
@@ -141,6 +153,7 @@ class Pace:
 
     def seconds_at(self, sm_clock_hz: Floats) -> Floats:
         """The same at many clocks in one go."""
+        sm_clock_hz = np.minimum(sm_clock_hz, self.top_clock_hz)
         compute_s = self.cycles / sm_clock_hz
         l2_s = self.l2_cycles / sm_clock_hz
         transfer_s = self.transfer_s + l2_s if self.taking_turns else np.maximum(self.transfer_s, l2_s)
@@ -167,6 +180,7 @@ def pace(terms: KernelTerms, sms: float) -> Pace:
         floor_s=terms.floor_s,
         scale=terms.scale,
         sharpness=terms.sharpness,
+        top_clock_hz=terms.top_clock_hz,
     )
 
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hardware.gpu import GpuSpec
-from hardware.laws.streaming import on_few_sms
+from hardware.laws.gemm_grid import on_partition
+from hardware.laws.streaming import collective_on_few_sms, on_few_sms
+from hardware.laws.terms import waves
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
@@ -48,6 +50,10 @@ class Partitions:
 def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
     """The same kernels, each asking for SMs of its stream's partition only."""
     of_queue = tuple(partitions.of_stream(stream) for stream in graph.queue_stream)
+    streams = [
+        {stream for stream, of in zip(graph.queue_stream, of_queue, strict=True) if of == place}
+        for place in range(len(partitions.sms))
+    ]
     classes: list[KernelClass] = []
     known: dict[tuple[int, int], int] = {}
 
@@ -57,15 +63,22 @@ def partitioned(graph: KernelGraph, partitions: Partitions) -> KernelGraph:
             name, sms = partitions.sms[place]
             cls = graph.classes[kernel_class]
             # A product's grid is made for the whole GPU: its other blocks come late and keep their own tiles, as beside
-            # a collective. On 128 of 132 SMs a product of 768 tiles takes 8 rounds, not 6 (records/*/partitions).
+            # a collective. On 128 of 132 SMs a product of 768 tiles takes 7 rounds, not 6 (records/*/partitions).
             terms = cls.terms
             if cls.beside is not None and terms.blocks <= scheduling().own_tiles * partitions.gpu.sms:
                 terms = cls.beside  # with more tiles than are a block's own, which ones they are matters little
-            if cls.collective or not terms.quantised:
+            if cls.collective:
+                terms = collective_on_few_sms(terms, float(sms)) if sms < partitions.gpu.sms else terms
+            elif not terms.quantised:
                 terms = replace(terms, sms_cap=min(terms.sms_cap, float(sms)))
             if not cls.collective and sms < partitions.gpu.sms:
                 held = min(terms.blocks * terms.sms_per_block, float(sms))
                 terms = on_few_sms(terms, held, partitions.gpu)
+                if terms.quantised and len(streams[place]) == 1:
+                    terms = on_partition(terms, sms, partitions.gpu.sms)
+                elif terms.quantised:  # its blocks come in more rounds, the kernel is launched once
+                    more = waves(terms, held) / waves(terms, float(partitions.gpu.sms))
+                    terms = replace(terms, floor_s=terms.floor_s / more)
             index = known[kernel_class, place] = len(classes)
             describe = {**cls.describe, "sm_partition": f"{name} ({sms} SMs)"}
             classes.append(replace(cls, terms=terms, beside=None, describe=describe))

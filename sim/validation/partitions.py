@@ -63,12 +63,10 @@ def _steady_point(
     """
     split = Partitions(sms=sizes, streams=(), gpu=target.gpu) if sizes else None
     pricer = Pricer.of_loops(target)
-    priorities = [-1 if isinstance(work, CollectiveWork) else 0 for work in works]
+    # Streams of one priority: on the whole GPU a product's late blocks, which asked before, have the SMs of a collective
+    # that ends, and the next one waits for the product's last round.
     classes = [
-        replace(
-            pricer.price(Kernel(name=f"lane {i}", work=work, flops=0.0, bytes_moved=0.0, priority=priority)), lead_s=0.0
-        )
-        for i, (work, priority) in enumerate(zip(works, priorities, strict=True))
+        pricer.price(Kernel(name=f"lane {i}", work=work, flops=0.0, bytes_moved=0.0)) for i, work in enumerate(works)
     ]
     seconds = [1.0] * len(works)
 
