@@ -112,7 +112,8 @@ class ElementwiseWork:
     """A memory-bound kernel over ``rows`` x ``width`` elements that moves ``bytes_moved`` in all.
 
     ``blocks`` is the number of thread blocks where their launch may be what bounds it (rope). ``images``: of how many
-    the rows are, where what a kernel takes depends on the size of each (a VAE decoder's).
+    the rows are, where what a kernel takes depends on the size of each (a VAE decoder's); ``fresh``: the kernel before
+    it wrote its input in place.
     """
 
     op: Elementwise | EngineOp
@@ -121,6 +122,7 @@ class ElementwiseWork:
     bytes_moved: int
     blocks: int | None = None
     images: int = 1
+    fresh: bool = False
     dtype: DType = DType.BF16
     engine: str | None = None
 

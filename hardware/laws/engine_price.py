@@ -84,15 +84,16 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
 
 
 def engine_elementwise_terms(
-    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, images: int = 1
+    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, images: int = 1, fresh: bool = False
 ) -> KernelTerms | None:
     """A memory-bound kernel of the engine; None where no row tells its law.
 
-    ``images``: of how many the rows are, where an image's size counts and not that of all of them.
+    ``images``: of how many the rows are, where an image's size counts and not that of all of them. ``fresh``: its input
+    was just written in place.
     """
     if op == GROUP_NORM and laws.norm is not None:
         learnt, x = laws.learnt("norm"), group_norm_features(images, bytes_moved)
-        terms = group_norm_base_terms(laws.norm, gpu, images=images, bytes_moved=bytes_moved)
+        terms = group_norm_base_terms(laws.norm, gpu, images=images, bytes_moved=bytes_moved, fresh=fresh)
         return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
     coefficients = laws.elementwise.get(op)
     if coefficients is None:

@@ -41,7 +41,7 @@ class KernelTerms:
     ``resident``: blocks that an SM has room for, of a kernel whose few long ones stream from HBM (0: short ones, which
     all SMs have alike). ``sm_bytes_per_s``: what one SM streams for the kernel from an idle memory (0: as most do).
     ``tensor_share``: the time in which tensor cores work over that of its cycles, where others (L2) set it: 1 at most.
-    ``top_clock_hz``: no faster do its SMs go, whatever the GPU's clock.
+    ``top_clock_hz``: no faster do its SMs go, nor at a higher voltage, whatever the GPU's clock.
     ``few_sms_sharpness``: exponent with which what few SMs ask of memory meets its rate (0: that of its law).
     ``few_sms_saving``: share of ``core_energy_j`` that is saved on a vanishing part of the SMs, the others empty.
     """
@@ -212,7 +212,8 @@ def dynamic_power_w(
 ) -> Any:
     """Watts the kernel adds to the idle GPU while it completes ``progress_per_s`` of itself a second.
 
-    ``voltage_scale`` is (V(f)/V0)^2, ``clock_fraction`` f/f0. At the rate ``1 / time_s`` the energy of the
+    ``voltage_scale`` is (V(f)/V0)^2, ``clock_fraction`` f/f0, f being the clock of its SMs: at most its
+    ``top_clock_hz``. At the rate ``1 / time_s`` the energy of the
     whole kernel above idle is this power times that time.
     """
     per_completion_j = terms.core_energy_j * voltage_scale + terms.hbm_energy_j + terms.link_energy_j

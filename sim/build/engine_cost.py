@@ -48,7 +48,13 @@ def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | No
     match work:
         case ElementwiseWork():
             return engine_elementwise_terms(
-                laws, gpu, op=work.op.value, rows=work.rows, bytes_moved=float(work.bytes_moved), images=work.images
+                laws,
+                gpu,
+                op=work.op.value,
+                rows=work.rows,
+                bytes_moved=float(work.bytes_moved),
+                images=work.images,
+                fresh=work.fresh,
             )
         case ConvolutionWork():
             return convolution_terms(laws, gpu, convolution_sizes(work))

@@ -164,12 +164,15 @@ class RunningSet:
                     hbm[i] *= slow
                     link[i] *= slow
         idle_w = gpu.idle_w(clock_hz)
-        voltage, fraction = gpu.voltage_scale(clock_hz), clock_hz / gpu.reference_clock_hz
+        usual = gpu.voltage_scale(clock_hz), clock_hz / gpu.reference_clock_hz
         powers: list[float] = []
         for member, factor, rate, busy in zip(members, self._factors, pace, busy_share, strict=True):
             if member.waiting:
                 dynamic_w = member.terms.waiting_power_w
             else:
+                voltage, fraction = usual
+                if (top_hz := member.terms.top_clock_hz) < clock_hz:
+                    voltage, fraction = gpu.voltage_scale(top_hz), top_hz / gpu.reference_clock_hz
                 dynamic_w = dynamic_power_w(
                     member.terms,
                     sms=member.sms * busy,

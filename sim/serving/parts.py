@@ -208,13 +208,14 @@ class LoneKernel:
         work_s = kernel.pace.seconds(clock_hz)
         whole_s = work_s + kernel.cls.gap_s
         per_ps = 1.0 / whole_s / PS_PER_S
+        own_clock_hz = min(clock_hz, kernel.terms.top_clock_hz)
         above_w = dynamic_power_w(
             kernel.terms,
             sms=kernel.sms * (work_s / whole_s),
             gpu_sms=gpu.sms,
             progress_per_s=per_ps * PS_PER_S,
-            voltage_scale=gpu.voltage_scale(clock_hz),
-            clock_fraction=clock_hz / gpu.reference_clock_hz,
+            voltage_scale=gpu.voltage_scale(own_clock_hz),
+            clock_fraction=own_clock_hz / gpu.reference_clock_hz,
         )
         return above_w * gpu.chip_power_factor + gpu.idle_w(clock_hz), per_ps
 

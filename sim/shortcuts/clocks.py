@@ -128,7 +128,11 @@ def _computed_curves(model: FluidModel, class_id: int, *, waits: bool) -> Kernel
         work_s = member.pace.seconds_at(grid.clock_hz)
         lasts_s = work_s + member.cls.gap_s
         rate = 1.0 / lasts_s / PS_PER_S
-        scales = {"voltage_scale": grid.voltage_scale, "clock_fraction": grid.clock_fraction}
+        top_hz = min(terms.top_clock_hz, gpu.max_clock_hz)
+        scales = {
+            "voltage_scale": np.minimum(grid.voltage_scale, gpu.voltage_scale(top_hz)),
+            "clock_fraction": np.minimum(grid.clock_fraction, top_hz / gpu.reference_clock_hz),
+        }
         zeros, ones = np.zeros_like(rate), np.ones_like(rate)
         per_run_j = dynamic_power_w(terms, sms=zeros, gpu_sms=gpu.sms, progress_per_s=ones, **scales)
         busy_sms = member.sms * (work_s / lasts_s)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from workloads.decoder import Decoder, DecoderTiles, load_decoder
 from workloads.diffusion import DECODER_BLOCKS, DitSpec
+from workloads.kernel_names import EngineOp
 from workloads.kernels import host_kernel, product_kernel
 from workloads.program import Kernel, Segment
 from workloads.work import AttentionWork, ConvolutionWork, ElementwiseWork
@@ -127,6 +128,11 @@ class _Walk:
     kernels: list[Kernel] = field(default_factory=list)
 
     @property
+    def _convolved(self) -> bool:
+        """Whether the kernel before is a convolution, which adds its bias in place."""
+        return bool(self.kernels) and isinstance(self.kernels[-1].work, ConvolutionWork)
+
+    @property
     def keeps_swapped(self) -> bool:
         """Whether channels stay innermost once they are."""
         return self.videos > 1 and self.decoder.keeps_several_swapped
@@ -160,7 +166,7 @@ class _Walk:
             moved = self.decoder.element_bytes[op] * count
             work = ElementwiseWork(
                 op=op, rows=self.videos * pixels, width=channels or self.channels, bytes_moved=moved,
-                images=self.videos, engine=self.decoder.engine,
+                images=self.videos, fresh=op is EngineOp.GROUP_NORM and self._convolved, engine=self.decoder.engine,
             )  # fmt: skip
             label = name if len(ops) == 1 else f"{name}.{op.value.removeprefix('image_')}"
             self.kernels.append(Kernel(name=label, work=work, flops=float(count), bytes_moved=float(moved)))
