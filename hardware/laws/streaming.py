@@ -121,7 +121,7 @@ def collective_on_few_sms(terms: KernelTerms, sms: float) -> KernelTerms:
 def round_fill(terms: KernelTerms, sms: float) -> float:
     """Share of the places for blocks on ``sms`` SMs that are taken, over all rounds of blocks that stay for long.
 
-    A block streams no faster where the other place of its SM is empty: a second round of few takes as long as the first.
+    A block streams no faster where the other place of its SM is empty: a second round of few takes as long.
 
     >>> decode = KernelTerms(floor_s=0.0, blocks=128, cycles_per_block=0.0, resident=2)
     >>> [round(round_fill(decode, sms), 2) for sms in (24, 40, 56, 64)]
