@@ -194,6 +194,7 @@ def test_a_product_alone_in_its_partition_is_one_kernel_of_whole_rounds() -> Non
     assert (alone.blocks, alone.sms_cap) == (9 * 32, 32.0)
     assert time_s(alone, sms=32, sm_clock_hz=2e9) == pytest.approx(3e-6 + 9 * 1e-4)
     assert on_partition(product, 132, 132).blocks == 264
+    assert on_partition(replace(product, sms_cap=24.0), 32, 132) == on_partition(product, 24, 132)
     assert on_partition(replace(product, blocks=8), 16, 132).blocks == 8
 
 

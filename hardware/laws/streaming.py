@@ -54,7 +54,7 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
     """
     facts, rate = few_sms(), terms.hbm_bytes_per_s
     terms = replace(terms, few_sms_saving=facts.empty_saving * terms.tensor_share)
-    if terms.tensor_share > facts.tensor_clock_share:  # else what sets its pace has a clock of its own
+    if gpu.clusters and terms.tensor_share > facts.tensor_clock_share:  # else what sets its pace has a clock of its own
         slower = facts.tensor_clock_share / terms.tensor_share
         terms = replace(terms, top_clock_hz=slower * gpu.max_clock_hz)
     if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
