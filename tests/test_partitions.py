@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from hardware.calibrate.suite.partitions import BESIDE, SIZES, SPLITS, alone_row
 from hardware.calibrate.suite.run import share_of
 from hardware.calibrate.suite.worker import nvml_index
 from hardware.catalog import load_gpu
-from hardware.laws.streaming import on_few_sms
+from hardware.laws.gemm_grid import on_partition, rounds_on
+from hardware.laws.streaming import few_sms, on_few_sms
 from hardware.laws.terms import KernelTerms, time_s
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass
@@ -25,6 +27,7 @@ from sim.engine.running import GpuModel
 from sim.validation.validate import Row, validate
 
 RECORDS = Path(__file__).parents[1] / "records"
+FEW_SMS = "h200-sxm-141gb/partitions/few_sms.jsonl"
 ONE_GPU = [f"{gpu}/partitions/one_gpu.jsonl" for gpu in ("h100-sxm-80gb", "h200-sxm-141gb")]
 
 
@@ -124,15 +127,92 @@ def test_a_product_waits_for_the_memory_that_a_copy_fills() -> None:
 
 
 def test_kernels_on_partitions_that_no_law_has_seen() -> None:
-    """Other kernels, sizes and splits, measured on two other H200s after the laws were chosen: bars 5, 6 and 8 %."""
+    """Other kernels, sizes and splits, measured on two other H200s: bars 5 % of time and 6 of power, 8 side by side.
+
+    No coefficient was fitted on them, but what they missed said where to look for causes.
+    """
     folder = "h200-sxm-141gb/partitions"
     alone = predicted(f"{folder}/unseen_alone.jsonl")
     assert len(alone) == 80 and {row.record.inputs["asked_sms"] for row in alone}.isdisjoint(SIZES)
-    for output, most in (("latency_s", 0.058), ("energy_j", 0.068)):
-        errors = [abs(error) for row in alone if (error := row.error(output)) is not None]
-        assert sum(errors) / len(errors) < most
-    _are_within(predicted(f"{folder}/unseen_beside.jsonl"), 0.076, 0.093, worst=0.55)
-    _are_within(predicted(f"{folder}/unseen_comm.jsonl"), 0.06, 0.16, worst=0.53)
+    assert _mean_error(alone, "latency_s") < 0.036 and _mean_error(alone, "energy_j") < 0.05
+    _are_within(predicted(f"{folder}/unseen_beside.jsonl"), 0.074, 0.08, worst=0.55)
+    _are_within(predicted(f"{folder}/unseen_comm.jsonl"), 0.036, 0.052, worst=0.12)
+
+
+def test_kernels_of_a_third_machine_are_as_measured() -> None:
+    """Elementwise kernels of these rows gave their streams; products and attention of other sizes judge their laws."""
+    rows = predicted(FEW_SMS)
+    judged = [row for row in rows if row.record.inputs["kernel"]["kind"] in ("gemm", "attention")]
+    assert (len(rows), len(judged)) == (53, 34)
+    assert _mean_error(rows, "latency_s") < 0.037 and _mean_error(rows, "energy_j") < 0.052
+    assert _mean_error(judged, "latency_s") < 0.036
+
+
+def test_collectives_of_more_blocks_than_their_partition_has_sms_share_them() -> None:
+    rows = [row for row in predicted("h200-sxm-141gb/partitions/two_gpus.jsonl") if row.record.kind == "partition"]
+    crowded = [row for row in rows if row.record.inputs["kernel"]["ctas"] > row.record.inputs["sms"]]
+    assert len(crowded) == 3 and _mean_error(crowded, "latency_s") < 0.06
+    assert _mean_error(rows, "latency_s") < 0.03
+    _are_within(predicted("h200-sxm-141gb/partitions/two_gpus.jsonl"), 0.032, 0.042, worst=0.35)
+
+
+def test_tensor_cores_slow_the_clock_of_their_sms_whatever_nvml_says() -> None:
+    clocks: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows_of(FEW_SMS):
+        if (row["asked_sms"] or 132) <= 48:
+            clocks[row["kernel"]["kind"] in ("gemm", "attention")].append(row["clock_mhz"])
+            assert row["sm_clock_mhz"] == [1980]
+    assert len(clocks[True]) == 25 and min(clocks[True]) >= 1787 and max(clocks[True]) <= 1824
+    assert len(clocks[False]) == 16 and min(clocks[False]) >= 1977 and max(clocks[False]) <= 1980
+    assert few_sms().tensor_clock_share == pytest.approx(median(clocks[True]) / 1980, abs=0.002)
+
+
+def test_libraries_launch_the_same_grids_on_any_part_of_the_sms() -> None:
+    """So that blocks beyond a partition's SMs come late. An SM has room for two of decode attention's."""
+    grids: dict[str, set[str]] = {}
+    for row in json.loads((RECORDS / "h200-sxm-141gb/partitions/grids.json").read_text("utf-8")):
+        launched = json.dumps([[one["name"], one["grid"]] for one in row["kernels"]])
+        grids.setdefault(json.dumps(row["kernel"]), set()).add(launched)
+        kernel = row["kernel"]
+        if kernel.get("phase") == "decode" and kernel["batch"] * kernel["kv_heads"] >= 0.8 * 132:
+            (block,) = {(*one["grid"], one["shared"], *one["block"]) for one in row["kernels"]}
+            assert block == (1, kernel["kv_heads"], kernel["batch"], 86336, 128, 1, 1)
+    assert len(grids) == 25 and all(len(seen) == 1 for seen in grids.values())
+
+
+@pytest.mark.parametrize("tiles", [1, 100, 128, 256, 264, 512, 768, 3000])
+def test_a_grid_needs_no_less_rounds_than_its_tiles_and_no_more_on_more_gpcs(tiles: int) -> None:
+    rounds = {sms: rounds_on(tiles, min(tiles, 132), 2, sms) for sms in (8, 16, 24, 40, 64, 112, 128, 132)}
+    assert all(needed >= -(-tiles // sms) for sms, needed in rounds.items())
+    assert all(fewer >= more for fewer, more in pairwise(rounds.values()))
+    assert rounds[132] == -(-tiles // 132)
+
+
+def test_a_product_alone_in_its_partition_is_one_kernel_of_whole_rounds() -> None:
+    product = KernelTerms(floor_s=3e-6, blocks=256, cycles_per_block=2e5)
+    alone = on_partition(product, 32, 132)
+    assert (alone.blocks, alone.sms_cap) == (9 * 32, 32.0)
+    assert time_s(alone, sms=32, sm_clock_hz=2e9) == pytest.approx(3e-6 + 9 * 1e-4)
+    assert on_partition(product, 132, 132).blocks == 264
+    assert on_partition(replace(product, sms_cap=24.0), 32, 132) == on_partition(product, 24, 132)
+    assert on_partition(replace(product, blocks=8), 16, 132).blocks == 8
+
+
+def test_decode_on_few_sms_takes_whole_rounds_of_two_blocks_an_sm() -> None:
+    """Measured on 40 and 56 SMs: 207 and 210 us, two rounds each; on 72, one round, 126."""
+    decode = KernelTerms(
+        floor_s=0.0, blocks=128, cycles_per_block=0.0, quantised=False, hbm_bytes=537e6, hbm_bytes_per_s=4.3e12,
+        tensor_share=1.0, sm_bytes_per_s=88e9, few_sms_sharpness=6.0, resident=2,
+    )  # fmt: skip
+    gpu = load_gpu("h200-sxm-141gb")
+    seconds = [time_s(on_few_sms(decode, n, gpu), sms=n, sm_clock_hz=gpu.max_clock_hz) for n in (40.0, 56.0, 72.0)]
+    assert seconds == pytest.approx([207e-6, 210e-6, 126e-6], rel=0.06)
+
+
+def _mean_error(rows: Sequence[Row], output: str) -> float:
+    errors = [abs(error) for row in rows if (error := row.error(output)) is not None]
+    assert len(errors) == len(rows)
+    return sum(errors) / len(errors)
 
 
 def _are_within(rows: Sequence[Row], latency: float, beside: float, *, worst: float) -> None:

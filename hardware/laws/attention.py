@@ -11,8 +11,8 @@ from hardware.laws.sizes import DecodeSizes, PrefillSizes
 from hardware.laws.streaming import few_sms
 from hardware.laws.terms import KernelTerms
 
-# Blocks of the decode kernel that an SM has room for: 128 threads of 183 registers and 86,336 bytes of shared memory each
-# (cudnn_generated_fort_native_sdpa_sm80_flash_fprop in records/h200-sxm-141gb/traces and measurements/kineto).
+# Blocks of the decode kernel that an SM has room for: 128 threads of 183 registers and 86,336 bytes of shared memory
+# each (cudnn_generated_fort_native_sdpa_sm80_flash_fprop in records/h200-sxm-141gb/traces and measurements/kineto).
 DECODE_RESIDENT = 2
 # Query and key rows of one block of the flash kernel (profiler traces: a persistent grid of one CTA per SM).
 BLOCK = 128

@@ -126,7 +126,8 @@ def on_partition(terms: KernelTerms, sms: int, gpu_sms: int) -> KernelTerms:
     >>> on_partition(terms, 128, 132).blocks // 128
     7
     """
+    sms = int(min(float(sms), terms.sms_cap))
     rounds = rounds_on(terms.blocks, min(terms.blocks, gpu_sms), scheduling().own_tiles, sms)
     if rounds == 1:
         return terms
-    return replace(terms, blocks=rounds * sms, sms_cap=min(terms.sms_cap, float(sms)), hbm_bytes_per_s_per_sm=math.inf)
+    return replace(terms, blocks=rounds * sms, sms_cap=float(sms), hbm_bytes_per_s_per_sm=math.inf)

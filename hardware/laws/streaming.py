@@ -54,7 +54,7 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
     """
     facts, rate = few_sms(), terms.hbm_bytes_per_s
     terms = replace(terms, few_sms_saving=facts.empty_saving * terms.tensor_share)
-    if terms.tensor_share > facts.tensor_clock_share:  # else what sets its pace has a clock of its own
+    if gpu.clusters and terms.tensor_share > facts.tensor_clock_share:  # else what sets its pace has a clock of its own
         slower = facts.tensor_clock_share / terms.tensor_share
         terms = replace(terms, top_clock_hz=slower * gpu.max_clock_hz)
     if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
@@ -121,7 +121,7 @@ def collective_on_few_sms(terms: KernelTerms, sms: float) -> KernelTerms:
 def round_fill(terms: KernelTerms, sms: float) -> float:
     """Share of the places for blocks on ``sms`` SMs that are taken, over all rounds of blocks that stay for long.
 
-    A block streams no faster where the other place of its SM is empty: a second round of few takes as long as the first.
+    A block streams no faster where the other place of its SM is empty: a second round of few takes as long.
 
     >>> decode = KernelTerms(floor_s=0.0, blocks=128, cycles_per_block=0.0, resident=2)
     >>> [round(round_fill(decode, sms), 2) for sms in (24, 40, 56, 64)]

@@ -62,8 +62,8 @@ def _steady_point(
     """
     split = Partitions(sms=sizes, streams=(), gpu=target.gpu) if sizes else None
     pricer = Pricer.of_loops(target)
-    # Streams of one priority: on the whole GPU a product's late blocks, which asked before, have the SMs of a collective
-    # that ends, and the next one waits for the product's last round.
+    # Streams of one priority: on the whole GPU a product's late blocks, which asked before, have the SMs of a
+    # collective that ends, and the next one waits for the product's last round.
     classes = [
         pricer.price(Kernel(name=f"lane {i}", work=work, flops=0.0, bytes_moved=0.0)) for i, work in enumerate(works)
     ]

@@ -22,7 +22,7 @@ from hardware.calibrate.suite.cases import build
 from hardware.calibrate.suite.comm import most
 from hardware.calibrate.suite.race import StreamWork, make_lane, race
 from hardware.calibrate.suite.run import free_port, share_of
-from hardware.calibrate.suite.timing import Bench, capture, new_slots, repeated, steady, together
+from hardware.calibrate.suite.timing import Bench, capture, new_slots, repeated, stamps_between, steady, together
 from hardware.calibrate.suite.worker import SuiteOptions, append, brief, label, make_bench
 from hardware.errors import HardwareError
 
@@ -121,13 +121,20 @@ def sms_seen(bench: Bench, partition: Partition) -> int:
 
 
 def measure_alone(bench: Bench, work: Row, partition: Partition) -> dict[str, Any]:
-    """One kernel in steady state on a partition."""
+    """One kernel in steady state on a partition, and the true clock of its SMs: NVML knows the one that was set."""
     with on(bench, partition):
-        case = build(bench, work)
+        case, slots = build(bench, work), new_slots(bench, 2)
         replay, count = repeated(
-            bench, _dropping(case.launch), kernels_each=case.kernels_each, rotate=case.rotate, stream=partition.stream
+            bench,
+            _dropping(case.launch),
+            kernels_each=case.kernels_each,
+            rotate=case.rotate,
+            stream=partition.stream,
+            slots=slots,
         )
-        return {**case.facts, **together(bench, steady(bench, replay, count))}
+        measured = together(bench, steady(bench, replay, count))
+        ((_, clock_mhz),) = stamps_between(bench, slots, [(0, 1)])
+        return {**case.facts, **measured, **({} if math.isnan(clock_mhz) else {"clock_mhz": round(clock_mhz, 1)})}
 
 
 def measure_beside(bench: Bench, a: Row, b: Row, first: Partition, second: Partition) -> dict[str, Any]:

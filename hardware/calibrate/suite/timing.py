@@ -135,9 +135,17 @@ def capture(bench: Bench, body: Callable[[], None], *, priority: int = 0, stream
 
 
 def repeated(
-    bench: Bench, launch: Callable[[int], None], *, kernels_each: int = 1, rotate: int = 1, stream: Any = None
+    bench: Bench,
+    launch: Callable[[int], None],
+    *,
+    kernels_each: int = 1,
+    rotate: int = 1,
+    stream: Any = None,
+    slots: Any = None,
 ) -> tuple[Callable[[], None], int]:
     """A graph of enough repetitions of ``launch`` to take about 6 ms; returns (replay, repetitions).
+
+    Two ``slots`` are stamped, one before them and one after.
 
     ``launch(i)`` is repetition i; weights rotate with period ``rotate``, which the count is a multiple of
     when it fits.
@@ -155,8 +163,12 @@ def repeated(
         count = 1
 
     def body() -> None:
+        if slots is not None:
+            bench.kernels.stamp(slots[0])
         for i in range(count):
             launch(i)
+        if slots is not None:
+            bench.kernels.stamp(slots[1])
 
     return capture(bench, body, stream=stream), count
 
