@@ -24,7 +24,7 @@ NORM_GROUPS, _NORM_BLOCKS_PER_SM = 32, 4
 # Of what a group norm moves: what statistics read; a pass behind them reads it again and writes as much.
 _NORM_READ_SHARE = 1.0 / 3.0
 # Of what was touched last, what counts against L2: 33.6 MB of it are found there whole and 67 MB not at all, in rows
-# (decoder.jsonl) and in traces of decodes, whose statistics take 129 us where their input was written in place, else 218.
+# (decoder.jsonl) and in traces of decodes, of 129 us where their input was written in place, else 218.
 _NORM_HELD = 0.75
 # Bytes of a line that L2 fetches at once, and how many times as much is read again where none stays: copies of images
 # of 1024 x 1024 take 3.5 times as long a byte as of 256 x 256 (decoder.jsonl).
