@@ -52,7 +52,7 @@ def test_flux_runs_the_kernels_of_its_trace() -> None:
 
 
 def test_images_together_keep_their_channels_innermost() -> None:
-    """The trace of two at 512 x 512: 17 copies, 14 sums between two orders, 3 upsamplings, convolutions behind these."""
+    """The trace of two at 512 x 512: 17 copies, 14 sums between two orders, 3 upsamplings, and convolutions."""
     (segment,) = decode("flux.1-dev", LatentGrid(1, 64, 64), 2)
     found = counted(segment)
     assert (found["image_swap_copy"], found["image_swap_add"], found["image_add"]) == (17, 14, 1)

@@ -20,8 +20,8 @@ COARSE_DECODER = "the VAE's decoder is a lower bound, a fifth of what modules ta
 # Decoders of images: as many at once as were measured.
 MOST_IMAGES = 8
 SEVERAL_IMAGES = f"more than {MOST_IMAGES} images decoded together were not measured"
-# The GPU whose kernels the laws rest on (records/h200-sxm-141gb/diffusers), where 26 decodes are off by 4.5 % at most in
-# time, by 6 % in energy.
+# The GPU whose kernels the laws rest on (records/h200-sxm-141gb/diffusers), where 26 decodes are off by 4.5 % at most
+# in time, by 6 % in energy.
 DECODER_GPU = "h200-sxm-141gb"
 CARRIED_DECODER = "the VAE's decoder is extrapolated from an H200's kernels: no decode was measured on this GPU"
 
