@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hardware.laws.nccl import RINGS, pairs_seconds, ring_seconds
+from hardware.laws.nccl import RINGS, level_from, pairs_seconds, ring_seconds
 from hardware.laws.nccl_paces import ring_steps
 
 # Blocks that NCCL takes by itself on these machines: rings 24 (profiler traces), exchanges between pairs 32 (collective
@@ -138,12 +138,23 @@ def loop_of(
     if not carried:
         steps = ring_steps(op, world) - ring_steps(nearest.op, nearest.world)
         return max(time_s + RING_STEP_S * steps, 0.5 * time_s), power_w, False
-    if op in RINGS:
-        own_s = ring_seconds(op, world, buffer_bytes, c.slower_link, c.library)
-    else:
+    launch_s = _launch_s(c, op, world, buffer_bytes)
+    if op not in RINGS:
         own_s = pairs_seconds(world, buffer_bytes, c.slower_link, c.library)
-    free_s, _, _ = _at(c, nearest, same_bus, default_ctas(op))
-    return own_s * time_s / free_s + _launch_s(c, op, world, buffer_bytes), power_w, False
+        return own_s * _slower(c, nearest, same_bus, ctas) + launch_s, power_w, False
+    # Over sizes of one time blocks of one's own take what the slowest of them takes: more bytes never take less.
+    level = level_from(op, world, buffer_bytes, c.slower_link, c.library) / buffer_bytes * same_bus
+    sizes = [same_bus, level, *(size for _, size, _, _ in nearest.rows if level < size < same_bus)]
+    slower = max(_slower(c, nearest, size, ctas) for size in sizes)
+    return ring_seconds(op, world, buffer_bytes, c.slower_link, c.library) * slower + launch_s, power_w, False
+
+
+def _slower(c: CollectiveCoefficients, table: CollectiveTable, buffer_bytes: float, ctas: int) -> float:
+    """How many times longer than in the library's blocks a loop of ``table`` takes in ``ctas``."""
+    free = default_ctas(table.op)
+    if ctas == free:
+        return 1.0
+    return _at(c, table, buffer_bytes, ctas)[0] / _at(c, table, buffer_bytes, free)[0]
 
 
 def _nearest(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable:

@@ -123,6 +123,23 @@ def _protocol_seconds(
             return paces.simple.seconds(op, world, buffer_bytes, slower_link)
 
 
+def level_from(op: str, world: int, buffer_bytes: float, slower_link: float = 1.0, name: str = "hopper") -> float:
+    """The bytes from which on a ring takes as long as with ``buffer_bytes``: of one round in LL, or of what it leaves.
+
+    >>> [round(level_from("all_gather", 8, size * 2**20) / 2**20, 2) for size in (0.5, 1.0, 64.0)]
+    [0.03, 0.75, 64.0]
+    """
+    paces = LIBRARIES[name]
+    first = next(first for _, first in reversed(protocols(op, world, slower_link, name)) if first <= buffer_bytes)
+    last = buffer_bytes
+    if first:
+        last_s, own_s = (ring_seconds(op, world, size, slower_link, name) for size in (first, buffer_bytes))
+        if own_s > last_s:
+            return buffer_bytes
+        last = first
+    return paces.low.level_from(world, last, paces.channels)
+
+
 def pairs_seconds(
     world: int, buffer_bytes: float, slower_link: float = 1.0, name: str = "hopper", library: Library | None = None
 ) -> float:

@@ -53,6 +53,12 @@ class LowPace:
         round_s = max(slower_link, 1.0) * (self.ends[op] + (world - 2) * self.middle[op])
         return self.launch_s + self.block_s * threads + steps_s + further * round_s
 
+    def level_from(self, world: int, buffer_bytes: float, channels: int) -> float:
+        """The bytes from which on ``buffer_bytes`` take as long as they do: those beyond the round before."""
+        whole = float(world * LL_ROUND_BYTES)
+        rounds = max(-(-buffer_bytes // (whole * channels)), 1.0)
+        return min(max((rounds - 1.0) * whole * channels, whole), buffer_bytes)
+
     def hop_s(self, op: str, threads: float = 1.0) -> float:
         """Seconds of a step in one round, of a share of a block's threads."""
         return self.step_s + self.full_s[op] * threads
