@@ -228,15 +228,17 @@ def test_the_fit_is_what_its_command_finds(name: str) -> None:
 
 
 @pytest.mark.parametrize(("gpu", "architecture"), [("a100-sxm-80gb", "ampere"), ("b200", "blackwell")])
-def test_other_architectures_with_one_figure_of_their_own(gpu: str, architecture: str) -> None:
-    """Eight A100s and B200s from 1 MiB on: 12 % on the mean of each operation; two and four were in the fit."""
+def test_other_architectures_by_their_own_two_and_four(gpu: str, architecture: str) -> None:
+    """Eight A100s and B200s from 1 MiB on: 7.5 % on the mean of each operation, and 5 % of an A100's rings; two and four
+    were in the fit. B200s' NCCL of two versions has LL128 turned off, which the law does not know."""
     if not TABLE.exists():
         pytest.skip(f"no {TABLE}")
     source = SOURCES[architecture]
     rows = [r for r in read_table(TABLE, source.gpu, source.judged) if r.world == 8 and r.buffer_bytes >= MIB]
     for op in (*RINGS, "all_to_all"):
         errors = [abs(seconds(op, r.buffer_bytes, gpu=gpu) / r.seconds - 1.0) for r in rows if r.op == op]
-        assert sum(errors) / len(errors) < 0.12
+        most = 0.052 if architecture == "ampere" and op in RINGS else 0.075
+        assert sum(errors) / len(errors) < most
 
 
 @pytest.mark.parametrize(
@@ -249,9 +251,9 @@ def test_a_b200s_collectives(gpu: str, world: int, op: str, mib: int, microsecon
     assert seconds(op, mib * MIB, world=world, gpu=gpu) * 1e6 == pytest.approx(microseconds, rel=0.12)
 
 
-@pytest.mark.parametrize(("gpu", "table", "worst"), [("h100", "h100_sxm", 0.15), ("h200", "h200_sxm", 0.14)])
+@pytest.mark.parametrize(("gpu", "table", "worst"), [("h100", "h100_sxm", 0.10), ("h200", "h200_sxm", 0.12)])
 def test_all_eight_gpu_rows_from_one_mib_on(gpu: str, table: str, worst: float) -> None:
-    """Every row of the tables, and nine in ten within a tenth."""
+    """Every row of the tables: all of the H100s' within a tenth, and all but one of the H200s'."""
     if not TABLE.exists():
         pytest.skip(f"no {TABLE}")
     versions = ("2.27.3", "2.29.2", "2.26.2")
@@ -259,5 +261,5 @@ def test_all_eight_gpu_rows_from_one_mib_on(gpu: str, table: str, worst: float) 
     errors = [abs(seconds(r.op, r.buffer_bytes, gpu=gpu) / r.seconds - 1.0) for r in rows]
     assert len(errors) >= 80
     assert max(errors) < worst
-    assert sum(error <= 0.10 for error in errors) >= 0.9 * len(errors)
-    assert sum(errors) / len(errors) < 0.045
+    assert sum(error <= 0.10 for error in errors) >= 0.98 * len(errors)
+    assert sum(errors) / len(errors) < 0.035
