@@ -229,8 +229,8 @@ def test_the_fit_is_what_its_command_finds(name: str) -> None:
 
 @pytest.mark.parametrize(("gpu", "architecture"), [("a100-sxm-80gb", "ampere"), ("b200", "blackwell")])
 def test_other_architectures_by_their_own_two_and_four(gpu: str, architecture: str) -> None:
-    """Eight A100s and B200s from 1 MiB on: 7.5 % on the mean of each operation, and 5 % of an A100's rings; two and four
-    were in the fit. B200s' NCCL of two versions has LL128 turned off, which the law does not know."""
+    """Eight A100s and B200s from 1 MiB on: 7.5 % on the mean of each operation, and 5 % of an A100's rings; two and
+    four were in the fit. B200s' NCCL of two versions has LL128 turned off, which the law does not know."""
     if not TABLE.exists():
         pytest.skip(f"no {TABLE}")
     source = SOURCES[architecture]
