@@ -16,7 +16,7 @@ from hardware.laws.decoder import ConvolutionCoefficients, GroupNormCoefficients
 from hardware.laws.elementwise import ElementwiseCoefficients, memory_bound
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients
-from hardware.laws.nccl import SLOWER_STEPS
+from hardware.laws.nccl_data import LIBRARIES
 from hardware.laws.routed import RoutedCoefficients
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             waiting_power_w=base.collective.waiting_power_w * power,
             links_power_w=base.collective.links_power_w * links,
             slower_link=base.collective.slower_link * slower_link,
-            slower_steps=SLOWER_STEPS.get(gpu.architecture, 1.0),
+            library=gpu.architecture if gpu.architecture in LIBRARIES else base.collective.library,
         ),
         peak_hbm_bytes_per_s=base.peak_hbm_bytes_per_s * hbm,
         engines={name: engine(laws) for name, laws in base.engines.items()},

@@ -28,6 +28,9 @@ from workloads.work import CollectiveWork, ElementwiseWork
 LLAMA = {"model": "llama3-70b", "tp": 4, "layers": 5}
 OVERLAP = LLAMA | {"sequence_parallel": True, "overlap_chunks": 4, "comm_ctas": 8, "seq_len": 4096}
 EXPERTS = {"model": "qwen3-30b-a3b", "layers": 4, "tp": 4, "ep": 4, "seq_len": 1024}
+# GPUs of three dense layers meet nowhere: each ends them at its own clock.
+WIDE = {"model": "deepseek-v3", "gpu": "h800", "ep": 4, "ep_mode": "all_to_all", "ep_kernels": "normal", "dtype": "fp8",
+        "batch": 2, "seq_len": 2048, "power_cap_w": 500, "lm_head": False, "ignore_memory": True}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "prefill": LLAMA,
     "prefill uncapped": LLAMA | {"uncapped": True},
@@ -50,6 +53,9 @@ CASES: dict[str, dict[str, Any]] = {
                                                    "regime": "cold", "power_cap_w": 400},
     "experts, generate": EXPERTS | {"ep_mode": "all_to_all", "tp": 1, "batch": 32, "phase": "generate",
                                     "output_len": 6, "power_cap_w": 300},
+    "dense layers before experts, in two halves": WIDE | {"overlap": "two_batch", "layers": 6},
+    "dense layers before experts, after one another": WIDE | {"layers": 5},
+    "dense layers before experts, limiters in time": WIDE | {"overlap": "two_batch", "layers": 5, "regime": "cold"},
     "eager": {"model": "llama3-8b", "launch": "eager", "seq_len": 64, "layers": 4, "tp": 2},
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from hardware.catalog import list_gpus, load_gpu, parse_gpu
 from hardware.errors import HardwareError
 from hardware.laws.collective_time import bus_bytes
 from hardware.laws.correction import Correction
-from hardware.laws.nccl import ring_steps
+from hardware.laws.nccl_paces import ring_steps
 from hardware.laws.price import (
     collective_terms,
     decode_terms,

@@ -9,6 +9,7 @@ from hardware.cluster import cluster_for, cluster_of, load_node
 from hardware.errors import HardwareError
 from hardware.laws.collective_time import bus_bytes
 from hardware.laws.exchange import LAYOUT_S, Kernels, RoutedExchange, exchange_bytes, exchange_s
+from hardware.laws.in_switch import in_switch_bytes
 from hardware.laws.price import collective_terms
 from hardware.laws.routes import (
     Span,
@@ -17,7 +18,6 @@ from hardware.laws.routes import (
     direct_choice,
     direct_s,
     hierarchical_s,
-    in_switch_bytes,
     ring_s,
     tree_s,
 )
@@ -208,10 +208,13 @@ def test_eight_hoppers_add_in_the_switch(size: int, microseconds: float) -> None
     assert found.blocks == 16 and found.extrapolated
 
 
-def test_the_library_takes_the_quicker_way_and_a_named_one_is_kept() -> None:
-    for size in (MIB, 8 * MIB, 64 * MIB, 1024 * MIB):
+def test_the_library_takes_what_its_tuner_does_and_a_named_one_is_kept() -> None:
+    """At 9 MiB eight H100s take 88.4 us in the switch, which is the library's choice, and 75.8 in a ring (NCCL 2.28.9,
+    torch-mojo-backend, agents_docs/mojo_collectives_nvls_results.md, 6.1): its tuner's lines, not the quicker way."""
+    for size, taken, quicker in ((MIB, 0, 0), (8 * MIB, 1, 0), (64 * MIB, 1, 1), (1024 * MIB, 1, 1)):
         ways = [in_node("all_reduce", 8, size, algorithm=name).floor_s for name in ("ring", "nvls", "library")]
-        assert ways[2] == min(ways[:2])
+        assert ways[2] == ways[taken]
+        assert ways[quicker] == min(ways[:2])
     assert in_node("all_gather", 8, 64 * MIB) == in_node("all_gather", 8, 64 * MIB, in_switch=False)
     assert in_node("all_reduce", 4, 64 * MIB) == in_node("all_reduce", 4, 64 * MIB, in_switch=False)
     bus = 1.75 * 1024 * MIB / in_node("all_reduce", 8, 1024 * MIB).floor_s

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.calibrate.fit_nccl import OTHERS, fit_pairs, fit_rings, fit_steps, read_table
+from hardware.calibrate.fit_nccl import SOURCES, fitted_library, read_table
 from hardware.catalog import load_gpu
-from hardware.laws.nccl import (
-    PAIRS,
-    RING,
-    RINGS,
-    SLOWER_STEPS,
-    TUNED_S,
-    Slower,
-    pairs_seconds,
-    protocol,
-    protocols,
-    ring_seconds,
-)
+from hardware.laws.in_switch import in_switch_of, in_switch_s
+from hardware.laws.nccl import RINGS, TUNED_S, added_from, pairs_seconds, protocol, protocols, ring_seconds
+from hardware.laws.nccl_data import LIBRARIES
+from hardware.laws.nccl_paces import LL_ROUND_BYTES
 from hardware.laws.price import collective_terms
-from hardware.laws.routes import IN_SWITCH_SHARE, TREE_HOP, Span, in_switch_s, nvls_tree_s
+from hardware.laws.routes import TREE_HOP, Span, nvls_tree_s
 from hardware.laws.sizes import CollectiveSizes
 from hardware.profile import profile_for
 from tests.command_kit import run
@@ -94,9 +88,36 @@ def test_bridges_join_pairs_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert pcie > 1.5 * 262144 / 5.1e9 > 3 * board
 
 
-@pytest.mark.parametrize(("op", "size", "seen"), [("all_reduce", 2, 38.6), ("all_reduce", 4, 50.4)])
-def test_sizes_about_the_change_of_protocol_are_met_less_well(op: str, size: int, seen: float) -> None:
-    assert seconds(op, size * MIB) * 1e6 == pytest.approx(seen, rel=0.12)
+@pytest.mark.parametrize(
+    ("op", "size", "seen"),
+    [("all_reduce", 2, 38.6), ("all_reduce", 4, 50.4), ("reduce_scatter", 2, 18.0), ("all_gather", 16, 67.5)],
+)
+def test_sizes_about_the_change_of_protocol(op: str, size: int, seen: float) -> None:
+    assert seconds(op, size * MIB) * 1e6 == pytest.approx(seen, rel=0.09)
+
+
+def test_the_tuner_has_all_reduces_added_in_the_switch_from_two_mib_on() -> None:
+    """Eight H100s: LL at 1 MiB, NVLS from 2 MiB on (nccl-tests issue 309); eight B200s from 4 MiB on, where 16-bit
+    floats and integers, which switches do not add, part in the table."""
+    assert 1.0 < added_from(8) / MIB < 2.0
+    assert 2.0 < added_from(8, 0.5, "blackwell") / MIB < 4.0
+
+
+@pytest.mark.parametrize(
+    ("mib", "rings"), [(4, 47.6), (9, 75.8), (16, 117.1), (27, 183.2), (64, 366.4), (128, 703.8), (512, 2637.3)]
+)
+def test_eight_gpus_with_the_switch_turned_off(mib: int, rings: float) -> None:
+    """NCCL 2.28.9 on eight H100s (torch-mojo-backend, mojo_collectives_nvls_results.md, 6.1), in no fit."""
+    assert ring_seconds("all_reduce", 8, mib * MIB) * 1e6 == pytest.approx(rings, rel=0.06)
+
+
+def test_a_round_is_what_all_threads_carry_at_once() -> None:
+    """Up to a round on every channel a ring of LL takes as long as one; the next byte begins another."""
+    library = LIBRARIES["hopper"]
+    whole = 8 * library.channels * LL_ROUND_BYTES
+    one, full, two, most = (ring_seconds("all_gather", 8, b) for b in (whole / 4, whole, whole + 1, 2 * whole))
+    assert one == full and two == most
+    assert two - full == pytest.approx(library.low.ends["all_gather"] + 6 * library.low.middle["all_gather"])
 
 
 @pytest.mark.parametrize(
@@ -114,26 +135,29 @@ def test_the_tuner_changes_where_the_tables_jump(op: str, world: int, first: int
     size=st.floats(1.0, 4e9),
     more=st.floats(1.0, 1.5),
     link=st.floats(0.4, 15.0),
+    library=st.sampled_from(sorted(LIBRARIES)),
 )
 def test_more_bytes_ranks_or_slower_links_never_take_less(
-    op: str, world: int, size: float, more: float, link: float
+    op: str, world: int, size: float, more: float, link: float, library: str
 ) -> None:
-    slower = Slower(link=link)
-    here = ring_seconds(op, world, size, slower)
-    assert ring_seconds(op, world, size * more, slower) >= here * (1 - 1e-12)
-    assert pairs_seconds(world, size * more, slower) >= pairs_seconds(world, size, slower) * (1 - 1e-12)
-    assert pairs_seconds(world, size, Slower(link=link * more)) >= pairs_seconds(world, size, slower) * (1 - 1e-12)
-    names = [name for name, _ in protocols(op, world, link)]
+    here, pairs = ring_seconds(op, world, size, link, library), pairs_seconds(world, size, link, library)
+    assert ring_seconds(op, world, size * more, link, library) >= here * (1 - 1e-12)
+    assert pairs_seconds(world, size * more, link, library) >= pairs * (1 - 1e-12)
+    assert pairs_seconds(world, size, link * more, library) >= pairs * (1 - 1e-12)
+    names = [name for name, _ in protocols(op, world, link, library)]
     assert names == [name for name in TUNED_S if name in names] and names[-1] == "Simple"
+    if adder := in_switch_of(library, 450e9 / link):
+        assert in_switch_s(adder, world, size * more) >= in_switch_s(adder, world, size) * (1 - 1e-12)
 
 
 def test_switches_of_several_nodes_add_before_their_tree() -> None:
     """A node's addition or the rails' trees, whichever is slower: two nodes send their parts up and down once."""
     two, many = (Span(nodes=n, per_node=8, nic_bytes_per_s=50e9, nic_latency_s=3e-6) for n in (2, 16))
-    rate, size = IN_SWITCH_SHARE["hopper"] * 450e9, 1024 * MIB
+    adder, size = in_switch_of("hopper", 450e9), 1024 * MIB
+    assert adder is not None
     hops_s = 2 * TREE_HOP * 3e-6
-    assert nvls_tree_s(two, size, rate) == pytest.approx(in_switch_s(8, size, rate) + hops_s)
-    assert nvls_tree_s(many, size, rate) == pytest.approx(2 * size / 8 / 50e9 + 4 * hops_s)
+    assert nvls_tree_s(two, size, adder) == pytest.approx(in_switch_s(adder, 8, size) + hops_s)
+    assert nvls_tree_s(many, size, adder) == pytest.approx(2 * size / 8 / 50e9 + 4 * hops_s)
     card = load_gpu("a100-sxm-80gb")  # its switch adds nothing
     sizes = CollectiveSizes(
         op="all_reduce", world=16, buffer_bytes=size, ctas=None, in_graph=True, algorithm="library", span=two
@@ -145,7 +169,9 @@ def test_switches_of_several_nodes_add_before_their_tree() -> None:
     ("arguments", "way"),
     [
         ("--op all_gather --world 8 --bytes 1048576", "ring LL"),
-        ("--op all_reduce --world 8 --bytes 8388608", "ring LL128"),
+        ("--op all_reduce --world 8 --bytes 8388608", "nvls"),
+        ("--op all_reduce --world 8 --bytes 1048576", "ring LL"),
+        ("--op all_reduce --world 8 --bytes 8388608 --algorithm ring", "ring LL128"),
         ("--op all_reduce --world 8 --bytes 1073741824", "nvls"),
         ("--op all_reduce --world 8 --bytes 1073741824 --algorithm ring", "ring Simple"),
         ("--op all_reduce --world 8 --bytes 262144 --algorithm auto", "two_shot"),
@@ -165,40 +191,54 @@ def test_a_collective_says_which_way_it_goes(arguments: str, way: str, capsys: p
     assert json.loads(text)["way"] == way
 
 
-def test_latencies_follow_the_steps_and_bytes_the_links() -> None:
-    slow = Slower(link=2.0, steps=3.0)
-    assert ring_seconds("all_gather", 8, 1.0, slow) == pytest.approx(3.0 * ring_seconds("all_gather", 8, 1.0), rel=1e-5)
+def test_bytes_follow_the_links_and_latencies_do_not() -> None:
+    assert ring_seconds("all_gather", 8, 1.0, 2.0) == ring_seconds("all_gather", 8, 1.0)
     far = 1e13
-    assert ring_seconds("all_gather", 8, far, slow) == pytest.approx(2.0 * ring_seconds("all_gather", 8, far), rel=1e-3)
+    assert ring_seconds("all_gather", 8, far, 2.0) == pytest.approx(2.0 * ring_seconds("all_gather", 8, far), rel=1e-3)
 
 
-def test_the_fit_is_what_its_command_finds() -> None:
+def figures(library: object) -> dict[str, float]:
+    """Every figure of a library by its path."""
+    found: dict[str, float] = {}
+
+    def walk(path: str, value: object) -> None:
+        if isinstance(value, float | int):
+            found[path] = float(value)
+        elif isinstance(value, Mapping):
+            for name, one in value.items():
+                walk(f"{path}.{name}", one)
+        elif isinstance(value, tuple):
+            for place, one in enumerate(value):
+                walk(f"{path}.{place}", one)
+        elif is_dataclass(value):
+            for field in fields(value):
+                walk(f"{path}.{field.name}", getattr(value, field.name))
+
+    walk("", library)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARIES))
+def test_the_fit_is_what_its_command_finds(name: str) -> None:
     if not TABLE.exists():
         pytest.skip(f"no {TABLE}")
-    rows = read_table(TABLE)
-    for name, pace in fit_rings(rows).items():
-        known = RING[name]
-        assert (pace.base_s, pace.step_s) == pytest.approx((known.base_s, known.step_s), rel=0.01)
-        for op in RINGS:
-            assert (pace.ends[op], pace.middle[op]) == pytest.approx((known.ends[op], known.middle[op]), rel=0.01)
-    for found, kept in zip(fit_pairs(rows), PAIRS, strict=True):
-        assert found.base_s == pytest.approx(kept.base_s, rel=0.01)
-        assert found.sent_byte_s == pytest.approx(kept.sent_byte_s, rel=0.01)
-        assert found.message_byte_s == pytest.approx(kept.message_byte_s, rel=0.02)
-    for name, (gpu, versions, slower_link) in OTHERS.items():
-        assert fit_steps(read_table(TABLE, gpu, versions), slower_link) == pytest.approx(SLOWER_STEPS[name], rel=0.01)
+    kept, found = figures(LIBRARIES[name]), figures(fitted_library(name, TABLE))
+    for path, value in kept.items():
+        assert found[path] == pytest.approx(value, rel=0.01, abs=1e-14 if value < 1e-9 else 1e-8), path
 
 
 @pytest.mark.parametrize(("gpu", "architecture"), [("a100-sxm-80gb", "ampere"), ("b200", "blackwell")])
-def test_other_architectures_with_one_figure_of_their_own(gpu: str, architecture: str) -> None:
-    """Eight A100s and B200s from 1 MiB on: 12 % on the mean of each operation; two and four were in the fit."""
+def test_other_architectures_by_their_own_two_and_four(gpu: str, architecture: str) -> None:
+    """Eight A100s and B200s from 1 MiB on: 7.5 % on the mean of each operation, and 5 % of an A100's rings; two and
+    four were in the fit. B200s' NCCL of two versions has LL128 turned off, which the law does not know."""
     if not TABLE.exists():
         pytest.skip(f"no {TABLE}")
-    table, versions, _ = OTHERS[architecture]
-    rows = [r for r in read_table(TABLE, table, versions) if r.world == 8 and r.buffer_bytes >= MIB]
+    source = SOURCES[architecture]
+    rows = [r for r in read_table(TABLE, source.gpu, source.judged) if r.world == 8 and r.buffer_bytes >= MIB]
     for op in (*RINGS, "all_to_all"):
         errors = [abs(seconds(op, r.buffer_bytes, gpu=gpu) / r.seconds - 1.0) for r in rows if r.op == op]
-        assert sum(errors) / len(errors) < 0.12
+        most = 0.052 if architecture == "ampere" and op in RINGS else 0.075
+        assert sum(errors) / len(errors) < most
 
 
 @pytest.mark.parametrize(
@@ -211,9 +251,9 @@ def test_a_b200s_collectives(gpu: str, world: int, op: str, mib: int, microsecon
     assert seconds(op, mib * MIB, world=world, gpu=gpu) * 1e6 == pytest.approx(microseconds, rel=0.12)
 
 
-@pytest.mark.parametrize(("gpu", "table", "worst"), [("h100", "h100_sxm", 0.15), ("h200", "h200_sxm", 0.14)])
+@pytest.mark.parametrize(("gpu", "table", "worst"), [("h100", "h100_sxm", 0.10), ("h200", "h200_sxm", 0.12)])
 def test_all_eight_gpu_rows_from_one_mib_on(gpu: str, table: str, worst: float) -> None:
-    """Every row of the tables, and nine in ten within a tenth."""
+    """Every row of the tables: all of the H100s' within a tenth, and all but one of the H200s'."""
     if not TABLE.exists():
         pytest.skip(f"no {TABLE}")
     versions = ("2.27.3", "2.29.2", "2.26.2")
@@ -221,5 +261,5 @@ def test_all_eight_gpu_rows_from_one_mib_on(gpu: str, table: str, worst: float) 
     errors = [abs(seconds(r.op, r.buffer_bytes, gpu=gpu) / r.seconds - 1.0) for r in rows]
     assert len(errors) >= 80
     assert max(errors) < worst
-    assert sum(error <= 0.10 for error in errors) >= 0.9 * len(errors)
-    assert sum(errors) / len(errors) < 0.045
+    assert sum(error <= 0.10 for error in errors) >= 0.98 * len(errors)
+    assert sum(errors) / len(errors) < 0.035

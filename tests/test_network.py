@@ -15,7 +15,8 @@ from hardware.catalog import load_gpu
 from hardware.cluster import Cluster, Wiring, cluster_for, load_node
 from hardware.errors import HardwareError
 from hardware.laws.collective_time import default_ctas, seconds_within
-from hardware.laws.routes import IN_SWITCH_SHARE, hierarchical_s, nvls_tree_s, ring_s, tree_s
+from hardware.laws.in_switch import in_switch_of
+from hardware.laws.routes import hierarchical_s, nvls_tree_s, ring_s, tree_s
 from hardware.network import NetworkSpec, Pattern, Port, Shape, load_network, parse_network, route
 from sim import simulate
 from sim.engine.resources.network import Network
@@ -293,7 +294,9 @@ def test_what_crosses_alone_takes_its_price_and_the_price_is_the_sum_of_its_phas
         phases_s = inside("reduce_scatter", 8, size) + on_rails_s + inside("all_gather", 8, size)
         assert kernel.describe["op"] == "all_reduce"
         assert hierarchical_s("all_reduce", where, size, inside) == pytest.approx(phases_s, rel=1e-12)
-        added_s = nvls_tree_s(where, size, IN_SWITCH_SHARE["hopper"] * 450e9)
+        adder = in_switch_of("hopper", 450e9)
+        assert adder is not None
+        added_s = nvls_tree_s(where, size, adder)
         quickest = min(phases_s, ring_s("all_reduce", where, size, inside), tree_s(where, size, inside), added_s)
         assert kernel.terms.floor_s == pytest.approx(quickest, rel=1e-12)
         total_s += kernel.terms.floor_s + kernel.gap_s

@@ -1,46 +1,54 @@
 """Paces of NCCL's rings and exchanges: ``python -m hardware.calibrate.fit_nccl FILE``.
 
 ``FILE`` is the nccl table of aiconfigurator-core 0.12.0 (PyPI wheel, Apache-2.0; parquet or CSV with its columns).
-Fitted on two and four H100s with 16-bit floats, NCCL 2.27.3 and 2.29.2, and for other architectures one figure, by
-which their latencies are longer, likewise; the rows of eight, which no fit sees, are printed beside what the fit says.
+Fitted for each architecture on its two and four GPUs with 16-bit floats (exchanges and gathers, which add nothing, also
+with 8-bit integers); the rows of eight, which no fit sees, are printed beside what the fit says.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares, minimize_scalar
+from scipy.optimize import least_squares
 
-from hardware.laws.nccl import (
-    AS_FITTED,
-    LL128_SHARE,
-    PAIRS,
-    RING,
-    RINGS,
-    TUNED_S,
-    PairPace,
-    Protocol,
-    RingPace,
-    Slower,
-    pairs_seconds,
-    ring_seconds,
-)
+from hardware.laws.nccl import RINGS, pairs_seconds, ring_seconds
+from hardware.laws.nccl_data import LIBRARIES
+from hardware.laws.nccl_paces import DensePace, Library, LowPace, PairPace, SimplePace
 
 FITTED_WORLDS = (2, 4)
-# GPU of the table, versions of the library, and how many times slower than an H100's its links are.
-OTHERS = {
-    "ampere": ("a100_sxm", ("2.27.3",), 1.5),
-    "blackwell": ("b200_sxm", ("2.27.3", "2.28.9", "2.29.2"), 0.5),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Rows of one architecture: GPU of the table, versions of the library whose rings are fitted, and all there are.
+
+    With 2.27.3 and 2.29.2 the B200s took Simple where the tuner has LL128 (those of the other versions took it): the
+    library turns LL128 off where NICs hang far from their GPUs.
+    """
+
+    gpu: str
+    fitted: tuple[str, ...]
+    judged: tuple[str, ...]
+
+
+SOURCES: Mapping[str, Source] = {
+    "hopper": Source(gpu="h100_sxm", fitted=("2.27.3", "2.29.2"), judged=("2.27.3", "2.29.2")),
+    "ampere": Source(gpu="a100_sxm", fitted=("2.27.3",), judged=("2.27.3",)),
+    "blackwell": Source(gpu="b200_sxm", fitted=("2.27.5", "2.28.9"), judged=("2.27.3", "2.27.5", "2.28.9", "2.29.2")),
 }
 _NAMES = {"alltoall": "all_to_all"}
-# Where the search begins: rings at the tuner's latencies and 250 GB/s, exchanges at 300 GB/s. Microseconds, ps a byte.
-_RING_START: Mapping[Protocol, tuple[float, float]] = {"LL": (8.0, 7.0), "Simple": (4.0, 3.0)}
+# Operations that move bytes of any type alike.
+_COPIES = ("all_gather", "alltoall")
+# Where the search begins (us, ps a byte): rings at the tuner's latencies and 250 GB/s, exchanges at 300 GB/s.
+_LOW_START = (4.5, 1.0, 0.8, *(0.2,) * 3, *(0.9,) * 3, *(0.5,) * 3)
+_SIMPLE_START = (12.0, 3.0, *(6.0, 4.0, 4.0), *(5.0, 3.0, 3.0))
+_DENSE_START, _FENCE_START = (20.0, 0.9), 8.0
 _PAIR_START = (7.0, 130.0, 0.0, 12.0, 0.0, 4.0, 26.0, 1.0, 3.0)
 
 
@@ -55,103 +63,88 @@ class TableRow:
 
 
 def read_table(path: Path, gpu: str = "h100_sxm", versions: Sequence[str] = ("2.27.3", "2.29.2")) -> list[TableRow]:
-    """Rows of 16-bit floats of one GPU, by version of the library; repeated ones as their mean."""
+    """Rows of one GPU, by version of the library; repeated ones as their mean, those of types that move alike too."""
     table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    chosen = table[(table.gpu == gpu) & table.ver.astype(str).isin(versions) & (table.nccl_dtype == "half")]
-    means = chosen.groupby(["op_name", "num_gpus", "message_size", "ver"]).latency.mean().reset_index()
-    columns = (means[name].tolist() for name in ("op_name", "num_gpus", "message_size", "latency"))
+    floats = table.nccl_dtype.astype(str) == "half"
+    chosen = table[
+        (table.gpu == gpu) & table.ver.astype(str).isin(versions) & (floats | table.op_name.astype(str).isin(_COPIES))
+    ].assign(buffer_bytes=table.message_size * np.where(floats, 2, 1))
+    keys = ["op_name", "num_gpus", "buffer_bytes", "ver"]
+    means = chosen.groupby(keys, observed=True).latency.mean().reset_index()
+    columns = (means[name].tolist() for name in ("op_name", "num_gpus", "buffer_bytes", "latency"))
     return [
-        TableRow(op=_NAMES.get(op, op), world=world, buffer_bytes=2 * elements, seconds=milliseconds * 1e-3)
-        for op, world, elements, milliseconds in zip(*columns, strict=True)
+        TableRow(op=_NAMES.get(op, op), world=world, buffer_bytes=size, seconds=milliseconds * 1e-3)
+        for op, world, size, milliseconds in zip(*columns, strict=True)
     ]
 
 
-def ring_paces(x: Sequence[float]) -> dict[Protocol, RingPace]:
-    """Paces from the fit's vector (us, and ps a byte): LL and Simple of their own; LL128 a base of its own.
+def with_rings(library: Library, x: Sequence[float]) -> Library:
+    """``library`` with the rings of the fit's vector (us, and ps a byte); without a last figure fences are hidden."""
 
-    Two sizes of one operation ran in LL128 on four GPUs: its steps are Simple's in the tuner's proportion, its bytes
-    in its share of the rate.
-    """
-    count = len(RINGS)
+    def each(values: Sequence[float], unit: float) -> dict[str, float]:
+        return {op: value * unit for op, value in zip(RINGS, values, strict=True)}
 
-    def pace(values: Sequence[float]) -> RingPace:
-        ends, middle = values[2 : 2 + count], values[2 + count :]
-        return RingPace(
-            base_s=values[0] * 1e-6,
-            step_s=values[1] * 1e-6,
-            ends={op: v * 1e-12 for op, v in zip(RINGS, ends, strict=True)},
-            middle={op: v * 1e-12 for op, v in zip(RINGS, middle, strict=True)},
-        )
-
-    each = 2 + 2 * count
-    low, simple = pace(x[:each]), pace(x[each : 2 * each])
-    dense = RingPace(
-        base_s=x[2 * each] * 1e-6,
-        step_s=simple.step_s * TUNED_S["LL128"][1] / TUNED_S["Simple"][1],
-        ends={op: v / LL128_SHARE for op, v in simple.ends.items()},
-        middle={op: v / LL128_SHARE for op, v in simple.middle.items()},
+    us, ps = 1e-6, 1e-12
+    low, simple, dense, fence = x[:12], x[12:20], x[20:22], x[22:]
+    return replace(
+        library,
+        low=LowPace(
+            launch_s=low[0] * us,
+            block_s=low[1] * us,
+            step_s=low[2] * us,
+            full_s=each(low[3:6], us),
+            ends=each(low[6:9], us),
+            middle=each(low[9:12], us),
+        ),
+        simple=SimplePace(
+            base_s=simple[0] * us,
+            step_s=simple[1] * us,
+            fence_s=fence[0] * us if fence else 0.0,
+            ends=each(simple[2:5], ps),
+            middle=each(simple[5:8], ps),
+        ),
+        dense=DensePace(base_s=dense[0] * us, share=dense[1]),
     )
-    return {"LL": low, "LL128": dense, "Simple": simple}
 
 
-def pair_paces(x: Sequence[float]) -> tuple[PairPace, ...]:
-    """Paces of an all-to-all from the fit's vector, three of each three figures."""
-    return tuple(
+def with_pairs(library: Library, x: Sequence[float]) -> Library:
+    """``library`` with the exchanges of the fit's vector, three of each three figures."""
+    pairs = tuple(
         PairPace(base_s=a * 1e-6, message_byte_s=b * 1e-12, sent_byte_s=c * 1e-12)
         for a, b, c in np.reshape(x, (-1, 3)).tolist()
     )
+    return replace(library, pairs=pairs)
 
 
-def fit_rings(rows: Sequence[TableRow]) -> dict[Protocol, RingPace]:
-    """Least squares of relative errors, large ones softened."""
-    rings = [row for row in rows if row.op in RINGS and row.world in FITTED_WORLDS]
-    start: list[float] = []
-    for name, (ends, middle) in _RING_START.items():
-        start += [s * 1e6 for s in TUNED_S[name]]
-        start += [ends * (1 + (op == "all_reduce")) for op in RINGS]
-        start += [middle * (1 + (op == "all_reduce")) for op in RINGS]
-    start.append(TUNED_S["LL128"][0] * 1e6)
+def fitted_library(name: str, table: Path) -> Library:
+    """Paces of one architecture: least squares of relative errors, large ones softened; none below zero.
 
-    def errors(x: Any) -> list[float]:
-        paces = ring_paces(x.tolist())
-        return [seconds_of(row, rings=paces) / row.seconds - 1.0 for row in rings]
+    A Hopper's fences are hidden by its bytes wherever its tuner takes Simple.
+    """
+    library, source = LIBRARIES[name], SOURCES[name]
+    rings = [r for r in read_table(table, source.gpu, source.fitted) if r.op in RINGS and r.world in FITTED_WORLDS]
+    pairs = [r for r in read_table(table, source.gpu, source.judged) if r.op not in RINGS and r.world in FITTED_WORLDS]
 
-    return ring_paces(least_squares(errors, start, loss="soft_l1", f_scale=0.05).x.tolist())
+    def ring_errors(x: Any) -> list[float]:
+        tried = with_rings(library, x.tolist())
+        return [seconds_of(row, name, tried) / row.seconds - 1.0 for row in rings]
 
+    def pair_errors(x: Any) -> list[float]:
+        tried = with_pairs(library, x.tolist())
+        return [seconds_of(row, name, tried) / row.seconds - 1.0 for row in pairs]
 
-def fit_pairs(rows: Sequence[TableRow]) -> tuple[PairPace, ...]:
-    """The all-to-alls, likewise; no figure below zero."""
-    pairs = [row for row in rows if row.op == "all_to_all" and row.world in FITTED_WORLDS]
-
-    def errors(x: Any) -> list[float]:
-        paces = pair_paces(x.tolist())
-        return [seconds_of(row, pairs=paces) / row.seconds - 1.0 for row in pairs]
-
-    return pair_paces(least_squares(errors, _PAIR_START, loss="soft_l1", f_scale=0.05, bounds=(0.0, np.inf)).x.tolist())
+    start = [*_LOW_START, *_SIMPLE_START, *_DENSE_START, *(() if name == "hopper" else (_FENCE_START,))]
+    softened = {"loss": "soft_l1", "f_scale": 0.05, "bounds": (0.0, np.inf)}
+    found = with_rings(library, least_squares(ring_errors, start, **softened).x.tolist())
+    return with_pairs(found, least_squares(pair_errors, _PAIR_START, **softened).x.tolist())
 
 
-def fit_steps(rows: Sequence[TableRow], slower_link: float) -> float:
-    """By which factor latencies are longer than an H100's: least mean of relative errors, each at most a half."""
-    seen = [row for row in rows if row.world in FITTED_WORLDS]
-
-    def off(factor: float) -> float:
-        slower = Slower(link=slower_link, steps=factor)
-        return sum(min(abs(seconds_of(row, slower) / row.seconds - 1.0), 0.5) for row in seen)
-
-    return float(minimize_scalar(off, bounds=(0.7, 3.0), method="bounded").x)
-
-
-def seconds_of(
-    row: TableRow,
-    slower: Slower = AS_FITTED,
-    *,
-    rings: Mapping[Protocol, RingPace] = RING,
-    pairs: tuple[PairPace, ...] = PAIRS,
-) -> float:
-    """What the law says of a row, the shipped one or one of other paces."""
+def seconds_of(row: TableRow, name: str = "hopper", library: Library | None = None) -> float:
+    """What the law says of a row on the GPUs of one architecture's table, the shipped one or one of other paces."""
+    link = LIBRARIES[name].slower_link
     if row.op in RINGS:
-        return ring_seconds(row.op, row.world, row.buffer_bytes, slower, rings)
-    return pairs_seconds(row.world, row.buffer_bytes, slower, pairs)
+        return ring_seconds(row.op, row.world, row.buffer_bytes, link, name, library)
+    return pairs_seconds(row.world, row.buffer_bytes, link, name, library)
 
 
 def main() -> None:
@@ -159,21 +152,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     table = parser.parse_args().table
-    rows = read_table(table)
-    paces, exchanges = fit_rings(rows), fit_pairs(rows)
-    for name, pace in paces.items():
-        print(name, f"{pace.base_s * 1e6:.2f} us, {pace.step_s * 1e6:.2f} us a step; ps a byte, ends and middle:")
-        print("   ", ", ".join(f"{op} {pace.ends[op] * 1e12:.2f} {pace.middle[op] * 1e12:.2f}" for op in RINGS))
-    for pair in exchanges:
+    for name, source in SOURCES.items():
+        library = fitted_library(name, table)
+        print(name)
+        _print_paces(library)
+        found: dict[tuple[str, int], list[str]] = {}
+        for row in read_table(table, source.gpu, source.judged):
+            off = seconds_of(row, name, library) / row.seconds - 1.0
+            found.setdefault((row.op, row.world), []).append(f"{row.buffer_bytes / 2**20:.3g}:{100 * off:+.0f}")
+        for (op, world), errors in sorted(found.items()):
+            print(op, world, "fitted" if world in FITTED_WORLDS else "not fitted", "MiB:%", *errors)
+
+
+def _print_paces(library: Library) -> None:
+    low, simple, dense = library.low, library.simple, library.dense
+    print(f"LL {low.launch_s * 1e6:.2f} us and {low.block_s * 1e6:.2f} a whole block, {low.step_s * 1e6:.2f} us a step")
+    print("    more a step, further rounds' ends and middle (us):", *_each(low.full_s, low.ends, low.middle, unit=1e-6))
+    print(f"LL128 {dense.base_s * 1e6:.2f} us, {dense.share:.3f} of Simple's rate")
+    fence = f", {simple.fence_s * 1e6:.2f} a fence"
+    print(f"Simple {simple.base_s * 1e6:.2f} us, {simple.step_s * 1e6:.2f} us a step{fence}; ps a byte:")
+    print("   ", *_each(simple.ends, simple.middle, unit=1e-12))
+    for pair in library.pairs:
         print(f"pairs {pair.base_s * 1e6:.2f} us, {pair.message_byte_s * 1e12:.2f}, {pair.sent_byte_s * 1e12:.2f} ps")
-    found: dict[tuple[str, int], list[str]] = {}
-    for row in rows:
-        off = seconds_of(row, rings=paces, pairs=exchanges) / row.seconds - 1.0
-        found.setdefault((row.op, row.world), []).append(f"{row.buffer_bytes / 2**20:.3g}:{100 * off:+.0f}")
-    for (op, world), errors in sorted(found.items()):
-        print(op, world, "fitted" if world in FITTED_WORLDS else "not fitted", "MiB:%", *errors)
-    for architecture, (gpu, versions, slower_link) in OTHERS.items():
-        print(architecture, f"{fit_steps(read_table(table, gpu, versions), slower_link):.2f} times an H100's latencies")
+
+
+def _each(*figures: Mapping[str, float], unit: float) -> list[str]:
+    return [f"{op} {' '.join(f'{of[op] / unit:.2f}' for of in figures)};" for op in RINGS]
 
 
 if __name__ == "__main__":

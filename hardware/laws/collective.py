@@ -19,19 +19,16 @@ from hardware.laws.collective_time import (
     moving_s,
     seconds_within,
 )
-from hardware.laws.nccl import RINGS, protocol
+from hardware.laws.in_switch import IN_SWITCH_FROM, InSwitch, in_switch_bytes, in_switch_s
+from hardware.laws.nccl import RINGS, added_from, protocol
 from hardware.laws.routes import (
     DIRECT_CTAS,
-    IN_SWITCH_CTAS,
-    IN_SWITCH_FROM,
     NVLS_TREE,
     Span,
     between_nodes,
     direct_bytes,
     direct_choice,
     direct_s,
-    in_switch_bytes,
-    in_switch_s,
     pcie_bus_bytes_per_s,
     tree_s,
 )
@@ -131,12 +128,11 @@ def collective_base_terms(
     sizes: CollectiveSizes,
     gpu: GpuSpec,
     *,
-    in_switch_bytes_per_s: float = 0.0,
+    adder: InSwitch | None = None,
 ) -> KernelTerms:
     """Terms of one collective: loop cost as measured, or its cost inside a step.
 
-    ``in_switch_bytes_per_s`` is what traffic that the switch adds reaches on a link (0: the switch of these ranks adds
-    nothing).
+    ``adder`` is what adds in the switch of these ranks, if anything does.
     """
     c = coefficients
     op, world, buffer_bytes, ctas, in_graph = sizes.op, sizes.world, sizes.buffer_bytes, sizes.ctas, sizes.in_graph
@@ -172,14 +168,15 @@ def collective_base_terms(
         blocks, measured = min(blocks, DIRECT_CTAS), False
         clusters = False  # only NCCL's kernels were seen to start in clusters
     elif span is not None and not one_node:
-        if algorithm == "nvls" and not in_switch_bytes_per_s:
+        if algorithm == "nvls" and adder is None:
             raise HardwareError(_no_switch(world))
         # With blocks of one's own the library adds nothing in switches, unless it is told to.
-        added_bytes_per_s = in_switch_bytes_per_s if ctas is None or algorithm == "nvls" else 0.0
-        way = between_nodes(op, algorithm, span, buffer_bytes, inside, added_bytes_per_s)
+        large = buffer_bytes >= added_from(span.per_node, c.slower_link, c.library)
+        adds = adder if (ctas is None and large) or algorithm == "nvls" else None
+        way = between_nodes(op, algorithm, span, buffer_bytes, inside, adds)
         floor_s, beyond_bytes, measured, taken = way.time_s, way.beyond_bytes, False, way.name
-        if taken == NVLS_TREE:
-            blocks, moved, hbm_bytes = IN_SWITCH_CTAS, in_switch_bytes(span.per_node, buffer_bytes), 2.0 * buffer_bytes
+        if taken == NVLS_TREE and adder is not None:
+            blocks, moved, hbm_bytes = adder.blocks, in_switch_bytes(span.per_node, buffer_bytes), 2.0 * buffer_bytes
     elif algorithm == "tree":
         chain = Span(nodes=1, per_node=world, nic_bytes_per_s=math.inf, nic_latency_s=0.0)
         floor_s, measured = tree_s(chain, buffer_bytes, inside), False
@@ -188,13 +185,15 @@ def collective_base_terms(
         moved_s = moving_s(c, op, world, buffer_bytes, blocks, in_graph)
         taken = "ring" if op == "broadcast" else "pairs"
         if op in RINGS:
-            taken = f"ring {protocol(op, world, buffer_bytes, c.slower_link)}"
-        if op == "all_reduce" and algorithm in ("library", "nvls"):
-            added_s = in_switch_s(world, buffer_bytes, in_switch_bytes_per_s) if in_switch_bytes_per_s else math.inf
-            if algorithm == "nvls" and not in_switch_bytes_per_s:
-                raise HardwareError(_no_switch(world))
-            if algorithm == "nvls" or (ctas is None and added_s < floor_s):
-                blocks = IN_SWITCH_CTAS if ctas is None else ctas
+            taken = f"ring {protocol(op, world, buffer_bytes, c.slower_link, c.library)}"
+        if op == "all_reduce" and algorithm == "nvls" and adder is None:
+            raise HardwareError(_no_switch(world))
+        if op == "all_reduce" and adder is not None and algorithm in ("library", "nvls"):
+            # The library's tuner decides by lines of its own, not by what takes least.
+            chosen = ctas is None and buffer_bytes >= added_from(world, c.slower_link, c.library)
+            if algorithm == "nvls" or chosen:
+                blocks = adder.blocks if ctas is None else ctas
+                added_s = in_switch_s(adder, world, buffer_bytes)
                 floor_s, moved_s, measured, taken = added_s, 0.0, False, "nvls"
                 moved = in_switch_bytes(world, buffer_bytes)
                 hbm_bytes = 2.0 * buffer_bytes  # read once for the switch, and the sum written

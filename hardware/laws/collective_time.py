@@ -9,7 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from hardware.laws.nccl import RINGS, Slower, pairs_seconds, ring_seconds, ring_steps
+from hardware.laws.nccl import RINGS, level_from, pairs_seconds, ring_seconds
+from hardware.laws.nccl_paces import ring_steps
 
 # Blocks that NCCL takes by itself on these machines: rings 24 (profiler traces), exchanges between pairs 32 (collective
 # rows: an all-to-all takes the same time with 32 blocks as with none asked for, 504 and 506 us at 256 MiB; in the one
@@ -43,8 +44,8 @@ class CollectiveCoefficients:
 
     Inside a step a collective draws ``step_power_w`` above idle while it runs, plus energies per bus byte; a rank that
     waits draws ``waiting_power_w``. Links that exchange anything draw ``links_power_w`` a GPU all the time.
-    ``slower_link`` and ``slower_steps``: how many times slower than an H100's the links and the steps of a ring are
-    (:mod:`hardware.laws.nccl`). Where one is not 1 the tables are another GPU's.
+    ``slower_link``: how many times slower than an H100's the links are; ``library``: the architecture whose paces the
+    library keeps (:mod:`hardware.laws.nccl_data`). Where they are not an H100's the tables are another GPU's.
     """
 
     tables: tuple[CollectiveTable, ...]
@@ -54,7 +55,7 @@ class CollectiveCoefficients:
     waiting_power_w: float
     links_power_w: float = 0.0
     slower_link: float = 1.0
-    slower_steps: float = 1.0
+    library: str = "hopper"
 
 
 def default_ctas(op: str) -> int:
@@ -126,7 +127,7 @@ def loop_of(
     its steps.
     """
     table = _table(c, op, world)
-    carried = op in _CARRIED and (table is None or (c.slower_link, c.slower_steps) != (1.0, 1.0))
+    carried = op in _CARRIED and (table is None or (c.slower_link, c.library) != (1.0, "hopper"))
     if table is not None and not carried:
         return _at(c, table, buffer_bytes, ctas)
     if op == "send":
@@ -137,10 +138,23 @@ def loop_of(
     if not carried:
         steps = ring_steps(op, world) - ring_steps(nearest.op, nearest.world)
         return max(time_s + RING_STEP_S * steps, 0.5 * time_s), power_w, False
-    slower = Slower(link=c.slower_link, steps=c.slower_steps)
-    own_s = ring_seconds(op, world, buffer_bytes, slower) if op in RINGS else pairs_seconds(world, buffer_bytes, slower)
-    free_s, _, _ = _at(c, nearest, same_bus, default_ctas(op))
-    return own_s * time_s / free_s + _launch_s(c, op, world, buffer_bytes), power_w, False
+    launch_s = _launch_s(c, op, world, buffer_bytes)
+    if op not in RINGS:
+        own_s = pairs_seconds(world, buffer_bytes, c.slower_link, c.library)
+        return own_s * _slower(c, nearest, same_bus, ctas) + launch_s, power_w, False
+    # Over sizes of one time blocks of one's own take what the slowest of them takes: more bytes never take less.
+    level = level_from(op, world, buffer_bytes, c.slower_link, c.library) / buffer_bytes * same_bus
+    sizes = [same_bus, level, *(size for _, size, _, _ in nearest.rows if level < size < same_bus)]
+    slower = max(_slower(c, nearest, size, ctas) for size in sizes)
+    return ring_seconds(op, world, buffer_bytes, c.slower_link, c.library) * slower + launch_s, power_w, False
+
+
+def _slower(c: CollectiveCoefficients, table: CollectiveTable, buffer_bytes: float, ctas: int) -> float:
+    """How many times longer than in the library's blocks a loop of ``table`` takes in ``ctas``."""
+    free = default_ctas(table.op)
+    if ctas == free:
+        return 1.0
+    return _at(c, table, buffer_bytes, ctas)[0] / _at(c, table, buffer_bytes, free)[0]
 
 
 def _nearest(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable:

@@ -15,8 +15,9 @@ from hardware.laws.exchange import CTAS, RoutedExchange, exchange_bytes, exchang
 from hardware.laws.gemm import gemm_base_terms, gemm_features
 from hardware.laws.gemm_grid import LEAST_ROWS, launched_tiles, relaunched, thin_tiles
 from hardware.laws.grouped import grouped_base_terms, grouped_features
+from hardware.laws.in_switch import IN_SWITCH_FROM, in_switch_of
 from hardware.laws.narrow_cache import with_narrow_cache
-from hardware.laws.routes import IN_SWITCH_FROM, IN_SWITCH_SHARE, Span
+from hardware.laws.routes import Span
 from hardware.laws.sizes import (
     CollectiveSizes,
     DecodeSizes,
@@ -168,10 +169,9 @@ def grouped_gemm_terms(
 def collective_terms(profile: Profile, gpu: GpuSpec, sizes: CollectiveSizes, *, in_switch: bool = False) -> KernelTerms:
     """One collective; ``in_switch``: the ranks of a node hang on one switch that can add what they send."""
     together = sizes.world if sizes.span is None else sizes.span.per_node
-    share = IN_SWITCH_SHARE.get(gpu.architecture, 0.0) if in_switch and together >= IN_SWITCH_FROM else 0.0
-    return collective_base_terms(
-        profile.collective, profile.sharing, sizes, gpu, in_switch_bytes_per_s=share * gpu.link_bytes_per_s
-    )
+    adds = in_switch and together >= IN_SWITCH_FROM
+    adder = in_switch_of(gpu.architecture, gpu.link_bytes_per_s) if adds else None
+    return collective_base_terms(profile.collective, profile.sharing, sizes, gpu, adder=adder)
 
 
 def exchange_terms(

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from hardware.errors import HardwareError
+from hardware.laws.in_switch import InSwitch, in_switch_s
 
 Inside = Callable[[str, int, float], float]
 
@@ -28,17 +29,7 @@ ONE_SHOT_S, SECOND_SHOT_S, DIRECT_LINK_SHARE = 4.41e-6, 3.31e-6, 0.611
 ONE_SHOT_BELOW = {2: 8 * 2**20, 4: 512 * 2**10, 8: 256 * 2**10}
 DIRECT_BELOW = 8 * 2**20
 DIRECT_CTAS = 36
-# All-reduce in the switch (NVLS: multimem loads add, multimem stores spread): fixed seconds, and the share of a link's
-# rate at which (1 + 1/n) B cross it. Lines through 64 to 512 MiB on eight GPUs, 16-bit floats (aiconfigurator-core
-# 0.12.0, nccl table: H100 324.0, 578.1, 1092.7, 2112.0 us; B200 278.7, 398.1, 717.3, 1339.8 us): within 2 % on the H100
-# from 32 MiB on, 5 % on the B200 from 128 MiB on (19 % fast at 64). 8-bit integers, which switches do not add, take the
-# ring there. NCCL runs it in 16 blocks.
-IN_SWITCH_S = 70e-6
-IN_SWITCH_SHARE = {"hopper": 0.658, "blackwell": 0.54}
-IN_SWITCH_CTAS = 16
 NVLS_TREE = "nvls tree"
-# NCCL's tables of two and four GPUs show no gain of it over the ring.
-IN_SWITCH_FROM = 8
 # Bus bandwidth of NCCL's rings and exchanges over PCIe without NVLink, as shares of the cards' own PCIe rate: 20.1, 5.1
 # and 1.45 GB/s on two, four and eight L40S (PCIe 4.0 x16; all-reduces from 64 MiB on, aiconfigurator-core 0.12.0, nccl
 # table, 2.27.3; all-gathers, reduce-scatters and all-to-alls there within 20 %). Four and eight meet over the host's
@@ -99,20 +90,6 @@ def direct_s(algorithm: str, world: int, buffer_bytes: float, link_bytes_per_s: 
     return latency_s + direct_bytes(algorithm, world, buffer_bytes) / (DIRECT_LINK_SHARE * link_bytes_per_s)
 
 
-def in_switch_bytes(world: int, buffer_bytes: float) -> float:
-    """Bytes that cross a rank's link each way: all of its buffer for the others to add, and its part of the sum.
-
-    >>> in_switch_bytes(8, 800)
-    900.0
-    """
-    return (1.0 + 1.0 / world) * buffer_bytes
-
-
-def in_switch_s(world: int, buffer_bytes: float, bytes_per_s: float) -> float:
-    """All-reduce that the switch adds, at the rate that its traffic reaches on a link."""
-    return IN_SWITCH_S + in_switch_bytes(world, buffer_bytes) / bytes_per_s
-
-
 def ring_s(op: str, span: Span, buffer_bytes: float, inside: Inside) -> float:
     """One ring a rail through all nodes: the slower of NVLink and NICs, and a NIC's latency at each node.
 
@@ -134,10 +111,10 @@ def tree_copies(nodes: int) -> float:
     return 1.0 if nodes == 2 else 2.0
 
 
-def nvls_tree_s(span: Span, buffer_bytes: float, bytes_per_s: float) -> float:
+def nvls_tree_s(span: Span, buffer_bytes: float, adder: InSwitch) -> float:
     """All-reduce that each node's switch adds, and a double binary tree over nodes meanwhile."""
     on_nic_s = tree_copies(span.nodes) * buffer_bytes / span.per_node / span.nic_bytes_per_s
-    return max(in_switch_s(span.per_node, buffer_bytes, bytes_per_s), on_nic_s) + _hops_s(span)
+    return max(in_switch_s(adder, span.per_node, buffer_bytes), on_nic_s) + _hops_s(span)
 
 
 def _hops_s(span: Span) -> float:
@@ -188,11 +165,11 @@ class Way:
 
 
 def between_nodes(
-    op: str, algorithm: str, span: Span, buffer_bytes: float, inside: Inside, in_switch_bytes_per_s: float = 0.0
+    op: str, algorithm: str, span: Span, buffer_bytes: float, inside: Inside, adder: InSwitch | None = None
 ) -> Way:
     """A collective that leaves its node, by ``algorithm`` or by the quickest that its library knows.
 
-    ``in_switch_bytes_per_s``: of a link's traffic that the switch of each node adds (0: it adds nothing).
+    ``adder``: what adds in the switch of each node, if anything does.
     """
     part = buffer_bytes / span.per_node
     laps = 2 if op == "all_reduce" else 1
@@ -232,8 +209,8 @@ def between_nodes(
         if algorithm == "tree":
             return tree
         ways.append(tree)
-        if in_switch_bytes_per_s:
-            added_s = nvls_tree_s(span, buffer_bytes, in_switch_bytes_per_s)
+        if adder is not None:
+            added_s = nvls_tree_s(span, buffer_bytes, adder)
             added = Way(name=NVLS_TREE, time_s=added_s, beyond_bytes=beyond_bytes)
             if algorithm == "nvls":
                 return added

@@ -2,7 +2,9 @@
 
 One class of GPUs is level wherever its streams join: at the end of every layer. Several classes (uneven experts,
 slices of a context) run at paces of their own, and are level only when a collective of all of them ends. Layers of
-one stream are therefore cut after the last such collective; what follows it opens the next piece.
+one stream are therefore cut after the last such collective; what follows it opens the next piece. Layers of several
+streams are cut where they end, which is level wherever such a collective ends them. Those before them in which not all
+GPUs meet (dense layers before experts) are level where all are held at one clock alone, and open their first piece.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from inputs.same import Same
 from sim.shortcuts.fold import Folding
 from workloads.program import Kernel, Segment
 from workloads.work import CollectiveWork
+
+# A layer without a collective of all GPUs that comes more often in a row is left a piece of its own.
+MOST_JOINED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +37,29 @@ def split_into_pieces(
         for step, repeat in steps:
             yield (step,), repeat
         return
+    steps = list(steps)
+    meeting = {_key(step): _all_meet(step, folding) for step, _ in steps}
+    left = sum(meeting[_key(step)] for step, _ in steps)  # steps yet to come in which all GPUs meet
     open_: tuple[SegmentStep, ...] = ()
     # Equal steps give equal parts.
     splits: dict[tuple[Same[tuple[Kernel, ...]], ...], tuple[SegmentStep, SegmentStep] | None] = {}
     for step, repeat in steps:
-        key = tuple(Same(segment.kernels) for segment in step.segments)
+        key = _key(step)
+        left -= meeting[key]
         if key not in splits:
             splits[key] = _split(step, folding)
         parts = splits[key]
         if parts is None:
-            if repeat == 1:
-                open_ = (*open_, step)
+            if repeat == 1 or (left and not meeting[key] and repeat <= MOST_JOINED):
+                open_ = (*open_, *[step] * repeat)
                 continue
-            if open_:
-                yield open_, 1
-            yield (step,), repeat
+            if open_ and meeting[key]:
+                yield (*open_, step), 1
+                yield (step,), repeat - 1
+            else:
+                if open_:
+                    yield open_, 1
+                yield (step,), repeat
             open_ = ()
             continue
         upto, rest = (replace(part, phase=step.phase) for part in parts)
@@ -59,6 +72,20 @@ def split_into_pieces(
         yield open_, 1
 
 
+def _key(step: SegmentStep) -> tuple[Same[tuple[Kernel, ...]], ...]:
+    return tuple(Same(segment.kernels) for segment in step.segments)
+
+
+def _all_meet(step: SegmentStep, folding: Folding) -> bool:
+    """Whether all GPUs meet in some collective of the step."""
+    return all(any(_meets_all(kernel, folding) for kernel in segment.kernels) for segment in step.segments)
+
+
+def _meets_all(kernel: Kernel, folding: Folding) -> bool:
+    work = kernel.work
+    return isinstance(work, CollectiveWork) and len(folding.groups[work.ranks]) == len(folding.classes)
+
+
 def _split(step: SegmentStep, folding: Folding) -> tuple[SegmentStep, SegmentStep] | None:
     """The step up to the end of its last collective of all GPUs, and the rest; None where it has none."""
     before: list[Segment] = []
@@ -68,8 +95,7 @@ def _split(step: SegmentStep, folding: Folding) -> tuple[SegmentStep, SegmentSte
         for position, kernel in enumerate(segment.kernels):
             if kernel.stream or kernel.after:
                 return None
-            work = kernel.work
-            if isinstance(work, CollectiveWork) and len(folding.groups[work.ranks]) == len(folding.classes):
+            if _meets_all(kernel, folding):
                 last = position + 1
         if not last:
             return None

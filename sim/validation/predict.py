@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hardware.calibrate.engine_rows import ENGINE_KINDS
-from hardware.laws.routes import IN_SWITCH_FROM
+from hardware.laws.in_switch import IN_SWITCH_FROM
 from inputs.texts import shown
 from sim.run.repetition import Prediction, machine_for, run_program, run_works, seen
 from sim.run.runner import simulate
