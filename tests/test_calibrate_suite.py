@@ -142,7 +142,7 @@ def test_routing_counts_by_hand() -> None:
         "tiles64": 12,
         "tiles256": 4,
     }
-    slice_ = [route(tokens=64, experts=8, top_k=2, skew=0.8, first=f, count=4, seed=3) for f in (0, 4)]
+    slice_ = [route(tokens=64, experts=8, top_k=2, skew=0.8, own=range(f, f + 4), seed=3) for f in (0, 4)]
     assert sum(part.rows for part in slice_) == 128
     assert route(tokens=2000, experts=128, top_k=8, skew=1.2).facts()["max_rows"] > 2 * 125
     assert list(everyone.token[:130]) == list(range(130))

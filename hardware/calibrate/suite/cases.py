@@ -223,7 +223,7 @@ def _attention(bench: Bench, row: Row) -> Case:
 
 def _grouped(bench: Bench, row: Row) -> Case:
     experts, k, n = row["experts"], row["k"], row["n"]
-    routing = route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], count=experts)
+    routing = route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], own=range(experts))
     torch = bench.torch
     ends = torch.tensor(routing.rows_per_expert.cumsum().tolist(), device=bench.device, dtype=torch.int32)
     x = bench.randn(routing.rows, k)
