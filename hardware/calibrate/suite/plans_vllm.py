@@ -96,9 +96,9 @@ def vllm(world: int) -> list[PlannedRow]:
         experts(QWEN_30B, tokens, part) for tokens, part in product(ALL_TOKENS, ("gate_up", "down"))
     ]
     rows += [experts(QWEN_30B, tokens, "all") for tokens in SOME_TOKENS]
-    for sizes in (MIXTRAL, QWEN_235B, DEEPSEEK):
-        rows += [experts(sizes, tokens, part) for tokens, part in product(SOME_TOKENS, ("gate_up", "down"))]
-        rows += [experts(sizes, tokens, "all") for tokens in FEW_TOKENS]
+    for layer in (MIXTRAL, QWEN_235B, DEEPSEEK):
+        rows += [experts(layer, tokens, part) for tokens, part in product(SOME_TOKENS, ("gate_up", "down"))]
+        rows += [experts(layer, tokens, "all") for tokens in FEW_TOKENS]
     rows += [
         experts(QWEN_30B._replace(local=local), tokens, part)
         for tokens, part, local in product(FEW_TOKENS, ("gate_up", "down"), (64, 32))
