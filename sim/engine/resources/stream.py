@@ -1,6 +1,6 @@
 """A stream as a SimPy resource: kernels that a host launches, handed out in order, one at a time.
 
-A launch brings one kernel or, as a graph does, many at once. The front end of the GPU takes turns: a turn fires with
+A launch is of one kernel or, of a graph, of many at once. The front end of the GPU requests turns: a turn fires with
 the next kernel once that is launched and the one before it has ended. A stream that holds ``capacity`` kernels makes
 the host wait.
 

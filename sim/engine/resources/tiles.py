@@ -1,7 +1,7 @@
-"""Tiles of a kernel whose blocks start at different times: which part of it works through how many, and how long.
+"""Tiles of a kernel whose blocks start at different times: how many each part processes, and for how long.
 
-Each block has some tiles by its number; further ones go to whoever is free. A kernel that starts on part of its SMs is
-split: its late blocks are a part of their own. Parts are dealt their tiles anew whenever one begins.
+Some tiles are assigned to each block by its number; blocks that are free fetch further ones. A kernel that starts on
+part of its SMs is split: its late blocks are a part of their own. Tiles are assigned anew whenever a part starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from sim.engine.resources.grid import Grid, Progress
 
-# Rounds beyond which those that are all alike are not gone through one by one.
+# Beyond so many rounds equal ones are computed at once.
 MANY_ROUNDS = 100_000
 
 
@@ -60,7 +60,7 @@ def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
 
 
 class Part(NamedTuple):
-    """The part of a kernel that some blocks do: its rounds of tiles, all and those behind it, and what they hold.
+    """The part of a kernel that some of its blocks process: its rounds of tiles, all and those done, and its SMs.
 
     ``fetched`` tiles go beyond its blocks' own, the joules of ``billed`` ones are spent. In its last round, which takes
     ``lasts`` of one, ``last`` blocks are busy. ``fill``: tiles of a round that it goes through over the mean of the
@@ -76,7 +76,7 @@ class Part(NamedTuple):
     fill: float = 1.0
 
 
-WHOLE = Part()  # before any tile is dealt
+WHOLE = Part()  # before any tile is assigned
 
 
 class BlockRequest(Protocol):
@@ -89,7 +89,7 @@ class BlockRequest(Protocol):
     fill: float
 
     def thin(self, rounds: int) -> float:
-        """What the last of ``rounds``, with few tiles, takes of a round's time at least."""
+        """Least time of the last of ``rounds``, with few tiles, as a share of a round's."""
 
 
 class Dealing(NamedTuple):
@@ -127,7 +127,7 @@ class Split:
         share_out(self, part.grid.sms_per_block, now_ps)
 
     def ended(self, part: BlockRequest) -> bool:
-        """Take in a part that has ended; True of the last one."""
+        """Count a part that has ended; True for the last one."""
         self.parts -= 1
         self.begun.remove(part)
         if not self.parts:
@@ -139,8 +139,8 @@ class Split:
 def split_of(blocks: BlockRequest) -> Split:
     """A kernel that begins on part of its SMs.
 
-    Where memory sets the pace, tiles of a last, thin round take the time of their arithmetic alone (28 us after 86 in a
-    product of 128 rows, waiting.jsonl).
+    Where memory bounds it, tiles of a last round of few tiles take the time of their arithmetic alone (docs/laws.md,
+    "Late blocks").
     """
     grid = blocks.grid
     slots = grid.sms / grid.sms_per_block
@@ -174,9 +174,9 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
         progress.due_ps = -1  # its end is another now
 
 
-@lru_cache(maxsize=4096)  # equal ranks and layers deal equal tiles
+@lru_cache(maxsize=4096)  # equal ranks and layers have equal tiles
 def deal(parts: tuple[tuple[float, float, Part], ...], dealing: Dealing) -> tuple[tuple[float, Part], ...]:
-    """What is left of each part of a kernel, and the part, its tiles dealt anew; ``parts``: slots, left, part."""
+    """The share left of each part, and the part with its tiles assigned anew; ``parts``: slots, left, part."""
     rounds, own, pool, full, thin, fill = dealing
     turns: list[TileRounds] = []
     begun_parts: list[Part] = []
