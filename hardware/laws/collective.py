@@ -1,4 +1,4 @@
-"""Collectives as kernels: their terms by the ways that they take, and what they take from other kernels."""
+"""Collectives as kernels: their terms by algorithm, and what they take from other kernels."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
 
-# What the engine takes for SMs in the weight of a flow that holds none.
+# SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
-# A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
-# 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl).
+# Bytes of a send between two ranks for each block that the library takes, and its most blocks (docs/laws.md, "Blocks by
+# default"; sendrecv_ring rows of collective.jsonl and pair.jsonl).
 BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
 
 
@@ -69,7 +69,7 @@ class Sharing:
     row_digests: tuple[str, ...] = ()
 
 
-# Before sim.validation.contention has run: nobody takes anything from anybody but SMs.
+# Before sim.validation.contention has run: kernels take nothing from one another but SMs.
 UNFITTED = Sharing(
     sms_per_cta=1.0,
     beside_slowdown=1.0,
@@ -174,7 +174,7 @@ def collective_base_terms(
     elif span is not None and not one_node:
         if algorithm == "nvls" and not in_switch_bytes_per_s:
             raise HardwareError(_no_switch(world))
-        # With blocks of one's own the library adds nothing in switches, unless it is told to.
+        # With a given number of blocks the library uses no all-reduce in switches, unless that is asked for.
         added_bytes_per_s = in_switch_bytes_per_s if ctas is None or algorithm == "nvls" else 0.0
         way = between_nodes(op, algorithm, span, buffer_bytes, inside, added_bytes_per_s)
         floor_s, beyond_bytes, measured, taken = way.time_s, way.beyond_bytes, False, way.name
@@ -241,7 +241,7 @@ def _no_switch(world: int) -> str:
 def _copy_engine_terms(
     c: CollectiveCoefficients, sharing: Sharing, sizes: CollectiveSizes, gpu: GpuSpec
 ) -> KernelTerms:
-    """An exchange by copy engines: the time and energy of the library's, less its SMs. Not measured by us."""
+    """An exchange by copy engines: time and energy of the library's, no SMs; not measured by us."""
     if not sizes.op.startswith("send"):
         raise HardwareError(f"{sizes.op}: copy engines move data and cannot add: give it blocks")
     kernels = collective_base_terms(c, sharing, replace(sizes, ctas=None, algorithm="library", span=None), gpu)

@@ -93,9 +93,8 @@ def elementwise_course(coefficients: ElementwiseCoefficients, gpu: GpuSpec, *, b
 
 
 # A copy that changes the order of runs of some KB keeps its SMs busy with addresses: bytes a cycle and SM from L2 and
-# from HBM, and watts beyond a plain copy's. Set on the three permute_copy rows of our own gaps.jsonl (H100), which they
-# meet within 2 % in time and 3 % in energy. From HBM time follows the clock below this share of its maximum alone:
-# 68 us at 1896 MHz, 82 at 1364 (clocks.jsonl).
+# from HBM, and watts beyond a plain copy's; the share of the maximum clock below which the time from HBM depends on the
+# clock. Set on the three permute_copy rows of gaps.jsonl and on clocks.jsonl (H100; docs/laws.md).
 PERMUTE_L2_BYTES, PERMUTE_HBM_BYTES, PERMUTE_SM_POWER_W, PERMUTE_FOLLOWS_BELOW = 7.52, 5.97, 170.0, 0.835
 
 

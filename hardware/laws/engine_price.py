@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 # Blocks of the group norms that were measured, a group of one image each.
 _NORM_BLOCKS = 32
-# A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps in the traces of vLLM's
-# server (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
+# A small kernel that the host launches by itself, with its gap: mean over those between two steps in the traces of
+# vLLM's server on H100 and H200 (docs/laws.md, "Small kernels of a server").
 SMALL_KERNEL_S = 4.2e-6
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
@@ -54,9 +54,8 @@ def stand_in(op: str) -> str:
     return _LIKE.get(op, "copy")
 
 
-# Sorting rows by expert, two kernels: what a chain of expert kernels takes beyond its parts and their pauses (H200, 64
-# to 512 tokens: 4.6 to 7.2 us; 8,192: 25), as in traces (32 tokens: 4.4 us; 8,192: 33). Ids of experts that live
-# elsewhere: 3.9 us for two kernels of traces on two and four GPUs.
+# Sorting rows by expert, two kernels; ids of experts on other ranks, two kernels: rows of expert kernels in a chain and
+# traces (docs/laws.md, "Small kernels of a server").
 SORT_S, SORT_S_PER_TOKEN, MAP_S = 4.4e-6, 3.2e-9, 3.9e-6
 
 

@@ -27,10 +27,7 @@ NVLINK_SHARE = 0.92
 # of 50 GB/s by RDMA at EP 16 to 64), and the blocks that move them.
 NORMAL_NVLINK_SHARE, NORMAL_NIC_SHARE = 0.78, 0.95
 NORMAL_FIXED_S = 30e-6
-# A normal dispatch is told first where its tokens go: DeepEP's layout call, 54 us whatever their number (its own test's
-# output on four nodes of H100s, issue 261 of deepseek-ai/DeepEP; most of it the host's, as normal kernels run outside
-# graphs). The published rates are with a layout that is known. How long the host then waits for the counts that
-# dispatch returns is not published, and not in here.
+# DeepEP's layout call before a normal dispatch (issue 261 of deepseek-ai/DeepEP; docs/laws.md, "Normal dispatch").
 LAYOUT_S = 54e-6
 CTAS = {"low_latency": 24, "normal": 20}
 # A row of FP8 carries a 4-byte scale for each 128 elements; a message of low-latency kernels a header.

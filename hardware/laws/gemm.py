@@ -45,11 +45,7 @@ class Tiles:
 # Tiles of common widths, as CUTLASS and the libraries of GPUs before Hopper have them.
 COMMON_TILES = Tiles.of(product(range(64, 385, 64), (8, 16, 32, 64, 128, 192, 256)))
 # cuBLAS on Hopper: one side is that of the tensor instruction's 64 rows, the other any multiple of 8 up to its 256
-# columns. Names of kernels in our profiler traces show 80, 112, 168 and 176 by 128, 64 by 24 and 72, 256 by 8, 152
-# and 160, 384 by 16, 512 by 32. So a row more than full tiles takes slightly higher ones, not a round more of the same.
-# Uneven tiles: of 0, 3 and 6 % more cycles the middle one leaves the least error of rows left out, and of 48 products
-# in our traces of chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) 46 have their rounds with it,
-# 35 without.
+# columns (names of kernels in our profiler traces). Cycles of uneven tiles: chosen by leaving rows out (docs/laws.md).
 _WHOLE, _ANY = range(64, 513, 64), range(8, 257, 8)
 CUBLAS_TILES = Tiles.of([*product(_WHOLE, _ANY), *product(_ANY[7:], _WHOLE[:4])], uneven=1.03)
 # Elements of the result that one SM's tile holds in a large product: 128 x 256.
@@ -60,9 +56,8 @@ _PADDING = 32
 _MORE_ROUNDS = np.arange(3.0)
 # Kernels whose times are within 0.2 % end together.
 _TOGETHER = 1.002
-# Where columns do not fill a wave, the SMs that have one take part of what the others leave: the power of the loss.
-# A half meets what 256 rows take at two clocks (duty, n 28672, k 8192): with 0 time follows the clock too much, with 1
-# too little.
+# Where columns do not fill a wave, the busy SMs use part of the bandwidth of the others: the exponent of the loss, set
+# on duty rows at two clocks (docs/laws.md, "Power of a wave of few columns").
 _SHORT_WAVE = 0.5
 
 

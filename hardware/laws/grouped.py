@@ -17,8 +17,7 @@ LAST_TILE = 0.5
 CLUSTER = 2
 # With more rows an expert than this on average, experts without rows counted too, the larger tiles run.
 SMALL_ROWS = 128
-# Our rows show that change at 125 and 130 rows an expert only (experts.jsonl: 383.2 and 375.2, 210.4 and 207.9 us), by
-# less than the two kernels' laws are off there. So the law goes evenly from one to the other, this far to either side.
+# The law goes linearly from one kernel to the other within so many rows of the change (docs/laws.md, experts.jsonl).
 CHANGES_WITHIN = 4.0
 # No tile comes nearer to the tensor cores' rate than this: Hopper's large ones, measured (16 of 17.8 cycles a k).
 TENSOR_SHARE = 0.9

@@ -1,4 +1,4 @@
-"""Ways of a collective: direct access within a node, rings, trees and hierarchies over several nodes.
+"""Algorithms of collectives: direct access within a node, rings, trees and hierarchies over several nodes.
 
 Every function returns the seconds of one collective whose full buffer has ``buffer_bytes`` (as in the records).
 ``inside(op, world, bytes)`` is the law within a node; nothing here knows a table. No measurement of ours
@@ -19,9 +19,8 @@ from hardware.errors import HardwareError
 Inside = Callable[[str, int, float], float]
 
 # Serving engines' all-reduce by direct peer access: latency of one stage (arrive, read, leave), of the second, and the
-# share of the link's rate that reads reach. Least squares of relative errors on vLLM's kernel in a graph on 2 and 4
-# H100s below 8 MiB (aiconfigurator-core 0.12.0, custom_allreduce table, Apache-2.0; bf16, sizes there in elements):
-# mean error 2.6 and 3.4 %; not fitted: 8 H100s 5.9 % (largest 13 %), 8 H200s 7.5 %, A100s 10-24 %, B200s 40 %.
+# share of the link's rate that reads reach: fitted on vLLM's kernel on 2 and 4 H100s (aiconfigurator-core 0.12.0,
+# custom_allreduce table, Apache-2.0; docs/laws.md).
 ONE_SHOT_S, SECOND_SHOT_S, DIRECT_LINK_SHARE = 4.41e-6, 3.31e-6, 0.611
 # The sizes below which vLLM takes one shot, by world, and below which it does not call NCCL (bytes; vLLM
 # csrc/custom_all_reduce.cuh and its max_size). Its kernel runs in at most 36 blocks.
@@ -29,20 +28,16 @@ ONE_SHOT_BELOW = {2: 8 * 2**20, 4: 512 * 2**10, 8: 256 * 2**10}
 DIRECT_BELOW = 8 * 2**20
 DIRECT_CTAS = 36
 # All-reduce in the switch (NVLS: multimem loads add, multimem stores spread): fixed seconds, and the share of a link's
-# rate at which (1 + 1/n) B cross it. Lines through 64 to 512 MiB on eight GPUs, 16-bit floats (aiconfigurator-core
-# 0.12.0, nccl table: H100 324.0, 578.1, 1092.7, 2112.0 us; B200 278.7, 398.1, 717.3, 1339.8 us): within 2 % on the H100
-# from 32 MiB on, 5 % on the B200 from 128 MiB on (19 % fast at 64). 8-bit integers, which switches do not add, take the
-# ring there. NCCL runs it in 16 blocks.
+# rate at which (1 + 1/n) B cross it: lines through 64 to 512 MiB on eight H100s and B200s (aiconfigurator-core 0.12.0,
+# nccl table; docs/laws.md). NCCL runs it in 16 blocks.
 IN_SWITCH_S = 70e-6
 IN_SWITCH_SHARE = {"hopper": 0.658, "blackwell": 0.54}
 IN_SWITCH_CTAS = 16
 NVLS_TREE = "nvls tree"
 # NCCL's tables of two and four GPUs show no gain of it over the ring.
 IN_SWITCH_FROM = 8
-# Bus bandwidth of NCCL's rings and exchanges over PCIe without NVLink, as shares of the cards' own PCIe rate: 20.1, 5.1
-# and 1.45 GB/s on two, four and eight L40S (PCIe 4.0 x16; all-reduces from 64 MiB on, aiconfigurator-core 0.12.0, nccl
-# table, 2.27.3; all-gathers, reduce-scatters and all-to-alls there within 20 %). Four and eight meet over the host's
-# sockets and memory; servers with a PCIe switch and peer access do better.
+# Bus bandwidth of NCCL's rings and exchanges over PCIe without NVLink, as shares of the cards' own PCIe rate: two, four
+# and eight L40S (aiconfigurator-core 0.12.0, nccl table; docs/laws.md).
 PCIE_SHARES = {2: 0.638, 4: 0.162, 8: 0.046}
 # A tree reaches this share of a ring's bus bandwidth (NCCL 2.28 tuning.cc).
 TREE_SHARE = 0.92
@@ -242,7 +237,7 @@ def between_nodes(
 
 
 def pattern_of(op: str) -> Literal["ring", "pairs", "one_way"]:
-    """Which ranks of different nodes a collective has talk to one another (:mod:`hardware.network`)."""
+    """Which ranks of different nodes exchange data in a collective (:mod:`hardware.network`)."""
     match op:
         case "all_to_all" | "dispatch" | "combine":
             return "pairs"

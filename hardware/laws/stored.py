@@ -15,11 +15,9 @@ from hardware.laws.residency import hbm_share
 from hardware.laws.sizes import ExpertOperands, GemmSizes, GroupedSizes, element_bytes
 from hardware.laws.terms import KernelTerms, waves
 
-# Turning weights into 16 bit as they come in, on the SMs' integer and 16-bit units. Marlin's published kernel (arXiv
-# 2408.11743, and the vLLM kernels after it) takes four logical and four arithmetic instructions for eight values and
-# multiplies them by their scales two at a time, 1.5 instructions a value; an SM of every GPU of the catalog issues 128
-# lanes a cycle. A block has at most 64 rows of activations, so that more rows turn every weight again. Its stripes
-# give every SM an equal share of the weights, however few tiles the result has.
+# Conversion of weights to 16 bit on the SMs' integer and 16-bit units, in Marlin's published kernel (arXiv 2408.11743;
+# docs/laws.md): instructions a value, lanes that an SM issues a cycle, rows of activations of a block, beyond which
+# every weight is converted again. Its stripes give every SM an equal share of the weights, however few tiles there are.
 INSTRUCTIONS_PER_WEIGHT = 1.5
 LANES_PER_SM = 128
 ROWS_PER_BLOCK = 64

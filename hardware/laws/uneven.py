@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of one block of threads, fitted on the rows "fit" of records/h100-sxm-80gb/serving/uneven_attention.jsonl (PyTorch's
-# varlen_attn, 90 batches of 32 to 256 sequences: 7 % off on average, 25 % at most); the 42 "held_back", of other heads,
-# are 8 % and 23 % off. One block is bound by latency, not bandwidth: on other GPUs nothing was measured.
+# Of one block of threads, fitted on the rows "fit" of records/h100-sxm-80gb/serving/uneven_attention.jsonl
+# (docs/laws.md). One block is bound by latency, not bandwidth: on other GPUs nothing was measured.
 BLOCK_BYTES_PER_S = 14.2e9
 
 
