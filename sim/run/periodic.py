@@ -39,7 +39,7 @@ RULE = SearchRule(grid_hz=0.25e6, below=BELOW, above=ABOVE, most_change=1.1)
 
 
 def needs_time(parts: Sequence[RepeatedPiece], limits: ClockLimits) -> bool:
-    """Whether repetitions of ``parts``, at steady clocks, exceed the limit of another limiter than the slow one's mean."""
+    """Whether repetitions of ``parts``, at steady clocks, exceed the limit of another limiter than the slow one."""
     if not parts or math.isinf(limits.slow_limit_w):
         return False
     for gpu in range(len(parts[0].played.energy_j)):
