@@ -287,7 +287,7 @@ def _stored_experts(work: GroupedGemmWork) -> ExpertOperands | None:
     )
 
 
-def drawn(kernel: Kernel) -> Kernel:
+def with_race_outcome(kernel: Kernel) -> Kernel:
     """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
     work = kernel.work
     if not isinstance(work, CollectiveWork) or work.rival is None:

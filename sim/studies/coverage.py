@@ -36,7 +36,7 @@ class IntervalCheck:
     energy: tuple[bool, float] | None
 
 
-def held(paths: Sequence[Path]) -> list[IntervalCheck]:
+def interval_checks(paths: Sequence[Path]) -> list[IntervalCheck]:
     """Every whole-model row of ``paths`` once, by its inputs' own scenario."""
     found: dict[str, IntervalCheck] = {}
     for path in paths:
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     def write() -> None:
-        rows = held([path for folder in arguments.folders for path in record_files(folder)])
+        rows = interval_checks([path for folder in arguments.folders for path in record_files(folder)])
         write_atomically(arguments.out, page(rows).encode())
         print(coverage_table(rows))
 

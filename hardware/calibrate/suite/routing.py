@@ -42,12 +42,14 @@ class RoutedRows:
 
 
 @lru_cache(maxsize=256)
-def route(*, tokens: int, experts: int, top_k: int, skew: float, own: range | None = None, seed: int = 0) -> RoutedRows:
+def draw_routing(
+    *, tokens: int, experts: int, top_k: int, skew: float, own: range | None = None, seed: int = 0
+) -> RoutedRows:
     """Draw ``top_k`` distinct experts a token, probability ~ rank^-skew; keep a rank's ``own`` experts (default all).
 
     Expert popularity is shuffled once so that a rank's slice is a fair sample.
 
-    >>> route(tokens=64, experts=8, top_k=8, skew=0.0).facts()
+    >>> draw_routing(tokens=64, experts=8, top_k=8, skew=0.0).facts()
     {'rows': 512, 'distinct': 8, 'max_rows': 64, 'tiles128': 8, 'tiles64': 8, 'tiles256': 8}
     """
     if not 0 < top_k <= experts:
@@ -88,4 +90,4 @@ def rows_beyond128_of(row: Mapping[str, Any]) -> float:
 
 
 def _drawn_again(row: Mapping[str, Any]) -> RoutedRows:
-    return route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], own=range(row["experts"]))
+    return draw_routing(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], own=range(row["experts"]))

@@ -12,7 +12,7 @@ from typing import Any
 
 from hardware.calibrate.suite.layers import ExpertLayer, Layer, Projection, Rotary
 from hardware.calibrate.suite.profiled import profile_steps
-from hardware.calibrate.suite.routing import route
+from hardware.calibrate.suite.routing import draw_routing
 from hardware.calibrate.suite.shapes import HEAD_DIM, shape_of
 from hardware.calibrate.suite.side_stream import SideStream
 from hardware.calibrate.suite.steps_overlap import overlap_step
@@ -121,7 +121,7 @@ class _Dense:
 
             def make() -> ExpertLayer:
                 count, rank = shape.experts // ep, bench.comm.rank if ep > 1 else 0
-                routing = route(
+                routing = draw_routing(
                     tokens=tokens,
                     experts=shape.experts,
                     top_k=shape.top_k,
