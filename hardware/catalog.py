@@ -12,7 +12,9 @@ from typing import Any
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.mig import mig_slice
+from inputs import suggest
 from inputs.files import contents, read_text
+from inputs.suggest import nearest
 from inputs.texts import parse_toml, shown, toml_list
 
 TEXT = ("id", "name", "architecture", "link")
@@ -50,9 +52,7 @@ def text_of(name: str, folder: str, noun: str) -> tuple[str, str]:
         return read_text(Path(name), f"{noun} file", HardwareError), name
     known = shipped_ids(folder)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-        raise HardwareError(f"unknown {noun} '{name}': {hint}")
+        raise HardwareError(f"unknown {noun} '{name}': {nearest(name, known)}")
     return (files("hardware") / "data" / folder / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml"
 
 
@@ -226,8 +226,4 @@ def whole(value: float, field: str, where: str) -> int:
 
 
 def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise HardwareError(f"{where}: unknown key '{key}': {hint}")
+    suggest.refuse_unknown(table, known, where, HardwareError)

@@ -6,7 +6,6 @@ split over 2, 4, 8 GPUs), Qwen3-30B-A3B and Wan2.1.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from hardware.calibrate.suite.plan import (
 )
 from hardware.calibrate.suite.plans_vllm import vllm
 from hardware.errors import HardwareError
+from inputs.suggest import nearest
 
 RECORDS = ".jsonl"  # what the name of a file of records ends with
 PlanMaker = Callable[[int], list[PlannedRow]]
@@ -242,8 +242,7 @@ def _world_of(row: PlannedRow) -> int:
 
 def _plan(name: str) -> tuple[int, PlanMaker]:
     if name not in PLANS:
-        near = difflib.get_close_matches(name, PLANS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(PLANS)}, or a file of records ({RECORDS})"
+        hint = nearest(name, PLANS, f"known: {', '.join(PLANS)}, or a file of records ({RECORDS})")
         raise HardwareError(f"unknown plan '{name}': {hint}")
     return PLANS[name]
 
