@@ -1,4 +1,4 @@
-"""Tokens to their experts on other GPUs and back: dispatch and combine as DeepEP's kernels do them.
+"""Dispatch of tokens to experts on other GPUs, and combine: as in DeepEP's kernels.
 
 ``low_latency`` kernels send each token to each of its experts' ranks at once, over NVLink within a node and by RDMA
 beyond; ``normal`` ones send a token once to each node that holds one of its experts, and on from there over NVLink,
@@ -46,7 +46,7 @@ class RoutedExchange:
 
     @property
     def message_bytes(self) -> float:
-        """Bytes of a token on its way.
+        """Bytes of a token's message.
 
         >>> RoutedExchange(tokens=1, top_k=8, hidden=7168, element_bytes=1, kernels="low_latency").message_bytes
         7408.0
@@ -59,11 +59,11 @@ class RoutedExchange:
 def in_background(terms: KernelTerms, kernels: str) -> KernelTerms:
     """``terms`` of an exchange beside compute: low-latency kernels leave the bytes to NICs, and SMs to others.
 
-    Their receiving half returns a hook that waits for what has come (DeepEP's README: no SM is occupied meanwhile).
+    Their receiving half returns a hook that waits for the data (DeepEP's README: no SM is occupied meanwhile).
     """
     if kernels != "low_latency":
         return terms
-    held = terms.blocks * terms.sms_per_block  # as many requests for memory are in flight as its blocks would have
+    held = terms.blocks * terms.sms_per_block  # as many memory requests in flight as of its blocks
     return replace(
         terms,
         blocks=1,
@@ -95,7 +95,7 @@ def exchange_bytes(sizes: RoutedExchange, span: Span) -> tuple[float, float]:
 
 
 def exchange_s(op: str, sizes: RoutedExchange, span: Span, link_bytes_per_s: float) -> float:
-    """Seconds of a dispatch or a combine: the slower of NVLink and NICs, and what every exchange takes."""
+    """Seconds of a dispatch or a combine: the slower of NVLink and NICs, plus a fixed time."""
     if op not in FIXED_S:
         raise HardwareError(f"'{op}' is no exchange of experts: dispatch or combine")
     inside, beyond = exchange_bytes(sizes, span)

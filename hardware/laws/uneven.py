@@ -1,8 +1,8 @@
 """Decode attention over contexts of unequal length where no sequence is cut up (flash-attention 2).
 
 Such a kernel gives each sequence and KV head one block of threads. Blocks start in order, all sequences of one head
-before the next head's; a block that streams a long cache goes on alone when the rest have ended. Kernels that cut long
-sequences up (flash-attention 3, FlashInfer) end everywhere at about the same time: the mean context stands for them.
+before the next head's; a block that streams a long cache runs alone when the others have ended. Kernels that split long
+sequences (flash-attention 3, FlashInfer) end at about the same time on all SMs: the mean context stands for them.
 """
 
 from __future__ import annotations

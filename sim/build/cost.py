@@ -1,4 +1,4 @@
-"""Where work meets hardware: a kernel's sizes become the terms of its time and power law."""
+"""Kernels of a program to kernel classes of the engine: sizes become the terms of time and power laws."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ class Pricer:
         )
 
     def _part(self, work: Work, terms: KernelTerms) -> KernelTerms:
-        """``terms`` of the part of the kernel that ``work`` is."""
+        """``terms`` of the part of a kernel that ``work`` stands for."""
         if not isinstance(work, GemmWork) or work.part is None:
             return terms
         index, parts = work.part
         return wave_part(terms, index=index, parts=parts, sms=min(terms.sms_cap, float(self.gpu.sms)))
 
     def price(self, kernel: Kernel) -> KernelClass:
-        """The engine's class for a ``kernel`` that is :func:`drawn`: its terms, its gap and how it queues."""
+        """The engine's class for a ``kernel`` (see :func:`with_race_outcome`): its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         in_graph = self.in_graph and not self.eager
@@ -113,7 +113,7 @@ class Pricer:
         if side and isinstance(work, CollectiveWork) and work.exchange is not None:
             terms = in_background(terms, work.exchange.kernels.value)
         if side and in_graph:
-            # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
+            # A start later than its lead is part of its time, so that the order of requests for SMs stays as measured.
             late_s = facts.side_start_s - facts.collective_lead_graph_s
             terms = replace(terms, floor_s=terms.floor_s + late_s)
         beside = self.launched(work, terms)
@@ -288,7 +288,7 @@ def _stored_experts(work: GroupedGemmWork) -> ExpertOperands | None:
 
 
 def with_race_outcome(kernel: Kernel) -> Kernel:
-    """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
+    """``kernel`` with its rival only in turns in which it loses the SMs to it on some rank; others share a price."""
     work = kernel.work
     if not isinstance(work, CollectiveWork) or work.rival is None:
         return kernel
@@ -307,7 +307,7 @@ def expected_maximum(count: int) -> float:
 
 
 def sizes(work: Work | ExchangeSizes) -> dict[str, object]:
-    """A work's sizes by name, for traces; those of an exchange stand beside those of its collective."""
+    """A work's sizes by name, for traces; those of an exchange beside those of its collective."""
     found: dict[str, object] = {}
     for field in fields(work):
         value = getattr(work, field.name)
