@@ -14,7 +14,6 @@ from hardware.gpu import GpuSpec
 from hardware.mig import mig_slice
 from inputs import suggest
 from inputs.files import contents, read_text
-from inputs.suggest import nearest
 from inputs.texts import parse_toml, shown, toml_list
 
 TEXT = ("id", "name", "architecture", "link")
@@ -52,7 +51,9 @@ def text_of(name: str, folder: str, noun: str) -> tuple[str, str]:
         return read_text(Path(name), f"{noun} file", HardwareError), name
     known = shipped_ids(folder)
     if name not in known:
-        raise HardwareError(f"unknown {noun} '{name}': {nearest(name, known)}")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        raise HardwareError(f"unknown {noun} '{name}': {hint}")
     return (files("hardware") / "data" / folder / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml"
 
 

@@ -174,7 +174,7 @@ def collective_base_terms(
     elif span is not None and not one_node:
         if algorithm == "nvls" and not in_switch_bytes_per_s:
             raise HardwareError(_no_switch(world))
-        # With a given number of blocks the library uses no all-reduce in switches, unless that is asked for.
+        # With blocks of one's own the library adds nothing in switches, unless it is told to.
         added_bytes_per_s = in_switch_bytes_per_s if ctas is None or algorithm == "nvls" else 0.0
         way = between_nodes(op, algorithm, span, buffer_bytes, inside, added_bytes_per_s)
         floor_s, beyond_bytes, measured, taken = way.time_s, way.beyond_bytes, False, way.name

@@ -28,16 +28,20 @@ ONE_SHOT_BELOW = {2: 8 * 2**20, 4: 512 * 2**10, 8: 256 * 2**10}
 DIRECT_BELOW = 8 * 2**20
 DIRECT_CTAS = 36
 # All-reduce in the switch (NVLS: multimem loads add, multimem stores spread): fixed seconds, and the share of a link's
-# rate at which (1 + 1/n) B cross it: lines through 64 to 512 MiB on eight H100s and B200s (aiconfigurator-core 0.12.0,
-# nccl table; docs/laws.md). NCCL runs it in 16 blocks.
+# rate at which (1 + 1/n) B cross it. Lines through 64 to 512 MiB on eight GPUs, 16-bit floats (aiconfigurator-core
+# 0.12.0, nccl table: H100 324.0, 578.1, 1092.7, 2112.0 us; B200 278.7, 398.1, 717.3, 1339.8 us): within 2 % on the H100
+# from 32 MiB on, 5 % on the B200 from 128 MiB on (19 % fast at 64). 8-bit integers, which switches do not add, take the
+# ring there. NCCL runs it in 16 blocks.
 IN_SWITCH_S = 70e-6
 IN_SWITCH_SHARE = {"hopper": 0.658, "blackwell": 0.54}
 IN_SWITCH_CTAS = 16
 NVLS_TREE = "nvls tree"
 # NCCL's tables of two and four GPUs show no gain of it over the ring.
 IN_SWITCH_FROM = 8
-# Bus bandwidth of NCCL's rings and exchanges over PCIe without NVLink, as shares of the cards' own PCIe rate: two, four
-# and eight L40S (aiconfigurator-core 0.12.0, nccl table; docs/laws.md).
+# Bus bandwidth of NCCL's rings and exchanges over PCIe without NVLink, as shares of the cards' own PCIe rate: 20.1, 5.1
+# and 1.45 GB/s on two, four and eight L40S (PCIe 4.0 x16; all-reduces from 64 MiB on, aiconfigurator-core 0.12.0, nccl
+# table, 2.27.3; all-gathers, reduce-scatters and all-to-alls there within 20 %). Four and eight meet over the host's
+# sockets and memory; servers with a PCIe switch and peer access do better.
 PCIE_SHARES = {2: 0.638, 4: 0.162, 8: 0.046}
 # A tree reaches this share of a ring's bus bandwidth (NCCL 2.28 tuning.cc).
 TREE_SHARE = 0.92

@@ -37,7 +37,7 @@ class KernelTerms:
     ``shrink`` says how blocks come to SMs: ``persistent`` blocks stay from start to end, ``fluid`` ones are so short
     that a kernel of higher priority gets their SMs at once.
     ``load_wait``: round trip of loads in an idle memory over the arithmetic that hides it, at the maximum clock.
-    ``way``: the algorithm of a collective, by the library's name (shown only).
+    ``way``: how a collective goes, in the library's words (for people, no time follows from it).
     ``few_sms_saving``: share of ``core_energy_j`` that is saved on a vanishing part of the SMs, the others empty.
     """
 
@@ -136,7 +136,7 @@ class Pace:
         return max(self.scale * (self.floor_s + longer), self.moving_cycles / sm_clock_hz)
 
     def seconds_at(self, sm_clock_hz: Floats) -> Floats:
-        """The same at many clocks at once."""
+        """The same at many clocks in one go."""
         compute_s = self.cycles / sm_clock_hz
         l2_s = self.l2_cycles / sm_clock_hz
         transfer_s = self.transfer_s + l2_s if self.taking_turns else np.maximum(self.transfer_s, l2_s)

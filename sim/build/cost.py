@@ -103,7 +103,7 @@ class Pricer:
         return wave_part(terms, index=index, parts=parts, sms=min(terms.sms_cap, float(self.gpu.sms)))
 
     def price(self, kernel: Kernel) -> KernelClass:
-        """The engine's class for a ``kernel`` (see :func:`with_race_outcome`): its terms, its gap and how it queues."""
+        """The engine's class for a ``kernel`` that is :func:`drawn`: its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         in_graph = self.in_graph and not self.eager
@@ -287,8 +287,8 @@ def _stored_experts(work: GroupedGemmWork) -> ExpertOperands | None:
     )
 
 
-def with_race_outcome(kernel: Kernel) -> Kernel:
-    """``kernel`` with its rival only in turns in which it loses the SMs to it on some rank; others share a price."""
+def drawn(kernel: Kernel) -> Kernel:
+    """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
     work = kernel.work
     if not isinstance(work, CollectiveWork) or work.rival is None:
         return kernel

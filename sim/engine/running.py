@@ -206,7 +206,7 @@ class RunningSet:
                 pace[i] /= waiting_slowdown(member.terms.load_wait * computing, wait)
 
     def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
-        """The share of its rate alone that each kernel keeps beside the others."""
+        """How much of its own pace each kernel keeps beside the others."""
         rules, weights, few = self._rules, self._weights, self._few
         most = self._caps or (math.inf,) * len(pace)
         held_back = [min(1.0, cap / rate) if rate else 1.0 for cap, rate in zip(most, pace, strict=True)]

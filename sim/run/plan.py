@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hardware.cluster import Cluster
 from hardware.profile import Profile
 from inputs.same import Same
-from sim.build.cost import Pricer, with_race_outcome
+from sim.build.cost import Pricer, drawn
 from sim.build.lower import Classify, lower
 from sim.engine.between import overloaded_ports
 from sim.engine.fluid import FluidModel
@@ -260,7 +260,7 @@ class _Prices:
         self.known: dict[Kernel, KernelClass] = {}
 
     def price(self, kernel: Kernel) -> KernelClass:
-        kernel = with_race_outcome(kernel)
+        kernel = drawn(kernel)
         known = self.known.get(kernel)
         if known is None:
             if len(self.known) > MAX_PRICES:

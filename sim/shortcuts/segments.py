@@ -1,7 +1,7 @@
 """Where programs are cut into repeating pieces: at instants in which every GPU ends what it runs.
 
 One class of GPUs is level wherever its streams join: at the end of every layer. Several classes (uneven experts,
-slices of a context) run at different speeds, and are level only when a collective of all of them ends. Layers of
+slices of a context) run at paces of their own, and are level only when a collective of all of them ends. Layers of
 one stream are therefore cut after the last such collective; what follows it opens the next piece.
 """
 
