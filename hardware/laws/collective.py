@@ -48,7 +48,7 @@ BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What kernels take from one another, fitted by ``python -m sim.validation.contention`` on kernel rows.
+    """How kernels slow one another down, fitted by ``python -m sim.validation.contention`` on kernel rows.
 
     A block of a collective holds ``sms_per_cta`` SMs and claims HBM like ``hbm_weight_per_sm`` SMs of streaming
     kernels each. A collective moves ``traffic_scale`` times the HBM bytes that :func:`ring_traffic` counts, and takes
@@ -84,9 +84,9 @@ UNFITTED = Sharing(
 def ring_traffic(op: str, world: int) -> float:
     """HBM bytes that a rank reads and writes for each byte on the bus, by count of the ring's steps.
 
-    A reduce-scatter of n chunks reads n of its own, has n - 1 written to it, reads these and writes one; an all-gather
-    has n - 1 written, reads and stores them and reads one; an all-reduce is both. Anything else is written, read,
-    stored and read once.
+    A reduce-scatter of n chunks reads its own n, receives n - 1, reads these and writes one; an all-gather receives
+    n - 1, reads and stores them and reads one; an all-reduce is both. Other operations receive, read, store and read
+    each byte once.
 
     >>> ring_traffic("reduce_scatter", 2), ring_traffic("all_reduce", 2)
     (5.0, 4.5)
@@ -114,9 +114,9 @@ def send_blocks(buffer_bytes: int) -> int:
 
 
 def even_buffer(world: int, sent_bytes: int, received_bytes: int) -> int:
-    """The buffer of an even all-to-all in which a rank moves what it moves in the busier direction.
+    """The buffer of an even all-to-all in which a rank moves as many bytes as in its busier direction.
 
-    Through a switch only a rank's totals count, not who gets how much.
+    Through a switch only a rank's totals count, not their destinations.
 
     >>> even_buffer(4, 300, 600)
     800

@@ -52,9 +52,9 @@ CUBLAS_TILES = Tiles.of([*product(_WHOLE, _ANY), *product(_ANY[7:], _WHOLE[:4])]
 _WAVE_TILE = 128 * 256
 # Rows that tiles compute beyond m, on average: half a tile of 64, the least that a tensor-core instruction does.
 _PADDING = 32
-# A kernel of so many waves more may divide weights more evenly; more than two never pay.
+# Additional waves of a kernel that may divide weights more evenly; more than two are never faster.
 _MORE_ROUNDS = np.arange(3.0)
-# Kernels whose times are within 0.2 % end together.
+# Tiles whose times are within 0.2 % count as equally fast.
 _TOGETHER = 1.002
 # Where columns do not fill a wave, the busy SMs use part of the bandwidth of the others: the exponent of the loss, set
 # on duty rows at two clocks (docs/laws.md, "Power of a wave of few columns").
@@ -113,7 +113,7 @@ def gemm_base_terms(
     clocked_s = np.maximum(rounds * cycles / max_clock_hz, through_l2_s)
     reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * sizes.out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
     hbm_bytes = _hbm_bytes(sizes, gpu)
-    # Tiles of one column share its weights: the column is what an SM streams, in whole waves of columns.
+    # Tiles of one column share its weights: an SM streams columns, in whole waves.
     full = np.floor(rounds * sms / columns) * columns
     rate = np.minimum(c.hbm_bytes_per_s, np.minimum(full, sms) * c.hbm_bytes_per_s_per_sm)
     few = np.where(full >= sms, (rounds * sms / full) ** _SHORT_WAVE, 1.0)
@@ -124,7 +124,7 @@ def gemm_base_terms(
     longer, shorter = longer.flat[few_tiles], shorter.flat[few_tiles]
     of = few_tiles % len(a)
     taken_s = longer * (1 + (shorter / longer) ** p) ** (1 / p) + reduce_s[of]
-    # Of those that end together, the one on most SMs: libraries launch grids that nearly fill the GPU.
+    # Of equally fast ones, the one on most SMs: libraries launch grids that nearly fill the GPU.
     on_sms = np.where(taken_s <= _TOGETHER * taken_s.min(), np.minimum(tiles[of], sms), 0.0)
     best = int(of[np.argmax(on_sms - taken_s / taken_s.max())])
     least_s, fewest_s = float(taken_s.min()), float((clocked_s + reduce_s).min())
@@ -150,8 +150,8 @@ def gemm_base_terms(
 def _hbm_bytes(sizes: GemmSizes, gpu: GpuSpec) -> float:
     """Bytes that come from HBM or go there.
 
-    A wave of tiles covers a square of the result, as far as m and n go, and reads each row of its panels once. The next
-    wave finds of the smaller operand in L2 what stays there and reads the rest again.
+    A wave of tiles covers a square of the result, within m and n, and reads each row of its panels once. The next wave
+    hits in L2 on the resident part of the smaller operand and reads the rest again.
     """
     m, n, k, bytes_each = sizes.m, sizes.n, sizes.k, element_bytes(sizes.dtype)
     side = math.sqrt(gpu.sms * _WAVE_TILE)

@@ -4,7 +4,7 @@ Who gets which SMs, copy engines and shares of bandwidth is decided by the resou
 driver (:mod:`sim.engine.driver`) calls :meth:`Core.submit` when a kernel is the next of its stream, SimPy calls
 :meth:`Core.begin` when its request is granted, and the driver :meth:`Core.update` once at the end of every instant in
 which something changed and :meth:`Core.due` at the scheduled end of a kernel. Time is an integer number of picoseconds;
-work left is a fraction of the kernel.
+the work left of a kernel is a fraction of it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Core:
             raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
 
     def finish(self, now_ps: int) -> Recorder:
-        """Integrate up to the last completion and hand over the records."""
+        """Integrate up to the last completion; returns the records."""
         for gpu in self.gpus:
             self._integrate(gpu, now_ps)
         self.recorder.end_ps, self.recorder.energy_j = now_ps, [gpu.energy_j for gpu in self.gpus]
@@ -243,12 +243,12 @@ class Core:
             driver.arm(flows, due)
 
     def _all_alike(self) -> bool:
-        """Whether equal kernels run alike on all GPUs: one model and one power target."""
+        """Whether equal kernels run equally on all GPUs: one model and one power target."""
         first, bounds = self.gpus[0].model, {(gpu.limit_w, gpu.clock_cap_hz) for gpu in self.gpus}
         return len(bounds) == 1 and all(gpu.model is first for gpu in self.gpus)
 
     def _integrate(self, gpu: Gpu, now_ps: int) -> None:
-        """Joules up to now: every change of what runs comes with a solve at its instant, in the order of its state."""
+        """Add the joules up to now: the running set is that of the last solve, in the order of its state."""
         elapsed = now_ps - gpu.integrated_ps
         if elapsed:
             seconds = elapsed * 1e-12
@@ -302,9 +302,10 @@ class Core:
 
 
 def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]:
-    """Paces of collectives that are not each member's own; ``alike``: all GPUs run the same classes at the same rates.
+    """Rates of collectives where they differ from each member's own; ``alike``: all GPUs run the same classes at equal
+    rates.
 
-    Then the one collective of each is at one pace; two may lie across each other.
+    Then a single collective has one rate; two may couple different groups of GPUs.
     """
     if alike and sum([e.flow.collective >= 0 and not e.flow.missing for e in solved[0][0].running]) < 2:
         return {}

@@ -21,7 +21,10 @@ MANY_ROUNDS = 100_000
 
 @dataclass(slots=True)
 class TileRounds:
-    """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last (``lasts``)."""
+    """Rounds of tiles that ``slots`` blocks fetch, free after ``ready`` rounds.
+
+    ``last`` of them work in the last round, which takes ``lasts`` of one.
+    """
 
     ready: float
     slots: float
@@ -31,7 +34,7 @@ class TileRounds:
 
 
 def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
-    """Hand ``tiles`` to whichever of ``parts`` is ready first; a last round of few takes ``thin`` of one at least.
+    """Assign ``tiles`` to the first free of ``parts``; a last round of few tiles takes at least ``thin`` of one.
 
     >>> parts = [TileRounds(ready=2.0, slots=100.0), TileRounds(ready=2.4, slots=32.0)]
     >>> fetch(parts, 164)
@@ -42,9 +45,7 @@ def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
     heapify(ready)
     slots = sum(part.slots for part in parts)
     while tiles > 1e-6:
-        if (
-            0.0 < MANY_ROUNDS * slots < tiles and max(ready)[0] - ready[0][0] <= 1.0
-        ):  # from here on each in turn, for long
+        if 0.0 < MANY_ROUNDS * slots < tiles and max(ready)[0] - ready[0][0] <= 1.0:  # equal rounds from here on
             rounds = tiles // slots - 1.0
             for part in parts:
                 part.ready, part.fetched = part.ready + rounds, part.fetched + rounds * part.slots
@@ -95,8 +96,8 @@ class BlockRequest(Protocol):
 class Dealing(NamedTuple):
     """How the tiles of a kernel go to its blocks.
 
-    The whole has ``rounds`` of tiles; each block has ``own`` by its number, the last of which ``full`` of the blocks
-    have at all; ``fetched`` tiles go to whoever is free. A last, thin round takes ``thin`` of a round's time at least.
+    The whole has ``rounds`` of tiles; each block has ``own`` by its number, the last one only a share ``full`` of the
+    blocks; ``fetched`` tiles go to blocks that are free. A last round of few tiles takes at least ``thin`` of a round.
     ``fill``: tiles of a full round over those of the mean round of the whole.
     """
 
@@ -109,7 +110,7 @@ class Dealing(NamedTuple):
 
 
 class Split:
-    """A kernel whose blocks started at different times: ended when its last part has."""
+    """A kernel whose blocks started at different times: it ends with its last part."""
 
     __slots__ = ("begun", "dealing", "energy_j", "own", "parts", "rounds", "start_ps")
 
@@ -122,7 +123,7 @@ class Split:
         self.start_ps = -1
 
     def join(self, part: BlockRequest, now_ps: int) -> None:
-        """Blocks of the kernel start: from now on they do their share of its tiles."""
+        """Blocks of the kernel start: from now on they process their share of its tiles."""
         self.begun.append(part)
         share_out(self, part.grid.sms_per_block, now_ps)
 
@@ -153,7 +154,7 @@ def split_of(blocks: BlockRequest) -> Split:
 
 
 def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
-    """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
+    """Set the remaining time of each part of a kernel: its own tiles, then those that it fetches before the others.
 
     What a part has left is in units of the rounds that the whole kernel takes, all its blocks at once. Joules go by
     tiles: each part is billed for those it has still to do, evenly over the rounds that it still goes through.
@@ -211,10 +212,10 @@ def deal(parts: tuple[tuple[float, float, Part], ...], dealing: Dealing) -> tupl
 
 
 def begin_late(progress: Progress, share: float, now_ps: int) -> None:
-    """Blocks of a collective start that have waited for SMs, while a ``share`` of its blocks ran, in turns.
+    """Start blocks of a collective that have waited for SMs while a ``share`` of its blocks ran, in turns.
 
-    Each block moves its own part of the data, which nobody does for it: the collective lasts until the late ones have
-    done theirs. Only where the last turn has begun nothing is left for them.
+    Each block moves its own part of the data: the collective lasts until the late ones have moved theirs, unless its
+    last turn has begun.
 
     >>> from types import SimpleNamespace
     >>> half = SimpleNamespace(left=0.75, rate=0.0, updated_ps=0)
@@ -234,7 +235,7 @@ def begin_late(progress: Progress, share: float, now_ps: int) -> None:
 
 
 def last_round(blocks: BlockRequest, split: Split | None) -> tuple[float, float]:
-    """What the last round of a kernel, or of a part of one, is of the kernel's time, and the SMs that it needs."""
+    """The last round of a kernel, or of a part of one, as a share of the kernel's time, and the SMs that it needs."""
     grid = blocks.grid
     if split is not None:
         return blocks.part.lasts / split.rounds, blocks.part.last * grid.sms_per_block
