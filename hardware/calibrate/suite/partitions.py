@@ -96,7 +96,7 @@ class Splitter:
         return made[0], made[1]
 
 
-def on_stream_of(bench: Bench, partition: Partition) -> Any:
+def on(bench: Bench, partition: Partition) -> Any:
     """The partition's stream as the current one."""
     return nullcontext() if partition.stream is None else bench.torch.cuda.stream(partition.stream)
 
@@ -111,7 +111,7 @@ def sms_seen(bench: Bench, partition: Partition) -> int:
         for _ in range(8):
             bench.kernels.stamp(slots[0])
 
-    with on_stream_of(bench, partition):
+    with on(bench, partition):
         replay = capture(bench, stamps, stream=partition.stream)
         slots.zero_()
         replay()
@@ -121,7 +121,7 @@ def sms_seen(bench: Bench, partition: Partition) -> int:
 
 def measure_alone(bench: Bench, work: Row, partition: Partition) -> dict[str, Any]:
     """One kernel in steady state on a partition."""
-    with on_stream_of(bench, partition):
+    with on(bench, partition):
         case = build(bench, work)
         replay, count = repeated(
             bench, _dropping(case.launch), kernels_each=case.kernels_each, rotate=case.rotate, stream=partition.stream
@@ -133,7 +133,7 @@ def measure_beside(bench: Bench, a: Row, b: Row, first: Partition, second: Parti
     """``a`` on one partition and ``b`` on the other, each back to back: seconds of each while both ran, watts."""
     lanes: list[StreamWork] = []
     for work, partition in ((a, first), (b, second)):
-        with on_stream_of(bench, partition):
+        with on(bench, partition):
             launch, rotate = launcher(bench, work)
             lanes.append(
                 make_lane(bench, launch, rotate=rotate, priority=0, stamped=not lanes, stream=partition.stream)
@@ -196,7 +196,7 @@ def measure(bench: Bench, splitter: Splitter, row: Row) -> dict[str, Any]:
         own = splitter.whole() if asked is None else splitter.split(asked)[0]
         facts = {"sms": own.sms, "sms_seen": sms_seen(bench, own)}
         if row["kernel"]["kind"] == "collective":
-            with on_stream_of(bench, own):
+            with on(bench, own):
                 launch, rotate = launcher(bench, row["kernel"])
                 replay, count = repeated(bench, launch, rotate=rotate, stream=own.stream)
                 return {**facts, **together(bench, steady(bench, replay, count))}
